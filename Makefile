@@ -34,7 +34,7 @@ help:
 	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
 	@echo "make soak    20,000 bad inputs (SOAK=1000 for fewer): refused in one line, soon, within little memory"
 	@echo "make bench   speed beside the peers, in one run"
-	@echo "make docs    regenerate docs/config.md and docs/bricks.md from the schema"
+	@echo "make docs    regenerate docs/config.md and docs/components.md from the schema"
 	@echo "make size    lines of code per file and per package"
 	@echo "make release-check  build sdist and wheel; install the wheel in a new environment; run the demo and a plugin there"
 	@echo "make clean   remove .venv and caches, never runs/"

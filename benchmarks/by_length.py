@@ -1,6 +1,6 @@
 """BLEU of two runs by sentence length, side by side: where a recurrent network that must remember falls behind one that looks it up.
 
-    python -m benchmarks.by_length runs/lstm runs/en-de --source test.en --target test.de [--edges 5 10 15 20 30] [--results FILE]
+    python -m benchmarks.compare_by_length runs/lstm runs/en-de --source test.en --target test.de [--edges 5 10 15 20 30] [--results FILE]
 
 Buckets are by words of the source. In each, and over all, the two runs' BLEU with what 95 % of resampled test sets give, their difference
 and its p-value, by paired bootstrap (Koehn 2004). Case is ignored where a run's model has none. The reading is noted in both runs' ledgers.
@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import facts
-from transom.cli.reading import read_test_set
+from benchmarks.measure import describe_environment
+from transom.cli.evaluation_data import read_test_set
 from transom.data.pairs.pairs import Pairs
 from transom.decoding.predictors.translator import Translator
-from transom.planning.machine import measure_peak
+from transom.planning.hardware import measure_peak
 from transom.planning.precision import choose_threads
 from transom.tasks.load import load_as
-from transom.training.evaluation import LENGTHS, Comparison, compare
+from transom.training.translation_metrics import LENGTH_BUCKETS, BootstrapComparison, paired_bootstrap
 
 
-def buckets(sources: Sequence[str], edges: Sequence[int]) -> dict[str, list[int]]:
+def length_buckets(sources: Sequence[str], edges: Sequence[int]) -> dict[str, list[int]]:
     """Sort sentences by their words; a bucket holds those longer than the edge before its own, and no longer than that.
 
     >>> buckets(["a", "a b c", "a b", "a b c d e"], [1, 3])
@@ -38,18 +38,20 @@ def buckets(sources: Sequence[str], edges: Sequence[int]) -> dict[str, list[int]
     return {name: rows for name, rows in found.items() if rows}
 
 
-def by_length(a: Sequence[str], b: Sequence[str], pairs: Pairs, edges: Sequence[int], lowercase: bool) -> dict[str, tuple[int, Comparison]]:
+def compare_by_length(
+    a: Sequence[str], b: Sequence[str], pairs: Pairs, edges: Sequence[int], lowercase: bool
+) -> dict[str, tuple[int, BootstrapComparison]]:
     """Compare two systems' translations in each bucket and over all; give the number of sentences and the comparison."""
 
-    def of(rows: Sequence[int]) -> tuple[int, Comparison]:
-        chosen = ([lines[i] for i in rows] for lines in (a, b, pairs.target))
-        return len(rows), compare(*chosen, lowercase=lowercase)
+    def of(rows: Sequence[int]) -> tuple[int, BootstrapComparison]:
+        chosen = ([format_table[i] for i in rows] for format_table in (a, b, pairs.target))
+        return len(rows), paired_bootstrap(*chosen, lowercase=lowercase)
 
-    parts = buckets(pairs.source, edges) | {"all": list(range(len(pairs.source)))}
+    parts = length_buckets(pairs.source, edges) | {"all": list(range(len(pairs.source)))}
     return {name: of(rows) for name, rows in parts.items()}
 
 
-def lines(found: dict[str, tuple[int, Comparison]]) -> list[str]:
+def format_table(found: dict[str, tuple[int, BootstrapComparison]]) -> list[str]:
     """Write a comparison as the lines of a table."""
     head = f"{'words':>12}  {'sentences':>9}  {'A':>20}  {'B':>20}  {'B - A':>21}  p"
     rows = []
@@ -62,31 +64,31 @@ def lines(found: dict[str, tuple[int, Comparison]]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Translate with both runs, compare, print, and write the record where that is asked for."""
-    asked = _parser().parse_args(arguments)
-    edges = sorted(set(asked.edges))
-    pairs = read_test_set([asked.a, asked.b], asked.source, asked.target, "by_length")
-    translators = [load_as(Translator, run) for run in (asked.a, asked.b)]
+    args = _parser().parse_args(arguments)
+    edges = sorted(set(args.edges))
+    pairs = read_test_set([args.a, args.b], args.source, args.target, "compare_by_length")
+    translators = [load_as(Translator, run) for run in (args.a, args.b)]
     lowercase = any(translator.tokenizers.target.lowercase for translator in translators)
     a, b = (translator.translate(pairs.source) for translator in translators)
-    found = by_length(a, b, pairs, edges, lowercase)
-    print("\n".join([f"A: {asked.a}", f"B: {asked.b}", *lines(found), found["all"][1].signature]))
-    if asked.results is not None:
-        command = "python -m benchmarks.by_length " + " ".join(arguments or sys.argv[1:])
-        record: dict[str, Any] = {"a": str(asked.a), "b": str(asked.b), "source": str(asked.source), "target": str(asked.target)}
+    found = compare_by_length(a, b, pairs, edges, lowercase)
+    print("\n".join([f"A: {args.a}", f"B: {args.b}", *format_table(found), found["all"][1].signature]))
+    if args.results is not None:
+        command = "python -m benchmarks.compare_by_length " + " ".join(arguments or sys.argv[1:])
+        record: dict[str, Any] = {"a": str(args.a), "b": str(args.b), "source": str(args.source), "target": str(args.target)}
         record["words"] = {name: {"sentences": n, **vars(comparison)} for name, (n, comparison) in found.items()}
-        record["facts"] = facts(command, choose_threads().count, measure_peak())
-        asked.results.parent.mkdir(parents=True, exist_ok=True)
-        asked.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        record["facts"] = describe_environment(command, choose_threads().count, measure_peak())
+        args.results.parent.mkdir(parents=True, exist_ok=True)
+        args.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawTextHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.by_length", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_by_length", description=__doc__, formatter_class=form)
     parser.add_argument("a", type=Path, help="first run folder")
     parser.add_argument("b", type=Path, help="second run folder")
     parser.add_argument("--source", type=Path, required=True, help="source sentences, one a line")
     parser.add_argument("--target", type=Path, required=True, help="their translations")
-    parser.add_argument("--edges", type=int, nargs="+", default=list(LENGTHS), help="most words of each bucket")
+    parser.add_argument("--edges", type=int, nargs="+", default=list(LENGTH_BUCKETS), help="most words of each bucket")
     parser.add_argument("--results", type=Path, help="also write a JSON record")
     return parser
 

@@ -10,43 +10,45 @@ splits its own validation images off, by which weights are chosen. benchmarks/re
 import zipfile
 from pathlib import Path
 
-from benchmarks.learning import Record, command_line, learn
-from transom.data.images.images import read_images
+from benchmarks.training_runs import Record, build_parser, run_trainings
+from transom.data.images.image_files import read_images
 from transom.data.split import text_hash
-from transom.decoding.predictors.classifier import scored
+from transom.decoding.predictors.classifier import evaluate_predictions
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.tasks.load import load_as
 
-APART = 10
+HELD_OUT_ONE_IN = 10
 """One image of so many is for the report."""
 
 
-def set_apart(images: Path, out: Path) -> tuple[Path, Path]:
+def split_held_out(images: Path, out: Path) -> tuple[Path, Path]:
     """Write the images of a .zip of CLASS/NAME.jpg to two: those to learn from, and those for the report."""
     out.mkdir(parents=True, exist_ok=True)
-    learnt, reported = out / "learnt.zip", out / "reported.zip"
-    with zipfile.ZipFile(images) as every, zipfile.ZipFile(learnt, "w") as most, zipfile.ZipFile(reported, "w") as few:
+    train_zip, test_zip = out / "learnt.zip", out / "reported.zip"
+    with zipfile.ZipFile(images) as every, zipfile.ZipFile(train_zip, "w") as most, zipfile.ZipFile(test_zip, "w") as few:
         for member in every.infolist():
             if not member.is_dir():
-                (few if text_hash(member.filename) % APART == 0 else most).writestr(member.filename, every.read(member))
-    return learnt, reported
+                (few if text_hash(member.filename) % HELD_OUT_ONE_IN == 0 else most).writestr(member.filename, every.read(member))
+    return train_zip, test_zip
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the seeds one after another and write what they reached."""
-    parser = command_line("cifar10", __doc__, "cifar10-vit")
+    parser = build_parser("cifar10", __doc__, "cifar10-vit")
     parser.add_argument("--images", type=Path, required=True, help="a .zip of CLASS/NAME.jpg")
-    asked = parser.parse_args(arguments)
-    learnt, apart = set_apart(asked.images, asked.out)
+    args = parser.parse_args(arguments)
+    train_zip, held_out = split_held_out(args.images, args.out)
 
     def score(folder: Path, seed: int) -> Record:
         classifier = load_as(ImageClassifier, folder)
         config = classifier.model.config
-        test = read_images(apart, config.image_size, config.channels)
-        found = scored(classifier.classify_pixels(test.load(range(len(test)))), test.labels, test, config.classes)
+        test = read_images(held_out, config.image_size, config.channels)
+        found = evaluate_predictions(classifier.classify_pixels(test.load(range(len(test)))), test.labels, test, config.classes)
         return {"accuracy": round(found.accuracy, 2), "n": found.n}
 
-    learn("cifar10", asked, arguments, lambda seed: [f"data.train.images={learnt.resolve()}", f"training.seed={seed}"], score, "accuracy")
+    run_trainings(
+        "cifar10", args, arguments, lambda seed: [f"data.train.images={train_zip.resolve()}", f"training.seed={seed}"], score, "accuracy"
+    )
 
 
 if __name__ == "__main__":

@@ -24,21 +24,21 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from benchmarks.measure import facts, interleave
-from benchmarks.shapes import LEARNING_RATE, TRAINING, symbols
-from benchmarks.translation import Row, row, seconds_of, show, with_ratios, workers
-from transom.config.architecture import Architecture
-from transom.config.model import Model
+from benchmarks.measure import describe_environment, time_interleaved
+from benchmarks.shapes import LEARNING_RATE, TRAINING, random_tokens
+from benchmarks.translation import Row, print_table, row, seconds_of, start_workers, with_ratios
+from transom.config.architecture import ModelConfig
+from transom.config.model import AnyModel
 from transom.config.packaged import packaged_presets
-from transom.config.training import Training
-from transom.data.batch import Batch, ImageBatch, LabelledBatch, LanguageBatch, Sequences
+from transom.config.training import TrainingConfig
+from transom.data.batch import Batch, ImageBatch, LabeledTextBatch, LanguageBatch, PaddedSequences
+from transom.models.base import Network
 from transom.models.build import build_model
-from transom.models.network import Network
-from transom.planning.machine import measure_peak
+from transom.planning.hardware import measure_peak
 from transom.planning.precision import choose_precision, choose_threads
 
 CLASSES = ("a", "b", "c", "d")
-Works = dict[tuple[str, str], Callable[[], Any]]
+Workloads = dict[tuple[str, str], Callable[[], Any]]
 """What is timed, by what is done and in which type."""
 
 
@@ -62,15 +62,15 @@ class Family:
     length: int
     prompts: tuple[tuple[int, int], ...] = ()
     new: int = 64
-    training: Training = field(default=TRAINING.model_copy(update={"label_smoothing": 0.0}))
+    training: TrainingConfig = field(default=TRAINING.model_copy(update={"label_smoothing": 0.0}))
 
     @cached_property
-    def config(self) -> Architecture:
+    def config(self) -> ModelConfig:
         """Ours, whole."""
         fields = tomllib.loads(packaged_presets()[self.preset]) | dict(self.fields)
         if fields["kind"] == "text-classifier":
-            del fields["tie"]  # it names classes, not tokens
-        config: Architecture = TypeAdapter(Model).validate_python(fields)
+            del fields["tie_embeddings"]  # it names classes, not tokens
+        config: ModelConfig = TypeAdapter(AnyModel).validate_python(fields)
         return config
 
 
@@ -94,97 +94,99 @@ def families(quick: bool) -> list[Family]:
     ]
 
 
-def batch_of(family: Family) -> Batch:
+def build_batch(family: Family) -> Batch:
     """Make the batch that is learnt from, and read."""
     labels, samples = torch.arange(family.rows) % len(CLASSES), tuple(range(family.rows))
     if family.name == "vit":
         return ImageBatch(torch.rand(family.rows, 3, 32, 32, generator=torch.Generator().manual_seed(1)), labels, samples)
-    tokens = symbols(family.rows, family.length, family.config.vocab_size, 1)
+    tokens = random_tokens(family.rows, family.length, family.config.vocab_size, 1)
     if family.prompts:
-        return LanguageBatch(Sequences.pad(tokens.tolist()), symbols(family.rows, family.length, family.config.vocab_size, 2), samples)
-    return LabelledBatch(Sequences.pad(tokens.tolist()), labels, samples)
+        return LanguageBatch(
+            PaddedSequences.pad(tokens.tolist()), random_tokens(family.rows, family.length, family.config.vocab_size, 2), samples
+        )
+    return LabeledTextBatch(PaddedSequences.pad(tokens.tolist()), labels, samples)
 
 
-def ours(family: Family) -> Works:
+def transom_workloads(family: Family) -> Workloads:
     """Give transom's works, through the functions that training and answering use."""
-    from transom.decoding.backends.searcher import reader_of, searcher_of
-    from transom.decoding.inference import prepare
+    from transom.decoding.backends.decoder_backend import build_decoder_backend, build_encoder_backend
+    from transom.decoding.inference import prepare_for_inference
     from transom.decoding.predictors.generator import Generator
     from transom.training.objectives.objective import CrossEntropy
     from transom.training.optimizer import build_optimizer
-    from transom.training.step import Stepper
+    from transom.training.train_step import TrainStep
 
     torch.manual_seed(1)
-    model, batch = build_model(family.config), batch_of(family)
+    model, batch = build_model(family.config), build_batch(family)
     precision = choose_precision("auto", torch.device("cpu"))
-    answering = copy.deepcopy(model)
-    prepare(answering, precision.dtype, torch.device("cpu"))
+    instruction_tuned = copy.deepcopy(model)
+    prepare_for_inference(instruction_tuned, precision.dtype, torch.device("cpu"))
     training = family.training
     optimizer, objective = build_optimizer(model, training.optimizer), CrossEntropy(training.label_smoothing)
-    stepper = Stepper(model.train(), optimizer, training, precision.dtype, objective)
+    train_step = TrainStep(model.train(), optimizer, training, precision.dtype, objective)
 
     def step() -> float:
-        result = stepper.step([batch], LEARNING_RATE)
+        result = train_step.step([batch], LEARNING_RATE)
         return result.loss / result.n_target_tokens
 
-    works: Works = {("training", precision.name): step}
+    works: Workloads = {("training", precision.name): step}
     for rows, length in family.prompts:
-        tokenizer = _words(family.config.vocab_size)
-        generator = Generator(answering, tokenizer, precision=precision, searcher=searcher_of(answering))  # type: ignore[arg-type]
-        works[f"{rows} prompts", precision.name] = partial(_continued, generator, family, rows, length)
+        tokenizer = _word_tokenizer(family.config.vocab_size)
+        generator = Generator(instruction_tuned, tokenizer, precision=precision, decoder_backend=build_decoder_backend(instruction_tuned))  # type: ignore[arg-type]
+        works[f"{rows} prompts", precision.name] = partial(_generate_transom, generator, family, rows, length)
     if not family.prompts:
-        works["reading", precision.name] = partial(_read, reader_of(answering), batch)
+        works["reading", precision.name] = partial(_forward_transom, build_encoder_backend(instruction_tuned), batch)
     return works
 
 
-def _words(vocab: int) -> Any:
+def _word_tokenizer(vocab: int) -> Any:
     """Make a tokenizer whose words are numbers, so that a text of n words is n tokens."""
-    from transom.config.data import PairTokenizer
-    from transom.data.tokenizer.special import NAMES
+    from transom.config.data import PairTokenizerConfig
+    from transom.data.tokenizer.special_tokens import TOKEN_NAMES
     from transom.data.tokenizer.tokenizer import Tokenizer
 
-    text = " ".join(f"w{i}" for i in range(vocab - len(NAMES)))
-    tokenizer = Tokenizer.train([text], PairTokenizer(kind="whitespace", vocab_size=vocab))
+    text = " ".join(f"w{i}" for i in range(vocab - len(TOKEN_NAMES)))
+    tokenizer = Tokenizer.train([text], PairTokenizerConfig(kind="whitespace", vocab_size=vocab))
     assert tokenizer.vocab_size == vocab
     return tokenizer
 
 
-def _continued(generator: Any, family: Family, rows: int, length: int) -> list[int]:
-    prompts = [generator.tokenizer.decode(prompt) for prompt in symbols(rows, length - 1, family.config.vocab_size, 3).tolist()]
+def _generate_transom(generator: Any, family: Family, rows: int, length: int) -> list[int]:
+    prompts = [generator.tokenizer.decode(prompt) for prompt in random_tokens(rows, length - 1, family.config.vocab_size, 3).tolist()]
     found = generator.continuations(prompts, temperature=0.0, min_new_tokens=family.new - 1, max_new_tokens=family.new)
     return [answers[0].n_tokens for answers in found]
 
 
 @torch.inference_mode()
-def _read(model: Network, batch: Batch) -> float:
+def _forward_transom(model: Network, batch: Batch) -> float:
     if isinstance(batch, ImageBatch):
-        batch = ImageBatch(batch.pixels.to(model.unembedding.weight.dtype), batch.labels, batch.samples)
+        batch = ImageBatch(batch.pixels.to(model.unembedding.weight.dtype), batch.labels, batch.sample_ids)
     return float(model(batch).float().log_softmax(-1)[0, 0])
 
 
-def theirs(family: Family, compiled: bool) -> Works:
+def transformers_workloads(family: Family, compiled: bool) -> Workloads:
     """Give the transformers library's works."""
-    from benchmarks.peers.training import steps
+    from benchmarks.peers.training import build_training_steps
 
     torch.manual_seed(1)
-    model, batch = their_model(family), batch_of(family)
+    model, batch = build_transformers_model(family), build_batch(family)
     inputs, labels = _inputs(batch), batch.labels
 
     def logits() -> Tensor:
         found: Tensor = model(**inputs).logits
         return found if found.dim() == 3 else found[:, None]
 
-    answering = copy.deepcopy(model).eval().requires_grad_(False)
-    models = {"bf16": copy.deepcopy(answering).bfloat16(), "fp32": answering}
+    instruction_tuned = copy.deepcopy(model).eval().requires_grad_(False)
+    models = {"bf16": copy.deepcopy(instruction_tuned).bfloat16(), "fp32": instruction_tuned}
     targets = labels if labels.dim() == 2 else labels[:, None]
-    works: Works = {("training", mode): step for mode, step in steps(model.train(), logits, targets, compiled).items()}
+    works: Workloads = {("training", mode): step for mode, step in build_training_steps(model.train(), logits, targets, compiled).items()}
     for rows, length in family.prompts:
-        prompt = symbols(rows, length, family.config.vocab_size, 3)
-        works |= {(f"{rows} prompts", mode): partial(_generated, each, prompt, family.new) for mode, each in models.items()}
+        prompt = random_tokens(rows, length, family.config.vocab_size, 3)
+        works |= {(f"{rows} prompts", mode): partial(_generate_transformers, each, prompt, family.new) for mode, each in models.items()}
     if not family.prompts:
-        works |= {("reading", mode): partial(_logits, each, inputs) for mode, each in models.items()}
+        works |= {("reading", mode): partial(_forward_transformers, each, inputs) for mode, each in models.items()}
         if ("training", "bf16 compiled") in works:
-            works["reading", "bf16 compiled"] = partial(_logits, torch.compile(models["bf16"]), inputs)
+            works["reading", "bf16 compiled"] = partial(_forward_transformers, torch.compile(models["bf16"]), inputs)
     return works
 
 
@@ -193,27 +195,27 @@ def _inputs(batch: Batch) -> dict[str, Any]:
         case ImageBatch():
             return {"pixel_values": batch.pixels}
         case LanguageBatch():
-            return {"input_ids": batch.target.tokens, "use_cache": False}
-        case LabelledBatch():
+            return {"input_ids": batch.decoder_input.tokens, "use_cache": False}
+        case LabeledTextBatch():
             return {"input_ids": batch.source.tokens}
     raise AssertionError(batch)
 
 
 @torch.inference_mode()
-def _logits(model: Any, inputs: dict[str, Any]) -> float:
+def _forward_transformers(model: Any, inputs: dict[str, Any]) -> float:
     dtype = next(model.parameters()).dtype
     inputs = {name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
     return float(model(**inputs).logits.float().log_softmax(-1)[0, 0])
 
 
 @torch.inference_mode()
-def _generated(model: Any, prompt: Tensor, new: int) -> list[int]:
+def _generate_transformers(model: Any, prompt: Tensor, new: int) -> list[int]:
     mask = torch.ones_like(prompt)
     found = model.generate(prompt, attention_mask=mask, do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0)
     return [new_tokens.shape[0] for new_tokens in found[:, prompt.shape[1] :]]
 
 
-def their_model(family: Family) -> nn.Module:
+def build_transformers_model(family: Family) -> nn.Module:
     """Build the transformers library's model of a family's shape, with fresh weights."""
     from transformers import (
         BertConfig,
@@ -253,36 +255,36 @@ def their_model(family: Family) -> nn.Module:
 def tables(family: Family, rounds: int, threads: int, compiled: bool) -> dict[str, list[Row]]:
     """Time every system's works; the figure is tokens (patches) a second: those learnt from or read, or the new ones of a decoder."""
     systems = {
-        "transom": ("benchmarks.families", "ours", family),
-        "transformers": ("benchmarks.families", "theirs", family, compiled),
+        "transom": ("benchmarks.families", "transom_workloads", family),
+        "transformers": ("benchmarks.families", "transformers_workloads", family, compiled),
     }
     found = {}
-    with workers(systems, threads) as turns:
-        for what in dict.fromkeys(what for _, (what, _) in turns):
-            of_work = {(system, mode): seconds_of(turn) for (system, (name, mode)), turn in turns.items() if name == what}
-            spreads = interleave(of_work, rounds)
+    with start_workers(systems, threads) as timed_calls:
+        for what in dict.fromkeys(what for _, (what, _) in timed_calls):
+            of_work = {(system, mode): seconds_of(timed_call) for (system, (name, mode)), timed_call in timed_calls.items() if name == what}
+            quartiles_of = time_interleaved(of_work, rounds)
             prompts = {f"{rows} prompts": rows * family.new for rows, _ in family.prompts}
             tokens = prompts.get(what, family.rows * family.length)
-            rows = [row(system, mode, tokens, spread) for (system, mode), spread in spreads.items()]
-            found[what] = show(f"{family.name}: {what}", with_ratios(rows))
+            rows = [row(system, mode, tokens, quartiles) for (system, mode), quartiles in quartiles_of.items()]
+            found[what] = print_table(f"{family.name}: {what}", with_ratios(rows))
     return found
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what was asked for, print tables, write JSON."""
-    asked = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     threads = choose_threads().count
     torch.set_num_threads(threads)
-    found = facts(" ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])]), threads, measure_peak())
+    found = describe_environment(" ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])]), threads, measure_peak())
     print(json.dumps(found, indent=1))
-    chosen = [family for family in families(asked.quick) if family.name in (asked.only or FAMILIES)]
+    chosen = [family for family in families(args.quick) if family.name in (args.only or FAMILIES)]
     result: dict[str, Any] = {"facts": found}
-    result["families"] = {family.name: tables(family, asked.rounds, threads, not asked.no_compile) for family in chosen}
+    result["families"] = {family.name: tables(family, args.rounds, threads, not args.no_compile) for family in chosen}
     result["load_after"] = round(os.getloadavg()[0], 2)
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {asked.out}")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {args.out}")
 
 
 FAMILIES = [family.name for family in families(quick=True)]

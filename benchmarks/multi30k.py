@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import transom
-from benchmarks.learning import RESULTS
-from benchmarks.measure import facts
+from benchmarks.measure import describe_environment
+from benchmarks.training_runs import RESULTS
 from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER, WEIGHTS
-from transom.cli.reading import read_test_set
-from transom.planning.machine import measure_peak
+from transom.cli.evaluation_data import read_test_set
+from transom.planning.hardware import measure_peak
 from transom.planning.precision import choose_threads
-from transom.training.evaluation import Figure, bleu
-from transom.training.events import Event, Finished
+from transom.training.events import Event, TrainingFinished
+from transom.training.translation_metrics import MetricScore, bleu
 
-MARKS = (20, 40, 60)
+MINUTE_MARKS = (20, 40, 60)
 """Minutes."""
 
 
 @dataclass
-class Marks:
+class SaveWeightsAtMarks:
     """An observer that sets a run's best weights aside when a mark is passed, and at the end."""
 
     folder: Path
@@ -42,8 +42,8 @@ class Marks:
     def __call__(self, event: Event) -> None:
         """Look at the clock."""
         minutes = (time.monotonic() - self.start) / 60
-        for mark in MARKS:
-            if mark not in self.kept and (minutes >= mark or (isinstance(event, Finished) and mark == MARKS[-1])):
+        for mark in MINUTE_MARKS:
+            if mark not in self.kept and (minutes >= mark or (isinstance(event, TrainingFinished) and mark == MINUTE_MARKS[-1])):
                 self.kept[mark] = self.folder.with_name(f"{self.folder.name}-at-{mark}")
                 self.kept[mark].mkdir(parents=True, exist_ok=True)
                 for name in (CONFIG, RECIPE, TOKENIZER, WEIGHTS):
@@ -54,24 +54,24 @@ class Marks:
 def one_seed(target: str, root: Path, seed: int, out: Path, overrides: list[str]) -> dict[str, Any]:
     """Train a seed and score it on validation and test."""
     folder = out / f"en-{target}-seed-{seed}"
-    marks = Marks(folder)
+    marks = SaveWeightsAtMarks(folder)
     run = transom.train(
         f"multi30k-en-{target}",
         out=folder,
         set=[f"data.root={root}", f"training.seed={seed}", *overrides],
         overwrite=True,
-        observers=[marks],
+        callbacks=[marks],
     )
     record: dict[str, Any] = {"seed": seed, "minutes": round((time.monotonic() - marks.start) / 60, 2), "best": run.best, "steps": run.step}
     for mark, kept in sorted(marks.kept.items()):
         if (kept / WEIGHTS).exists():
             for split, name in (("val", "val"), ("test", "test_2016_flickr")):
-                score = scored([folder, kept] if split == "test" else [], kept, root / f"{name}.en", root / f"{name}.{target}")
+                score = score_test_set([folder, kept] if split == "test" else [], kept, root / f"{name}.en", root / f"{name}.{target}")
                 record |= {f"{split} at {mark} minutes": round(score.value, 2), "signature": score.signature}
     return record
 
 
-def scored(judged: list[Path], kept: Path, source: Path, target: Path) -> Figure:
+def score_test_set(judged: list[Path], kept: Path, source: Path, target: Path) -> MetricScore:
     """Translate a file as the recipe says and compute lower-cased BLEU; the ledgers of the runs that it judges say so."""
     pairs = read_test_set(judged, source, target, "multi30k")
     return bleu(transom.load(kept).translate(pairs.source), pairs.target, lowercase=True)
@@ -79,19 +79,21 @@ def scored(judged: list[Path], kept: Path, source: Path, target: Path) -> Figure
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the seeds one after another and write what they reached."""
-    asked = _parser().parse_args(arguments)
-    path = asked.results or RESULTS / f"multi30k-{asked.target}.json"
+    args = _parser().parse_args(arguments)
+    path = args.results or RESULTS / f"multi30k-{args.target}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    machine = facts("python -m benchmarks.multi30k " + " ".join(arguments or sys.argv[1:]), choose_threads().count, measure_peak())
-    for seed in asked.seeds:
-        record = one_seed(asked.target, asked.root.resolve(), seed, asked.out, asked.overrides) | {"facts": machine}
+    environment = describe_environment(
+        "python -m benchmarks.multi30k " + " ".join(arguments or sys.argv[1:]), choose_threads().count, measure_peak()
+    )
+    for seed in args.seeds:
+        record = one_seed(args.target, args.root.resolve(), seed, args.out, args.overrides) | {"facts": environment}
         records = [*(json.loads(path.read_text(encoding="utf-8")) if path.exists() else []), record]
         path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(record, indent=1))
     for name in (name for name in records[-1] if " at " in name):
         values = [each[name] for each in records if name in each]
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(f"{name}: mean {statistics.fmean(values):.2f}, spread {spread:.2f}, {len(values)} seeds in {path}")
+        std = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(f"{name}: mean {statistics.fmean(values):.2f}, spread {std:.2f}, {len(values)} seeds in {path}")
 
 
 def _parser() -> argparse.ArgumentParser:

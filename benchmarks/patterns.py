@@ -1,7 +1,7 @@
 """What attention patterns cost, beside full attention: `python -m benchmarks.patterns --out benchmarks/results/patterns.json`.
 
 One layer's attention of a decoder over one text, forward and forward and back, at 1,024 to 32,768 tokens. Every pattern goes through the
-layers' own functions: its visible tiles are found (`plan`, once a pass for all layers of a model) and attended to. Full attention is
+layers' own functions: its visible tiles are found (`plan_parts`, once a pass for all layers of a model) and attended to. Full attention is
 PyTorch's fused kernel in its best mode (is_causal, which skips what lies ahead), the same kernel with the mask as a tensor, which skips
 nothing, and the equation written out as far as it fits. Visible pairs of pattern and length are counted, not estimated.
 """
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.measure import facts, interleave, timed
-from transom.config.bricks import MultiHead
-from transom.config.patterns import patterns_of
-from transom.kernels.block_sparse import Part, attend_tiles, plan, plan_tiles
-from transom.layers.attention import Terms, attend_explicit
-from transom.layers.masks.rule import LOOKING_BACK, TILE, Places, Rule, rule_of
-from transom.planning.machine import measure_peak
-from transom.planning.memory import give_back_freed_memory
+from benchmarks.measure import describe_environment, time_interleaved, timed
+from transom.config.components import MultiHeadAttentionConfig
+from transom.config.patterns import block_patterns
+from transom.kernels.block_sparse import MaskPart, plan_parts, plan_tiled_mask, tiled_attention
+from transom.layers.attention import AttentionArgs, explicit_attention
+from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, TILE_SIZE, MaskRule, TokenPositions, build_rule
+from transom.planning.hardware import measure_peak
+from transom.planning.memory import trim_malloc
 from transom.planning.precision import choose_threads
 
 N_HEADS, D_HEAD = 8, 64
-LONGEST_EXPLICIT, LONGEST_MASKED = 4096, 16384
+MAX_EXPLICIT_TOKENS, MAX_MASKED_TOKENS = 4096, 16384
 """Tokens behind which scores of all pairs, or a mask of all pairs with what the kernel makes of it, do not fit into usual memory."""
 
 PATTERNS: dict[str, Any] = {
@@ -35,47 +35,50 @@ PATTERNS: dict[str, Any] = {
     "window 256": {"kind": "window", "size": 256},
     "window 1024": {"kind": "window", "size": 1024},
     "strided 128": {"kind": "strided", "stride": 128},
-    "window 128 or strided 128": {"kind": "any", "of": [{"kind": "window", "size": 128}, {"kind": "strided", "stride": 128}]},
+    "window 128 or strided 128": {"kind": "any", "patterns": [{"kind": "window", "size": 128}, {"kind": "strided", "stride": 128}]},
     "local 128 or summary 128/8": {
         "kind": "any",
-        "of": [{"kind": "local", "size": 128}, {"kind": "summary", "stride": 128, "columns": 8}],
+        "patterns": [{"kind": "block-local", "size": 128}, {"kind": "summary", "stride": 128, "columns": 8}],
     },
-    "logarithmic 16": {"kind": "logarithmic", "local": 16},
+    "logarithmic 16": {"kind": "logsparse", "window": 16},
     "global 64, window 192 or random 3x64": {
         "kind": "any",
-        "of": [{"kind": "global", "size": 64}, {"kind": "window", "size": 192}, {"kind": "random", "blocks": 3, "size": 64}],
+        "patterns": [{"kind": "global", "size": 64}, {"kind": "window", "size": 192}, {"kind": "random", "blocks": 3, "size": 64}],
     },
 }
 """Name to what a recipe would say under model.attention.pattern."""
 
 
-def rules() -> dict[str, Rule]:
+def build_rules() -> dict[str, MaskRule]:
     """Build the patterns of a decoder."""
-    return {name: LOOKING_BACK & rule_of(patterns_of(MultiHead.model_validate({"pattern": p}).pattern)[0]) for name, p in PATTERNS.items()}
+    return {
+        name: CAUSAL_IN_SEGMENT & build_rule(block_patterns(MultiHeadAttentionConfig.model_validate({"pattern": p}).pattern)[0])
+        for name, p in PATTERNS.items()
+    }
 
 
-def one_text(length: int) -> Places:
+def single_sequence(length: int) -> TokenPositions:
     """Give the places of one text."""
     positions = torch.arange(length)[None]
-    return Places(positions, torch.ones_like(positions))
+    return TokenPositions(positions, torch.ones_like(positions))
 
 
-def ways(length: int) -> dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor], Tensor]]:
+def attention_methods(length: int) -> dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor], Tensor]]:
     """Give each pattern and way of computing it as a function of queries, keys and values."""
-    places, found = one_text(length), rules()
+    places, found = single_sequence(length), build_rules()
     full = found["full"]
     systems: dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         ("full", "fused, causal"): lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     }
-    if length <= LONGEST_MASKED:
-        systems["full", "fused, mask"] = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=full.matrix(places, places))
-    if length <= LONGEST_EXPLICIT:
-        systems["full", "written out"] = lambda q, k, v: attend_explicit(q, k, v, Terms(full.matrix(places, places)))
+    if length <= MAX_MASKED_TOKENS:
+        systems["full", "fused, mask"] = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=full.dense(places, places))
+    if length <= MAX_EXPLICIT_TOKENS:
+        systems["full", "written out"] = lambda q, k, v: explicit_attention(q, k, v, AttentionArgs(full.dense(places, places)))
     for name, rule in found.items():
-        if rule is full and length > LONGEST_MASKED:
+        if rule is full and length > MAX_MASKED_TOKENS:
             continue  # minutes, and never taken: all of it is seen
-        tiles = plan_tiles(rule, places, places)
-        systems[name, "tiles"] = lambda q, k, v, tiles=tiles: attend_tiles(q, k, v, tiles)  # type: ignore[misc]
+        tiles = plan_tiled_mask(rule, places, places)
+        systems[name, "tiles"] = lambda q, k, v, tiles=tiles: tiled_attention(q, k, v, tiles)  # type: ignore[misc]
     return systems
 
 
@@ -84,7 +87,7 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not status.is_file():
         return None
-    give_back_freed_memory()
+    trim_malloc()
     reset.write_text("5")  # the peak is counted from here
 
     def kilobytes(field: str) -> int:
@@ -95,13 +98,15 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
     return (kilobytes("VmHWM") - before) * 1024
 
 
-def visible_pairs(parts: Sequence[Part]) -> int:
+def visible_pairs(parts: Sequence[MaskPart]) -> int:
     """Count the pairs of a query and a key that a mask lets see, from its parts."""
     pairs = 0
     for queries, _, chunks in parts:
         for chunk in chunks:
-            real = (chunk.queries % queries.n_tiles)[:, None] * TILE + torch.arange(TILE, device=chunk.queries.device) < queries.length
-            whole = chunk.keys.shape[1] * TILE - chunk.mask.shape[3]
+            real = (chunk.queries % queries.n_tiles)[:, None] * TILE_SIZE + torch.arange(
+                TILE_SIZE, device=chunk.queries.device
+            ) < queries.length
+            whole = chunk.keys.shape[1] * TILE_SIZE - chunk.mask.shape[3]
             pairs += int((chunk.mask & real[:, None, :, None]).sum()) + int(real.sum()) * whole
     return pairs
 
@@ -110,7 +115,7 @@ def measure(length: int, rounds: int) -> list[dict[str, Any]]:
     """Time every way at one length, side by side, and then measure the memory of each."""
     torch.manual_seed(1)
     q, k, v = (torch.randn(1, N_HEADS, length, D_HEAD, requires_grad=True) for _ in range(3))
-    gradient, systems, places = torch.randn(1, N_HEADS, length, D_HEAD), ways(length), one_text(length)
+    gradient, systems, places = torch.randn(1, N_HEADS, length, D_HEAD), attention_methods(length), single_sequence(length)
 
     def forward(attend: Callable[..., Tensor]) -> Callable[[], object]:
         return lambda: attend(q.detach(), k.detach(), v.detach())
@@ -119,18 +124,18 @@ def measure(length: int, rounds: int) -> list[dict[str, Any]]:
         return lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), gradient)
 
     works = {(*key, what): work(attend) for key, attend in systems.items() for what, work in (("forward", forward), ("both", both))}
-    planned = {(name, "tiles", "plan"): (lambda rule=rule: plan(rule, places, places)) for name, rule in rules().items()}
-    seconds = interleave({name: timed(work) for name, work in (works | planned).items()}, rounds)
+    planned = {(name, "tiles", "plan"): (lambda rule=rule: plan_parts(rule, places, places)) for name, rule in build_rules().items()}
+    seconds = time_interleaved({name: timed(work) for name, work in (works | planned).items()}, rounds)
     rows = []
-    for (name, way), _ in systems.items():
-        parts = plan(rules()[name], places, places)
-        row: dict[str, Any] = {"pattern": name, "way": way, "tokens": length, "visible_pairs": visible_pairs(parts)}
-        row["computed_pairs"] = sum(part.pairs for part in parts) if way == "tiles" else length**2 if way != "fused, causal" else None
+    for (name, method), _ in systems.items():
+        parts = plan_parts(build_rules()[name], places, places)
+        row: dict[str, Any] = {"pattern": name, "way": method, "tokens": length, "visible_pairs": visible_pairs(parts)}
+        row["computed_pairs"] = sum(part.pairs for part in parts) if method == "tiles" else length**2 if method != "fused, causal" else None
         for what in ("forward", "both"):
-            spread = seconds[name, way, what]
-            row |= {f"{what}_ms": 1e3 * spread.median, f"{what}_ms_low": 1e3 * spread.low, f"{what}_ms_high": 1e3 * spread.high}
-            row[f"{what}_bytes"] = peak_bytes(works[name, way, what])
-        row["plan_ms"] = 1e3 * seconds[name, way, "plan"].median if way == "tiles" else None
+            quartiles = seconds[name, method, what]
+            row |= {f"{what}_ms": 1e3 * quartiles.median, f"{what}_ms_low": 1e3 * quartiles.low, f"{what}_ms_high": 1e3 * quartiles.high}
+            row[f"{what}_bytes"] = peak_bytes(works[name, method, what])
+        row["plan_ms"] = 1e3 * seconds[name, method, "plan"].median if method == "tiles" else None
         rows.append(row)
     return rows
 
@@ -146,13 +151,17 @@ def main() -> None:
     threads = choose_threads().count
     torch.set_num_threads(threads)
     command = f"python -m benchmarks.patterns --out {arguments.out}"
-    result: dict[str, Any] = {"facts": facts(command, threads, measure_peak()), "shape": {"n_heads": N_HEADS, "d_head": D_HEAD}, "rows": []}
+    result: dict[str, Any] = {
+        "facts": describe_environment(command, threads, measure_peak()),
+        "shape": {"n_heads": N_HEADS, "d_head": D_HEAD},
+        "rows": [],
+    }
     length = arguments.shortest
     while length <= arguments.longest:
         result["rows"] += measure(length, arguments.rounds if length < 16384 else min(arguments.rounds, 3))
         for row in result["rows"]:
             if row["tokens"] == length:
-                print(f"{length:6} {row['pattern']:40} {row['way']:14} {row['forward_ms']:9.1f} {row['both_ms']:9.1f} ms", flush=True)
+                print(f"{length:6} {row['pattern']:40} {row['method']:14} {row['forward_ms']:9.1f} {row['both_ms']:9.1f} ms", flush=True)
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         length *= 2
 

@@ -9,28 +9,28 @@ chosen on the recipe's own validation text, which lies before it. benchmarks/res
 
 from pathlib import Path
 
-from benchmarks.learning import Record, command_line, learn
-from transom.config.data import TextFiles
+from benchmarks.training_runs import Record, build_parser, run_trainings
+from transom.config.data import TextFilesConfig
 from transom.data.text.documents import read_documents
 from transom.decoding.predictors.generator import Generator
 from transom.tasks.load import load_as
 
-REPORTED = TextFiles(files="input.txt", start=0.9)
+REPORTED = TextFilesConfig(files="input.txt", start=0.9)
 """nanoGPT trains on the first nine tenths."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the seeds one after another and write what they reached."""
-    parser = command_line("shakespeare", __doc__, "shakespeare-char")
+    parser = build_parser("shakespeare", __doc__, "shakespeare-char")
     parser.add_argument("--root", type=Path, required=True, help="folder with input.txt")
-    asked = parser.parse_args(arguments)
-    root = asked.root.resolve()
+    args = parser.parse_args(arguments)
+    root = args.root.resolve()
 
     def last_tenth(folder: Path, seed: int) -> Record:
         (score,) = load_as(Generator, folder, "fp32").score(read_documents(REPORTED, root).texts)
         return {"loss": round(-score.log_p / score.n_tokens, 4), "n": score.n_tokens}
 
-    learn("shakespeare", asked, arguments, lambda seed: [f"data.root={root}", f"training.seed={seed}"], last_tenth, "loss", places=4)
+    run_trainings("shakespeare", args, arguments, lambda seed: [f"data.root={root}", f"training.seed={seed}"], last_tenth, "loss", digits=4)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from transom.config.model import Seq2Seq
-from transom.config.training import Adam, Training
+from transom.config.model import Seq2SeqConfig
+from transom.config.training import AdamConfig, TrainingConfig
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
 
-FIRST = 3
+FIRST_WORD = 3
 """The first symbol that is a word for every system; those before it, and the last, have a meaning for one or another."""
 
-TRAINING = Training(label_smoothing=0.1, clip_norm=1.0, optimizer=Adam())
+TRAINING = TrainingConfig(label_smoothing=0.1, max_grad_norm=1.0, optimizer=AdamConfig())
 LEARNING_RATE = 1e-4
 
 
@@ -22,7 +22,7 @@ class Shape:
     """A model and a batch: ``pairs`` rows of ``source`` and ``target`` tokens, none of them padding."""
 
     name: str
-    config: Seq2Seq
+    config: Seq2SeqConfig
     pairs: int
     source: int = 25
     target: int = 32
@@ -73,27 +73,27 @@ class Task:
         """Operations in the matrix products with weights: the encoder once, the decoder for each beam and step."""
         flops = count_flops(self.shape.config, self.rows, self.shape.source, 1).parts
         encoder = flops["encoder.attn"] + flops["encoder.ff"]
-        return encoder + 2 * _weights_a_step(self.shape.config) * self.rows * self.beams * self.shape.target
+        return encoder + 2 * _weights_per_step(self.shape.config) * self.rows * self.beams * self.shape.target
 
-    def bytes_read(self, bytes_a_weight: float) -> float:
+    def bytes_read(self, bytes_per_weight: float) -> float:
         """Bytes of weights that the decoder's steps read."""
-        return _weights_a_step(self.shape.config) * bytes_a_weight * self.shape.target
+        return _weights_per_step(self.shape.config) * bytes_per_weight * self.shape.target
 
 
-def _weights_a_step(config: Seq2Seq) -> int:
+def _weights_per_step(config: Seq2SeqConfig) -> int:
     """Count the weights that a decoding step reads: half of cross-attention's, W_K and W_V, are read once a source only."""
     parts = count_parameters(config).parts
     assert config.target_vocab_size
     return parts["decoder.attn"] + parts["decoder.cross"] // 2 + parts["decoder.ff"] + config.d_model * config.target_vocab_size
 
 
-def symbols(rows: int, length: int, vocab: int, seed: int) -> Tensor:
+def random_tokens(rows: int, length: int, vocab: int, seed: int) -> Tensor:
     """Draw words, the same for every system."""
-    return torch.randint(FIRST, vocab - 1, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(FIRST_WORD, vocab - 1, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def _config(vocab: int, **fields: int) -> Seq2Seq:
-    return Seq2Seq(source_vocab_size=vocab, target_vocab_size=vocab, dropout=0.1, **fields)  # type: ignore[arg-type]
+def _config(vocab: int, **fields: int) -> Seq2SeqConfig:
+    return Seq2SeqConfig(source_vocab_size=vocab, target_vocab_size=vocab, dropout=0.1, **fields)  # type: ignore[arg-type]
 
 
 BASE = Shape("transformer-base", _config(16000), pairs=64)

@@ -13,12 +13,12 @@ from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.svm import LinearSVC
 
-from benchmarks.learning import Record, command_line, learn
-from benchmarks.measure import add_records
-from transom.config.data import LabelledFiles
-from transom.data.labeled.labelled import read_labelled
+from benchmarks.measure import append_records
+from benchmarks.training_runs import Record, build_parser, run_trainings
+from transom.config.data import LabeledFilesConfig
+from transom.data.labeled.labeled_texts import read_labeled_texts
 from transom.data.pairs.pairs import Pairs
-from transom.decoding.predictors.classifier import Classifier, scored
+from transom.decoding.predictors.classifier import Classifier, evaluate_predictions
 from transom.tasks.load import load_as
 
 
@@ -45,21 +45,21 @@ def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the seeds one after another and write what they reached, and what the baseline did."""
-    parser = command_line("sst2", __doc__, "sst2", n_runs=5)
+    parser = build_parser("sst2", __doc__, "sst2", n_runs=5)
     parser.add_argument("--root", type=Path, required=True, help="folder with train.tsv and dev.tsv")
-    asked = parser.parse_args(arguments)
-    root = asked.root.resolve()
+    args = parser.parse_args(arguments)
+    root = args.root.resolve()
 
     def score(folder: Path, seed: int) -> Record:
-        dev, classifier = read_labelled(LabelledFiles(file="dev.tsv"), root), load_as(Classifier, folder)
-        found = scored(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes)
+        dev, classifier = read_labeled_texts(LabeledFilesConfig(file="dev.tsv"), root), load_as(Classifier, folder)
+        found = evaluate_predictions(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes)
         return {"accuracy": round(found.accuracy, 2)}
 
-    machine = learn("sst2", asked, arguments, lambda seed: [f"data.root={root}", f"training.seed={seed}"], score, "accuracy")
-    if not asked.validation:
-        train, dev = (read_labelled(LabelledFiles(file=f"{name}.tsv"), root) for name in ("train", "dev"))
+    environment = run_trainings("sst2", args, arguments, lambda seed: [f"data.root={root}", f"training.seed={seed}"], score, "accuracy")
+    if not args.validation:
+        train, dev = (read_labeled_texts(LabeledFilesConfig(file=f"{name}.tsv"), root) for name in ("train", "dev"))
         accuracy = round(naive_bayes_svm(train, dev), 2)
-        add_records(asked.results, [{"recipe": "naive-Bayes SVM", "accuracy": accuracy, **machine}])
+        append_records(args.results, [{"recipe": "naive-Bayes SVM", "accuracy": accuracy, **environment}])
         print(f"naive-Bayes SVM: accuracy {accuracy}")
 
 

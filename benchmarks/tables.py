@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-RESULTS, README, FRONT = HERE / "results" / "translation.json", HERE / "README.md", HERE.parent / "README.md"
-FAMILIES, PATTERNS, BRICKS = (HERE / "results" / f"{name}.json" for name in ("families", "patterns", "bricks"))
-LEARNING = {language: HERE / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
+FOLDER = Path(__file__).parent
+RESULTS, README, FRONT_PAGE = FOLDER / "results" / "translation.json", FOLDER / "README.md", FOLDER.parent / "README.md"
+FAMILIES, PATTERNS, BRICKS = (FOLDER / "results" / f"{name}.json" for name in ("families", "patterns", "components"))
+LEARNING = {language: FOLDER / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
 BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!-- end of results -->\n"
-NOTHING = "Nothing is measured yet.\n"
+NO_RESULTS = "Nothing is measured yet.\n"
 
 
-def markdown(result: dict[str, Any]) -> str:
+def translation_tables(result: dict[str, Any]) -> str:
     """Lay a run's facts and tables out in Markdown."""
     facts = result["facts"]
     peak = ", ".join(f"{name} {rate:,} GFLOP/s" for name, rate in facts["matmul_gflops"].items())
@@ -23,7 +23,7 @@ def markdown(result: dict[str, Any]) -> str:
         f" before; {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}; `{facts['command']}`."
         f" Measured peak: {peak}; memory read {facts['read_gbytes']} GB/s.\n"
     ]
-    parts += [f"### {title}\n\n{_laid_out(rows)}" for title, rows in _tables(result)]
+    parts += [f"### {title}\n\n{_markdown_table(rows)}" for title, rows in _tables(result)]
     return "\n".join(parts)
 
 
@@ -37,7 +37,7 @@ SUMMARY = {
 """The rows of the front page."""
 
 
-def front(result: dict[str, Any]) -> str:
+def front_page_table(result: dict[str, Any]) -> str:
     """Lay out the best mode of transom and of the best peer, and the seconds of whole commands."""
     rows = []
     for (kind, name), what in SUMMARY.items():
@@ -46,20 +46,20 @@ def front(result: dict[str, Any]) -> str:
             for own in (True, False)
         )
         peer = f"{theirs['tokens_per_second']:,.0f}, {theirs['system']} {theirs['mode']}"
-        rows.append({"What": what, "transom": f"{_spread(ours)}, {ours['mode']}", "Best peer": peer})
+        rows.append({"What": what, "transom": f"{_with_quartiles(ours)}, {ours['mode']}", "Best peer": peer})
     for row in result["start"]:
         seconds = f"{row['seconds']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
         rows.append({"What": f"`{row['command']}`, seconds", "transom": seconds, "Best peer": ""})
     facts = result["facts"]
     told = f"{facts['date']}, torch {facts['versions']['torch']}, `make bench`; medians and quartiles, best modes, in one run."
-    return f"{told}\n\n{_laid_out(rows)}"
+    return f"{told}\n\n{_markdown_table(rows)}"
 
 
-def _spread(row: dict[str, Any]) -> str:
+def _with_quartiles(row: dict[str, Any]) -> str:
     return f"{row['tokens_per_second']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f})"
 
 
-def learning(language: str, records: Sequence[dict[str, Any]]) -> str:
+def multi30k_table(language: str, records: Sequence[dict[str, Any]]) -> str:
     """Lay out what seeds learned from Multi30k, a row a seed, and their mean and spread."""
     figures = [name for name in records[0] if " at " in name]
     rows: list[dict[str, Any]] = [
@@ -74,10 +74,10 @@ def learning(language: str, records: Sequence[dict[str, Any]]) -> str:
     threads = ", ".join(dict.fromkeys(str(record["facts"]["threads"]) for record in records))
     facts, target = records[0]["facts"], {"de": "German", "fr": "French"}[language]
     told = f"{facts['date']}; {facts['processor']}; {threads} threads or processes a run; {commands}; {records[0]['signature']}."
-    return f"### Learning, Multi30k English to {target}, BLEU\n\n{told}\n\n{_laid_out(rows)}"
+    return f"### Learning, Multi30k English to {target}, BLEU\n\n{told}\n\n{_markdown_table(rows)}"
 
 
-def patterns(result: dict[str, Any]) -> str:
+def pattern_tables(result: dict[str, Any]) -> str:
     """Lay out what attention patterns cost beside full attention, a table a length."""
     facts, rows = result["facts"], result["rows"]
     told = (
@@ -104,12 +104,12 @@ def patterns(result: dict[str, Any]) -> str:
             }
             for row in here
         ]
-        parts.append(f"#### {tokens:,} tokens\n\n{_laid_out(table)}")
+        parts.append(f"#### {tokens:,} tokens\n\n{_markdown_table(table)}")
     return "\n".join(parts)
 
 
-def bricks(result: dict[str, Any]) -> str:
-    """Lay out what each brick costs and gains in a small model, a table a family, each beside its base."""
+def component_tables(result: dict[str, Any]) -> str:
+    """Lay out what each component costs and gains in a small model, a table a family, each beside its base."""
     facts, parts = result["facts"], list[str]()
     told = (
         f"{facts['date']}; {facts['processor']}; {facts['threads']} thread; torch {facts['versions']['torch']}; `{facts['command']}`. Short"
@@ -120,7 +120,7 @@ def bricks(result: dict[str, Any]) -> str:
         base = next((row for row in here if row["names"][0] == "base"), None)
         table = [
             {
-                "brick": ", ".join(row["names"]) + (f": `{row['settings'][-1]}`" if "pattern=" in row["settings"][-1] else ""),
+                "component": ", ".join(row["names"]) + (f": `{row['settings'][-1]}`" if "pattern=" in row["settings"][-1] else ""),
                 "loss": f"{row['validation']['loss']:.3f}",
                 "to base": f"{row['validation']['loss'] - base['validation']['loss']:+.3f}" if base else "",
                 "accuracy": f"{row['validation']['accuracy']:.1f}" if "accuracy" in row["validation"] else "",
@@ -131,17 +131,19 @@ def bricks(result: dict[str, Any]) -> str:
         ]
         losses = [row["validation"]["loss"] for row in here if row["names"][0].startswith("base")]
         seeds = f"; {len(losses)} seeds of the base within {max(losses) - min(losses):.3f} nats" if len(losses) > 1 else ""
-        parts.append(f"#### {family}, {here[0]['n_steps']} steps{seeds}\n\n{_laid_out(table)}")
+        parts.append(f"#### {family}, {here[0]['n_steps']} steps{seeds}\n\n{_markdown_table(table)}")
     exits = [
-        {"brick": row["names"][0], **each, "lost": f"{each['loss'] - row['exits'][-1]['loss']:+.4f}"}
+        {"component": row["names"][0], **each, "lost": f"{each['loss'] - row['exits'][-1]['loss']:+.4f}"}
         for row in result["rows"]
         for each in row.get("exits", [])
     ]
-    parts += [f"#### Early exits by threshold: nats a token, and blocks that a token passed of 4\n\n{_laid_out(exits)}"] if exits else []
-    return "\n".join([f"### Bricks\n\n{told}\n", *parts])
+    parts += (
+        [f"#### Early exits by threshold: nats a token, and blocks that a token passed of 4\n\n{_markdown_table(exits)}"] if exits else []
+    )
+    return "\n".join([f"### Components\n\n{told}\n", *parts])
 
 
-def families(result: dict[str, Any]) -> str:
+def family_tables(result: dict[str, Any]) -> str:
     """Lay out decoders, encoders and the Vision Transformer beside the transformers library's."""
     facts = result["facts"]
     told = (
@@ -149,10 +151,10 @@ def families(result: dict[str, Any]) -> str:
         f" {facts['versions']['torch']}, transformers {facts['versions']['transformers']}; `{facts['command']}`."
     )
     tables = [(f"{family}, {what}", rows) for family, works in result["families"].items() for what, rows in works.items()]
-    return "\n".join([f"### Other families\n\n{told}\n", *(f"#### {title}\n\n{_laid_out(rows)}" for title, rows in tables)])
+    return "\n".join([f"### Other families\n\n{told}\n", *(f"#### {title}\n\n{_markdown_table(rows)}" for title, rows in tables)])
 
 
-def _laid_out(rows: Sequence[dict[str, Any]]) -> str:
+def _markdown_table(rows: Sequence[dict[str, Any]]) -> str:
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
     return "".join(f"| {' | '.join(name.replace('_', ' ') for name in line)} |\n" for line in lines)
@@ -168,26 +170,28 @@ def _cell(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, float) and value >= 100 else str(value)
 
 
-def section(readme: str) -> str:
+def results_section(readme: str) -> str:
     """Cut the results out of a page."""
     return readme.split(BEGIN, 1)[1].split(END, 1)[0]
 
 
-def current() -> str:
+def render_results() -> str:
     """Give what the README should show."""
-    parts = [markdown(json.loads(RESULTS.read_text(encoding="utf-8")))] if RESULTS.exists() else []
-    parts += [learning(language, json.loads(path.read_text(encoding="utf-8"))) for language, path in LEARNING.items() if path.exists()]
-    parts += [families(json.loads(FAMILIES.read_text(encoding="utf-8")))] if FAMILIES.exists() else []
-    parts += [patterns(json.loads(PATTERNS.read_text(encoding="utf-8")))] if PATTERNS.exists() else []
-    parts += [bricks(json.loads(BRICKS.read_text(encoding="utf-8")))] if BRICKS.exists() else []
-    return "\n".join(parts) or NOTHING
+    parts = [translation_tables(json.loads(RESULTS.read_text(encoding="utf-8")))] if RESULTS.exists() else []
+    parts += [
+        multi30k_table(language, json.loads(path.read_text(encoding="utf-8"))) for language, path in LEARNING.items() if path.exists()
+    ]
+    parts += [family_tables(json.loads(FAMILIES.read_text(encoding="utf-8")))] if FAMILIES.exists() else []
+    parts += [pattern_tables(json.loads(PATTERNS.read_text(encoding="utf-8")))] if PATTERNS.exists() else []
+    parts += [component_tables(json.loads(BRICKS.read_text(encoding="utf-8")))] if BRICKS.exists() else []
+    return "\n".join(parts) or NO_RESULTS
 
 
 def main() -> None:
     """Put the results into both pages."""
-    for path, content in ((README, current()), (FRONT, front(json.loads(RESULTS.read_text(encoding="utf-8"))))):
+    for path, content in ((README, render_results()), (FRONT_PAGE, front_page_table(json.loads(RESULTS.read_text(encoding="utf-8"))))):
         page = path.read_text(encoding="utf-8")
-        path.write_text(page.replace(BEGIN + section(page) + END, BEGIN + content + END), encoding="utf-8")
+        path.write_text(page.replace(BEGIN + results_section(page) + END, BEGIN + content + END), encoding="utf-8")
 
 
 if __name__ == "__main__":

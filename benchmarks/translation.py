@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
-from benchmarks import start
-from benchmarks.measure import Spread, facts, interleave, timed
+from benchmarks import startup
+from benchmarks.measure import Quartiles, describe_environment, time_interleaved, timed
 from benchmarks.shapes import BASE, SMALL, TINY, Shape, Task, tasks
 from benchmarks.worker import Worker
-from transom.planning.machine import MachinePeak, measure_peak
+from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.precision import choose_threads
 
-BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "int8": 1, "int16": 2}
+BYTES_PER_WEIGHT = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "int8": 1, "int16": 2}
 """Bytes a weight takes in memory, by the first word of a mode."""
 
-Turn = Callable[[], tuple[float, Any]]
+TimedCall = Callable[[], tuple[float, Any]]
 """Does a system's work once; gives its seconds and its result."""
 
 Row = dict[str, object]
@@ -36,55 +36,55 @@ Row = dict[str, object]
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what was asked for, print tables, write JSON."""
-    asked = _parser().parse_args(arguments)
-    everything = not (asked.train or asked.decode or asked.start)
-    threads = asked.threads or choose_threads().count
+    args = _parser().parse_args(arguments)
+    everything = not (args.train or args.decode or args.start)
+    threads = args.threads or choose_threads().count
     torch.set_num_threads(threads)
     peak = measure_peak()
     result: dict[str, object] = {
-        "facts": facts(" ".join(["python -m benchmarks.translation", *(arguments or sys.argv[1:])]), threads, peak)
+        "facts": describe_environment(" ".join(["python -m benchmarks.translation", *(arguments or sys.argv[1:])]), threads, peak)
     }
     print(json.dumps(result["facts"], indent=1))
-    if asked.start or everything:
-        result["start"] = start_table(asked.rounds or (2 if asked.quick else 7), TINY if asked.quick else BASE)
-    if asked.train or everything:
-        shapes = (TINY,) if asked.quick else (BASE, SMALL)
-        result["train"] = {shape.name: training_table(shape, asked.rounds, peak, threads, not asked.no_compile) for shape in shapes}
-    if asked.decode or everything:
-        result["decode"] = decoding_tables(TINY if asked.quick else BASE, asked.rounds, peak, threads)
+    if args.start or everything:
+        result["start"] = start_table(args.rounds or (2 if args.quick else 7), TINY if args.quick else BASE)
+    if args.train or everything:
+        shapes = (TINY,) if args.quick else (BASE, SMALL)
+        result["train"] = {shape.name: training_table(shape, args.rounds, peak, threads, not args.no_compile) for shape in shapes}
+    if args.decode or everything:
+        result["decode"] = decoding_tables(TINY if args.quick else BASE, args.rounds, peak, threads)
     result["load_after"] = round(os.getloadavg()[0], 2)
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {asked.out}")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {args.out}")
 
 
-def training_table(shape: Shape, rounds: int | None, peak: MachinePeak, threads: int, compiled: bool) -> list[Row]:
+def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: int, compiled: bool) -> list[Row]:
     """Time a training step of every system; the figure is target tokens a second."""
     systems = {
         "transom": ("benchmarks.ours", "training_steps", shape),
         "transformers Marian": ("benchmarks.peers.marian", "training_steps", shape, compiled),
         "torch.nn.Transformer": ("benchmarks.peers.torch_transformer", "training_steps", shape, compiled),
     }
-    with workers(systems, threads) as turns:
-        first = {name: turn()[1] for name, turn in turns.items()}
-        spreads = interleave({name: seconds_of(turn) for name, turn in turns.items()}, rounds or 5)
+    with start_workers(systems, threads) as timed_calls:
+        first = {name: timed_call()[1] for name, timed_call in timed_calls.items()}
+        quartiles_of = time_interleaved({name: seconds_of(timed_call) for name, timed_call in timed_calls.items()}, rounds or 5)
     rows = []
-    for (system, mode), spread in spreads.items():
-        rate = shape.training_flops / spread.median
+    for (system, mode), quartiles in quartiles_of.items():
+        rate = shape.training_flops / quartiles.median
         dtype = torch.float32 if mode.startswith("fp32") else torch.bfloat16
         rows.append(
-            row(system, mode, shape.training_tokens, spread)
+            row(system, mode, shape.training_tokens, quartiles)
             | {
                 "share_of_matmul_peak": round(rate / peak.flops[dtype], 3),
-                "share_of_bandwidth": round(shape.training_bytes / spread.median / peak.bandwidth, 3),
+                "share_of_bandwidth": round(shape.training_bytes / quartiles.median / peak.bandwidth, 3),
                 "first_loss": round(first[system, mode], 3),
             }
         )
-    return show(f"training {shape.name}: {shape.pairs} pairs of {shape.source} and {shape.target} tokens", with_ratios(rows))
+    return print_table(f"training {shape.name}: {shape.pairs} pairs of {shape.source} and {shape.target} tokens", with_ratios(rows))
 
 
-def decoding_tables(shape: Shape, rounds: int | None, peak: MachinePeak, threads: int) -> dict[str, list[Row]]:
+def decoding_tables(shape: Shape, rounds: int | None, peak: PeakRates, threads: int) -> dict[str, list[Row]]:
     """Time every system's translation; the figure is new symbols a second."""
     tables = {}
     systems = {
@@ -92,59 +92,64 @@ def decoding_tables(shape: Shape, rounds: int | None, peak: MachinePeak, threads
         "CTranslate2": ("benchmarks.peers.ct2", "translators", tasks(shape), threads),
         "transformers Marian": ("benchmarks.peers.marian", "translators", tasks(shape)),
     }
-    with workers(systems, threads) as turns:
+    with start_workers(systems, threads) as timed_calls:
         for task in tasks(shape):
-            of_task = {(system, mode): seconds_of(turn) for (system, (name, mode)), turn in turns.items() if name == task.name}
-            spreads = interleave(of_task, rounds or task.rounds)
-            rows = [decoding_row(task, system, mode, spread, peak) for (system, mode), spread in spreads.items()]
-            tables[task.name] = show(f"translating {shape.name}: {task.name}", with_ratios(rows))
+            of_task = {
+                (system, mode): seconds_of(timed_call) for (system, (name, mode)), timed_call in timed_calls.items() if name == task.name
+            }
+            quartiles_of = time_interleaved(of_task, rounds or task.rounds)
+            rows = [decoding_row(task, system, mode, quartiles, peak) for (system, mode), quartiles in quartiles_of.items()]
+            tables[task.name] = print_table(f"translating {shape.name}: {task.name}", with_ratios(rows))
     return tables
 
 
 @contextmanager
-def workers(systems: Mapping[str, tuple[Any, ...]], threads: int) -> Iterator[dict[tuple[str, Any], Turn]]:
+def start_workers(systems: Mapping[str, tuple[Any, ...]], threads: int) -> Iterator[dict[tuple[str, Any], TimedCall]]:
     """Start a process for each system, given as the module and function that make its works and the function's arguments."""
     with ExitStack() as stack:
-        turns: dict[tuple[str, Any], Turn] = {}
+        timed_calls: dict[tuple[str, Any], TimedCall] = {}
         for system, make in systems.items():
             worker = stack.enter_context(Worker(*make, threads=threads))
-            turns |= {(system, name): partial(worker.turn, name) for name in worker.names}
-        yield turns
+            timed_calls |= {(system, name): partial(worker.run_once, name) for name in worker.names}
+        yield timed_calls
 
 
-def seconds_of(turn: Turn) -> Callable[[], float]:
+def seconds_of(timed_call: TimedCall) -> Callable[[], float]:
     """Drop the result."""
-    return lambda: turn()[0]
+    return lambda: timed_call()[0]
 
 
-def decoding_row(task: Task, system: str, mode: str, spread: Spread, peak: MachinePeak) -> Row:
+def decoding_row(task: Task, system: str, mode: str, quartiles: Quartiles, peak: PeakRates) -> Row:
     """Say how fast a translation was and how much of the machine it used."""
     kind = mode.replace("_", " ").replace(",", " ").split()[0]
-    dtype = torch.float32 if BYTES[kind] == 4 else torch.bfloat16
-    return row(system, mode, task.tokens, spread) | {
-        "share_of_matmul_peak": round(task.flops / spread.median / peak.flops[dtype], 3),
-        "share_of_bandwidth": round(task.bytes_read(BYTES[kind]) / spread.median / peak.bandwidth, 3),
+    dtype = torch.float32 if BYTES_PER_WEIGHT[kind] == 4 else torch.bfloat16
+    return row(system, mode, task.tokens, quartiles) | {
+        "share_of_matmul_peak": round(task.flops / quartiles.median / peak.flops[dtype], 3),
+        "share_of_bandwidth": round(task.bytes_read(BYTES_PER_WEIGHT[kind]) / quartiles.median / peak.bandwidth, 3),
     }
 
 
 def start_table(rounds: int, shape: Shape) -> list[Row]:
     """Time whole processes; the figure is seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        spreads = interleave({name: timed(run) for name, run in start.commands(start.make_run(Path(folder), shape.config)).items()}, rounds)
+        quartiles_of = time_interleaved(
+            {name: timed(run) for name, run in startup.commands(startup.make_run(Path(folder), shape.config)).items()}, rounds
+        )
     rows: list[Row] = [
-        {"command": name, "seconds": round(s.median, 3), "low": round(s.low, 3), "high": round(s.high, 3)} for name, s in spreads.items()
+        {"command": name, "seconds": round(s.median, 3), "low": round(s.low, 3), "high": round(s.high, 3)}
+        for name, s in quartiles_of.items()
     ]
-    return show(f"start, {shape.name}", rows)
+    return print_table(f"start, {shape.name}", rows)
 
 
-def row(system: str, mode: str, tokens: int, spread: Spread) -> Row:
+def row(system: str, mode: str, tokens: int, quartiles: Quartiles) -> Row:
     """Turn seconds into tokens a second, quartiles with them."""
     return {
         "system": system,
         "mode": mode,
-        "tokens_per_second": round(tokens / spread.median, 1),
-        "low": round(tokens / spread.high, 1),
-        "high": round(tokens / spread.low, 1),
+        "tokens_per_second": round(tokens / quartiles.median, 1),
+        "low": round(tokens / quartiles.high, 1),
+        "high": round(tokens / quartiles.low, 1),
     }
 
 
@@ -154,7 +159,7 @@ def with_ratios(rows: list[Row]) -> list[Row]:
     return [r | {"ratio_to_best_peer": round(float(str(r["tokens_per_second"])) / best, 2)} for r in rows]
 
 
-def show(title: str, rows: list[Row]) -> list[Row]:
+def print_table(title: str, rows: list[Row]) -> list[Row]:
     """Print a table and hand it on."""
     names = list(rows[0])
     widths = [max(len(str(r[name])) for r in [*rows, dict(zip(names, names, strict=True))]) for name in names]

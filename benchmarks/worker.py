@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import torch
 
-from transom.planning.memory import keep_freed_memory
+from transom.planning.memory import raise_malloc_thresholds
 
-SETTLE = 0.3
+SETTLE_SECONDS = 0.3
 """Seconds before each turn, in which the threads of the system before stop spinning."""
 
 
@@ -28,20 +28,20 @@ class Worker:
         The module is imported there only: what it loads would run threads of its own here.
         """
         context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, module, function, arguments, threads), daemon=True)
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_end, module, function, arguments, threads), daemon=True)
         self._process.start()
-        theirs.close()
-        self.names: list[Any] = self._answer()
+        child_end.close()
+        self.names: list[Any] = self._receive()
 
-    def turn(self, name: Any) -> tuple[float, Any]:
+    def run_once(self, name: Any) -> tuple[float, Any]:
         """Do a work once; return the seconds it took and what it returned."""
-        time.sleep(SETTLE)
+        time.sleep(SETTLE_SECONDS)
         self._pipe.send(name)
-        seconds, result = self._answer()
+        seconds, result = self._receive()
         return seconds, result
 
-    def _answer(self) -> Any:
+    def _receive(self) -> Any:
         try:
             return self._pipe.recv()
         except EOFError:
@@ -60,7 +60,7 @@ class Worker:
 
 def _serve(pipe: Connection, module: str, function: str, arguments: tuple[Any, ...], threads: int) -> None:
     torch.set_num_threads(threads)
-    keep_freed_memory()  # as transom's training does; it serves the peers as well
+    raise_malloc_thresholds()  # as transom's training does; it serves the peers as well
     works = getattr(import_module(module), function)(*arguments)
     pipe.send(list(works))
     while True:

@@ -25,7 +25,7 @@ RULES = {
     r"\bspel(?:led|lt)\b": "write 'written' or 'formatted'",
     r"\blearnt\b": "write 'learned'",
     r"\bwhat (?:a|an|the) [\w' ]+? (?:is|are|has|have|does|do) (?:made|asked|given|taken|left|said|drawn|kept)\b": "name the thing",
-    r"\b(?:bricks?|the house)\b": "write 'component', 'package'",
+    r"\b(?:components?|the house)\b": "write 'component', 'package'",
     rf"\b(?:{UNITS}) an? (?:batch|byte|character|column|epoch|group|head|image|key|language|layer|line|merge|number|pair|part|process|query"
     r"|rank|row|sample|second|sentence|side|source|step|symbol|text|token|weight|word)\b": "write 'per'",
     r"\b\w*(?:colour|behaviou|favour|neighbour|centre[ds]?\b|grey|labell|modell|initialis|normalis|optimis|organis|recognis|summaris"

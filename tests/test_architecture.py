@@ -10,8 +10,8 @@ import pytest
 
 from tests.size import FAIL, ROOT, lines_of_files
 from transom.cli.verbs import verbs
-from transom.config.brick import Schema, schemas
-from transom.config.registry import tasks
+from transom.config.schema import Schema, allowed_schemas
+from transom.config.task_registry import recipes_by_task
 
 ROOMS = (
     "errors",
@@ -121,9 +121,9 @@ def test_modules_imported_by_name_are_the_named_exceptions() -> None:
     }
     found = {file for file, module in named if not module.startswith(("'torch.", "'sklearn."))}
     verbs_and_api = {"__init__.py", "cli/verbs.py"}
-    schemas_of_tasks = {"config/registry.py"}
-    classes_that_recipes_name = {"tasks/task.py", "training/follower.py"}
-    layers_that_schemas_name = {"config/components.py"}
+    schemas_of_tasks = {"config/task_registry.py"}
+    classes_that_recipes_name = {"tasks/task.py", "training/rank_process.py"}
+    layers_that_schemas_name = {"config/component_registry.py"}
     plugins_that_people_name = {"config/plugins.py"}
     drawings_of_results = {"decoding/predictors/results.py"}
     expected = verbs_and_api | schemas_of_tasks | classes_that_recipes_name | layers_that_schemas_name | plugins_that_people_name
@@ -139,7 +139,7 @@ def test_only_the_dispatch_table_loads_the_kernels_by_name() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("transom.kernels")
     )
-    assert named == [("layers/dispatch.py", "transom.kernels"), ("layers/dispatch.py", "transom.kernels.rows")]
+    assert named == [("layers/dispatch.py", "transom.kernels"), ("layers/dispatch.py", "transom.kernels.kernel_registry")]
     assert not offenders(tuple(room for room in (*ROOMS, "doorstep") if room != "kernels"), ("transom.kernels",))
 
 
@@ -177,9 +177,9 @@ def test_verbs_import_the_engine_only_when_they_run() -> None:
 
 
 def test_schemas_of_tasks_import_no_torch() -> None:
-    schemas = sorted((ROOT / "transom" / "tasks").glob("*/schema.py"))
-    started = modules_at_start([".".join(path.relative_to(ROOT).with_suffix("").parts) for path in schemas])
-    assert len(schemas) > 5 and "pydantic" in started
+    allowed_schemas = sorted((ROOT / "transom" / "tasks").glob("*/schema.py"))
+    started = modules_at_start([".".join(path.relative_to(ROOT).with_suffix("").parts) for path in allowed_schemas])
+    assert len(allowed_schemas) > 5 and "pydantic" in started
     assert not {module for module in started if is_in(module, ("torch", "numpy", "jaxtyping", "tokenizers"))}
 
 
@@ -294,12 +294,12 @@ def below(schema: type[Schema]) -> Iterator[type[Schema]]:
     """Give a schema class and all that its fields may hold."""
     yield schema
     for field in schema.model_fields.values():
-        for part in schemas(field):
+        for part in allowed_schemas(field):
             yield from below(part)
 
 
 def test_every_field_of_the_schema_is_described() -> None:
-    every = {part for recipe in tasks().values() for part in below(recipe)}
+    every = {part for recipe in recipes_by_task().values() for part in below(recipe)}
     undescribed = [
         f"{part.__name__}.{name}" for part in every for name, field in part.model_fields.items() if name != "kind" and not field.description
     ]

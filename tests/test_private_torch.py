@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import transom
-from transom.config.model import Decoder, Seq2Seq
-from transom.config.recurrent import RecurrentDecoder
-from transom.decoding import products
-from transom.inspection import names
-from transom.kernels import attention, norm, packed_linear
+from transom.config.model import DecoderConfig, Seq2SeqConfig
+from transom.config.recurrent import RecurrentDecoderConfig
+from transom.decoding import packed_linear as decoding_packed_linear
+from transom.inspection import activation_sites
+from transom.kernels import attention, norm, onednn_linear
 from transom.layers import dispatch
-from transom.training import average
+from transom.training import weight_averaging
 
 PACKING = {"_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise"}
 KNOWN = {
@@ -99,23 +99,23 @@ def gone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def without(holder: Any, wanted: str, *default: Any) -> Any:
         return default[0] if wanted == name else kept(holder, wanted, *default)
 
-    for module in (attention, dispatch, norm, names, packed_linear, average):
+    for module in (attention, dispatch, norm, names, onednn_linear, average):
         monkeypatch.setattr(module, "getattr", without, raising=False)
 
 
 def test_the_softmax_gradient_without_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     grad, p = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64).softmax(-1)
-    expected = attention.softmax_gradient(grad, p)
+    expected = attention.softmax_backward(grad, p)
     gone(monkeypatch, "_softmax_backward_data")
-    assert torch.allclose(attention.softmax_gradient(grad, p), expected, rtol=0, atol=1e-14)
+    assert torch.allclose(attention.softmax_backward(grad, p), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["native_layer_norm", "native_layer_norm_backward"])
-@pytest.mark.parametrize("function", [norm.short_layer_norm, norm.written_out_rms_norm])
+@pytest.mark.parametrize("function", [norm.layer_norm_16_bit, norm.explicit_rms_norm])
 def test_norms_without_their_kernels(monkeypatch: pytest.MonkeyPatch, name: str, function: Any) -> None:
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.randn(6, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    inputs = (x, weight, bias) if function is norm.short_layer_norm else (x, weight)
+    inputs = (x, weight, bias) if function is norm.layer_norm_16_bit else (x, weight)
 
     def results() -> list[torch.Tensor]:
         y = function(*inputs, 1e-5)
@@ -132,27 +132,30 @@ def test_products_without_their_kernels(monkeypatch: pytest.MonkeyPatch, name: s
     draw = torch.Generator().manual_seed(1)
     weight, bias, x = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((6, 4), (6,), (3, 4)))
     gone(monkeypatch, name)
-    product = products.Arithmetic(4, torch.bfloat16).make(weight, bias)
-    assert isinstance(product, products.Plain)
+    product = decoding_packed_linear.LinearFactory(4, torch.bfloat16).make(weight, bias)
+    assert isinstance(product, decoding_packed_linear.UnpackedLinear)
     assert torch.equal(product(x), torch.nn.functional.linear(x, weight, bias))
 
 
 @pytest.mark.kernels
 def test_products_are_packed_where_pytorch_and_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, weight = packed_linear.kernels(), torch.randn(6, 4).bfloat16()
+    found, weight = onednn_linear.onednn_ops(), torch.randn(6, 4).bfloat16()
     assert found is not None
     for supported in (True, False):
-        monkeypatch.setattr(packed_linear, "kernels", lambda supported=supported: found._replace(supported=lambda: supported))
-        assert isinstance(products.Arithmetic(4, torch.bfloat16).make(weight, None), packed_linear.Packed if supported else products.Plain)
+        monkeypatch.setattr(onednn_linear, "onednn_ops", lambda supported=supported: found._replace(is_supported=lambda: supported))
+        assert isinstance(
+            decoding_packed_linear.LinearFactory(4, torch.bfloat16).make(weight, None),
+            onednn_linear.OneDnnLinear if supported else decoding_packed_linear.UnpackedLinear,
+        )
 
 
 def test_the_moving_average_without_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     averages, weights = ([torch.randn(shape) for shape in ((3, 4), (5,), ())] for _ in range(2))
     expected, found = ([x.clone() for x in averages] for _ in range(2))
-    average.lerp_all_(expected, weights, 0.3)
+    weight_averaging.foreach_lerp_(expected, weights, 0.3)
     gone(monkeypatch, "_foreach_lerp_")
-    average.lerp_all_(found, weights, 0.3)
+    weight_averaging.foreach_lerp_(found, weights, 0.3)
     for ours, theirs, old in zip(found, expected, averages, strict=True):
         assert torch.equal(ours, theirs) and not torch.equal(ours, old)
 
@@ -160,16 +163,16 @@ def test_the_moving_average_without_its_kernel(monkeypatch: pytest.MonkeyPatch) 
 def test_sites_without_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12}
     configs = [
-        Seq2Seq.model_validate({**sizes, "source_vocab_size": 9, "target_vocab_size": 9}),
-        Decoder.model_validate({**sizes, "vocab_size": 9}),
-        RecurrentDecoder.model_validate({"d_model": 8, "vocab_size": 9}),
+        Seq2SeqConfig.model_validate({**sizes, "source_vocab_size": 9, "target_vocab_size": 9}),
+        DecoderConfig.model_validate({**sizes, "vocab_size": 9}),
+        RecurrentDecoderConfig.model_validate({"d_model": 8, "vocab_size": 9}),
     ]
-    expected = [names.sites(config) for config in configs]
+    expected = [activation_sites.list_sites(config) for config in configs]
 
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    for change in (lambda: gone(monkeypatch, "FakeTensorMode"), lambda: monkeypatch.setattr(names, "import_module", missing)):
+    for change in (lambda: gone(monkeypatch, "FakeTensorMode"), lambda: monkeypatch.setattr(activation_sites, "import_module", missing)):
         change()
-        assert [names.sites(config) for config in configs] == expected
+        assert [activation_sites.list_sites(config) for config in configs] == expected
     assert importlib.import_module("torch._subclasses.fake_tensor")

@@ -17,8 +17,8 @@ import torch
 import transom
 from transom.config.arguments import as_overrides, data_arguments, errors_for_python, toml_value
 from transom.decoding.inference import Deferred
-from transom.decoding.predictors.classifier import Classified
-from transom.decoding.predictors.filler import Filled, Guess
+from transom.decoding.predictors.classifier import ClassPrediction
+from transom.decoding.predictors.fill_mask import MaskPredictions, TokenPrediction
 from transom.decoding.predictors.generator import Continuation
 from transom.decoding.predictors.results import Alignment, Results
 from transom.decoding.predictors.translator import Translation, Translator
@@ -26,7 +26,7 @@ from transom.errors import ConfigError, TransomError
 from transom.inspection.notebook import FILLS, scoped_style, to_notebook
 from transom.tasks import train as training
 from transom.tasks.tagging.predictor import TaggedText
-from transom.tasks.train import DataArguments, Sitting
+from transom.tasks.train import DataArguments, RunResult
 
 ENGLISH = ["the cat", "a dog", "two birds", "the dog", "a cat", "two cats"]
 SPANISH = ["el gato", "un perro", "dos aves", "el perro", "un gato", "dos gatos"]
@@ -53,13 +53,13 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def trained(pairs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Sitting:
+def trained(pairs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """Train a tiny translator by the public function."""
     return transom.train("translation", tmp_path_factory.mktemp("runs") / "run", TRANSLATOR, progress=False, **pairs)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")
-def translator(trained: Sitting) -> Translator:
+def translator(trained: RunResult) -> Translator:
     """Load it."""
     found = trained.load()
     assert isinstance(found, Translator)
@@ -84,13 +84,13 @@ def test_train_takes_what_the_command_line_takes() -> None:
         assert ("Sequence" in str(get_type_hints(DataArguments)[name])) == option.repeated, name
 
 
-def test_the_result_says_what_was_trained_and_what_to_do_next(trained: Sitting) -> None:
+def test_the_result_says_what_was_trained_and_what_to_do_next(trained: RunResult) -> None:
     text = str(trained)
     assert text.startswith("translation model: an encoder-decoder Transformer, ") and " parameters\n" in text
     assert "best validation: loss " in text and "BLEU" in text and "4 steps in " in text and "all steps are done" in text
     assert f"model in: {trained.folder}" in text and f"transom.load({str(trained.folder)!r}).translate(" in text
     assert repr(trained).startswith(f"<run {trained.folder}: translation model") and "\n" not in repr(trained)
-    stopped = Sitting(Path("run"), 3, "stopped", {}, 1.0, 2, "")
+    stopped = RunResult(Path("run"), 3, "stopped", {}, 1.0, 2, "")
     assert "stopped: 3 steps in 1.0 s" in str(stopped) and "resume=True" in str(stopped)
 
 
@@ -169,7 +169,7 @@ def test_errors_name_arguments_not_options() -> None:
 
 
 def test_fields_become_overrides() -> None:
-    fields = {"training.max_steps": 3, "model": {"d_model": 8, "position": {"kind": "rotary", "base": 1e4}}, "data.valid": None}
+    fields = {"training.max_steps": 3, "model": {"d_model": 8, "position": {"kind": "rotary", "rope_theta": 1e4}}, "data.valid": None}
     assert as_overrides(fields) == [
         "training.max_steps=3",
         "model.d_model=8",
@@ -180,7 +180,7 @@ def test_fields_become_overrides() -> None:
     assert toml_value(Path("/a b/c")) == '"/a b/c"' and toml_value([True, 'say "x"']) == '[true, "say \\"x\\""]'
 
 
-def test_minutes_and_files_reach_the_recipe(trained: Sitting, pairs: dict[str, Path], tmp_path: Path) -> None:
+def test_minutes_and_files_reach_the_recipe(trained: RunResult, pairs: dict[str, Path], tmp_path: Path) -> None:
     run = transom.train(
         "translation", tmp_path / "run", {**TRANSLATOR, "training.max_steps": 10**6}, minutes=0.005, progress=False, **pairs
     )  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ FORBIDDEN = (
 )
 
 
-def test_loading_imports_only_what_decoding_needs(trained: Sitting) -> None:
+def test_loading_imports_only_what_decoding_needs(trained: RunResult) -> None:
     script = "import sys, torch\nbefore = {*sys.modules}\nimport transom\ntransom.load(sys.argv[1])\nprint(*({*sys.modules} - before))"
     done = subprocess.run([sys.executable, "-c", script, str(trained.folder)], capture_output=True, text=True, check=True)
     imported = done.stdout.split()
@@ -210,7 +210,7 @@ def test_loading_imports_only_what_decoding_needs(trained: Sitting) -> None:
     assert not [name for name in imported if name.startswith(FORBIDDEN)]
 
 
-def test_loading_compiles_nothing(trained: Sitting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_compiles_nothing(trained: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
     from transom.tasks import task
 
     made = list[object]()
@@ -228,7 +228,7 @@ def test_a_deferred_value_is_made_once() -> None:
     assert (deferred.value, deferred.value, calls) == (1, 1, [1])
 
 
-def test_a_loaded_model_describes_itself(translator: Translator, trained: Sitting) -> None:
+def test_a_loaded_model_describes_itself(translator: Translator, trained: RunResult) -> None:
     n_parameters = sum(each.numel() for each in translator.model.parameters())
     assert repr(translator).startswith(f"<Translator: en to es, {n_parameters:,} parameters, ")
     assert repr(translator).endswith(f", from {trained.folder}>")
@@ -294,14 +294,14 @@ def results() -> Iterator[tuple[Any, tuple[str, ...]]]:
     alignment = Alignment((HOSTILE, "[EOS]"), ("gato", "[EOS]"), torch.tensor([[0.9, 0.1], [0.2, 0.8]]), "decoder.blocks.0.cross")
     yield alignment, ("<svg", 'class="cell"', "90 %", FILLS["cell"])
     yield Results([Translation(HOSTILE, -1.0, -2.0, 2, alignment=alignment)]), ("log-probability -2.00", "2 pieces", "<svg")
-    yield Classified("a", 0.75, {"a": 0.75, HOSTILE: 0.25}, 4, 2), ("width:75.0%", "75.0 %", "2 windows", "4 tokens")
-    yield Classified("0", 0.5, {str(n): 0.5 / (n + 1) for n in range(13)}), ("and 3 less probable classes",)
-    yield Filled([[Guess(HOSTILE, 0.5)], [Guess("mat", 0.7)]], 0), ("mask 2", "width:70.0%")
+    yield ClassPrediction("a", 0.75, {"a": 0.75, HOSTILE: 0.25}, 4, 2), ("width:75.0%", "75.0 %", "2 windows", "4 tokens")
+    yield ClassPrediction("0", 0.5, {str(n): 0.5 / (n + 1) for n in range(13)}), ("and 3 less probable classes",)
+    yield MaskPredictions([[TokenPrediction(HOSTILE, 0.5)], [TokenPrediction("mat", 0.7)]], 0), ("mask 2", "width:70.0%")
     tokens, probabilities = ("the", " cat", HOSTILE), (1.0, 0.5, 0.0)
     yield Continuation("the cat", 3, "length", 0, tokens, probabilities), (" cat: 50.0 %", "0.550)", "0.275)", "0.000)", "3 tokens")
     yield Continuation(HOSTILE, 3, "stop", 0), ("ended by a stop text",)
     yield TaggedText(["Ana", HOSTILE], ["B-PER", "O"], [0.9, 0.8], [], 1), ("entity", "B-PER 90.0%")
-    yield Results([[Guess(str(n), 0.5)] for n in range(30)]), ("and 5 more",)
+    yield Results([[TokenPrediction(str(n), 0.5)] for n in range(30)]), ("and 5 more",)
 
 
 @pytest.mark.parametrize(
@@ -329,14 +329,17 @@ def test_styles_reach_nothing_outside_of_the_fragment() -> None:
 def test_results_print_one_per_line() -> None:
     found = Results([Translation("one", 0.0, 0.0), Translation("two", 0.0, 0.0)])
     assert str(found) == "one\ntwo" and found[0].text == "one"
-    assert str(Results([[Guess("a", 0.5), Guess("b", 0.25)]])) == "a 50.0%\nb 25.0%"
-    assert str(Classified("a", 0.75, {"a": 0.75})) == "a (75.0%)"
-    assert str(Filled([[Guess("a", 0.5), Guess("b", 0.25)], [Guess("c", 1.0)]], 0)) == "a 50.0%  b 25.0%\nc 100.0%"
+    assert str(Results([[TokenPrediction("a", 0.5), TokenPrediction("b", 0.25)]])) == "a 50.0%\nb 25.0%"
+    assert str(ClassPrediction("a", 0.75, {"a": 0.75})) == "a (75.0%)"
+    assert (
+        str(MaskPredictions([[TokenPrediction("a", 0.5), TokenPrediction("b", 0.25)], [TokenPrediction("c", 1.0)]], 0))
+        == "a 50.0%  b 25.0%\nc 100.0%"
+    )
     assert str(TaggedText(["Ana", "is"], ["B-PER", "O"], [1.0, 1.0], [], 1)) == "Ana/B-PER is/O"
 
 
 @pytest.fixture(scope="session")
-def language_run(tmp_path_factory: pytest.TempPathFactory) -> Sitting:
+def language_run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """Train a tiny language model."""
     folder = tmp_path_factory.mktemp("language")
     (folder / "text.txt").write_text("".join(f"{line}.\n" for line in ENGLISH) * 40, "utf-8")
@@ -344,7 +347,7 @@ def language_run(tmp_path_factory: pytest.TempPathFactory) -> Sitting:
     return transom.train("text-bpe", folder / "run", fields, text=folder / "text.txt", progress=False)
 
 
-def test_generated_tokens_have_probabilities(language_run: Sitting) -> None:
+def test_generated_tokens_have_probabilities(language_run: RunResult) -> None:
     generator = transom.load(language_run.folder, "fp32")
     assert repr(generator).startswith("<Generator: ") and "char tokens, context window 48" in repr(generator)
     options: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 8, "seed": 3}
@@ -358,13 +361,13 @@ def test_generated_tokens_have_probabilities(language_run: Sitting) -> None:
     check_html(found._repr_html_())
 
 
-def test_probabilities_are_the_models_own(language_run: Sitting) -> None:
+def test_probabilities_are_the_models_own(language_run: RunResult) -> None:
     """The product of p(token | before) is the likelihood that scoring gives, the end token apart; whatever the temperature."""
     generator = transom.load(language_run.folder, "fp32")
     (found,) = generator.continuations([""], temperature=1.5, top_k=5, max_new_tokens=20, min_new_tokens=19)[0]
     scored = generator.score([found.text])[0]
     from transom.data.text.windows import scoring_batches
-    from transom.data.tokenizer.special import EOS
+    from transom.data.tokenizer.special_tokens import EOS
     from transom.decoding.search.loop import log_probabilities
 
     ((batch, _, _),) = scoring_batches([[EOS, *generator.encode(found.text)]], 48, 0, 4096)
@@ -375,7 +378,7 @@ def test_probabilities_are_the_models_own(language_run: Sitting) -> None:
 
 
 @pytest.fixture(scope="session")
-def classifier_run(tmp_path_factory: pytest.TempPathFactory) -> Sitting:
+def classifier_run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """Train a tiny classifier of texts."""
     folder = tmp_path_factory.mktemp("classes")
     rows = [(text, language) for language, texts in (("en", ENGLISH), ("es", SPANISH)) for text in texts]
@@ -385,7 +388,7 @@ def classifier_run(tmp_path_factory: pytest.TempPathFactory) -> Sitting:
     return transom.train("text-classes", folder / "run", {**SMALL, "model.n_layers": 1}, progress=False, **files)  # type: ignore[arg-type]
 
 
-def test_predict_proba_and_embed(classifier_run: Sitting) -> None:
+def test_predict_proba_and_embed(classifier_run: RunResult) -> None:
     classifier = transom.load(classifier_run.folder, "fp32")
     assert "2 classes (en, es)" in repr(classifier)
     texts = ["the cat", "dos gatos", "x" * 100]
@@ -418,7 +421,7 @@ def test_an_editor_knows_the_types(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert 'Revealed type is "transom.tasks.train.Sitting"' in done.stdout
+    assert 'Revealed type is "transom.tasks.train.RunResult"' in done.stdout
     assert 'Unexpected keyword argument "sauce"' in done.stdout
 
 

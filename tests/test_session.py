@@ -10,7 +10,7 @@ import torch
 from tests import conftest
 from tests.conftest import ALLOWED_SKIPS, LAST, REST, SECONDS, Watch
 from tests.size import ROOT
-from transom.data.batch import Sequences
+from transom.data.batch import PaddedSequences
 
 
 def a_report(nodeid: str, outcome: Literal["passed", "skipped"] = "passed", seconds: float = 0.0) -> pytest.TestReport:
@@ -66,7 +66,7 @@ def test_processor_time_is_in_every_report(request: pytest.FixtureRequest) -> No
 def test_shapes_are_checked() -> None:
     rows = torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(TypeError):
-        Sequences(rows, rows, rows, rows)
+        PaddedSequences(rows, rows, rows, rows)
 
 
 def test_one_thread_a_process() -> None:

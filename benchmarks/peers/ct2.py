@@ -9,7 +9,7 @@ from ctranslate2.converters.transformers import MarianMTLoader
 from transformers import MarianMTModel
 
 from benchmarks.peers.marian import EOS, fresh_model
-from benchmarks.shapes import Task, symbols
+from benchmarks.shapes import Task, random_tokens
 
 TYPES = ("float32", "int8", "int8_float32", "bfloat16", "int8_bfloat16")
 
@@ -54,7 +54,7 @@ def _load(folder: str, compute_type: str, workers: int, threads: int) -> ctransl
 
 
 def _translate(translator: ctranslate2.Translator, task: Task, names: list[str], workers: int) -> list[list[int]]:
-    source = [[names[i] for i in row] for row in symbols(task.rows, task.shape.source, task.shape.vocab, 3).tolist()]
+    source = [[names[i] for i in row] for row in random_tokens(task.rows, task.shape.source, task.shape.vocab, 3).tolist()]
     length = task.shape.target
     found = translator.translate_batch(
         source, beam_size=task.beams, max_batch_size=-(-task.rows // workers), min_decoding_length=length, max_decoding_length=length

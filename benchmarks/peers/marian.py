@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
-from benchmarks.peers.training import steps
-from benchmarks.shapes import Shape, Task, symbols
+from benchmarks.peers.training import build_training_steps
+from benchmarks.shapes import Shape, Task, random_tokens
 
 EOS = 0
 
@@ -46,14 +46,14 @@ def fresh_model(shape: Shape) -> MarianMTModel:
 def training_steps(shape: Shape, compiled: bool) -> dict[str, Callable[[], float]]:
     """Give a training step in every mode."""
     model = fresh_model(shape).train()
-    source, labels = symbols(shape.pairs, shape.source, shape.vocab, 1), symbols(shape.pairs, shape.target, shape.vocab, 2)
+    source, labels = random_tokens(shape.pairs, shape.source, shape.vocab, 1), random_tokens(shape.pairs, shape.target, shape.vocab, 2)
     target = torch.cat([torch.full((shape.pairs, 1), shape.vocab - 1), labels[:, :-1]], 1)
 
     def logits() -> Tensor:
         found: Tensor = model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
         return found
 
-    return steps(model, logits, labels, compiled)
+    return build_training_steps(model, logits, labels, compiled)
 
 
 def translators(tasks: list[Task]) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
@@ -67,7 +67,7 @@ def translators(tasks: list[Task]) -> dict[tuple[str, str], Callable[[], list[li
 def _generate(model: MarianMTModel, task: Task) -> list[list[int]]:
     length = task.shape.target
     found: Tensor = model.generate(
-        input_ids=symbols(task.rows, task.shape.source, task.shape.vocab, 3),
+        input_ids=random_tokens(task.rows, task.shape.source, task.shape.vocab, 3),
         num_beams=task.beams,
         do_sample=False,
         min_new_tokens=length,

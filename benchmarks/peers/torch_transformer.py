@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.peers.training import steps
-from benchmarks.shapes import Shape, symbols
-from transom.layers.position import sinusoids
+from benchmarks.peers.training import build_training_steps
+from benchmarks.shapes import Shape, random_tokens
+from transom.layers.position_encoding import sinusoidal_table
 
 
 class Model(nn.Module):
@@ -20,7 +20,7 @@ class Model(nn.Module):
         c = shape.config
         self.embedding = nn.Embedding(shape.vocab, c.d_model)
         nn.init.normal_(self.embedding.weight, std=c.d_model**-0.5)
-        self.register_buffer("positions", sinusoids(c.max_seq_len, c.d_model))
+        self.register_buffer("positions", sinusoidal_table(c.max_seq_len, c.d_model))
         self.dropout = nn.Dropout(c.dropout)
         self.transformer = nn.Transformer(
             c.d_model, c.n_heads, c.n_encoder_layers, c.n_decoder_layers, c.d_ff, c.dropout, batch_first=True, norm_first=False
@@ -45,6 +45,6 @@ def training_steps(shape: Shape, compiled: bool) -> dict[str, Callable[[], float
     """Give a training step in every mode."""
     torch.manual_seed(1)
     model = Model(shape).train()
-    source, labels = symbols(shape.pairs, shape.source, shape.vocab, 1), symbols(shape.pairs, shape.target, shape.vocab, 2)
+    source, labels = random_tokens(shape.pairs, shape.source, shape.vocab, 1), random_tokens(shape.pairs, shape.target, shape.vocab, 2)
     target = torch.cat([torch.full((shape.pairs, 1), 1), labels[:, :-1]], 1)
-    return steps(model, lambda: model(source, target), labels, compiled)
+    return build_training_steps(model, lambda: model(source, target), labels, compiled)

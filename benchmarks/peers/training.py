@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.shapes import LEARNING_RATE, TRAINING
-from transom.config.training import Adam
+from transom.config.training import AdamConfig
 
 
-def steps(model: nn.Module, logits: Callable[[], Tensor], labels: Tensor, compiled: bool) -> dict[str, Callable[[], float]]:
+def build_training_steps(model: nn.Module, logits: Callable[[], Tensor], labels: Tensor, compiled: bool) -> dict[str, Callable[[], float]]:
     """Give a model's training step in every mode; each returns the mean smoothed loss.
 
     Args:
@@ -20,9 +20,9 @@ def steps(model: nn.Module, logits: Callable[[], Tensor], labels: Tensor, compil
         labels: the tokens to predict, (pairs, target).
         compiled: also compile loss and model together, where there is a compiler.
     """
-    brick = TRAINING.optimizer
-    assert isinstance(brick, Adam)
-    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (brick.beta1, brick.beta2), brick.eps, fused=True)
+    component = TRAINING.optimizer
+    assert isinstance(component, AdamConfig)
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (component.beta1, component.beta2), component.eps, fused=True)
 
     def loss() -> Tensor:
         return F.cross_entropy(logits().flatten(0, 1), labels.flatten(), label_smoothing=TRAINING.label_smoothing)
@@ -32,7 +32,7 @@ def steps(model: nn.Module, logits: Callable[[], Tensor], labels: Tensor, compil
             with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
                 value = loss()
             value.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), TRAINING.clip_norm or float("inf"))
+            nn.utils.clip_grad_norm_(model.parameters(), TRAINING.max_grad_norm or float("inf"))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             return value.item()

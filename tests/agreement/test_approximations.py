@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transformers import NystromformerConfig
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
-from transom.config.approximations import Linear, Linformer, Nystrom, Performer
+from transom.config.approximations import LinearAttentionConfig, LinformerConfig, NystromConfig, PerformerConfig
 from transom.layers.approximations import linear_attention
-from transom.layers.approximations.approximate import build_approximation
+from transom.layers.approximations.approximate_attention import build_approximation
 from transom.layers.approximations.nystrom import pseudo_inverse
-from transom.layers.attention import attend_explicit, pattern, scores
+from transom.layers.attention import attention_scores, attention_weights, explicit_attention
 from transom.layers.context import AttentionContext, SegmentMask
 
 DOUBLE = {"rtol": 0, "atol": 1e-10}
@@ -34,10 +34,10 @@ def draw(n_heads: int = 3, length: int = 9, width: int = D_HEAD) -> Tensor:
 
 
 def performer(d_head: int = D_HEAD, seed: int = 1, **fields: Any) -> linear_attention.Performer:
-    found = build_approximation(Performer(**fields), d_head, 9)
+    found = build_approximation(PerformerConfig(**fields), d_head, 9)
     assert isinstance(found, linear_attention.Performer)
     torch.manual_seed(seed)
-    found.draw()
+    found.sample_projections()
     return found
 
 
@@ -61,14 +61,14 @@ def test_linear_attention_is_its_formula(name: str, causal: bool) -> None:
     def phi(x: Tensor) -> list[float]:
         return [max(x_i, 0.0) if name == "relu" else x_i + 1 if x_i > 0 else math.exp(x_i) for x_i in x.tolist()]
 
-    ours = build_approximation(Linear.model_validate({"feature_map": name}), D_HEAD, 9)
+    ours = build_approximation(LinearAttentionConfig.model_validate({"feature_map": name}), D_HEAD, 9)
     ones = torch.ones(2, 5, dtype=torch.long)
     assert torch.allclose(ours(q, k, v, SegmentMask(ones, ones, causal)), by_sums(phi, phi, q, k, v, causal), **DOUBLE)
 
 
 def test_linear_attention_keeps_what_float32_would_round_away() -> None:
     x = torch.full((1, 1, 1, D_HEAD), -20.0, dtype=torch.float32)
-    features = linear_attention.Linear(Linear(), D_HEAD, 9).phi(x)
+    features = linear_attention.FeatureMapAttention(LinearAttentionConfig(), D_HEAD, 9).phi(x)
     assert torch.allclose(features, x.exp(), rtol=1e-5, atol=0) and (nn.functional.elu(x) + 1 == 0).all()
 
 
@@ -107,7 +107,7 @@ def test_random_features_are_unbiased_and_their_error_falls_like_one_over_the_ro
         found = []
         for seed in range(200):
             ours = performer(n_features=m, orthogonal=orthogonal, seed=seed)
-            found.append(ours.of_keys(q) @ ours.of_keys(k).transpose(-2, -1) / m)
+            found.append(ours.key_features(q) @ ours.key_features(k).transpose(-2, -1) / m)
         estimates = torch.stack(found)
         spread = estimates.std(0) / math.sqrt(200)
         assert ((estimates.mean(0) - exact).abs() < 5 * spread).all(), "the mean over draws is the exponential of the score"
@@ -121,28 +121,28 @@ def test_orthogonal_draws_err_less() -> None:
     error = {}
     for orthogonal in (True, False):
         ours = [performer(16, seed, n_features=16, orthogonal=orthogonal) for seed in range(300)]
-        error[orthogonal] = sum(float((o.of_keys(q) @ o.of_keys(k).transpose(-2, -1) / 16 - exact).square().mean()) for o in ours)
+        error[orthogonal] = sum(float((o.key_features(q) @ o.key_features(k).transpose(-2, -1) / 16 - exact).square().mean()) for o in ours)
     assert error[True] < 0.9 * error[False]
 
 
 def test_a_performer_approaches_attention() -> None:
     q, k, v = draw() / 2, draw() / 2, draw(width=3)
-    exact = attend_explicit(q, k, v)
+    exact = explicit_attention(q, k, v)
     errors = [float((performer(n_features=m)(q, k, v) - exact).norm() / exact.norm()) for m in (64, 4096)]
     assert errors[1] < 0.05 and errors[1] < errors[0] / 3
 
 
 def test_linformer_is_its_formula_and_with_identities_attention() -> None:
     q, k, v = draw(), draw(), draw(width=3)
-    ours = build_approximation(Linformer(rank=5), D_HEAD, 12)
+    ours = build_approximation(LinformerConfig(rank=5), D_HEAD, 12)
     e, f = (mixing.weight[:, :9] for mixing in (ours.e, ours.f))
     keys, values = torch.einsum("rj,bhjd->bhrd", e, k), torch.einsum("rj,bhjd->bhrd", f, v)
     expected = torch.einsum("bhid,bhrd->bhir", q, keys).div(math.sqrt(D_HEAD)).softmax(-1) @ values
     assert torch.allclose(ours(q, k, v), expected, **DOUBLE)
-    exact = build_approximation(Linformer(rank=9), D_HEAD, 9)
+    exact = build_approximation(LinformerConfig(rank=9), D_HEAD, 9)
     for mixing in (exact.e, exact.f):
         nn.init.eye_(mixing.weight)
-    assert torch.allclose(exact(q, k, v), attend_explicit(q, k, v), **DOUBLE)
+    assert torch.allclose(exact(q, k, v), explicit_attention(q, k, v), **DOUBLE)
 
 
 def test_nystrom_is_the_transformers_library_s() -> None:
@@ -159,32 +159,36 @@ def test_nystrom_is_the_transformers_library_s() -> None:
     theirs.init_option = "exact"  # each matrix is scaled by its own norm, not by the greatest of the batch
     x = torch.randn(2, 12, 12)
     q, k, v = (mapped(x).view(2, 12, 3, 4).transpose(1, 2) for mapped in (theirs.query, theirs.key, theirs.value))
-    ours = build_approximation(Nystrom(n_landmarks=4, n_iterations=6), 4, 12)
+    ours = build_approximation(NystromConfig(n_landmarks=4, n_iterations=6), 4, 12)
     z = ours(q, k, v).transpose(1, 2).reshape(2, 12, 12)
     assert torch.allclose(z, theirs(x)[0], **DOUBLE)
 
 
 def test_nystrom_with_a_landmark_a_token_is_attention() -> None:
     q, k, v = draw(), draw(), draw(width=3)
-    ours = build_approximation(Nystrom(n_landmarks=20, n_iterations=30), D_HEAD, 9)
-    assert torch.allclose(ours(q, k, v), attend_explicit(q, k, v), rtol=0, atol=1e-8)
-    rough = build_approximation(Nystrom(n_landmarks=20), D_HEAD, 9)(q, k, v)
-    assert 1e-8 < (rough - attend_explicit(q, k, v)).abs().max() < 1, "six iterations have not converged"
+    ours = build_approximation(NystromConfig(n_landmarks=20, n_iterations=30), D_HEAD, 9)
+    assert torch.allclose(ours(q, k, v), explicit_attention(q, k, v), rtol=0, atol=1e-8)
+    rough = build_approximation(NystromConfig(n_landmarks=20), D_HEAD, 9)(q, k, v)
+    assert 1e-8 < (rough - explicit_attention(q, k, v)).abs().max() < 1, "six iterations have not converged"
 
 
 def test_the_iterated_inverse_is_linear_algebra_s() -> None:
-    a = pattern(scores(draw(), draw()))
+    a = attention_weights(attention_scores(draw(), draw()))
     assert torch.allclose(pseudo_inverse(a, 30), torch.linalg.pinv(a), rtol=0, atol=1e-7)
     low = a[..., :, :1] @ a[..., :1, :]
     assert torch.allclose(low @ pseudo_inverse(low, 30) @ low, low, **DOUBLE)
     assert (pseudo_inverse(torch.zeros(2, 3, 3), 6) == 0).all()
 
 
-@pytest.mark.parametrize("brick", [Linear(), Performer(n_features=7), Linformer(rank=3), Nystrom(n_landmarks=3)], ids=lambda b: b.kind)
-def test_float32_stays_near_float64_and_bf16_is_worked_in_float32(brick: Any) -> None:
-    ours = build_approximation(brick, D_HEAD, 9)
+@pytest.mark.parametrize(
+    "component",
+    [LinearAttentionConfig(), PerformerConfig(n_features=7), LinformerConfig(rank=3), NystromConfig(n_landmarks=3)],
+    ids=lambda b: b.kind,
+)
+def test_float32_stays_near_float64_and_bf16_is_worked_in_float32(config: Any) -> None:
+    ours = build_approximation(config, D_HEAD, 9)
     if isinstance(ours, linear_attention.Performer):
-        ours.draw()
+        ours.sample_projections()
     q, k, v = draw(), draw(), draw(width=3)
     exact = ours(q, k, v)
     assert torch.allclose(ours(q.float(), k.float(), v.float()).double(), exact, rtol=1e-5, atol=1e-5)

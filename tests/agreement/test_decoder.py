@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from transom.config.model import Decoder
+from transom.config.model import DecoderConfig
 from transom.config.packaged import packaged_presets
-from transom.data.batch import LanguageBatch, Sequences
-from transom.layers.attention import causal
+from transom.data.batch import LanguageBatch, PaddedSequences
+from transom.layers.attention import causal_mask
 from transom.layers.context import AttentionContext, BlockContext
+from transom.models.base import Network
 from transom.models.build import build_model
-from transom.models.network import Network
 
 VOCAB, LENGTH = 31, 12
-GPT2 = Decoder.model_validate(
+GPT2 = DecoderConfig.model_validate(
     {
         "d_model": 24,
         "n_layers": 3,
@@ -32,7 +32,7 @@ GPT2 = Decoder.model_validate(
         "feed_forward": "gelu-tanh",
     }
 )
-LLAMA = Decoder.model_validate(
+LLAMA = DecoderConfig.model_validate(
     {
         "d_model": 24,
         "n_layers": 3,
@@ -43,8 +43,8 @@ LLAMA = Decoder.model_validate(
         "vocab_size": VOCAB,
         "dropout": 0.0,
         "norm": {"kind": "rmsnorm", "eps": 1e-6},
-        "attention": {"bias": False, "output_bias": False},
-        "tie": False,
+        "attention": {"qkv_bias": False, "output_bias": False},
+        "tie_embeddings": False,
     }
 )
 
@@ -155,7 +155,7 @@ def both(request: pytest.FixtureRequest) -> tuple[Network, nn.Module]:
 def batch() -> LanguageBatch:
     torch.manual_seed(2)
     tokens = torch.randint(3, VOCAB, (2, LENGTH + 1))
-    text = Sequences.pad(tokens[:, :-1].tolist())
+    text = PaddedSequences.pad(tokens[:, :-1].tolist())
     return LanguageBatch(text, tokens[:, 1:], (0, 1))
 
 
@@ -163,7 +163,7 @@ def batch() -> LanguageBatch:
 def test_logits_are_theirs(both: tuple[Network, nn.Module], dtype: torch.dtype, close: float) -> None:
     ours, theirs = (model.to(dtype) for model in both)
     text = batch()
-    found, expected = ours(text), theirs(text.target.tokens).logits
+    found, expected = ours(text), theirs(text.decoder_input.tokens).logits
     scale = expected.abs().max().clamp(min=1.0)
     assert ((found - expected).abs() / scale).max() <= close
 
@@ -171,7 +171,7 @@ def test_logits_are_theirs(both: tuple[Network, nn.Module], dtype: torch.dtype, 
 def test_gradients_of_every_weight_are_theirs(both: tuple[Network, nn.Module]) -> None:
     ours, theirs = both
     text = batch()
-    for logits in (ours(text), theirs(text.target.tokens).logits):
+    for logits in (ours(text), theirs(text.decoder_input.tokens).logits):
         nn.functional.cross_entropy(logits.flatten(0, 1), text.labels.flatten()).backward()
     names = from_gpt2 if "transformer.wte.weight" in theirs.state_dict() else from_llama
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters(remove_duplicate=False)}
@@ -184,7 +184,7 @@ def test_gradients_of_every_weight_are_theirs(both: tuple[Network, nn.Module]) -
 def test_the_guides_block_is_torchs_pre_norm_layer(dtype: torch.dtype, close: float) -> None:
     torch.manual_seed(1)
     fields = tomllib.loads(packaged_presets()["decoder-block"])
-    ours = build_model(Decoder.model_validate(fields | {"vocab_size": 7, "max_seq_len": 16})).to(dtype).eval()
+    ours = build_model(DecoderConfig.model_validate(fields | {"vocab_size": 7, "max_seq_len": 16})).to(dtype).eval()
     theirs = nn.TransformerEncoderLayer(512, 8, 2048, 0.1, "gelu", norm_first=True, batch_first=True).to(dtype).eval()
     block = ours.get_submodule("decoder.blocks.0")
     assert sum(p.numel() for p in block.parameters()) == sum(p.numel() for p in theirs.parameters()) == 3_152_384
@@ -207,4 +207,6 @@ def test_the_guides_block_is_torchs_pre_norm_layer(dtype: torch.dtype, close: fl
     x = torch.randn(2, 9, 512, dtype=dtype)
     their_mask = nn.Transformer.generate_square_subsequent_mask(9, dtype=dtype)
     expected = theirs(x, src_mask=their_mask, is_causal=True)
-    assert (block(x, BlockContext(attention=AttentionContext(mask=causal(9, 9))))[0] - expected).abs().max() <= close * expected.abs().max()
+    assert (
+        block(x, BlockContext(attention=AttentionContext(mask=causal_mask(9, 9))))[0] - expected
+    ).abs().max() <= close * expected.abs().max()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
-from transom.config.model import MaskedEncoder, TextClassifier
-from transom.data.batch import LabelledBatch, MaskedBatch, Sequences
+from transom.config.model import MaskedLMConfig, TextClassifierConfig
+from transom.data.batch import LabeledTextBatch, MaskedBatch, PaddedSequences
+from transom.models.base import Network
 from transom.models.build import build_model
-from transom.models.network import Network
 
 VOCAB = 31
 SHARED: dict[str, Any] = {
@@ -24,7 +24,7 @@ SHARED: dict[str, Any] = {
     "dropout": 0.0,
     "norm": {"kind": "layernorm", "eps": 1e-12},
 }
-TEXT = Sequences.pad([[2, 5, 30, 7, 9, 30, 12, 3], [2, 30, 8, 6, 4]])
+TEXT = PaddedSequences.pad([[2, 5, 30, 7, 9, 30, 12, 3], [2, 30, 8, 6, 4]])
 
 
 def config() -> BertConfig:
@@ -82,24 +82,24 @@ def both(request: pytest.FixtureRequest) -> tuple[Network, nn.Module]:
     for name, parameter in theirs.named_parameters():
         if name in ("cls.predictions.bias", "classifier.bias"):
             nn.init.zeros_(parameter)
-    brick = MaskedEncoder if request.param == "masked" else TextClassifier
-    classes = {} if request.param == "masked" else {"classes": ("a", "b", "c"), "pool": "start"}
-    ours = build_model(brick.model_validate(SHARED | classes)).double().eval()
+    config = MaskedLMConfig if request.param == "masked" else TextClassifierConfig
+    classes = {} if request.param == "masked" else {"classes": ("a", "b", "c"), "pooling": "cls"}
+    ours = build_model(config.model_validate(SHARED | classes)).double().eval()
     ours.load_state_dict(renamed(theirs.state_dict()))
     return ours, theirs
 
 
-def batch(ours: Network) -> MaskedBatch | LabelledBatch:
-    if isinstance(ours.config, MaskedEncoder):
+def batch(ours: Network) -> MaskedBatch | LabeledTextBatch:
+    if isinstance(ours.config, MaskedLMConfig):
         return MaskedBatch(TEXT, TEXT.tokens, TEXT.segments > 0, (0, 1))
-    return LabelledBatch(TEXT, torch.tensor([2, 0]), (0, 1))
+    return LabeledTextBatch(TEXT, torch.tensor([2, 0]), (0, 1))
 
 
 def logits_of(ours: Network, theirs: nn.Module) -> tuple[Tensor, Tensor]:
     """Run both on the same texts and return the logits without padding."""
     texts = batch(ours)
     expected = theirs(TEXT.tokens, attention_mask=(TEXT.segments > 0).long()).logits
-    return ours(texts)[texts.counted], expected[texts.counted]
+    return ours(texts)[texts.loss_mask], expected[texts.loss_mask]
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
@@ -110,7 +110,7 @@ def test_logits_are_theirs(both: tuple[Network, nn.Module], dtype: torch.dtype, 
 
 def test_gradients_of_every_weight_are_theirs(both: tuple[Network, nn.Module]) -> None:
     ours, theirs = both
-    labels = batch(ours).labels[batch(ours).counted]
+    labels = batch(ours).labels[batch(ours).loss_mask]
     for logits in logits_of(ours, theirs):
         nn.functional.cross_entropy(logits, labels).backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters(remove_duplicate=False)}

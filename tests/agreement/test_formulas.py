@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from transom.config.model import Decoder
-from transom.layers.attention import Attention, Terms, attend, attend_explicit
-from transom.layers.masks.contexts import build_contexts
-from transom.layers.masks.rule import LOOKING_BACK, Places
-from transom.layers.position import Rotary, build_position, sinusoids
+from transom.config.model import DecoderConfig
+from transom.layers.attention import Attention, AttentionArgs, explicit_attention, scaled_dot_product_attention
+from transom.layers.masks.attention_contexts import build_contexts
+from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, TokenPositions
+from transom.layers.position_encoding import Rotary, build_position_encoding, sinusoidal_table
 
 SEEN = torch.ones(5, 5, dtype=torch.bool).tril()
 
@@ -32,14 +32,14 @@ def near(found: Tensor, formula: Tensor, tolerance: float) -> bool:
     return bool((found.double() - formula).abs().max() <= tolerance * formula.abs().max().clamp(min=1.0))
 
 
-def config(**fields: Any) -> Decoder:
-    return Decoder.model_validate({"d_model": 32, "n_heads": 4, "max_seq_len": 64, "vocab_size": 5} | fields)
+def config(**fields: Any) -> DecoderConfig:
+    return DecoderConfig.model_validate({"d_model": 32, "n_heads": 4, "max_seq_len": 64, "vocab_size": 5} | fields)
 
 
 def test_sinusoids(close: float) -> None:
     """Vaswani et al. 2017, section 3.5."""
     table = [[math.sin(i / 10000 ** (2 * (k // 2) / 10) + k % 2 * math.pi / 2) for k in range(10)] for i in range(500)]
-    assert near(sinusoids(500, 10), torch.tensor(table, dtype=torch.float64), close)
+    assert near(sinusoidal_table(500, 10), torch.tensor(table, dtype=torch.float64), close)
 
 
 def slope(h: int, n_heads: int) -> float:
@@ -51,7 +51,7 @@ def slope(h: int, n_heads: int) -> float:
 @pytest.mark.parametrize("n_heads", [1, 4, 6, 8, 12])
 def test_alibi(n_heads: int, close: float) -> None:
     """Press et al. 2022, section 3."""
-    position = build_position(config(n_heads=n_heads, d_head=8, position="alibi"), causal=True)
+    position = build_position_encoding(config(n_heads=n_heads, d_head=8, position="alibi"), causal=True)
     bias = position.bias(torch.tensor([[7, 30]]), torch.arange(40)[None])
     assert bias is not None
     expected = [[[-slope(h, n_heads) * abs(i - j) for j in range(40)] for i in (7, 30)] for h in range(1, n_heads + 1)]
@@ -82,8 +82,8 @@ THETA: dict[str, Any] = {
 @pytest.mark.parametrize("base", [100.0, 10000.0])
 def test_rotary_scalings(scaling: str, base: float, close: float) -> None:
     factor = 1.0 if scaling == "none" else 4.0
-    brick = {"kind": "rotary", "base": base, "scaling": scaling, "factor": factor}
-    position = build_position(config(d_model=64, position=brick), causal=True)
+    config = {"kind": "rotary", "rope_theta": base, "rope_scaling": scaling, "factor": factor}
+    position = build_position_encoding(config(d_model=64, position=config), causal=True)
     assert isinstance(position, Rotary)
     scale = 0.1 * math.log(factor) + 1 if scaling == "yarn" else 1.0
     angles = torch.tensor([[i * THETA[scaling](k, 16, base, factor) for k in range(8)] for i in range(64)], dtype=torch.float64)
@@ -107,13 +107,13 @@ def test_queries_and_keys_are_normed_a_head_and_then_turned(kind: str, close: fl
     c = config(n_kv_heads=2, attention={"qk_norm": kind}, position="rotary")
     layer, position, places = (
         Attention(c),
-        build_position(c, causal=True),
-        Places(torch.arange(5)[None], torch.ones(1, 5, dtype=torch.long)),
+        build_position_encoding(c, causal=True),
+        TokenPositions(torch.arange(5)[None], torch.ones(1, 5, dtype=torch.long)),
     )
     for parameter in layer.parameters():
         parameter.normal_(0.3, 0.5)
     x = torch.randn(1, 5, 32)
-    found = layer(x, build_contexts(position, places, places, [LOOKING_BACK])[0])[0]
+    found = layer(x, build_contexts(position, places, places, [CAUSAL_IN_SEGMENT])[0])[0]
     exact = layer.double()
     turned = torch.exp(1j * torch.arange(5)[:, None] * 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8))
 
@@ -145,6 +145,6 @@ def test_scores_are_bounded_and_sunk(softcap: float | None, sunk: bool, close: f
             weights = [math.exp(softcap * math.tanh(each / softcap) if softcap else each) for each in s]
             whole = sum(weights) + (math.exp(sinks[h].item()) if sunk else 0.0)
             expected[0, h, i] = sum(w / whole * v[0, 0, j].double() for j, w in enumerate(weights))
-    terms = Terms(SEEN[None, None], softcap=softcap, sinks=sinks if sunk else None)
-    for path in (attend, attend_explicit):
+    terms = AttentionArgs(SEEN[None, None], softcap=softcap, sinks=sinks if sunk else None)
+    for path in (scaled_dot_product_attention, explicit_attention):
         assert near(path(q, k, v, terms), expected, close)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
-from transom.data.batch import LanguageBatch, Sequences, translation_batch
-from transom.layers.recurrent.recurrent import RecurrentEncoder, RecurrentStack
+from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
+from transom.data.batch import LanguageBatch, PaddedSequences, translation_batch
+from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack
 from transom.models.build import build_model
 
 VOCAB = 9
@@ -25,7 +25,7 @@ ATTENTIONS: list[Any] = [
 SHAPES: list[dict[str, Any]] = [
     {},
     {"n_encoder_layers": 2, "n_decoder_layers": 3, "bidirectional": False, "d_embedding": 4},
-    {"n_encoder_layers": 3, "n_decoder_layers": 2, "tie": "all"},
+    {"n_encoder_layers": 3, "n_decoder_layers": 2, "tie_embeddings": "all"},
 ]
 
 
@@ -66,7 +66,7 @@ def softmax(scores: list[Tensor]) -> list[Tensor]:
     return [exponent / sum(exponents) for exponent in exponents]
 
 
-def context(c: RecurrentSeq2Seq, w: Weights, s: Tensor, annotations: list[Tensor]) -> Tensor:
+def context(c: RecurrentSeq2SeqConfig, w: Weights, s: Tensor, annotations: list[Tensor]) -> Tensor:
     """Attend from one state to all annotations."""
     name = "decoder.cross"
     if c.attention.kind == "additive" or getattr(c.attention, "score", "") == "concat":
@@ -77,14 +77,14 @@ def context(c: RecurrentSeq2Seq, w: Weights, s: Tensor, annotations: list[Tensor
     return sum((a * h for a, h in zip(softmax(scores), annotations, strict=True)), start=torch.zeros_like(annotations[0]))
 
 
-def by_the_equations(c: RecurrentSeq2Seq, w: Weights, source: list[int], target: list[int]) -> Tensor:
+def by_the_equations(c: RecurrentSeq2SeqConfig, w: Weights, source: list[int], target: list[int]) -> Tensor:
     """Return the logits of one pair; ``source`` ends with the end-of-sequence token, ``target`` begins with the start token."""
     kind, scale, d = c.cell.kind, c.width_of_embedding**0.5, c.d_model
     xs, ends = [scale * w["source_embedding.tokens.weight"][token] for token in source], []
     for i in range(c.n_encoder_layers):
-        ahead = read(kind, w, f"encoder.layers.{i}.ahead.kernel", xs)
+        ahead = read(kind, w, f"encoder.layers.{i}.forward_rnn.rnn", xs)
         if c.bidirectional:
-            back = read(kind, w, f"encoder.layers.{i}.back.kernel", xs[::-1])[::-1]
+            back = read(kind, w, f"encoder.layers.{i}.backward_rnn.rnn", xs[::-1])[::-1]
             ends.append(torch.cat([ahead[-1], back[0]]))
             ahead = [torch.cat(both) for both in zip(ahead, back, strict=True)]
         else:
@@ -92,7 +92,7 @@ def by_the_equations(c: RecurrentSeq2Seq, w: Weights, source: list[int], target:
         xs = ahead
     n = c.n_decoder_layers
     below = [ends[0]] * max(n - len(ends), 0) + ends[max(len(ends) - n, 0) :]
-    states = [torch.tanh(w[f"decoder.start.{i}.weight"] @ below[i] + w[f"decoder.start.{i}.bias"]) for i in range(n)]
+    states = [torch.tanh(w[f"decoder.bridge.{i}.weight"] @ below[i] + w[f"decoder.bridge.{i}.bias"]) for i in range(n)]
     attention, last, logits = c.attention.kind, torch.zeros(d, dtype=torch.float64), []
     last = last.to(xs[0])
     for token in target:
@@ -104,23 +104,23 @@ def by_the_equations(c: RecurrentSeq2Seq, w: Weights, source: list[int], target:
         elif getattr(c.attention, "input_feeding", False):
             x = torch.cat([y, last])
         for i in range(n):
-            states[i] = cell(kind, w, f"decoder.layers.{i}.kernel", x, states[i])
+            states[i] = cell(kind, w, f"decoder.layers.{i}.rnn", x, states[i])
             x = states[i][:d]
         if attention == "additive":
             t = w["decoder.maxout.weight"] @ torch.cat([x, y, seen]) + w["decoder.maxout.bias"]
             x = torch.maximum(t[0::2], t[1::2])
         elif attention == "luong":
-            x = last = torch.tanh(w["decoder.joined.weight"] @ torch.cat([context(c, w, x, xs), x]))
+            x = last = torch.tanh(w["decoder.output_proj.weight"] @ torch.cat([context(c, w, x, xs), x]))
         logits.append(w["unembedding.weight"] @ x)
     return torch.stack(logits)
 
 
-def config(**fields: Any) -> RecurrentSeq2Seq:
-    sizes = {"d_model": 6, "source_vocab_size": VOCAB, "target_vocab_size": VOCAB, "tie": "none", "dropout": 0.3}
-    return RecurrentSeq2Seq.model_validate(sizes | fields)
+def config(**fields: Any) -> RecurrentSeq2SeqConfig:
+    sizes = {"d_model": 6, "source_vocab_size": VOCAB, "target_vocab_size": VOCAB, "tie_embeddings": "none", "dropout": 0.3}
+    return RecurrentSeq2SeqConfig.model_validate(sizes | fields)
 
 
-def compared(c: RecurrentSeq2Seq, dtype: torch.dtype) -> tuple[Tensor, Tensor, list[tuple[str, Tensor, Tensor]]]:
+def compared(c: RecurrentSeq2SeqConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor, list[tuple[str, Tensor, Tensor]]]:
     """Return the logits at all tokens, and the gradients of every weight, of both implementations."""
     torch.manual_seed(1)
     model = build_model(c).to(dtype).eval()
@@ -128,9 +128,9 @@ def compared(c: RecurrentSeq2Seq, dtype: torch.dtype) -> tuple[Tensor, Tensor, l
         nn.init.normal_(parameter, std=0.7)
     batch = translation_batch(SOURCES, TARGETS, range(3))
     weights = {name: p.detach().double().clone().requires_grad_() for name, p in model.named_parameters()}
-    if c.tie == "all":
+    if c.tie_embeddings == "all":
         weights |= dict.fromkeys(("target_embedding.tokens.weight", "unembedding.weight"), weights["source_embedding.tokens.weight"])
-    ours = model(batch)[batch.counted]
+    ours = model(batch)[batch.loss_mask]
     theirs = torch.cat([by_the_equations(c, weights, [*s, 2], [1, *t]) for s, t in zip(SOURCES, TARGETS, strict=True)])
     direction = torch.randn(theirs.shape, dtype=torch.float64)
     (ours * direction.to(dtype)).sum().backward()
@@ -153,21 +153,21 @@ def test_logits_and_gradients_are_those_of_the_equations(kind: str, attention: A
         assert (found - expected).abs().max() <= 1e-10 * max(1, expected.abs().max().item()), name
 
 
-@pytest.mark.parametrize("widths", [{"tie": True}, {"tie": False, "d_embedding": 4}], ids=str)
+@pytest.mark.parametrize("widths", [{"tie_embeddings": True}, {"tie_embeddings": False, "d_embedding": 4}], ids=str)
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
 def test_a_language_model_is_its_equations(kind: str, widths: dict[str, Any]) -> None:
     torch.manual_seed(1)
-    c = RecurrentDecoder.model_validate({"cell": kind, "d_model": 6, "n_layers": 3, "vocab_size": VOCAB, "dropout": 0.3} | widths)
+    c = RecurrentDecoderConfig.model_validate({"cell": kind, "d_model": 6, "n_layers": 3, "vocab_size": VOCAB, "dropout": 0.3} | widths)
     model = build_model(c).double().eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.7)
     w, rows = dict(model.named_parameters(remove_duplicate=False)), [[2, 5, 8, 4, 3], [2, 7]]
-    text = Sequences.pad(rows)
+    text = PaddedSequences.pad(rows)
     ours = model(LanguageBatch(text, text.tokens, (0, 1)))
     for row, found in zip(rows, ours, strict=True):
         xs = [c.width_of_embedding**0.5 * w["embedding.tokens.weight"][token] for token in row]
         for i in range(3):
-            xs = read(kind, w, f"decoder.layers.{i}.kernel", xs)
+            xs = read(kind, w, f"decoder.layers.{i}.rnn", xs)
         theirs = torch.stack([w["unembedding.weight"] @ x for x in xs])
         assert (found[: len(row)] - theirs).abs().max() <= 1e-10
 
@@ -185,15 +185,15 @@ def test_in_float32_they_are_within_its_rounding(kind: str, attention: str) -> N
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
 def test_in_bf16_logits_and_gradients_are_near(kind: str, attention: str) -> None:
     torch.manual_seed(1)
-    c = config(cell=kind, attention=attention, d_model=64, tie="all", n_encoder_layers=2)
+    c = config(cell=kind, attention=attention, d_model=64, tie_embeddings="all", n_encoder_layers=2)
     model, batch = build_model(c).eval(), translation_batch([[3, 4, 5, 6] * 6, [7]], [[5, 8] * 12, [7, 3, 4, 6]], range(2))
     found = []
     for enabled in (False, True):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             logits = model(batch).float()
-        logits[batch.counted].logsumexp(-1).sum().backward()
-        found.append([logits.detach()[batch.counted], *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        logits[batch.loss_mask].logsumexp(-1).sum().backward()
+        found.append([logits.detach()[batch.loss_mask], *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
     for exact, short in zip(*found, strict=True):
         assert (exact - short).norm() <= 0.1 * exact.norm()
 
@@ -208,9 +208,9 @@ def test_the_encoder_is_torchs_over_packed_sequences(kind: str) -> None:
     torchs = TORCHS[kind](4, 3, num_layers=2, bidirectional=True, batch_first=True).double()
     with torch.no_grad():
         for i, layer in enumerate(ours.layers):
-            for direction, suffix in ((layer.ahead, ""), (layer.back, "_reverse")):
+            for direction, suffix in ((layer.forward_rnn, ""), (layer.backward_rnn, "_reverse")):
                 assert direction is not None
-                for name, parameter in direction.kernel.named_parameters():
+                for name, parameter in direction.rnn.named_parameters():
                     getattr(torchs, name.replace("_l0", f"_l{i}{suffix}")).copy_(parameter)
     x, lengths = torch.randn(3, 5, 4, dtype=torch.float64), torch.tensor([5, 2, 4])
     segments = (torch.arange(5) < lengths[:, None]).long()
@@ -230,15 +230,15 @@ def test_a_stack_is_torchs_whole_or_step_by_step(kind: str) -> None:
     torchs = TORCHS[kind](4, 6, num_layers=3, batch_first=True).double()
     with torch.no_grad():
         for i, layer in enumerate(ours.layers):
-            for name, parameter in layer.kernel.named_parameters():
+            for name, parameter in layer.rnn.named_parameters():
                 getattr(torchs, name.replace("_l0", f"_l{i}")).copy_(parameter)
     x = torch.randn(2, 5, 4, dtype=torch.float64)
     theirs, ends = torchs(x)
-    whole, states = ours.run(x, [None] * 3)
+    whole, states = ours.forward_from(x, [None] * 3)
     assert torch.allclose(whole, theirs, rtol=0, atol=1e-10)
     for n, parts in enumerate(zip(*states, strict=True)):
         assert torch.allclose(torch.stack(parts), ends[n] if kind == "lstm" else ends, rtol=0, atol=1e-10)
-    steps = tuple(layer.zeros(x) for layer in ours.layers)
+    steps = tuple(layer.zero_state(x) for layer in ours.layers)
     for place in range(5):
         steps = ours.step(x[:, place], steps)
         assert torch.allclose(steps[-1][0], theirs[:, place], rtol=0, atol=1e-10)

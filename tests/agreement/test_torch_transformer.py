@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.agreement.torch_transformer import from_torch, to_torch
-from transom.config.model import Seq2Seq
+from transom.config.model import Seq2SeqConfig
 from transom.data.batch import translation_batch
-from transom.layers.position import sinusoids
+from transom.layers.position_encoding import sinusoidal_table
 from transom.models.build import build_model
 
 VOCAB, D_MODEL = 19, 16
@@ -29,7 +29,7 @@ class Reference(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor, source_padding: Tensor, target_padding: Tensor) -> Tensor:
         def embed(tokens: Tensor) -> Tensor:
-            return self.table[tokens] * math.sqrt(D_MODEL) + sinusoids(tokens.shape[1], D_MODEL, dtype=self.table.dtype)
+            return self.table[tokens] * math.sqrt(D_MODEL) + sinusoidal_table(tokens.shape[1], D_MODEL, dtype=self.table.dtype)
 
         later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
         states = self.transformer(
@@ -48,7 +48,7 @@ class Reference(nn.Module):
 def test_outputs_and_gradients_agree(placement: str, dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(1)
     reference = Reference(norm_first=placement == "pre").to(dtype).train()
-    config = Seq2Seq(
+    config = Seq2SeqConfig(
         d_model=D_MODEL,
         n_heads=4,
         d_ff=24,
@@ -65,9 +65,9 @@ def test_outputs_and_gradients_agree(placement: str, dtype: torch.dtype, toleran
     tables = ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "unembedding.weight")
     model.load_state_dict({**weights, **dict.fromkeys(tables, reference.table.data)})
     batch = translation_batch([[3, 4, 5, 6, 7], [8, 9], [10, 11, 12]], [[4, 5, 6], [7, 8, 9, 10, 11], [12]], range(3))
-    real = batch.target.segments > 0
+    real = batch.decoder_input.segments > 0
 
-    expected = reference(batch.source.tokens, batch.target.tokens, batch.source.segments == 0, ~real)[real]
+    expected = reference(batch.source.tokens, batch.decoder_input.tokens, batch.source.segments == 0, ~real)[real]
     found = model(batch)[real]
     assert (found - expected).abs().max() <= tolerance
 

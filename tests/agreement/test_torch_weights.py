@@ -39,7 +39,7 @@ def test_the_stacks_compute_the_same(norm_placement):
     source, target = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(2, 4, 8, dtype=torch.float64)
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
     expected = reference(source, target, tgt_mask=~causal)
-    found = model.decoder(target, StackContext(attentions=[AttentionContext(mask=causal[None, None])]), model.encoder(source))
+    found = model.decoder(target, StackContext(attention_contexts=[AttentionContext(mask=causal[None, None])]), model.encoder(source))
     assert torch.allclose(found, expected, rtol=0, atol=1e-10)
 
 
@@ -76,7 +76,7 @@ def test_heads_that_pytorch_cannot_hold_are_refused():
 
 
 @pytest.mark.parametrize(
-    "bricks",
+    "components",
     [
         {"norm_placement": "sandwich"},
         {"norm_placement": "parallel"},
@@ -89,6 +89,6 @@ def test_heads_that_pytorch_cannot_hold_are_refused():
     ],
     ids=str,
 )
-def test_what_pytorch_has_not_is_refused(bricks):
+def test_what_pytorch_has_not_is_refused(components):
     with pytest.raises(CheckpointError, match=r"torch\.nn\.Transformer"):
-        to_torch(build_model(seq2seq(**bricks)).state_dict())
+        to_torch(build_model(seq2seq(**components)).state_dict())

@@ -11,15 +11,15 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 from transom.config.packaged import packaged_presets
-from transom.config.reading import parse_toml
-from transom.config.vision import Cbam, Convolutional, ConvolutionalNetwork, SqueezeExcitation, VisionTransformer
+from transom.config.toml_input import parse_toml
+from transom.config.vision import CbamConfig, ConvolutionalNetworkConfig, ConvStemConfig, SqueezeExcitationConfig, VisionTransformerConfig
 from transom.data.batch import ImageBatch
 from transom.layers.observe import ActivationRecorder
 from transom.layers.vision.channel_attention import build_channel_attention
 from transom.models.build import build_model
 from transom.models.vision import VisionTransformer as Vit
 from transom.planning.parameters import count_parameters
-from transom.training.loss import cross_entropy, mixed_cross_entropy
+from transom.training.losses import cross_entropy, mixup_cross_entropy
 
 CLASSES = ("a", "b", "c")
 
@@ -30,8 +30,8 @@ def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ours = {
         "embedding.cls": theirs[f"{vit}cls_token"][0, 0],
         "embedding.position.table.weight": theirs[f"{vit}position_embeddings"][0],
-        "embedding.patches.weight": theirs[f"{vit}patch_embeddings.projection.weight"].flatten(1),
-        "embedding.patches.bias": theirs[f"{vit}patch_embeddings.projection.bias"],
+        "embedding.projection.weight": theirs[f"{vit}patch_embeddings.projection.weight"].flatten(1),
+        "embedding.projection.bias": theirs[f"{vit}patch_embeddings.projection.bias"],
         "unembedding.weight": theirs["classifier.weight"],
     }
     names = {
@@ -61,7 +61,7 @@ def both() -> tuple[nn.Module, nn.Module]:
         nn.init.normal_(parameter, 0.1, 0.3)
     nn.init.zeros_(theirs.classifier.bias)
     sizes = {"d_model": 24, "n_layers": 3, "n_heads": 4, "d_ff": 40, "image_size": 12, "patch_size": 3, "dropout": 0.0, "classes": CLASSES}
-    ours = build_model(VisionTransformer.model_validate(sizes | {"norm": {"kind": "layernorm", "eps": 1e-6}})).double().eval()
+    ours = build_model(VisionTransformerConfig.model_validate(sizes | {"norm": {"kind": "layernorm", "eps": 1e-6}})).double().eval()
     ours.load_state_dict(renamed(theirs.state_dict()))
     return ours, theirs
 
@@ -74,7 +74,7 @@ def images(n: int = 4, size: int = 12) -> ImageBatch:
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_logits_are_theirs(both: tuple[nn.Module, nn.Module], dtype: torch.dtype, close: float) -> None:
     batch = images()
-    batch = ImageBatch(batch.pixels.to(dtype), batch.labels, batch.samples)
+    batch = ImageBatch(batch.pixels.to(dtype), batch.labels, batch.sample_ids)
     ours, theirs = (model.to(dtype) for model in both)
     expected = theirs(batch.pixels).logits
     assert ((ours(batch) - expected).abs() / expected.abs().max().clamp(min=1.0)).max() <= close
@@ -97,7 +97,7 @@ def test_a_sketch_of_the_paper_gives_the_same(pool: str) -> None:
     """Compute eq. 1-4 of Dosovitskiy et al. 2021 for one block, element by element."""
     torch.manual_seed(1)
     sizes = {"d_model": 6, "n_layers": 1, "n_heads": 1, "d_ff": 5, "image_size": 4, "patch_size": 2, "channels": 1, "dropout": 0.0}
-    model = build_model(VisionTransformer.model_validate(sizes | {"classes": CLASSES, "pool": pool})).double().eval()
+    model = build_model(VisionTransformerConfig.model_validate(sizes | {"classes": CLASSES, "pooling": pool})).double().eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, 0.2, 0.5)
     w: Any = dict(model.named_parameters())
@@ -111,7 +111,7 @@ def test_a_sketch_of_the_paper_gives_the_same(pool: str) -> None:
         return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
 
     cut = torch.stack([image[0, 0, r : r + 2, c : c + 2].flatten() for r in (0, 2) for c in (0, 2)])
-    z = linear("embedding.patches", cut)
+    z = linear("embedding.projection", cut)
     z = torch.cat([w["embedding.cls"][None], z]) if pool == "cls" else z
     z = z + w["embedding.position.table.weight"]
     block = "encoder.blocks.0."
@@ -128,7 +128,7 @@ def test_a_sketch_of_the_paper_gives_the_same(pool: str) -> None:
 
 def test_squeeze_and_excitation_is_its_equations() -> None:
     torch.manual_seed(1)
-    layer = build_channel_attention(SqueezeExcitation(reduction=2), 6).double()
+    layer = build_channel_attention(SqueezeExcitationConfig(reduction=2), 6).double()
     x, w = torch.randn(2, 6, 3, 4, dtype=torch.float64), dict(layer.named_parameters())
     for image, found in zip(x, layer(x), strict=True):
         z = image.flatten(1).mean(1)  # eq. 2
@@ -138,7 +138,7 @@ def test_squeeze_and_excitation_is_its_equations() -> None:
 
 def test_cbam_is_its_equations() -> None:
     torch.manual_seed(1)
-    layer = build_channel_attention(Cbam(reduction=3, kernel=3), 6).double()
+    layer = build_channel_attention(CbamConfig(reduction=3, kernel_size=3), 6).double()
     x, w = torch.randn(2, 6, 4, 5, dtype=torch.float64), dict(layer.named_parameters())
 
     def mlp(z: Tensor) -> Tensor:
@@ -155,8 +155,8 @@ def test_cbam_is_its_equations() -> None:
 
 def test_a_stage_of_convolutions_is_torchs_layers_one_after_another() -> None:
     torch.manual_seed(1)
-    stem = Convolutional(channels=(4, 8), depth=2)
-    model = build_model(ConvolutionalNetwork(image_size=8, stem=stem, classes=CLASSES, d_model=5)).double().eval()
+    stem = ConvStemConfig(channels=(4, 8), convs_per_stage=2)
+    model = build_model(ConvolutionalNetworkConfig(image_size=8, stem=stem, classes=CLASSES, d_model=5)).double().eval()
     layers: list[nn.Module] = []
     for before, behind in ((3, 4), (4, 8)):
         for channels in (before, behind):
@@ -174,7 +174,7 @@ def test_the_loss_of_mixtures_is_torchs_with_soft_targets() -> None:
     logits, share = torch.randn(5, 3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
     own, other = torch.tensor([0, 1, 2, 1, 0]), torch.tensor([1, 1, 0, 2, 2])
     soft = share[:, None] * F.one_hot(own, 3) + (1 - share)[:, None] * F.one_hot(other, 3)
-    loss, nll = mixed_cross_entropy(logits, (own, other), share, 0.1)
+    loss, nll = mixup_cross_entropy(logits, (own, other), share, 0.1)
     assert loss.item() == pytest.approx(F.cross_entropy(logits, soft, reduction="sum", label_smoothing=0.1).item(), abs=1e-10)
     assert nll.item() == pytest.approx(F.cross_entropy(logits, soft, reduction="sum").item(), abs=1e-10)
 
@@ -188,18 +188,18 @@ def test_the_loss_of_mixtures_is_torchs_with_soft_targets() -> None:
 )
 def test_presets_have_their_size(preset: str, n_classes: int, counted: int) -> None:
     fields = parse_toml(packaged_presets()[preset], preset)
-    config = VisionTransformer.model_validate(fields | {"classes": [str(i) for i in range(n_classes)]})
+    config = VisionTransformerConfig.model_validate(fields | {"classes": [str(i) for i in range(n_classes)]})
     assert count_parameters(config).total == counted
 
 
 def test_the_example_reads_an_image_of_its_size() -> None:
     """The article's model: 224 x 224 pixels, patches of 16 x 16, twelve post-norm layers of width 64."""
     fields = parse_toml(packaged_presets()["vit-small-example"], "vit-small-example")
-    config = VisionTransformer.model_validate(fields | {"classes": [str(i) for i in range(10)]})
+    config = VisionTransformerConfig.model_validate(fields | {"classes": [str(i) for i in range(10)]})
     model = build_model(config).eval()
-    assert isinstance(model, Vit) and len(model.encoder.blocks) == 12 and config.norm_placement == "post" and config.pool == "mean"
+    assert isinstance(model, Vit) and len(model.encoder.blocks) == 12 and config.norm_placement == "post" and config.pooling == "mean"
     recorder = ActivationRecorder(["embedding*", "encoder.blocks.11.attn.q"])
-    logits = model.unembedding(model.hidden(ImageBatch(torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), (0, 1)), recorder))
+    logits = model.unembedding(model.last_hidden_state(ImageBatch(torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), (0, 1)), recorder))
     assert logits.shape == (2, 10) and bool(logits.isfinite().all())
     assert recorder.activations["encoder.blocks.11.attn.q"].shape == (2, 8, 196, 8)
 

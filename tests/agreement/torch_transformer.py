@@ -76,7 +76,9 @@ def to_torch(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             theirs[name] = tensor
         if (match := _OURS.fullmatch(name)) is None or match[3] not in _PARTS[match[1]].values():
             if name.startswith(("encoder.", "decoder.")) and not _FINAL.fullmatch(name):
-                raise CheckpointError(f"{name[:200]!r}: torch.nn.Transformer has no such part; only the bricks of 2017 can be given to it")
+                raise CheckpointError(
+                    f"{name[:200]!r}: torch.nn.Transformer has no such part; only the components of 2017 can be given to it"
+                )
             continue
         stack, number, module, letter, kind = match.groups()
         path = f"{stack}.layers.{number}.{next(old for old, new in _PARTS[stack].items() if new == module)}"

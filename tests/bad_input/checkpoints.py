@@ -66,10 +66,10 @@ PROGRESS = (
     "seconds",
     "n_target_tokens",
     "n_skipped",
-    "skips_in_a_row",
+    "consecutive_skips",
     "best",
     "validations_since_best",
-    "validated_at",
+    "last_validation_step",
     "window",
 )
 WHOLE = tuple(name for name in PROGRESS if name not in ("seconds", "best", "window"))

@@ -32,10 +32,10 @@ class TensorFile:
         if "sha256" in note:
             from safetensors.torch import load_file
 
-            from transom.checkpoints.tensors import digest
+            from transom.checkpoints.tensors import hash_tensors
 
             tensors = load_file(self.path)
-            note["sha256"] = digest(tensors | {name: tensors[kept] for name, kept in note.get("tied", {}).items() if kept in tensors})
+            note["sha256"] = hash_tensors(tensors | {name: tensors[kept] for name, kept in note.get("tied", {}).items() if kept in tensors})
             self.metadata["transom"] = json.dumps(note)
             self._write()
 

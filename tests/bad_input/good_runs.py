@@ -28,7 +28,7 @@ RUNS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {
     "translation": (
         "translation",
         ["--source", "pairs.source", "--target", "pairs.target"],
-        (*ON_TEXT, *ONE_BLOCK_A_SIDE, "tokenizer.kind=char", "training.validate_bleu=2", "training.average.last=2", *SEARCH),
+        (*ON_TEXT, *ONE_BLOCK_A_SIDE, "tokenizer.kind=char", "training.validate_bleu=2", "training.average.n_checkpoints=2", *SEARCH),
     ),
     "language": (
         "text-bpe",
@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {
         ["--text", "text.txt"],
         (*ON_TEXT, "model.n_layers=1", "tokenizer.kind=whitespace", *LINES),
     ),
-    "classification": ("text-classes", ["--labelled", "labelled.tsv"], (*ON_TEXT, "model.n_layers=1", "tokenizer.kind=char", EMA)),
+    "classification": ("text-classes", ["--labeled-data", "labelled.tsv"], (*ON_TEXT, "model.n_layers=1", "tokenizer.kind=char", EMA)),
     "embedding": (
         "text-pairs",
         ["--source", "pairs.source", "--target", "pairs.target"],
@@ -54,7 +54,7 @@ RUNS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {
     "images": (
         "images",
         ["--images", "images"],
-        (*TINY, "model.image_size=8", "model.n_layers=1", "model.stem.channels=[8]", "training.batch_images=8"),
+        (*TINY, "model.image_size=8", "model.n_layers=1", "model.stem.channels=[8]", "training.batch_size=8"),
     ),
 }
 """Recipe, own files and fields of each run."""
@@ -65,7 +65,7 @@ TWIN = "twin"
 GOOD: tuple[tuple[str, ...], ...] = (
     ("translate", "translation", "ab ba"),
     ("evaluate", "translation", "--source", "data/few.source", "--target", "data/few.target"),
-    ("compare", "translation", "translation", "--source", "data/few.source", "--target", "data/few.target", "--samples", "10"),
+    ("compare", "translation", "translation", "--source", "data/few.source", "--target", "data/few.target", "--resamples", "10"),
     ("score", "translation", "--source", "data/few.source", "--target", "data/few.target"),
     ("score", "language", "--text", "data/text.txt"),
     ("generate", "language", "ab"),
@@ -73,9 +73,9 @@ GOOD: tuple[tuple[str, ...], ...] = (
     ("fill", "masked", "ab [MASK]"),
     ("classify", "classification", "ab ba"),
     ("classify", "images", "data/images/dark/0.png"),
-    ("classify", "images", "--labelled", "data/images"),
+    ("classify", "images", "--labeled-data", "data/images"),
     ("embed", "embedding", "ab ba", "cab"),
-    ("compare-attention", "language", "--text", "ab ba", "--rounds", "1"),
+    ("compare-attention", "language", "--text", "ab ba", "--repeats", "1"),
     ("recipes", "show", "copy"),
     ("tokenizer", "show", "language", "ab"),
     ("tokenizer", "train", "text-bpe", "--text", "data/text.txt", "--set", "tokenizer.vocab_size=300", "--out", "tokenizer.json"),

@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 
 from tests.bad_input.case import Accepted, Case, Place, Refused, copied
 from tests.bad_input.good_runs import prepare
-from transom.checkpoints.run_files import LEDGER
+from transom.checkpoints.run_files import ACCESS_LOG
 
 CPU_SECONDS = 5.0
 """Most processor time of a case."""
@@ -244,7 +244,7 @@ def _snapshot(root: Path) -> Snapshot:
 def _changes(before: Snapshot, after: Snapshot, allowed: Iterable[str], noting: bool) -> list[str]:
     """List the names that came, went or changed, without those that may, and without the runs' ledgers if the verb writes these."""
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    changed = [name for name in changed if not (noting and Path(name).name == LEDGER)]
+    changed = [name for name in changed if not (noting and Path(name).name == ACCESS_LOG)]
     free = tuple(allowed)
     return [ascii(name) for name in changed if not any(name == each or name.startswith(f"{each}/") for each in free)]
 
@@ -281,7 +281,7 @@ def _import_everything() -> None:
         importlib.import_module(name)
     from PIL import Image
 
-    from transom.planning.machine import measure_peak
+    from transom.planning.hardware import measure_peak
 
     Image.init()
     measure_peak(torch.device("cpu"))

@@ -36,7 +36,7 @@ def seen_by(draw: Draw, about: str, content: bytes, suffix: str = ".png", names:
     arguments = {
         "classify": ["classify", "run", f"{name}"],
         "classify a list": ["classify", "run", "--input", "list.txt"],
-        "classify a folder": ["classify", "run", "--labelled", "images"],
+        "classify a folder": ["classify", "run", "--labeled-data", "images"],
         "train on a folder": ["train", "images", "--images", "images", *TRAIN],
         "train on a zip": ["train", "images", "--images", "images.zip", *TRAIN],
         "compare attention": ["compare-attention", "run", "--input", name],
@@ -198,7 +198,7 @@ def packed(
 ) -> Case:
     """Have a zip file read."""
     scored = draw.random() < 0.5
-    arguments = ["classify", "run", "--labelled", "images.zip"] if scored else ["train", "images", "--images", "images.zip", *TRAIN]
+    arguments = ["classify", "run", "--labeled-data", "images.zip"] if scored else ["train", "images", "--images", "images.zip", *TRAIN]
 
     def write(place: Place) -> None:
         place.write("images.zip", content)
@@ -257,7 +257,7 @@ def a_zip_that_leads_out(draw: Draw) -> Case:
     name = draw.choice(["../../../outside.png", "/outside.png", "dark/../../outside.png", "C:\\outside.png"])
     content = zipped({"dark/0.png": grey(draw), name: b"no image"})
     expects = Accepted(("accuracy",)) if ".." in name else Refused(("outside.png",))
-    command = ["classify", "GOOD/images", "--labelled", "images.zip"]
+    command = ["classify", "GOOD/images", "--labeled-data", "images.zip"]
     return Case(f"classify: a zip file with {name}", command, lambda place: place.write("images.zip", content), expects)
 
 
@@ -273,7 +273,7 @@ def a_zip_whose_directory_lies(draw: Draw) -> Case:
 def foldered(draw: Draw, about: str, write: Callable[[Place], object], names: tuple[str, ...] = ()) -> Case:
     """Have a folder called images read."""
     scored = draw.random() < 0.5
-    arguments = ["classify", "run", "--labelled", "images"] if scored else ["train", "images", "--images", "images", *TRAIN]
+    arguments = ["classify", "run", "--labeled-data", "images"] if scored else ["train", "images", "--images", "images", *TRAIN]
 
     def prepare(place: Place) -> None:
         place.copy("images")
@@ -322,7 +322,7 @@ def classes_that_the_model_has_not(draw: Draw) -> Case:
         folder.mkdir(parents=True)
         (folder / "0.png").write_bytes(grey(draw))
 
-    return Case(f"classify: a class {label!a:.40}", ["classify", "run", "--labelled", "images"], write)
+    return Case(f"classify: a class {label!a:.40}", ["classify", "run", "--labeled-data", "images"], write)
 
 
 @KINDS.add
@@ -374,5 +374,5 @@ def a_pipe_or_device_called_a_folder_of_images(draw: Draw) -> Case:
             path.symlink_to("images.zip" if what == "circle" else what)
         place.copy("images")
 
-    arguments = draw.choice([["train", "images", "--images", "images.zip", *TRAIN], ["classify", "run", "--labelled", "images.zip"]])
+    arguments = draw.choice([["train", "images", "--images", "images.zip", *TRAIN], ["classify", "run", "--labeled-data", "images.zip"]])
     return Case(f"{arguments[0]}: {what} called images.zip", arguments, write, Refused(("images.zip",)))

@@ -23,10 +23,10 @@ ASKED = {
 WHOLE = {
     "translate": ["--beam-size", "--n-best", "--max-length"],
     "evaluate": ["--beam-size"],
-    "compare": ["--samples"],
-    "generate": ["--samples", "--max-new-tokens", "--top-k"],
-    "fill": ["--top"],
-    "compare-attention": ["--rounds"],
+    "compare": ["--resamples"],
+    "generate": ["--num-samples", "--max-new-tokens", "--top-k"],
+    "fill": ["--top-k"],
+    "compare-attention": ["--repeats"],
     "train": ["--seeds"],
     "recipes": ["--length"],
 }
@@ -86,7 +86,7 @@ def a_share_out_of_range(draw: Draw) -> Case:
             ("generate", "--top-p"),
             ("generate", "--min-p"),
             ("generate", "--typical-p"),
-            ("generate", "--exit-threshold"),
+            ("generate", "--early-exit-threshold"),
             ("score", "--start"),
         ]
     )
@@ -101,10 +101,10 @@ def a_huge_whole_number(draw: Draw) -> Case:
             ("translate", "--beam-size"),
             ("translate", "--n-best"),
             ("evaluate", "--beam-size"),
-            ("compare", "--samples"),
-            ("generate", "--samples"),
+            ("compare", "--resamples"),
+            ("generate", "--num-samples"),
             ("recipes", "--length"),
-            ("compare-attention", "--rounds"),
+            ("compare-attention", "--repeats"),
             ("generate", "--seed"),
             ("compare-attention", "--seed"),
         ]
@@ -168,7 +168,7 @@ def an_unknown_option(draw: Draw) -> Case:
 
 @KINDS.add
 def an_option_without_its_value(draw: Draw) -> Case:
-    verb, flag = flag_of(draw, {**WHOLE, "tokenizer": ["--nothing"], "classify": ["--input", "--labelled"], "embed": ["--output"]})
+    verb, flag = flag_of(draw, {**WHOLE, "tokenizer": ["--nothing"], "classify": ["--input", "--labeled-data"], "embed": ["--output"]})
     return asked(verb, f"{flag} and nothing", flag, names=(flag,))
 
 
@@ -230,7 +230,7 @@ def a_run_of_another_task_with_files(draw: Draw) -> Case:
             ["score", "GOOD/translation", "--text", "GOOD/data/text.txt"],
             ["evaluate", "GOOD/language", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target"],
             ["compare", "GOOD/masked", "GOOD/translation", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target"],
-            ["classify", "GOOD/embedding", "--labelled", "GOOD/data/labelled.tsv"],
+            ["classify", "GOOD/embedding", "--labeled-data", "GOOD/data/labelled.tsv"],
             ["embed", draw.choice(["GOOD/language", "GOOD/translation", "GOOD/images", "GOOD/instruction"]), "ab"],
             ["compare-attention", "GOOD/images", "--text", "ab"],
         ]
@@ -273,7 +273,7 @@ def options_in_conflict(draw: Draw) -> Case:
             ["fill", "GOOD/masked"],
             ["fill", "GOOD/masked", "ab [MASK]", "--input", "GOOD/data/text.txt"],
             ["classify", "GOOD/classification"],
-            ["classify", "GOOD/classification", "ab", "--labelled", "GOOD/data/labelled.tsv"],
+            ["classify", "GOOD/classification", "ab", "--labeled-data", "GOOD/data/labelled.tsv"],
             ["classify", "GOOD/images", "GOOD/data/images/dark/0.png", "--too-long", "window"],
             ["embed", "GOOD/embedding"],
             ["embed", "GOOD/embedding", "--input", "GOOD/data/text.txt"],

@@ -14,7 +14,7 @@ WRITERS: dict[str, Callable[[str], list[str]]] = {
     "translate": lambda out: ["translate", "run", "--input", "in.txt", "--output", out],
     "evaluate": lambda out: ["evaluate", "run", "--source", "in.txt", "--target", "target.txt", "--output", out],
     "embed": lambda out: ["embed", "run", "--input", "in.txt", "--output", out],
-    "compare attention": lambda out: ["compare-attention", "run", "--input", "in.txt", "--rounds", "1", "--out", out],
+    "compare attention": lambda out: ["compare-attention", "run", "--input", "in.txt", "--repeats", "1", "--out", out],
     "train a tokenizer": lambda out: [
         "tokenizer",
         "train",
@@ -224,7 +224,7 @@ def a_folder_within_a_run(draw: Draw) -> Case:
 
 @KINDS.add
 def the_run_that_it_starts_from(draw: Draw) -> Case:
-    command = ["train", "text-masked", "--text", "GOOD/data/text.txt", "--from", "run", *draw.choice([[], ["--resume"]])]
+    command = ["train", "text-masked", "--text", "GOOD/data/text.txt", "--init-from", "run", *draw.choice([[], ["--resume"]])]
     out = draw.choice(["run", "./run", "run/../run"])
     return trained(draw, out, "into the run that it starts from", lambda place: place.copy("masked"), command)
 

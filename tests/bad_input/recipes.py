@@ -272,12 +272,12 @@ def fields_that_do_not_fit_together(draw: Draw) -> Case:
             ("model", "norm = 'batchnorm'\n[training]\nprocesses = 2"),
             ("data", "train = { source = 'a', target = 'b' }"),
             ("data", "valid = { source = 'a', target = 'b' }"),
-            ("training", "select_by = 'bleu'\nvalidate_bleu = 0"),
+            ("training", "best_checkpoint_metric = 'bleu'\nvalidate_bleu = 0"),
             ("training", "r_drop = 1.0\n[model]\ndropout = 0.0"),
             ("model", "position = 'rotary'\nd_head = 1"),
             ("training", "precision = 'fp16'"),
             ("training", "processes = 100000"),
-            ("training", "start_from = 'missing'"),
+            ("training", "init_from = 'missing'"),
         ]
     )
     first, _, rest = line.partition("\n[")

@@ -15,7 +15,7 @@ ASKED: dict[str, tuple[list[str], ...]] = {
     "translation": (
         ["translate", "run", "ab ba"],
         ["score", "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target"],
-        ["compare", "GOOD/translation", "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target", "--samples", "5"],
+        ["compare", "GOOD/translation", "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target", "--resamples", "5"],
         [
             "train",
             "translation",
@@ -23,7 +23,7 @@ ASKED: dict[str, tuple[list[str], ...]] = {
             "GOOD/data/pairs.source",
             "--target",
             "GOOD/data/pairs.target",
-            "--from",
+            "--init-from",
             "run",
             "--out",
             "out",
@@ -32,8 +32,8 @@ ASKED: dict[str, tuple[list[str], ...]] = {
     "language": (
         ["generate", "run", "ab"],
         ["generate", "run", "ab", "--json"],
-        ["compare-attention", "run", "--text", "ab ba", "--rounds", "1"],
-        ["train", "text-bpe", "--text", "GOOD/data/text.txt", "--from", "run", "--out", "out"],
+        ["compare-attention", "run", "--text", "ab ba", "--repeats", "1"],
+        ["train", "text-bpe", "--text", "GOOD/data/text.txt", "--init-from", "run", "--out", "out"],
     ),
     "masked": (["fill", "run", "ab [MASK]"], ["embed", "run", "ab"]),
     "classification": (["classify", "run", "ab"], ["classify", "run", "--input", "GOOD/data/few.source", "--json"]),
@@ -147,7 +147,7 @@ def a_million_positions(draw: Draw) -> Case:
 
 @KINDS.add
 def a_field_that_is_odd(draw: Draw) -> Case:
-    change = draw.choice(["unknown", "missing", "kind", "brick", "model"])
+    change = draw.choice(["unknown", "missing", "kind", "component", "model"])
     odd = draw.odd_text()
 
     def alter(document: Any) -> None:
@@ -157,7 +157,7 @@ def a_field_that_is_odd(draw: Draw) -> Case:
             document["model"].pop("kind")
         elif change == "kind":
             document["model"]["kind"] = odd
-        elif change == "brick":
+        elif change == "component":
             document["model"]["norm"] = {"kind": odd}
         else:
             document["model"] = odd

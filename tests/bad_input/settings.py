@@ -87,7 +87,13 @@ def a_huge_number(draw: Draw) -> Case:
 @KINDS.add
 def a_share_that_is_none(draw: Draw) -> Case:
     name = draw.choice(
-        ["model.dropout", "model.attention_dropout", "training.label_smoothing", "training.schedule.final", "training.optimizer.beta1"]
+        [
+            "model.dropout",
+            "model.attention_dropout",
+            "training.label_smoothing",
+            "training.schedule.min_lr_ratio",
+            "training.optimizer.beta1",
+        ]
     )
     value = draw.choice(["-0.1", "1.0000001", "nan", "inf", "1e308", "-1e308", "2", "'a'", "[0.1]", "9" * 400])
     return with_set(draw, f"--set {name}={value:.30}", f"{name}={value}")
@@ -161,7 +167,7 @@ def a_whole_table_of_something_else(draw: Draw) -> Case:
 
 
 @KINDS.add
-def an_unknown_brick(draw: Draw) -> Case:
+def an_unknown_component(draw: Draw) -> Case:
     name = draw.choice(
         [
             "model.norm",
@@ -179,11 +185,11 @@ def an_unknown_brick(draw: Draw) -> Case:
 
 
 @KINDS.add
-def a_field_of_another_brick(draw: Draw) -> Case:
+def a_field_of_another_component(draw: Draw) -> Case:
     setting = draw.choice(
         [
             "training.optimizer.momentum=0.5",
-            "training.schedule.decay=0.5",
+            "training.schedule.decay_fraction=0.5",
             "training.average.decay=0.5",
             "model.norm.rank=3",
             "model.position.slope=1",
@@ -209,10 +215,10 @@ def a_setting_beside_its_opposite(draw: Draw) -> Case:
             "data.valid={source='a',target='b'}",
             "model.d_head=-1",
             "model.n_heads=7",
-            "model.tie='all'",
+            "model.tie_embeddings='all'",
         ]
     )
-    more = ["tokenizer.joint=false"] if "tie" in setting else []
+    more = ["tokenizer.joint=false"] if "tie_embeddings" in setting else []
     return with_set(draw, f"--set {setting}", setting, *more, names=())
 
 

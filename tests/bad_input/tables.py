@@ -11,12 +11,12 @@ KINDS = Kinds()
 TRAIN = ("--out", "out", "--set", "training.max_steps=1", "--set", "tokenizer.kind=char")
 PAIRS = 'data.train={{ pairs = "{}" }}'
 READERS: dict[str, tuple[tuple[str, str], Callable[[str], list[str]]]] = {
-    "train a classifier": (("text", "label"), lambda name: ["train", "text-classes", "--labelled", name, *TRAIN]),
+    "train a classifier": (("text", "label"), lambda name: ["train", "text-classes", "--labeled-data", name, *TRAIN]),
     "train, as validation": (
         ("text", "label"),
-        lambda name: ["train", "text-classes", "--labelled", "GOOD/data/labelled.tsv", "--valid-labelled", name, *TRAIN],
+        lambda name: ["train", "text-classes", "--labeled-data", "GOOD/data/labelled.tsv", "--valid-labeled-data", name, *TRAIN],
     ),
-    "classify": (("text", "label"), lambda name: ["classify", "GOOD/classification", "--labelled", name, "--json"]),
+    "classify": (("text", "label"), lambda name: ["classify", "GOOD/classification", "--labeled-data", name, "--json"]),
     "train on instructions": (("prompt", "answer"), lambda name: ["train", "instructions", "--instructions", name, *TRAIN]),
     "train a translator": (("source", "target"), lambda name: ["train", "translation", "--set", PAIRS.format(name), *TRAIN]),
     "train a tokenizer": (

@@ -9,12 +9,12 @@ from tests.cli.conftest import Trained
 from tests.cli.conftest import trained as trained  # the fixture
 from transom.checkpoints.run_folder import RunFolder
 from transom.data.pairs.pairs import Pairs
-from transom.training.evaluation import bleu
+from transom.training.translation_metrics import bleu
 
 
 def test_buckets_are_by_words_of_the_source_and_hold_each_sentence_once() -> None:
     sources = ["one two", "", "one two three four", "one", "one two three four five six"]
-    found = by_length.buckets(sources, [2, 3, 5])
+    found = by_length.length_buckets(sources, [2, 3, 5])
     assert found == {"1 to 2": [0, 1, 3], "4 to 5": [2], "6 and more": [4]}
 
 
@@ -23,14 +23,14 @@ def test_each_bucket_has_the_bleu_of_its_sentences_and_the_better_run_is_named()
     long = [f"{line} and another one of the same kind stands beside it" for line in short]
     pairs = Pairs(short + long, short + long, "made up")
     spoiled = short + [line.replace("the same kind stands", "it") for line in long]
-    found = by_length.by_length(spoiled, short + long, pairs, [5], lowercase=False)
+    found = by_length.compare_by_length(spoiled, short + long, pairs, [5], lowercase=False)
     assert {name: n for name, (n, _) in found.items()} == {"1 to 5": 6, "6 and more": 6, "all": 12}
     same, worse = found["1 to 5"][1], found["6 and more"][1]
     assert same.a == same.b == pytest.approx(100) and same.difference == 0
     assert worse.a == pytest.approx(bleu(spoiled[6:], long).value) and worse.difference > 10 and worse.p_value < 0.05
     low, high = worse.difference_interval
     assert 0 < low <= worse.difference <= high
-    assert by_length.lines(found)[2].split()[:4] == ["6", "and", "more", "6"]
+    assert by_length.format_table(found)[2].split()[:4] == ["6", "and", "more", "6"]
 
 
 def test_two_runs_are_compared_and_their_ledgers_say_so(trained: Trained, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,4 +41,4 @@ def test_two_runs_are_compared_and_their_ledgers_say_so(trained: Trained, tmp_pa
     assert sum(part["sentences"] for name, part in record["words"].items() if name != "all") == record["words"]["all"]["sentences"] == 120
     assert record["words"]["all"]["difference"] == 0 and record["facts"]["cores"]
     assert "1 to 2" in capsys.readouterr().out
-    assert [entry["verb"] for entry in RunFolder.open(trained.folder).ledger.read()][-2:] == ["by_length"] * 2
+    assert [entry["verb"] for entry in RunFolder.open(trained.folder).access_log.read()][-2:] == ["by_length"] * 2

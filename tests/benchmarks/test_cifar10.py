@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.cifar10 import main, set_apart
+from benchmarks.cifar10 import main, split_held_out
 
 N = 60
 
@@ -31,14 +31,14 @@ def names(path: Path) -> set[str]:
 
 
 def test_no_image_is_in_both_parts(images: Path, tmp_path: Path) -> None:
-    learnt, reported = map(names, set_apart(images, tmp_path / "out"))
+    learnt, reported = map(names, split_held_out(images, tmp_path / "out"))
     assert learnt | reported == names(images) and not learnt & reported
     assert 2 * N / 30 < len(reported) < 2 * N / 4
 
 
 def test_a_record_a_seed_is_added_to_those_before(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["model.image_size=8", "model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=16", "training.max_steps=30"]
-    small += ["training.batch_images=32", "training.schedule.warmup_steps=5", "training.validate_every=15", "training.checkpoint_every=15"]
+    small += ["training.batch_size=32", "training.schedule.warmup_steps=5", "training.validate_every=15", "training.checkpoint_every=15"]
     small += ["training.average=none", "training.augmentation={}"]
     fields = [word for field in small for word in ("--set", field)]
     results = tmp_path / "results.json"

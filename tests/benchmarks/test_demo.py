@@ -2,12 +2,12 @@
 
 from xml.etree import ElementTree
 
-from benchmarks.demo import alignment_file
-from tests.inspection.test_pictures import SMALL
+from benchmarks.demo import alignment_svg_file
+from tests.inspection.test_alignment_pictures import SMALL
 
 
 def test_a_file_stands_on_its_own() -> None:
-    read = ElementTree.fromstring(alignment_file(SMALL))
+    read = ElementTree.fromstring(alignment_svg_file(SMALL))
     assert read.tag == "{http://www.w3.org/2000/svg}svg"
     style = read.findtext("{http://www.w3.org/2000/svg}style") or ""
     classes = {name for element in read.iter() for name in element.get("class", "").split()} - {"alignment"}

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import digits
 
-SHORT = {"max_steps": 4, "validate_every": 2, "checkpoint_every": 2, "batch_images": 32}
+SHORT = {"max_steps": 4, "validate_every": 2, "checkpoint_every": 2, "batch_size": 32}
 
 
 def test_folds_are_scored_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import pytest
 import transom
 from benchmarks import shakespeare, sst2
 from transom.checkpoints.run_files import METRICS, WEIGHTS
-from transom.config.data import LabelledFiles
-from transom.data.labeled.labelled import read_labelled
+from transom.config.data import LabeledFilesConfig
+from transom.data.labeled.labeled_texts import read_labeled_texts
 
 SHORT = ["max_steps=4", "validate_every=2", "checkpoint_every=2", "schedule.warmup_steps=1"]
 SMALL = ["model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=16", *(f"training.{field}" for field in SHORT)]
@@ -96,6 +96,6 @@ def test_sst2_has_a_baseline_beside_it(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_words_that_tell_decide_the_baseline(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", 100, 3)
-    train = read_labelled(LabelledFiles(file="train.tsv"), tmp_path)
+    train = read_labeled_texts(LabeledFilesConfig(file="train.tsv"), tmp_path)
     (tmp_path / "other.tsv").write_text("the plot was lovely\t1\nthe plot was lovely\t0\nbad\t0\nfine\t1\n")
-    assert sst2.naive_bayes_svm(train, read_labelled(LabelledFiles(file="other.tsv"), tmp_path)) == 75.0
+    assert sst2.naive_bayes_svm(train, read_labeled_texts(LabeledFilesConfig(file="other.tsv"), tmp_path)) == 75.0

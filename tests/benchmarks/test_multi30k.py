@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import multi30k
 from tests.cli.conftest import write_pairs
-from transom.training.events import Saved
+from transom.training.events import CheckpointSaved
 
 SHORT = {
     "model": {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_encoder_layers": 1, "n_decoder_layers": 1},
@@ -19,12 +19,12 @@ SHORT = {
 def test_marks_are_kept_as_they_pass(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    marks = multi30k.Marks(folder, start=0.0)
+    marks = multi30k.SaveWeightsAtMarks(folder, start=0.0)
     for minute, text in ((19.9, "early"), (20.1, "twenty"), (41.0, "forty"), (59.0, "late")):
         (folder / "model.safetensors").write_text(text)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(multi30k.time, "monotonic", lambda minute=minute: 60 * minute)
-            marks(Saved(1, folder))
+            marks(CheckpointSaved(1, folder))
     assert {mark: (kept / "model.safetensors").read_text() for mark, kept in marks.kept.items()} == {20: "twenty", 40: "forty"}
 
 

@@ -14,7 +14,7 @@ from benchmarks import measure, ours, tables, translation
 from benchmarks.peers import ct2, marian, torch_transformer
 from benchmarks.shapes import BASE, TINY, Shape, tasks
 from benchmarks.worker import Worker
-from transom.decoding.backends.flat import FlatSeq2Seq
+from transom.decoding.backends.fused_inference import FusedSeq2Seq
 
 TRAINERS: dict[str, Callable[[], dict[str, Callable[[], float]]]] = {
     "transom": lambda: ours.training_steps(TINY),
@@ -57,13 +57,13 @@ def test_answers_are_of_one_length() -> None:
 
 def test_decoders_run_as_often_on_as_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows_of: dict[str, list[int]] = {"transom": [], "Marian": []}
-    step = FlatSeq2Seq.step
+    step = FusedSeq2Seq.step
 
-    def counting(self: FlatSeq2Seq, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
+    def counting(self: FusedSeq2Seq, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
         rows_of["transom"].append(len(tokens))
         return step(self, tokens, cache)
 
-    monkeypatch.setattr(FlatSeq2Seq, "step", counting)
+    monkeypatch.setattr(FusedSeq2Seq, "step", counting)
     peer = marian.fresh_model(TINY)
     peer.lm_head.register_forward_hook(lambda module, inputs, output: rows_of["Marian"].append(len(output)))
     monkeypatch.setattr(marian, "fresh_model", lambda shape: peer)
@@ -78,10 +78,10 @@ def test_decoders_run_as_often_on_as_many_rows(monkeypatch: pytest.MonkeyPatch) 
 def test_systems_take_turns() -> None:
     turns: list[str] = []
     work = {name: measure.timed(lambda name=name: turns.append(name)) for name in "ab"}
-    spreads = measure.interleave(work, rounds=3)
+    spreads = measure.time_interleaved(work, rounds=3)
     assert turns == ["a", "b"] * 4
     assert all(spread.low <= spread.median <= spread.high for spread in spreads.values())
-    assert measure.Spread.of([3.0, 1.0, 2.0]) == measure.Spread(2.0, 1.5, 2.5)
+    assert measure.Quartiles.of([3.0, 1.0, 2.0]) == measure.Quartiles(2.0, 1.5, 2.5)
 
 
 def counted(shape: Shape, start: float) -> dict[str, Callable[[], float]]:
@@ -91,11 +91,11 @@ def counted(shape: Shape, start: float) -> dict[str, Callable[[], float]]:
 def test_a_system_works_in_a_process_of_its_own_and_its_errors_come_back(capfd: pytest.CaptureFixture[str]) -> None:
     with Worker(__name__, "counted", TINY, 5.0, threads=1) as worker:
         assert worker.names == ["threads", "start", "broken"]
-        assert worker.turn("threads")[1] == 1.0
-        seconds, result = worker.turn("start")
+        assert worker.run_once("threads")[1] == 1.0
+        seconds, result = worker.run_once("start")
         assert result == 5.0 + TINY.pairs and 0 <= seconds < 1
         with pytest.raises(RuntimeError, match="its process has printed why"):
-            worker.turn("broken")
+            worker.run_once("broken")
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
@@ -125,15 +125,15 @@ def test_a_quick_run_writes_figures_with_their_facts(tmp_path: Path, capsys: pyt
 
 
 def test_the_readme_shows_the_results() -> None:
-    assert tables.section(tables.README.read_text(encoding="utf-8")) == tables.current()
+    assert tables.results_section(tables.README.read_text(encoding="utf-8")) == tables.render_results()
     result = json.loads(tables.RESULTS.read_text(encoding="utf-8"))
-    assert tables.section(tables.FRONT.read_text(encoding="utf-8")) == tables.front(result)
+    assert tables.results_section(tables.FRONT_PAGE.read_text(encoding="utf-8")) == tables.front_page_table(result)
 
 
 def test_results_become_tables() -> None:
     row = {"system": "transom", "tokens_per_second": 1234.5, "ratio_to_best_peer": 1.5}
     facts = {"matmul_gflops": {"float32": 1000}, "versions": {"torch": "2.13.0"}, "read_gbytes": 30.5, "command": "c", "date": "d"}
     facts |= {"processor": "p", "cores": 2, "threads": 2, "load_before": 0.1}
-    text = tables.markdown({"facts": facts, "train": {"base": [row]}, "decode": {"greedy": [row]}})
+    text = tables.translation_tables({"facts": facts, "train": {"base": [row]}, "decode": {"greedy": [row]}})
     assert "| system | tokens per second | ratio to best peer |\n| --- | --- | --- |\n| transom | 1,234 | 1.5 |\n" in text
     assert "### Training, base" in text and "### Translating, greedy" in text and "float32 1,000 GFLOP/s" in text

@@ -39,11 +39,11 @@ max_seq_len = 32
 [training]
 max_steps = %(steps)d
 batch_tokens = 200
-accumulate = 2
+grad_accum_steps = 2
 learning_rate = 0.01
 precision = "bf16"
 processes = %(processes)d
-average = { kind = "checkpoints", last = 3 }
+average = { kind = "checkpoints", n_checkpoints = 3 }
 validate_every = 14
 validate_bleu = 4
 checkpoint_every = 7
@@ -54,7 +54,7 @@ beam_size = 2
 max_length = 16
 """
 
-TIMED = {"seconds", "target_tokens_per_second", "peak_share"}
+TIMED = {"seconds", "target_tokens_per_second", "matmul_utilization"}
 """What two equal runs may differ in."""
 
 RESUMED = b"goes on from step"

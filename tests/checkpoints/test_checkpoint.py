@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from tests.checkpoints.checking import one_line
 from transom.checkpoints import checkpoint
-from transom.checkpoints.checkpoint import Checkpoints, Latest
+from transom.checkpoints.checkpoint import Checkpoints, LatestCheckpoint
 from transom.errors import CheckpointError, DiskError
-from transom.files import durable
+from transom.files import atomic_io
 
 STATE = {"position": 7, "best": {"loss": 0.1 + 0.2, "bleu": None}, "name": "Ñandú", "file": "\udce9.txt", "worst": math.inf, "empty": []}
 
 
-def groups(step: int) -> checkpoint.Groups:
+def groups(step: int) -> checkpoint.TensorGroups:
     return {
         "model": {"w": torch.full((3, 2), float(step)), "half": torch.tensor([math.nan, -0.0]).bfloat16()},
         "optimizer": {"w.exp_avg": torch.rand(3, 2), "w.step": torch.tensor(float(step)), "none": torch.empty(0, 4)},
@@ -67,7 +67,7 @@ def test_the_newest_is_found(tmp_path):
         (checkpoints.folder / name).mkdir()
     (checkpoints.folder / "step-999").write_text("a file")
     assert checkpoints.steps() == [9, 10, 100]
-    assert checkpoints.latest() == Latest(100, ())
+    assert checkpoints.latest() == LatestCheckpoint(100, ())
 
 
 def test_only_some_groups_are_read_on_wish(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_damaged_newest_one_is_passed_over_with_a_reason(tmp_path, name, harm)
     newest = checkpoints.latest()
     assert newest is not None
     assert newest.step == 1
-    (reason,) = newest.passed_over
+    (reason,) = newest.rejected
     assert "step-2" in reason
     assert "\n" not in reason
     with pytest.raises(CheckpointError, match="step-2"):
@@ -210,7 +210,7 @@ def test_pruning_keeps_the_newest_whole_and_some_weights(tmp_path):
     assert checkpoints.steps() == [2, 3, 4, 5]
     checkpoints.prune(keep_full=1)
     assert checkpoints.steps() == [5]
-    assert checkpoints.latest() == Latest(5, ())
+    assert checkpoints.latest() == LatestCheckpoint(5, ())
     checkpoints.prune(keep_full=9)
     assert checkpoints.steps() == [5]
 
@@ -221,7 +221,7 @@ def test_weights_alone_are_nothing_to_go_on_from(tmp_path):
     (checkpoints.path(3) / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"step-3/manifest\.json: expected a file, found none"):
         checkpoints.latest()
-    durable.remove(checkpoints.path(3))
+    atomic_io.remove(checkpoints.path(3))
     with pytest.raises(CheckpointError, match="those of steps 1 to 2 hold weights only"):
         checkpoints.latest()
 
@@ -243,7 +243,7 @@ def test_saving_leaves_the_history_that_was_abandoned(tmp_path):
     saved(tmp_path, 2)
     assert checkpoints.steps() == [1, 2]
     checkpoints.prune(keep_full=1)
-    assert checkpoints.latest() == Latest(2, ())
+    assert checkpoints.latest() == LatestCheckpoint(2, ())
 
 
 def test_saving_again_replaces(tmp_path):
@@ -260,7 +260,7 @@ def test_a_disk_that_refuses_says_what_is_kept(tmp_path, limited_files, limit):
         checkpoints.save(3, big, {})
     one_line(error, "cannot write", "step-3", "the checkpoint of step 2 is kept", "free some space")
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step-1", "step-2"]
-    assert checkpoints.latest() == Latest(2, ())
+    assert checkpoints.latest() == LatestCheckpoint(2, ())
     first = Checkpoints(tmp_path / "first")
     with limited_files(limit), pytest.raises(DiskError, match="there is no earlier checkpoint"):
         first.save(1, big, {})
@@ -278,7 +278,7 @@ def test_what_a_killed_process_left_goes_at_the_next_save(tmp_path):
 def test_a_new_checkpoint_is_on_the_disk_before_an_old_one_goes(tmp_path, monkeypatch):
     checkpoints = saved(tmp_path, 1)
     events = []
-    fsync, remove = os.fsync, durable.remove
+    fsync, remove = os.fsync, atomic_io.remove
     monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("sync"), fsync(descriptor))[1])
     monkeypatch.setattr(checkpoint, "remove", lambda path: (events.append(f"remove {path.name}"), remove(path))[1])
     checkpoints.save(2, groups(2), {})
@@ -302,7 +302,7 @@ def groups(step):
     return {"model": {"w": torch.full((9,), float(step))}, "optimizer": {"m": torch.full((9,), step + 0.5)}}
 def check():
     newest = checkpoints.latest()
-    assert newest.step in (3, 4) and not newest.passed_over, newest
+    assert newest.step in (3, 4) and not newest.rejected, newest
     loaded, state, _ = checkpoints.load(newest.step)
     assert loaded["model"]["w"][0] == newest.step and loaded["optimizer"]["m"][0] == newest.step + 0.5 and state == {"n": newest.step}
     for step in checkpoints.steps():

@@ -16,7 +16,7 @@ from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
 from transom.tasks.task import set_up
-from transom.training.run import train
+from transom.training.train_loop import train
 
 HERE = Path(__file__).parent / "golden"
 FOLDERS = sorted(path for path in HERE.iterdir() if path.is_dir() and path.name.startswith("format-"))
@@ -45,7 +45,7 @@ def test_it_says_what_it_said(folder):
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_it_can_be_gone_on_with(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("transom.planning.machine.BUDGET", 0.01)
+    monkeypatch.setattr("transom.planning.hardware.BUDGET", 0.01)
     run = shutil.copytree(folder, tmp_path / "run")
     history = (run / "metrics.jsonl").read_bytes()
     recipe = load_recipe(run / RECIPE, ["training.max_steps=22"])[0]
@@ -84,7 +84,7 @@ def test_a_family_answers_as_it_did(run):
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_family_goes_on_to_the_end_of_the_run_left_alone(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("transom.planning.machine.BUDGET", 0.01)
+    monkeypatch.setattr("transom.planning.hardware.BUDGET", 0.01)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     made, copy = make(FAMILIES), shutil.copytree(run, tmp_path / "run")
     transom.train(copy / "recipe.toml", copy, made.where_from(made.DATA), resume=True)

@@ -12,7 +12,7 @@ import torch
 
 from tests.checkpoints.checking import names, one_line
 from tests.models.tiny import seq2seq
-from transom.checkpoints.run_files import LOCK, holds_run
+from transom.checkpoints.run_files import LOCK, contains_run
 from transom.checkpoints.run_folder import RunFolder
 from transom.errors import CheckpointError, ConfigError, DiskError
 from transom.models.build import build_model
@@ -38,13 +38,13 @@ def begun(path: Path) -> Path:
 
 def test_the_model_comes_back(tmp_path):
     torch.manual_seed(1)
-    model = build_model(seq2seq(tie="decoder"))
+    model = build_model(seq2seq(tie_embeddings="decoder"))
     with RunFolder.create(tmp_path / "runs" / "a") as run:
-        run.write_config(seq2seq(tie="decoder"), ID)
+        run.write_config(seq2seq(tie_embeddings="decoder"), ID)
         run.write_tensors("model.safetensors", model.state_dict(), step=1)
         run.write("tokenizer.json", lambda: b"{}")
     run = RunFolder.open(tmp_path / "runs" / "a")
-    assert run.load_config() == seq2seq(tie="decoder")
+    assert run.load_config() == seq2seq(tie_embeddings="decoder")
     other = build_model(run.load_config())
     run.load_weights(other)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
@@ -85,20 +85,20 @@ def test_a_confirmed_overwrite_removes_the_run_and_nothing_else(tmp_path):
     path = begun(tmp_path / "a")
     (path / "notes.txt").write_text("mine")
     (path / "samples").mkdir()
-    RunFolder.open(path).ledger.record(path / "notes.txt", "evaluate")
+    RunFolder.open(path).access_log.record(path / "notes.txt", "evaluate")
     (path / "report.html").unlink()
     (path / "report.html").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text("mine")
     RunFolder.create(path, overwrite=True).close()
     assert names(path) == {"notes.txt", "samples", "ledger.jsonl", LOCK}
     assert (tmp_path / "elsewhere").read_text() == "mine"
-    assert not holds_run(path)
+    assert not contains_run(path)
 
 
 def test_resume_where_nothing_is_starts_anew(tmp_path):
     with RunFolder.create(tmp_path / "new", resume=True) as run:
         assert run.checkpoints.latest() is None
-    assert not holds_run(tmp_path / "new")
+    assert not contains_run(tmp_path / "new")
     RunFolder.create(tmp_path / "new").close()
 
 
@@ -125,7 +125,7 @@ def test_a_folder_that_is_not_a_runs_is_refused_untouched(tmp_path, foreign, res
 def test_a_run_copied_without_its_hidden_files_is_still_one(tmp_path):
     path = begun(tmp_path / "a")
     (path / LOCK).unlink()
-    assert holds_run(path)
+    assert contains_run(path)
     with pytest.raises(ConfigError, match="holds a run already"):
         RunFolder.create(path)
     RunFolder.create(path, resume=True).close()
@@ -275,7 +275,7 @@ def test_no_model_is_built_that_is_larger_than_its_weights(tmp_path, changes):
 
 @pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
 def test_no_table_of_positions_is_built_that_the_weights_do_not_justify(tmp_path, position, monkeypatch):
-    monkeypatch.setattr(parameters, "FREE_POSITION_TABLE", 4096)
+    monkeypatch.setattr(parameters, "MIN_POSITION_TABLE_LIMIT", 4096)
     path = begun(tmp_path / "a")
     fitting = seq2seq(position=position).model_dump(mode="json")
     most = 4096 // seq2seq(position=position).position_table * 8
@@ -285,7 +285,7 @@ def test_no_table_of_positions_is_built_that_the_weights_do_not_justify(tmp_path
     with pytest.raises(CheckpointError) as error:
         RunFolder.open(path).load_config()
     one_line(error, "config.json: model.max_seq_len: expected", "at most 4,096 numbers for a model of this size", f"found {most + 1:,}")
-    monkeypatch.setattr(parameters, "FREE_POSITION_TABLE", 0)
+    monkeypatch.setattr(parameters, "MIN_POSITION_TABLE_LIMIT", 0)
     put_config(path, fitting)
     assert RunFolder.open(path).load_config() == seq2seq(position=position), "its weights are more"
 
@@ -363,10 +363,10 @@ def test_every_read_of_a_test_file_is_in_the_ledger(tmp_path):
     run = RunFolder.open(begun(tmp_path / "a"))
     test = tmp_path / "test.en"
     test.write_bytes(b"A man sleeps.\n")
-    assert run.ledger.read() == []
-    run.ledger.record(test, "evaluate")
-    run.ledger.record(test, "compare")
-    first, second = run.ledger.read()
+    assert run.access_log.read() == []
+    run.access_log.record(test, "evaluate")
+    run.access_log.record(test, "compare")
+    first, second = run.access_log.read()
     assert (first["file"], first["verb"], second["verb"]) == (str(test), "evaluate", "compare")
     assert first["sha256"] == hashlib.sha256(b"A man sleeps.\n").hexdigest()
     assert first["date"].endswith("+00:00")
@@ -377,31 +377,31 @@ def test_a_test_file_that_never_ends_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (Path("/dev/zero"), tmp_path / "pipe"):
         with pytest.raises(CheckpointError, match="found a device or a pipe"):
-            run.ledger.record(path, "evaluate")
-    assert run.ledger.read() == []
+            run.access_log.record(path, "evaluate")
+    assert run.access_log.read() == []
 
 
 def test_a_folder_of_test_files_may_hold_any_name(tmp_path):
     run = RunFolder.open(begun(tmp_path / "a"))
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "odd\udcff.png").write_bytes(b"x")
-    run.ledger.record(tmp_path / "images", "classify")
-    assert len(run.ledger.read()[0]["sha256"]) == 64
+    run.access_log.record(tmp_path / "images", "classify")
+    assert len(run.access_log.read()[0]["sha256"]) == 64
 
 
 def test_a_torn_ledger_is_still_read(tmp_path):
     run = RunFolder.open(begun(tmp_path / "a"))
     (tmp_path / "test.en").write_bytes(b"x")
-    run.ledger.path.write_text('{"date": "20')
-    run.ledger.record(tmp_path / "test.en", "evaluate")
-    assert [entry["verb"] for entry in run.ledger.read()] == ["evaluate"]
+    run.access_log.path.write_text('{"date": "20')
+    run.access_log.record(tmp_path / "test.en", "evaluate")
+    assert [entry["verb"] for entry in run.access_log.read()] == ["evaluate"]
 
 
 def test_a_read_that_cannot_be_noted_is_an_error(tmp_path, limited_files):
     run = RunFolder.open(begun(tmp_path / "a"))
     (tmp_path / "test.en").write_bytes(b"x")
     with limited_files(10), pytest.raises(DiskError, match=r"ledger\.jsonl"):
-        run.ledger.record(tmp_path / "test.en", "evaluate")
+        run.access_log.record(tmp_path / "test.en", "evaluate")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        run.ledger.record(tmp_path / "missing.en", "evaluate")
-    assert run.ledger.read() == []
+        run.access_log.record(tmp_path / "missing.en", "evaluate")
+    assert run.access_log.read() == []

@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from tests.models.tiny import seq2seq
-from transom.checkpoints.tensors import MAX_HEADER_BYTES, digest, load_into, pack, read_specs, read_tensors
+from transom.checkpoints.tensors import MAX_HEADER_BYTES, hash_tensors, load_weights_into, read_specs, read_tensors, serialize_tensors
 from transom.errors import CheckpointError
 from transom.models.build import build_model
 
@@ -36,7 +36,7 @@ def bits(tensor: Tensor) -> tuple[object, ...]:
 
 
 def put(path: Path, tensors: dict[str, Tensor]) -> Path:
-    path.write_bytes(pack(tensors))
+    path.write_bytes(serialize_tensors(tensors))
     return path
 
 
@@ -106,10 +106,10 @@ def test_one_tensor_under_two_names_is_stored_once(tmp_path):
 @pytest.mark.parametrize("tie", ["all", "decoder", "none"])
 def test_tied_models_come_back(tmp_path, tie):
     torch.manual_seed(1)
-    model, other = small_model(tie=tie), small_model(tie=tie)
+    model, other = small_model(tie_embeddings=tie), small_model(tie_embeddings=tie)
     path = put(tmp_path / "model.safetensors", model.state_dict())
     assert len(read_specs(path)) == len(list(model.parameters()))
-    load_into(other, path)
+    load_weights_into(other, path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert (other.unembedding.weight is other.target_embedding.tokens.weight) == (tie != "none")
 
@@ -126,14 +126,14 @@ def test_the_seal_finds_flipped_bits(tmp_path):
     """Bits all over a small file, one in turn: the file is refused, or (a bit of unused white space) says the same."""
     tensors = {"a": torch.arange(3.0), "b": torch.tensor(7, dtype=torch.uint8)}
     path = put(tmp_path / "a.safetensors", tensors)
-    whole, expected = path.read_bytes(), digest(tensors)
+    whole, expected = path.read_bytes(), hash_tensors(tensors)
     accepted = 0
     for bit in range(0, 8 * len(whole), 5):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         try:
-            assert digest(read_tensors(path)) == expected
+            assert hash_tensors(read_tensors(path)) == expected
             accepted += 1
         except CheckpointError as error:
             assert "\n" not in str(error)
@@ -143,7 +143,7 @@ def test_the_seal_finds_flipped_bits(tmp_path):
 
 def test_the_same_tensors_give_the_same_bytes():
     tensors = {name: torch.arange(3.0) for name in "cabfed"}
-    assert len({pack(tensors) for _ in range(20)}) == 1
+    assert len({serialize_tensors(tensors) for _ in range(20)}) == 1
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path):
@@ -247,28 +247,28 @@ def test_another_models_weights_are_named(tmp_path):
     path = put(tmp_path / "model.safetensors", small_model().state_dict())
     for changes, words in {
         (("n_encoder_layers", 2),): r"16 missing \(first 'encoder\.blocks\.1\.",
-        (("tie", "none"), ("n_decoder_layers", 2)): r"28 missing \(first 'target_embedding\.tokens\.weight'",
+        (("tie_embeddings", "none"), ("n_decoder_layers", 2)): r"28 missing \(first 'target_embedding\.tokens\.weight'",
         (("attention", "multihead"), ("norm_placement", "pre")): r"4 missing \(first 'encoder\.norm\.weight'\)",
         (("d_ff", 13),): r"'encoder\.blocks\.0\.ff\.up\.weight' has the shape \(12, 8\), expected \(13, 8\)",
         (("source_vocab_size", 10), ("target_vocab_size", 10)): r"has the shape \(9, 8\), expected \(10, 8\)",
     }.items():
         with pytest.raises(CheckpointError, match=words):
-            load_into(small_model(**dict(changes)), path)
+            load_weights_into(small_model(**dict(changes)), path)
     deeper = put(tmp_path / "deeper.safetensors", small_model(n_encoder_layers=2).state_dict())
     with pytest.raises(CheckpointError, match=r"16 unexpected \(first 'encoder\.blocks\.1\."):
-        load_into(small_model(), deeper)
+        load_weights_into(small_model(), deeper)
 
 
 def test_a_refused_file_leaves_the_model_alone(tmp_path):
     model = small_model()
-    before = digest(model.state_dict())
+    before = hash_tensors(model.state_dict())
     path = put(tmp_path / "model.safetensors", small_model().state_dict())
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="not those that were saved"):
-        load_into(model, path)
-    assert digest(model.state_dict()) == before
+        load_weights_into(model, path)
+    assert hash_tensors(model.state_dict()) == before
 
 
 def test_integers_in_the_place_of_weights_are_refused(tmp_path):
@@ -276,15 +276,15 @@ def test_integers_in_the_place_of_weights_are_refused(tmp_path):
     name = "encoder.blocks.0.ff.up.bias"
     path = put(tmp_path / "model.safetensors", state | {name: state[name].long()})
     with pytest.raises(CheckpointError, match=r"ff\.up\.bias' has the type torch\.int64, expected torch\.float32"):
-        load_into(small_model(), path)
+        load_weights_into(small_model(), path)
 
 
 def test_wide_weights_fit_a_narrow_model(tmp_path):
     model = small_model()
     path = put(tmp_path / "model.safetensors", {name: tensor.double() for name, tensor in model.state_dict().items()})
     other = small_model()
-    load_into(other, path)
-    assert digest(other.state_dict()) == digest(model.state_dict())
+    load_weights_into(other, path)
+    assert hash_tensors(other.state_dict()) == hash_tensors(model.state_dict())
 
 
 def test_the_header_is_plain_safetensors(tmp_path):

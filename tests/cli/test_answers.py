@@ -74,7 +74,7 @@ def test_score_is_the_log_probability_and_its_perplexity(trained: Trained, trans
 
 
 def test_compare_a_run_with_itself_finds_nothing(trained: Trained, transom: Call) -> None:
-    arguments = ("compare", trained.folder, trained.folder, "--source", trained.source, "--target", trained.target, "--samples", "50")
+    arguments = ("compare", trained.folder, trained.folder, "--source", trained.source, "--target", trained.target, "--resamples", "50")
     value = transom(*arguments, "--json").json
     assert (value["difference"], value["n_samples"]) == (0.0, 50)
     assert "no significant difference" in transom(*arguments).out

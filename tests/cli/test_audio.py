@@ -19,7 +19,7 @@ TINY = (
     "model.n_layers=1",
     "model.n_heads=2",
     "model.d_ff=16",
-    "training.batch_sounds=8",
+    "training.batch_size=8",
     "training.max_steps=6",
     "training.validate_every=3",
     "training.checkpoint_every=3",
@@ -63,7 +63,7 @@ def test_classify_files_lists_and_labelled_folders(transom: Call, hearing: Path,
     records = transom("classify", hearing, "--input", tmp_path / "names", "--precision", "fp32", "--json").json
     assert [record["label"] for record in records] == [line[1] for line in lines]
     assert set(records[0]) == {"sound", "label", "p", "probabilities"}
-    scored = transom("classify", hearing, "--labelled", tones, "--precision", "fp32")
+    scored = transom("classify", hearing, "--labeled-data", tones, "--precision", "fp32")
     assert scored.code == 0 and "% of 24 sounds" in scored.out
 
 

@@ -10,7 +10,7 @@ from tests.cli.test_language import TINY, LanguageRun, spoken
 from transom.cli.main import main
 
 __all__ = ["spoken"]
-QUICK = ("--rounds", "1", "--features", "8", "--ranks", "4", "--windows", "4")
+QUICK = ("--repeats", "1", "--features", "8", "--ranks", "4", "--windows", "4")
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def test_a_run_that_learned_with_an_approximation(transom: Call, linear: Path) -
 
 
 def test_images(transom: Call, tmp_path: Path) -> None:
-    short = ("training.max_steps=2", "training.validate_every=2", "training.batch_images=8", "model.n_layers=1")
+    short = ("training.max_steps=2", "training.validate_every=2", "training.batch_size=8", "model.n_layers=1")
     assert main(["train", "digits-vit", *sets(*short), "--out", str(tmp_path / "run"), "--json"]) == 0
     Image.new("L", (8, 8), 40).save(tmp_path / "digit.png")
     value = transom("compare-attention", tmp_path / "run", "--input", tmp_path / "digit.png", *QUICK, "--json").json
@@ -88,7 +88,7 @@ def test_images(transom: Call, tmp_path: Path) -> None:
         (("RUN", "--text", "a", "--lengths", "9" * 5_000), "--lengths: expected numbers from 1 to 65,536"),
         (("RUN", "--text", "a", "--features", "0"), "--features: expected numbers from 1"),
         (("RUN", "--text", "a", "--ranks", "99999"), "--ranks: expected numbers from 1"),
-        (("RUN", "--text", "a", "--rounds", "0"), "invalid value for '--rounds'"),
+        (("RUN", "--text", "a", "--repeats", "0"), "invalid value for '--repeats'"),
         (("RUN", "--text", "a", "--out", "missing/page.html", *QUICK), "missing"),
     ],
 )

@@ -27,7 +27,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def classifying(labelled: Path) -> Path:
     """Train a tiny classifier once."""
     out = labelled.parent / "classifier"
-    assert main(["train", "text-classes", "--labelled", str(labelled), *sets(*TINY), "--out", str(out), "--json"]) == 0
+    assert main(["train", "text-classes", "--labeled-data", str(labelled), *sets(*TINY), "--out", str(out), "--json"]) == 0
     return out
 
 
@@ -63,18 +63,18 @@ def test_classify_a_text_a_file_and_labelled_texts(transom: Call, classifying: P
     assert from_file.code == 0 and len(from_file.out.splitlines()) == 3 and from_file.out.startswith(f"{label}\t{p}")
     assert "texts longer than the context window of 15 tokens: 1 of 3, truncated" in from_file.err
     records = transom("classify", classifying, "--input", tmp_path / "texts", "--too-long", "window", "--json").json
-    assert [record["windows"] for record in records][:2] == [1, 1] and records[2]["windows"] > 1 and records[2]["n_left_out"] == 0
-    scored = transom("classify", classifying, "--labelled", labelled)
+    assert [record["windows"] for record in records][:2] == [1, 1] and records[2]["windows"] > 1 and records[2]["n_dropped_tokens"] == 0
+    scored = transom("classify", classifying, "--labeled-data", labelled)
     assert scored.out.splitlines()[-1].startswith("accuracy ") and scored.out.splitlines()[-1].endswith(" % of 60 texts")
-    assert transom("classify", classifying, "--labelled", labelled, "--json").json["n"] == 60
+    assert transom("classify", classifying, "--labeled-data", labelled, "--json").json["n"] == 60
     ledger = [json.loads(line) for line in (classifying / "ledger.jsonl").read_text().splitlines()]
     assert any(str(labelled) in json.dumps(entry) for entry in ledger)
 
 
 def test_fill_names_words(transom: Call, filling: Path, tmp_path: Path) -> None:
-    ((gap,),) = [record["gaps"] for record in transom("fill", filling, "the [MASK] of 3", "--top", "4", "--json").json]
+    ((gap,),) = [record["gaps"] for record in transom("fill", filling, "the [MASK] of 3", "--top-k", "4", "--json").json]
     assert len(gap) == 4 and all(0 <= guess["p"] <= 1 for guess in gap)
-    told = transom("fill", filling, "the [MASK] of [MASK]", "--top", "3")
+    told = transom("fill", filling, "the [MASK] of [MASK]", "--top-k", "3")
     assert told.code == 0 and len(told.out.splitlines()) == 2 and told.out.count("%") == 6
     (tmp_path / "texts").write_text("a [MASK]\nno gap\n")
     assert "expected [MASK] in the text" in transom("fill", filling, "--input", tmp_path / "texts").error
@@ -85,7 +85,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         told = transom("embed", run, "a cat", "a wolf", "--precision", "fp32")
         rows = [line.split() for line in told.out.splitlines()]
         assert rows[0][0] == rows[1][1] == "1.000" and rows[0][1] == rows[1][0] and rows[0][2:] == ["a", "cat"]
-    assert load_embedder(filling, "fp32").reader is not None, "it reads as fast as what the run is for"
+    assert load_embedder(filling, "fp32").encoder_backend is not None, "it reads as fast as what the run is for"
     (tmp_path / "texts").write_text("a cat\na wolf\n\n")
     written = transom("embed", filling, "--input", tmp_path / "texts", "--output", tmp_path / "v.safetensors")
     assert written.code == 0 and load_file(tmp_path / "v.safetensors")["embeddings"].shape == (3, 16)
@@ -96,9 +96,9 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["classify", "RUN"], "expected one of TEXT_OR_FILE, --input and --labelled, found none or several"),
+        (["classify", "RUN"], "expected one of TEXT_OR_FILE, --input and --labeled-data, found none or several"),
         (["classify", "RUN", "a", "--input", "b"], "found none or several"),
-        (["classify", "RUN", "--labelled", "missing.tsv"], "missing.tsv"),
+        (["classify", "RUN", "--labeled-data", "missing.tsv"], "missing.tsv"),
         (["classify", "FILL", "a text"], "expected a run that transom classify can use, found one for transom fill"),
         (["fill", "RUN", "a [MASK]"], "expected a run that transom fill can use, found one for transom classify"),
         (["fill", "FILL"], "expected a TEXT or --input"),
@@ -106,11 +106,11 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         (["embed", "RUN", "--input", "texts"], "expected --output FILE or --json with --input"),
         (["embed", "RUN"], "expected TEXT or --input"),
         (["generate", "RUN", "a"], "expected a run that transom generate can use, found one for transom classify"),
-        (["train", "text-classes", "--labelled", "missing.tsv", "--out", "OUT"], "missing.tsv"),
-        (["train", "text-classes", "--out", "OUT"], "name your own files with --labelled"),
-        (["train", "text-classes", "--valid-labelled", "a.tsv", "--out", "OUT"], "--valid-labelled needs --labelled"),
-        (["train", "text-classes", "--labelled", "a.tsv", "--text", "b", "--out", "OUT"], "expected files of one kind"),
-        (["train", "text-masked", "--labelled", "a.tsv", "--out", "OUT"], "trains on --text, found --labelled"),
+        (["train", "text-classes", "--labeled-data", "missing.tsv", "--out", "OUT"], "missing.tsv"),
+        (["train", "text-classes", "--out", "OUT"], "name your own files with --labeled-data"),
+        (["train", "text-classes", "--valid-labeled-data", "a.tsv", "--out", "OUT"], "--valid-labeled-data needs --labeled-data"),
+        (["train", "text-classes", "--labeled-data", "a.tsv", "--text", "b", "--out", "OUT"], "expected files of one kind"),
+        (["train", "text-masked", "--labeled-data", "a.tsv", "--out", "OUT"], "trains on --text, found --labeled-data"),
     ],
 )
 def test_mistakes(arguments: list[str], expected: str, transom: Call, classifying: Path, filling: Path, tmp_path: Path) -> None:
@@ -123,7 +123,9 @@ def test_vectors_need_an_encoder(transom: Call, trained: Trained) -> None:
 
 
 def test_own_files_take_the_place_of_all_that_the_recipe_names(transom: Call, labelled: Path, tmp_path: Path) -> None:
-    made = transom("train", "languages", "--labelled", labelled, *sets(*TINY, "tokenizer.kind=char"), "--out", tmp_path / "out", "--json")
+    made = transom(
+        "train", "languages", "--labeled-data", labelled, *sets(*TINY, "tokenizer.kind=char"), "--out", tmp_path / "out", "--json"
+    )
     assert made.code == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model"]["classes"] == ["pet", "wild"]

@@ -1,4 +1,4 @@
-"""``transom train --from RUN --set ...``: what a run's weights allow is changed, what they do not is refused, and nothing is ignored."""
+"""``transom train --init-from RUN --set ...``: what a run's weights allow is changed, what they do not is refused, and nothing is ignored."""
 
 import json
 import re
@@ -46,28 +46,28 @@ def model_of(folder: Path) -> Any:
 def tune(base: Path, text: Path, out: Path, *more: str | Path, recipe: str | Path = "text-bpe") -> list[str | Path]:
     """Spell the command that goes on from a run."""
     few = sets(*(each for each in FEW if not each.startswith("tokenizer")))
-    return ["train", recipe, "--text", text, "--from", base, "--out", out, *few, *more]
+    return ["train", recipe, "--text", text, "--init-from", base, "--out", out, *few, *more]
 
 
 def test_a_longer_context_is_taken_and_goes_on(base: Path, text: Path, transom: Call, tmp_path: Path) -> None:
-    asked = sets("model.max_seq_len=64", "model.position.scaling=yarn", "model.position.factor=4.0", "model.dropout=0.2")
+    asked = sets("model.max_seq_len=64", "model.position.rope_scaling=yarn", "model.position.factor=4.0", "model.dropout=0.2")
     outcome = transom(*tune(base, text, tmp_path / "tuned", *asked))
     assert outcome.code == 0
     assert (
-        f"changed from the model of {base}: max_seq_len 64 (was 16), position.scaling 'yarn' (was 'none'), position.factor 4.0 (was 1.0),"
-        " position.trained_seq_len 16 (was 'none')"
+        f"changed from the model of {base}: max_seq_len 64 (was 16), position.rope_scaling 'yarn' (was 'none'), position.factor 4.0 (was 1.0),"
+        " position.original_max_seq_len 16 (was 'none')"
     ) in outcome.err
     model = model_of(tmp_path / "tuned")
-    assert (model.max_seq_len, model.position.scaling, model.position.factor, model.dropout) == (64, "yarn", 4.0, 0.2)
-    assert (model.d_model, model.n_layers, model.position.trained_seq_len) == (16, 1, 16)
+    assert (model.max_seq_len, model.position.rope_scaling, model.position.factor, model.dropout) == (64, "yarn", 4.0, 0.2)
+    assert (model.d_model, model.n_layers, model.position.original_max_seq_len) == (16, 1, 16)
     assert load_recipe(tmp_path / "tuned" / "recipe.toml")[0].model == model
     split = [*tune(base, text, tmp_path / "split", *asked), "--json"]
-    assert transom(*split, "--set", "training.max_steps=2", "--set", "training.schedule=paper").code == 0
-    whole = [*tune(base, text, tmp_path / "whole", *asked), "--json", "--set", "training.schedule=paper"]
-    assert transom(*whole).code == 0 and transom(*split, "--set", "training.schedule=paper", "--resume").json["step"] == 4
+    assert transom(*split, "--set", "training.max_steps=2", "--set", "training.schedule=inverse-sqrt").code == 0
+    whole = [*tune(base, text, tmp_path / "whole", *asked), "--json", "--set", "training.schedule=inverse-sqrt"]
+    assert transom(*whole).code == 0 and transom(*split, "--set", "training.schedule=inverse-sqrt", "--resume").json["step"] == 4
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "split"))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one), "as if never stopped"
-    other = transom(*split, *sets("model.max_seq_len=32"), "--set", "training.schedule=paper", "--resume").error
+    other = transom(*split, *sets("model.max_seq_len=32"), "--set", "training.schedule=inverse-sqrt", "--resume").error
     assert "the run was begun with model.max_seq_len = 64, found 32; a resumed run keeps its recipe" in other
 
 
@@ -92,7 +92,7 @@ def test_a_longer_context_is_taken_and_goes_on(base: Path, text: Path, transom: 
 def test_what_cannot_change_is_refused(setting: str, told: str, base: Path, text: Path, transom: Call, tmp_path: Path) -> None:
     error = transom(*tune(base, text, tmp_path / "tuned", *sets(setting))).error
     assert re.match(rf"error: .*{told.replace('BASE', re.escape(str(base)))}", error), error
-    assert error.endswith("leave it out, or train without --from")
+    assert error.endswith("leave it out, or train without --init-from")
     assert not (tmp_path / "tuned").exists()
 
 
@@ -114,14 +114,14 @@ def test_a_packaged_recipe_s_own_shape_gives_way_and_a_person_s_does_not(base: P
 def test_what_is_asked_for_is_to_fit_the_run_and_not_the_packaged_recipe(base: Path, text: Path, transom: Call, tmp_path: Path) -> None:
     """The encoder of text-masked has learned positions: it has no scaling, and neither has the run's width that recipe's heads."""
     few = [*sets(*FEW), *sets("model.d_model=18", "model.n_heads=3", "model.d_ff=16", "model.n_layers=1", "model.max_seq_len=16")]
-    rotary = [*few, *sets("model.position={ kind = 'rotary', base = 99.0 }")]
+    rotary = [*few, *sets("model.position={ kind = 'rotary', rope_theta = 99.0 }")]
     masked = ["train", "text-masked", "--text", text, "--json"]
     assert transom(*masked, "--out", tmp_path / "rotary", *rotary).code == 0
-    tuned = [*masked, "--from", tmp_path / "rotary", "--out", tmp_path / "tuned"]
-    asked = sets("model.position.scaling=linear", "model.position.factor=2.0", "model.n_heads=3", "model.d_model=18", *FEW[1:])
+    tuned = [*masked, "--init-from", tmp_path / "rotary", "--out", tmp_path / "tuned"]
+    asked = sets("model.position.rope_scaling=linear", "model.position.factor=2.0", "model.n_heads=3", "model.d_model=18", *FEW[1:])
     assert transom(*tuned, *asked).code == 0
     position = model_of(tmp_path / "tuned").position
-    assert (position.kind, position.base, position.scaling, position.factor) == ("rotary", 99.0, "linear", 2.0)
+    assert (position.kind, position.rope_theta, position.rope_scaling, position.factor) == ("rotary", 99.0, "linear", 2.0)
     assert transom(*tuned, *asked, "--resume").code == 0
     unknown = transom(*tune(base, text, tmp_path / "typo", *sets("model.d_modle=3"))).error
     assert "--set model.d_modle=3: unknown field" in unknown and "d_model?" in unknown
@@ -130,9 +130,9 @@ def test_what_is_asked_for_is_to_fit_the_run_and_not_the_packaged_recipe(base: P
 def test_a_run_s_own_settings_may_be_said_again(trained: Trained, transom: Call, tmp_path: Path) -> None:
     """The command that began a run begins the next one from it, separate vocabularies and untied matrices among what it sets."""
     apart = [each.replace("tokenizer.joint=true", "tokenizer.joint=false") for each in trained.command]
-    command = [*apart, *sets("model.tie=decoder", "training.max_steps=2"), "--json", "--out"]
+    command = [*apart, *sets("model.tie_embeddings=decoder", "training.max_steps=2"), "--json", "--out"]
     assert transom(*command, tmp_path / "first").code == 0
-    assert transom(*command, tmp_path / "second", "--from", tmp_path / "first").code == 0
+    assert transom(*command, tmp_path / "second", "--init-from", tmp_path / "first").code == 0
     assert model_of(tmp_path / "second") == model_of(tmp_path / "first")
 
 
@@ -147,15 +147,15 @@ def test_adapters_dropout_and_a_mask_are_free(base: Path, text: Path, transom: C
 def test_a_run_of_the_wrong_kind_is_named(base: Path, trained: Trained, text: Path, transom: Call, tmp_path: Path) -> None:
     labelled = tmp_path / "labelled.tsv"
     labelled.write_text("".join(f"a {word} thing\t{word}\n" for word in ("red", "blue")) * 30)
-    classify = ["train", "text-classes", "--labelled", labelled, "--out", tmp_path / "classes", "--from"]
-    translate = [*trained.command, "--out", tmp_path / "pairs", "--from"]
+    classify = ["train", "text-classes", "--labeled-data", labelled, "--out", tmp_path / "classes", "--init-from"]
+    translate = [*trained.command, "--out", tmp_path / "pairs", "--init-from"]
     for command, folder, expected, found in (
         (classify, trained.folder, "'encoder', 'text-classifier', 'text-embedder' or 'token-tagger'", "seq2seq"),
         (classify, base, "'encoder', 'text-classifier', 'text-embedder' or 'token-tagger'", "decoder"),
         (translate, base, "'seq2seq'", "decoder"),
         (tune(trained.folder, text, tmp_path / "text")[:-2], trained.folder, "'decoder'", "seq2seq"),
     ):
-        error = transom(*command, *([] if "--from" in command[:-1] else [folder])).error
-        assert error.startswith(f"error: training.start_from = '{folder}': expected a run of {expected}, ")
+        error = transom(*command, *([] if "--init-from" in command[:-1] else [folder])).error
+        assert error.startswith(f"error: training.init_from = '{folder}': expected a run of {expected}, ")
         assert f"found a run of '{found}'; name another run or choose another recipe" in error
     assert not any((tmp_path / name).exists() for name in ("classes", "pairs", "text"))

@@ -19,7 +19,7 @@ TINY = (
     "model.n_layers=1",
     "model.n_heads=2",
     "model.d_ff=16",
-    "training.batch_images=16",
+    "training.batch_size=16",
     "training.max_steps=6",
     "training.validate_every=3",
     "training.checkpoint_every=3",
@@ -65,12 +65,12 @@ def test_classify_files_lists_and_labelled_folders(transom: Call, seeing: Path, 
     records = transom("classify", seeing, "--input", tmp_path / "names", "--precision", "fp32", "--json").json
     assert [record["label"] for record in records] == [line[1] for line in lines]
     assert set(records[0]) == {"image", "label", "p", "probabilities"} and set(records[0]["probabilities"]) == {"dark", "light"}
-    scored = transom("classify", seeing, "--labelled", photos, "--precision", "fp32")
+    scored = transom("classify", seeing, "--labeled-data", photos, "--precision", "fp32")
     assert scored.code == 0 and "% of 30 images" in scored.out
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         for file in sorted(photos.rglob("*.jpg")):
             archive.write(file, file.relative_to(photos.parent).as_posix())
-    zipped = transom("classify", seeing, "--labelled", tmp_path / "photos.zip", "--precision", "fp32", "--json").json
+    zipped = transom("classify", seeing, "--labeled-data", tmp_path / "photos.zip", "--precision", "fp32", "--json").json
     assert f"accuracy {zipped['accuracy']:.2f} %" in scored.out and zipped["n"] == 30
     ledger = [json.loads(line) for line in (seeing / "ledger.jsonl").read_text().splitlines()]
     assert [(entry["verb"], Path(entry["file"]).name) for entry in ledger[-2:]] == [("classify", "photos"), ("classify", "photos.zip")]
@@ -94,9 +94,9 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
     assert "bad.jpg: expected an image, found" in transom("classify", seeing, tmp_path / "bad.jpg").error
     assert "bad: expected a file, found a folder" in transom("classify", seeing, tmp_path / "bad").error
     assert "found a file that cannot be read: No such file" in transom("classify", seeing, tmp_path / "none.jpg").error
-    assert "expected labeled images, found nothing" in transom("classify", seeing, "--labelled", tmp_path / "none").error
+    assert "expected labeled images, found nothing" in transom("classify", seeing, "--labeled-data", tmp_path / "none").error
     os.mkfifo(tmp_path / "pipe")
-    assert "expected labeled images, found a device or a pipe" in transom("classify", seeing, "--labelled", tmp_path / "pipe").error
+    assert "expected labeled images, found a device or a pipe" in transom("classify", seeing, "--labeled-data", tmp_path / "pipe").error
     assert (
         "expected a run that transom classify can use, found one for transom translate"
         in transom("classify", trained.folder, "x.jpg").error

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Trained
-from transom.cli.imports import lasting_imports
-from transom.tasks.imports import signals_held
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.tasks.signals import defer_signals
 
 
 def test_the_collector_stands_aside_and_comes_back() -> None:
-    with lasting_imports():
+    with gc_frozen_imports():
         assert not gc.isenabled()
         kept = [object()]
     assert gc.isenabled() and gc.get_freeze_count() > 0 and kept
-    with pytest.raises(ImportError), lasting_imports():
+    with pytest.raises(ImportError), gc_frozen_imports():
         raise ImportError
     assert gc.isenabled()
     gc.unfreeze()
 
 
-@pytest.mark.parametrize("manager", [signals_held, lasting_imports])
+@pytest.mark.parametrize("manager", [defer_signals, gc_frozen_imports])
 def test_a_signal_waits_for_the_end(manager) -> None:  # type: ignore[no-untyped-def]
     before, done = signal.getsignal(signal.SIGINT), False
     with pytest.raises(KeyboardInterrupt), manager():
@@ -40,7 +40,7 @@ def test_threads_import_without_a_word_on_signals() -> None:
     found: list[object] = []
 
     def imports() -> None:
-        with signals_held():
+        with defer_signals():
             found.append(signal.getsignal(signal.SIGINT))
 
     before = signal.getsignal(signal.SIGINT)

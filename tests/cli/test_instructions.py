@@ -21,39 +21,40 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def answering(asked: Path) -> Path:
+def instruction_tuned(asked: Path) -> Path:
     """Train a tiny model that answers once."""
     out = asked.parent / "run"
     assert (
-        main(["train", "instructions", "--instructions", str(asked), *sets(*TINY, "model.mask=prefix"), "--out", str(out), "--json"]) == 0
+        main(["train", "instructions", "--instructions", str(asked), *sets(*TINY, "model.mask=prefix-lm"), "--out", str(out), "--json"])
+        == 0
     )
     return out
 
 
-def test_pages_say_what_the_run_is(answering: Path) -> None:
-    card, page = (answering / "README.md").read_text(), (answering / "report.html").read_text()
+def test_pages_say_what_the_run_is(instruction_tuned: Path) -> None:
+    card, page = (instruction_tuned / "README.md").read_text(), (instruction_tuned / "report.html").read_text()
     assert "An instruction model: a decoder-only Transformer" in card and 'transom generate run "An instruction"' in card
     assert "answer tokens a second" in card and "1 % of the training instructions, split off by hash" in card
     assert "Answers" in page and "What is" in page and "Continuations" not in page
 
 
-def test_the_answer_is_given_alone(transom: Call, answering: Path, tmp_path: Path) -> None:
-    streamed = transom("generate", answering, "What is 3?", "--precision", "fp32")
-    whole = transom("generate", answering, "What is 3?", "--precision", "fp32", "--json")
+def test_the_answer_is_given_alone(transom: Call, instruction_tuned: Path, tmp_path: Path) -> None:
+    streamed = transom("generate", instruction_tuned, "What is 3?", "--precision", "fp32")
+    whole = transom("generate", instruction_tuned, "What is 3?", "--precision", "fp32", "--json")
     (answer,) = whole.json[0]["continuations"]
     assert streamed.code == 0 and streamed.out == f"{answer['text']}\n" and "What" not in streamed.out
     (tmp_path / "prompts").write_text("What is 3?\nWhat is 4?\n")
-    both = transom("generate", answering, "--input", tmp_path / "prompts", "--precision", "fp32")
+    both = transom("generate", instruction_tuned, "--input", tmp_path / "prompts", "--precision", "fp32")
     assert both.out.startswith(f"{answer['text']}\n---\n") and both.out.count("---\n") == 1
-    long = transom("generate", answering, "What is " + "3 " * 40, "--precision", "fp32")
+    long = transom("generate", instruction_tuned, "What is " + "3 " * 40, "--precision", "fp32")
     assert "exceeded the context window of 16 tokens" in long.err
-    refused = transom("generate", answering, "What is " + "3 " * 40, "--too-long", "refuse")
+    refused = transom("generate", instruction_tuned, "What is " + "3 " * 40, "--too-long", "refuse")
     assert "expected prompt and new text to fit model.max_seq_len = 16" in refused.error
 
 
 def test_a_language_model_learns_to_answer_by_few_numbers(transom: Call, asked: Path, spoken: LanguageRun, tmp_path: Path) -> None:
-    adapter = ("training.adapter=lora", "training.adapter.rank=2", 'training.adapter.on=["attn.q","ff.up"]')
-    flags = ["--from", spoken.folder, "--instructions", asked, "--valid-instructions", asked]
+    adapter = ("training.adapter=lora", "training.adapter.rank=2", 'training.adapter.target_modules=["attn.q","ff.up"]')
+    flags = ["--init-from", spoken.folder, "--instructions", asked, "--valid-instructions", asked]
     fields = [field for field in TINY if not field.startswith(("tokenizer", "model"))]
     made = transom("train", "instructions", *flags, *sets(*fields, *adapter), "--out", tmp_path / "run")
     assert made.code == 0 and "lora of rank 2 on attn.q, ff.up: 128 numbers learn" in made.err
@@ -79,11 +80,11 @@ def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
         (("train", "instructions", "--instructions", "FILE", "--text", "x"), "expected files of one kind"),
         (("train", "instructions", "--instructions", "nowhere.tsv"), "nowhere.tsv"),
         (("train", "text-bpe", "--instructions", "FILE"), "trains on --text, found --instructions"),
-        (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lora"), "name one with --from"),
+        (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lora"), "name one with --init-from"),
         (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lorra"), "found 'lorra'"),
-        (("train", "instructions", "--instructions", "FILE", "--set", 'training.adapter.on=["attn.x"]'), "found ['attn.x']"),
+        (("train", "instructions", "--instructions", "FILE", "--set", 'training.adapter.target_modules=["attn.x"]'), "found ['attn.x']"),
         (
-            ("train", "instructions", "--instructions", "FILE", "--set", "training.adapter.on=[]"),
+            ("train", "instructions", "--instructions", "FILE", "--set", "training.adapter.target_modules=[]"),
             "expected at least one map in on",
         ),
         (

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.conftest import Call, Trained
-from transom.layers.dispatch import ROWS, rows_of
+from transom.layers.dispatch import KERNEL_TABLE, kernels_of
 
 
 def test_the_table_for_people_and_as_json(transom: Call) -> None:
@@ -17,15 +17,15 @@ def test_the_table_for_people_and_as_json(transom: Call) -> None:
 
 @pytest.mark.kernels
 def test_each_layer_of_a_run_is_listed_with_its_path(transom: Call, trained: Trained) -> None:
-    before = {name: list(rows) for name, rows in ROWS.items()}
+    before = {name: list(rows) for name, rows in KERNEL_TABLE.items()}
     asked = ("kernels", trained.folder, "--precision", "fp32", "--json")
-    answering, learning = transom(*asked).json, transom(*asked, "--training").json
-    paths = [{(each["layer"], each["operation"]): each["path"] for each in found} for found in (answering, learning)]
+    instruction_tuned, learning = transom(*asked).json, transom(*asked, "--training").json
+    paths = [{(each["layer"], each["operation"]): each["path"] for each in found} for found in (instruction_tuned, learning)]
     assert [found["decoder.blocks.0.attn", "attention"] for found in paths] == ["fused", "short"]
     assert ("decoder.blocks.0", "dropout_add") not in paths[0]
     assert any(operation == "dropout_add" for _, operation in paths[1])
     assert paths[0]["decoder", "decoder_step"] == "reference"  # of heads that are too narrow
-    assert {name: list(rows) for name, rows in ROWS.items()} == before and rows_of("relu")
+    assert {name: list(rows) for name, rows in KERNEL_TABLE.items()} == before and kernels_of("relu")
     lines = transom("kernels", trained.folder).out.splitlines()
     assert any(line.startswith("decoder.blocks.0.attn  attention: ") for line in lines)
     assert any("a multiple of 16, found d_head 8" in line for line in lines)

@@ -60,21 +60,21 @@ def test_generate_streams_the_prompt_and_what_follows(transom: Call, spoken: Lan
     (record,) = whole.json
     (answer,) = record["continuations"]
     assert streamed.out == f"the sun{answer['text']}\n"
-    assert set(answer) == {"text", "n_tokens", "ended", "windows"} and answer["n_tokens"] <= 12
+    assert set(answer) == {"text", "n_tokens", "finish_reason", "windows"} and answer["n_tokens"] <= 12
     assert transom("generate", spoken.folder, "--max-new-tokens", "3").code == 0, "a prompt may be left out"
 
 
 def test_generate_takes_prompts_from_a_file_and_several_samples(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("the moon\nthe\n")
-    made = transom("generate", spoken.folder, "--input", tmp_path / "prompts", "--samples", "2", "--precision", "fp32")
+    made = transom("generate", spoken.folder, "--input", tmp_path / "prompts", "--num-samples", "2", "--precision", "fp32")
     assert made.code == 0 and made.out.count("---\n") == 3 and made.out.startswith("the moon")
     stopped = transom("generate", spoken.folder, "the", "--stop", "\\n", "--stop", "i", "--json", "--precision", "fp32").json
     assert not {"\n", "i"} & set(stopped[0]["continuations"][0]["text"])
 
 
 def test_what_a_draw_would_need_is_told_where_nothing_is_drawn(transom: Call, spoken: LanguageRun) -> None:
-    greedy = transom("generate", spoken.folder, "the", "--temperature", "0", "--top-k", "5", "--samples", "2", "--precision", "fp32")
-    assert greedy.code == 0 and "greedy decoding, so these options have no effect: --top-k, --samples\n" in greedy.err
+    greedy = transom("generate", spoken.folder, "the", "--temperature", "0", "--top-k", "5", "--num-samples", "2", "--precision", "fp32")
+    assert greedy.code == 0 and "greedy decoding, so these options have no effect: --top-k, --num-samples\n" in greedy.err
     for asked in (["--temperature", "0"], ["--temperature", "0.5", "--top-k", "5"]):
         assert "greedy decoding" not in transom("generate", spoken.folder, "the", *asked, "--precision", "fp32").err
 
@@ -90,17 +90,17 @@ def test_a_text_that_outgrows_the_model_is_said(transom: Call, spoken: LanguageR
 
 
 def test_early_exits_are_told(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
-    early = transom("generate", spoken.folder, "the sun", "--exit-threshold", "0.5", "--precision", "fp32")
+    early = transom("generate", spoken.folder, "the sun", "--early-exit-threshold", "0.5", "--precision", "fp32")
     assert early.code == 0 and "mean exit after block 1.00 of 1; " in early.err and early.out.startswith("the sun")
-    assert "trained without training.exits: only its last block was trained to predict tokens" in early.err
-    fields = (*TINY, "training.exits=linear", "training.max_steps=1")
+    assert "trained without training.early_exit_loss: only its last block was trained to predict tokens" in early.err
+    fields = (*TINY, "training.early_exit_loss=linear", "training.max_steps=1")
     assert transom("train", "text-bpe", "--text", spoken.text, *sets(*fields), "--out", tmp_path / "run").code == 0
-    learned = transom("generate", tmp_path / "run", "the sun", "--exit-threshold", "0.5", "--precision", "fp32")
+    learned = transom("generate", tmp_path / "run", "the sun", "--early-exit-threshold", "0.5", "--precision", "fp32")
     assert learned.code == 0 and "mean exit" in learned.err and "was trained without" not in learned.err
-    told = transom("generate", spoken.folder, "the sun", "--exit-threshold", "0.01", "--json", "--precision", "fp32")
+    told = transom("generate", spoken.folder, "the sun", "--early-exit-threshold", "0.01", "--json", "--precision", "fp32")
     assert "mean exit" in told.err and json.loads(told.out)[0]["prompt"] == "the sun"
-    assert "mean exit" not in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1", "--precision", "fp32").err
-    assert "'--exit-threshold'" in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1.5").error
+    assert "mean exit" not in transom("generate", spoken.folder, "the sun", "--early-exit-threshold", "1", "--precision", "fp32").err
+    assert "'--early-exit-threshold'" in transom("generate", spoken.folder, "the sun", "--early-exit-threshold", "1.5").error
 
 
 def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: LanguageRun) -> None:
@@ -157,17 +157,19 @@ def test_a_tokenizer_is_trained_on_text(transom: Call, spoken: LanguageRun, tmp_
     assert made.code == 0 and out.exists() and "both sides: bpe, 291 symbols" in made.out
 
 
-@pytest.mark.parametrize("balance", ["loss", "bias"])
+@pytest.mark.parametrize("balance", ["aux-loss", "bias"])
 def test_a_mixture_of_experts_by_two_words(transom: Call, tmp_path: Path, balance: str) -> None:
     (tmp_path / "input.txt").write_text("to be or not to be, that is the question\n" * 40)
     tiny = [each for each in TINY if not each.startswith(("tokenizer", "decoding"))]
-    mixture = ("model.feed_forward=mixture", f"model.feed_forward.balance={balance}", "model.feed_forward.n_experts=3")
+    mixture = ("model.feed_forward=moe", f"model.feed_forward.load_balancing={balance}", "model.feed_forward.n_experts=3")
     fields = [*tiny, *mixture, f"data.root={tmp_path}", "training.log_every=5", "training.learning_rate=0.01"]
     trained = transom("train", "shakespeare-char", *sets(*fields), "--out", tmp_path / "run")
     assert trained.code == 0 and "of them active a token; " in trained.err and "max expert load" in trained.err
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
-    assert train[-1]["nll"] < train[0]["nll"] and all(1 <= line["expert_load"] <= 1.5 and line["dropped"] == 0 for line in train)
+    assert train[-1]["nll"] < train[0]["nll"] and all(
+        1 <= line["max_expert_load"] <= 1.5 and line["expert_overflow"] == 0 for line in train
+    )
     assert "mixture of 3 swiglu experts, 2 a token" in (tmp_path / "run" / "README.md").read_text()
     said = transom("generate", tmp_path / "run", "to be", "--max-new-tokens", "5", "--precision", "fp32", "--json")
     assert said.code == 0 and said.json

@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.conftest import Call, Trained
 from transom.cli import recipes
-from transom.cli.answers import answer
 from transom.cli.main import one_line
+from transom.cli.output import print_result
 from transom.cli.verbs import verbs
 
 PYTHON = [sys.executable, "-W", "error"]
@@ -27,7 +27,7 @@ for verb in ["", *{list(verbs())}]:
     with contextlib.redirect_stdout(io.StringIO()) as page:
         assert main([verb, "--help"] if verb else ["--help"]) == 0
     assert "Usage" in page.getvalue() and (not verb or "Examples" in page.getvalue()), verb
-engine = {{"torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "transom.config.brick", "transom.config.recipe"}}
+engine = {{"torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "transom.config.schema", "transom.config.recipe"}}
 assert not engine & set(sys.modules), set(sys.modules)
 """
     subprocess.run([*PYTHON, "-c", script], check=True, timeout=60)
@@ -115,7 +115,7 @@ def test_every_verb_offers_json(verb: str, transom: Call) -> None:
         (["trian"], "error: expected a command, found 'trian'; did you mean train?"),
         (["--versoin"], "error: no such option: --versoin; did you mean --version? see transom --help"),
         (["train"], "error: missing argument 'NAME_OR_FILE'; see transom train --help"),
-        (["train", "copy", "--resum"], "error: no such option: --resum; did you mean --from, --resume? see transom train --help"),
+        (["train", "copy", "--resum"], "error: no such option: --resum; did you mean --resume? see transom train --help"),
         (["train", "copi"], "error: expected a packaged recipe or the path of a .toml file, found 'copi'; did you mean copy?"),
         (["train", "translation"], "name your own files with --source and --target"),
         (["train", "translation", "--source", "a"], "error: --source needs --target beside it"),
@@ -203,7 +203,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    answer({"loss": float("nan"), "all": [1.5, float("inf")]}, True, [])
+    print_result({"loss": float("nan"), "all": [1.5, float("inf")]}, True, [])
     assert capsys.readouterr().out == '{"loss": null, "all": [1.5, null]}\n'
 
 

@@ -108,10 +108,10 @@ def test_a_run_does_not_start_from_itself(trained: Trained, tmp_path: Path, tran
     before = content_of(trained.folder)
     (tmp_path / "link").symlink_to(trained.folder)
     for out in (trained.folder, tmp_path / "link"):
-        error = transom(*trained.command, "--from", trained.folder, "--out", out).error
+        error = transom(*trained.command, "--init-from", trained.folder, "--out", out).error
         assert "expected another folder than that of the run to start from" in error
         with pytest.raises(ConfigError, match="start from"):
-            train("copy", out, [f"training.start_from={trained.folder}"], overwrite=True)
+            train("copy", out, [f"training.init_from={trained.folder}"], overwrite=True)
     assert before == content_of(trained.folder)
 
 

@@ -14,7 +14,7 @@ def test_a_pattern_is_drawn_told_and_counted(transom: Call, tmp_path: Path) -> N
     shown = transom("recipes", "patterns", "shakespeare-char", *WINDOW, "--length", 4).out
     assert "window(size=2), 43.8 % of the pairs, 70.0 % of what it may see at all\n\n█···\n██··\n·██·\n··██\n" in shown
     found = transom("recipes", "patterns", "shakespeare-char", *WINDOW, "--length", 4, "--json").json["patterns"]
-    assert [each["share"] for each in found] == [7 / 16, 10 / 16] and found[1]["pattern"] == "full" and found[0]["layers"][:2] == [0, 2]
+    assert [each["density"] for each in found] == [7 / 16, 10 / 16] and found[1]["pattern"] == "full" and found[0]["layers"][:2] == [0, 2]
     out = tmp_path / "patterns.svg"
     drawn = transom("recipes", "patterns", "cifar10-vit", "--set", "model.attention.pattern=window-2d", "--out", out).out
     assert drawn.splitlines()[-1] == f"drawn in {out}" and "window-2d(size=4)" in drawn

@@ -20,13 +20,13 @@ from typing import Literal
 
 from torch import nn
 
-from transom.config.brick import Brick
-from transom.config.components import component, implements
+from transom.config.schema import Component
+from transom.config.component_registry import component, implements
 from transom.layers.context import LayerContext
 
 
 @component("feed_forward")
-class Halved(Brick):
+class Halved(Component):
     """x W / 2."""
 
     kind: Literal["halved"] = "halved"
@@ -110,12 +110,12 @@ def test_a_plugin_that_is_not_there_is_refused_in_one_line(
 SCORE = """
 from typing import Literal
 
-from transom.config.brick import Brick
-from transom.config.components import component, implements
+from transom.config.schema import Component
+from transom.config.component_registry import component, implements
 
 
 @component("score")
-class Mine(Brick):
+class Mine(Component):
     kind: Literal["mine"] = "mine"
 
 
@@ -231,7 +231,7 @@ assert transom.train("copy", out="run", set=overrides, plugins=["mine.parts"]).s
 def test_a_run_that_starts_from_one_with_a_plugin_needs_it_too(tmp_path: Path) -> None:
     (tmp_path / "halved.py").write_text(HALVED)
     assert transom_outside(tmp_path, "train", "copy", *TINY, "--plugin", "halved.py", "--out", "run").returncode == 0
-    tuned = ["train", "copy", *TINY[:-2], "--from", "run", "--out", "tuned"]
+    tuned = ["train", "copy", *TINY[:-2], "--init-from", "run", "--out", "tuned"]
     assert "expected plugin halved.py" in refused(transom_outside(tmp_path, *tuned))
     assert transom_outside(tmp_path, *tuned, "--plugin", "halved.py").returncode == 0
     assert "plugins" in json.loads((tmp_path / "tuned" / "config.json").read_text())

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.conftest import Call, Trained
 from transom.tasks import progress
-from transom.tasks.train import Stop
-from transom.training.events import Foreseen, Started, Stepped
+from transom.tasks.train import GracefulStop
+from transom.training.events import Forecast, StepFinished, TrainingStarted
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def test_the_bar_of_a_translation(trained: Trained, transom: Call) -> None:
 def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = iter(range(0, 1000, 11))
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
-    with progress.counting("sentences", quiet=False) as tell:
-        tell(5, 20)
-    with progress.counting("sentences", quiet=True) as tell:
-        tell(5, 20)
+    with progress.counting("sentences", quiet=False) as notify:
+        notify(5, 20)
+    with progress.counting("sentences", quiet=True) as notify:
+        notify(5, 20)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("5/20 sentences  ") and line.endswith(" left")
 
@@ -51,7 +51,7 @@ def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
         shown(
-            Started(
+            TrainingStarted(
                 Path("run"),
                 3,
                 10,
@@ -66,7 +66,7 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
                 ("look at this",),
             )
         )
-        shown(Stepped(4, float("nan"), 1.0, 0.1, float("nan"), 7, 8.0, 0.1, 9.0, 1.5, skipped=tuple(f"line {n}" for n in range(12))))
+        shown(StepFinished(4, float("nan"), 1.0, 0.1, float("nan"), 7, 8.0, 0.1, 9.0, 1.5, skipped=tuple(f"line {n}" for n in range(12))))
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == ["look at this", "5 parameters; fp32; 1 thread", "resuming from step 3"]
     assert lines[3] == f"step 4: loss or gradient was not finite, step skipped (samples: {', '.join(f'line {n}' for n in range(10))} ...)"
@@ -74,27 +74,27 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_busy_experts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
-        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, measured={"expert_load": 1.5, "dropped": 0}))
+        shown(StepFinished(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, aux_metrics={"max_expert_load": 1.5, "expert_overflow": 0}))
     assert "  max expert load 1.50 x mean  " in capsys.readouterr().err
     with progress.TrainingProgress() as shown:
-        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, measured={"expert_load": 1.5, "dropped": 1234}))
+        shown(StepFinished(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, aux_metrics={"max_expert_load": 1.5, "expert_overflow": 1234}))
     assert "x mean, 1,234 dropped  " in capsys.readouterr().err
 
 
 def test_what_the_pace_foresees_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
-        shown(Foreseen(100, ("two", "lines")))
-        shown(Stepped(101, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.25))
+        shown(Forecast(100, ("two", "lines")))
+        shown(StepFinished(101, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.25))
     told, more, line = capsys.readouterr().err.splitlines()
     assert (told, more) == ("two", "lines") and "  epoch 1.2  loss 2.000  " in line
 
 
 def test_a_first_signal_asks_and_a_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), Stop() as stop:
-        assert not stop.wanted()
+    with pytest.raises(KeyboardInterrupt), GracefulStop() as stop:
+        assert not stop.requested()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wanted() and stop.signal == signal.SIGTERM
+        assert stop.requested() and stop.signal == signal.SIGTERM
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -103,8 +103,8 @@ def test_a_thread_leaves_signals_alone() -> None:
     seen = []
 
     def enter() -> None:
-        with Stop() as stop:
-            seen.append(stop.wanted())
+        with GracefulStop() as stop:
+            seen.append(stop.requested())
 
     thread = threading.Thread(target=enter)
     thread.start()

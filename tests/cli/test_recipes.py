@@ -33,8 +33,8 @@ FOR_TASK = {
     "translation": ("training.batch_tokens=256", "training.validate_bleu=2", "decoding.max_length=4"),
     "language": ("training.batch_tokens=512", "training.validate_samples=0", "decoding.max_new_tokens=4"),
     "instruction": ("training.batch_tokens=512", "decoding.max_new_tokens=4"),
-    "image-classification": ("training.batch_images=8",),
-    "audio-classification": ("training.batch_sounds=8",),
+    "image-classification": ("training.batch_size=8",),
+    "audio-classification": ("training.batch_size=8",),
 }
 """Little to read and to write."""
 

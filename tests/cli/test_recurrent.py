@@ -8,8 +8,8 @@ import transom as package
 from tests.cli.conftest import TINY, Call, Trained, sets
 from tests.cli.test_language import TINY as TINY_TEXT
 from transom.cli.main import main
-from transom.data.pairs.datasets import load_data
-from transom.training.evaluation import exact_match
+from transom.data.pairs.datasets import load_translation_data
+from transom.training.translation_metrics import exact_match
 
 RECURRENT = (
     "model={ kind = 'recurrent-seq2seq', d_model = 16, n_encoder_layers = 2, n_decoder_layers = 2, max_seq_len = 64 }",
@@ -82,6 +82,6 @@ def test_it_learns_to_reverse(tmp_path: Path) -> None:
     model = "model={ kind = 'recurrent-seq2seq', d_model = 64, max_seq_len = 32, attention = 'additive' }"
     run = package.train("reverse", tmp_path / "run", set=[model, "training.max_steps=600"])
     recipe, base = package.config.recipe.load_recipe("reverse")
-    test = load_data(recipe.data, base).test
+    test = load_translation_data(recipe.data, base).test
     assert run.step == 600 and test is not None
     assert exact_match(package.load(tmp_path / "run").translate(test.source), test.target) > 0.98

@@ -85,7 +85,10 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
         (["train", "tags", "--out", "OUT"], "name your own files with --tagged"),
         (["train", "tags", "--valid-tagged", "BAD", "--out", "OUT"], "--valid-tagged needs --tagged"),
         (["train", "tags", "--tagged", "GOOD", "--set", "data.train.tag_column=5", "--out", "OUT"], "expected at least 6 columns"),
-        (["train", "tags", "--tagged", "GOOD", "--set", "training.select_by=bleu", "--out", "OUT"], "expected 'loss', 'accuracy' or 'f1'"),
+        (
+            ["train", "tags", "--tagged", "GOOD", "--set", "training.best_checkpoint_metric=bleu", "--out", "OUT"],
+            "expected 'loss', 'accuracy' or 'f1'",
+        ),
     ],
 )
 def test_mistakes(arguments: list[str], expected: str, transom: Call, tagging: Path, tagged: Path, tmp_path: Path) -> None:

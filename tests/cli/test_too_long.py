@@ -42,15 +42,15 @@ CASES = {
     "translate --output": Case(
         ("TRANSLATING", "--input", "SOURCE", "--output", "OUT"),
         "sentences longer than the context window of MOST tokens: 1 of 2, split",
-        lambda value: value["n_longer"] == 1,
+        lambda value: value["n_too_long"] == 1,
     ),
     "evaluate": Case(
         ("TRANSLATING", *PAIRS),
         "sentences longer than the context window of MOST tokens: 1 of 2, split",
-        lambda value: value["n_longer"] == 1,
+        lambda value: value["n_too_long"] == 1,
     ),
     "compare": Case(
-        ("TRANSLATING", "TRANSLATING", *PAIRS, "--samples", "5"),
+        ("TRANSLATING", "TRANSLATING", *PAIRS, "--resamples", "5"),
         "longer than the context window of MOST tokens: 1 of 2, split",
         lambda value: (value["a_n_longer"], value["b_n_longer"]) == (1, 1),
     ),
@@ -62,42 +62,42 @@ CASES = {
     "score": Case(
         ("GENERATING", "--text", "TEXTS", "--document", "line"),
         "texts longer than the context window of 15 tokens: 1 of 2, read in windows",
-        lambda value: value["n_longer"] == 1 and value["texts"][1]["windows"] > 1,
+        lambda value: value["n_too_long"] == 1 and value["texts"][1]["windows"] > 1,
     ),
     "score --too-long truncate": Case(
         ("GENERATING", "--text", "TEXTS", "--document", "line", "--too-long", "truncate"),
         "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
-        lambda value: value["n_longer"] == 1 and value["n_left_out"] == value["texts"][1]["n_left_out"] > 0,
+        lambda value: value["n_too_long"] == 1 and value["n_dropped_tokens"] == value["texts"][1]["n_dropped_tokens"] > 0,
     ),
     "classify": Case(
         ("CLASSIFYING", "--input", "TEXTS"),
         "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
-        lambda value: [record["n_left_out"] > 0 for record in value] == [False, True],
+        lambda value: [record["n_dropped_tokens"] > 0 for record in value] == [False, True],
     ),
-    "classify --labelled": Case(
-        ("CLASSIFYING", "--labelled", "LABELLED"),
+    "classify --labeled-data": Case(
+        ("CLASSIFYING", "--labeled-data", "LABELLED"),
         "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
-        lambda value: value["n_longer"] == 1 and value["n_left_out"] > 0,
+        lambda value: value["n_too_long"] == 1 and value["n_dropped_tokens"] > 0,
     ),
-    "classify --labelled --too-long window": Case(
-        ("CLASSIFYING", "--labelled", "LABELLED", "--too-long", "window"),
+    "classify --labeled-data --too-long window": Case(
+        ("CLASSIFYING", "--labeled-data", "LABELLED", "--too-long", "window"),
         "texts longer than the context window of 15 tokens: 1 of 2, read in windows\n",
-        lambda value: (value["n_longer"], value["n_left_out"]) == (1, 0),
+        lambda value: (value["n_too_long"], value["n_dropped_tokens"]) == (1, 0),
     ),
     "fill": Case(
         ("FILLING", "--input", "GAPS"),
         "texts longer than the context window of 15 tokens: 1 of 2, read in a window around each mask, ",
-        lambda value: [record["n_left_out"] > 0 for record in value] == [False, True],
+        lambda value: [record["n_dropped_tokens"] > 0 for record in value] == [False, True],
     ),
     "embed": Case(
         ("FILLING", "--input", "TEXTS", "--output", "OUT"),
         "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
-        lambda value: value["n_longer"] == 1 and value["n_left_out"] > 0,
+        lambda value: value["n_too_long"] == 1 and value["n_dropped_tokens"] > 0,
     ),
     "embed --too-long window": Case(
         ("FILLING", "--input", "TEXTS", "--output", "OUT", "--too-long", "window"),
         "texts longer than the context window of 15 tokens: 1 of 2, read in windows\n",
-        lambda value: (value["n_longer"], value["n_left_out"]) == (1, 0),
+        lambda value: (value["n_too_long"], value["n_dropped_tokens"]) == (1, 0),
     ),
     "tag": Case(
         ("TAGGING", "--input", "TEXTS"),
@@ -107,12 +107,12 @@ CASES = {
     "tag --tagged": Case(
         ("TAGGING", "--tagged", "TAGGED"),
         "sentences longer than the context window of 15 tokens: 1 of 2, read in windows\n",
-        lambda value: value["n_longer"] == 1,
+        lambda value: value["n_too_long"] == 1,
     ),
     "compare-attention": Case(
-        ("GENERATING", "--input", "LONG", "--rounds", "1", "--features", "8", "--ranks", "4", "--windows", "4"),
+        ("GENERATING", "--input", "LONG", "--repeats", "1", "--features", "8", "--ranks", "4", "--windows", "4"),
         "of which the model reads the first 15",
-        lambda value: value["n_left_out"] > 0,
+        lambda value: value["n_dropped_tokens"] > 0,
     ),
 }
 """Each verb that reads texts with a model; a test sees that none is left out."""
@@ -152,7 +152,7 @@ def test_every_verb_that_reads_texts_is_here() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str, Path]) -> None:
-    case, most = CASES[name], load_as(Translator, places["TRANSLATING"], "fp32").most()
+    case, most = CASES[name], load_as(Translator, places["TRANSLATING"], "fp32").max_tokens()
     verb, *_ = name.split()
     command = [verb, *(places.get(each, each) for each in case.arguments), *(() if verb == "compare" else ("--precision", "fp32"))]
     told = transom(*command)
@@ -172,7 +172,7 @@ def test_a_text_that_fits_is_not_spoken_of(transom: Call, places: dict[str, Path
         told = transom(verb, places[run], "ab", *(("--max-new-tokens", "1") if verb == "generate" else ()), "--precision", "fp32")
         assert told.code == 0 and "longer than" not in told.err and "exceeded" not in told.err
     record = transom("embed", places["FILLING"], SUN, "--json", "--too-long", "window").json
-    assert record["windows"] > 1 and record["n_left_out"] == 0
+    assert record["windows"] > 1 and record["n_dropped_tokens"] == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import transom as package
 from tests.cli.conftest import TINY, Call, Trained, sets, write_pairs
 from transom.cli import train as verb
 from transom.errors import ConfigError
-from transom.training.events import Event, Stepped
+from transom.training.events import Event, StepFinished
 
 
 def test_a_run_folder_holds_what_the_design_says(trained: Trained) -> None:
@@ -82,7 +82,7 @@ def test_seeds_give_mean_and_spread_in_one_table(trained: Trained, transom: Call
     losses = [float(rows[seed][1]) for seed in ("1", "2")]
     assert losses[0] != losses[1]
     assert float(rows["mean"][1]) == pytest.approx(sum(losses) / 2, abs=1e-4)
-    assert float(rows["spread"][1]) == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5, abs=2e-4)
+    assert float(rows["std"][1]) == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5, abs=2e-4)
     again = transom(*trained.command, "--out", tmp_path, "--seeds", "2", "--resume", "--json").json
     assert [run["folder"] for run in again["runs"]] == [str(tmp_path / "seed-1"), str(tmp_path / "seed-2")]
     assert again["mean"]["loss"] == pytest.approx(sum(losses) / 2, abs=1e-4)
@@ -154,12 +154,12 @@ def test_tensorboard_is_an_extra(trained: Trained, transom: Call, tmp_path: Path
 def test_from_python(trained: Trained, tmp_path: Path) -> None:
     files = f'data.train={{ source = "{trained.source}", target = "{trained.target}" }}'
     seen: list[Event] = []
-    sitting = package.train("translation", tmp_path / "run", [files, *TINY, "training.max_steps=3"], observers=[seen.append])
-    assert (sitting.step, sitting.reason, sitting.exit_code) == (3, "max_steps", 0)
-    assert sum(isinstance(event, Stepped) for event in seen) == 3
+    result = package.train("translation", tmp_path / "run", [files, *TINY, "training.max_steps=3"], callbacks=[seen.append])
+    assert (result.step, result.reason, result.exit_code) == (3, "max_steps", 0)
+    assert sum(isinstance(event, StepFinished) for event in seen) == 3
     with pytest.raises(ConfigError, match="holds a run"):
         package.train("translation", tmp_path / "run", [files, *TINY])
-    assert len(package.load(sitting.folder).translate(["ab", "", "ba"], beam_size=1)) == 3
+    assert len(package.load(result.folder).translate(["ab", "", "ba"], beam_size=1)) == 3
     with pytest.raises(AttributeError, match="'transom' has no attribute 'tarin'"):
         package.tarin  # noqa: B018
 
@@ -167,7 +167,7 @@ def test_from_python(trained: Trained, tmp_path: Path) -> None:
 def test_what_is_worse_than_guessing_is_a_problem(trained: Trained, transom: Call, tmp_path: Path) -> None:
     broken = [*trained.command, *sets("training.learning_rate=30.0", "training.max_steps=2", "training.schedule.warmup_steps=1")]
     outcome = transom(*broken, "--out", tmp_path / "run")
-    assert "look at this: the validation loss of the kept weights is " in outcome.out and "worse than guessing" in outcome.out
+    assert "warning: the validation loss of the kept weights is " in outcome.out and "worse than guessing" in outcome.out
     page = (tmp_path / "run" / "report.html").read_text()
     assert "worse than guessing" in page and "No problem was found" not in page
     assert "worse than guessing" in (tmp_path / "run" / "README.md").read_text()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transom.config.approximations import Linear, Linformer, NoApproximation, Nystrom, Performer
+from transom.config.approximations import LinearAttentionConfig, LinformerConfig, NoApproximationConfig, NystromConfig, PerformerConfig
 from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
 
@@ -14,12 +14,12 @@ def approximation(recipe: str, *overrides: str) -> object:
 
 
 def test_a_word_or_a_table_names_it() -> None:
-    assert approximation("python-stdlib") == NoApproximation()
-    assert approximation("python-stdlib", f"{FIELD}=none") == NoApproximation()
-    assert approximation("python-stdlib", f"{FIELD}=linear") == Linear(feature_map="elu")
-    assert approximation("copy", f"{FIELD}.kind=performer", f"{FIELD}.n_features=32") == Performer(n_features=32)
-    assert approximation("languages", f'{FIELD}={{ kind = "linformer", rank = 8 }}') == Linformer(rank=8)
-    assert approximation("digits-vit", f"{FIELD}=nystrom") == Nystrom()
+    assert approximation("python-stdlib") == NoApproximationConfig()
+    assert approximation("python-stdlib", f"{FIELD}=none") == NoApproximationConfig()
+    assert approximation("python-stdlib", f"{FIELD}=linear") == LinearAttentionConfig(feature_map="elu")
+    assert approximation("copy", f"{FIELD}.kind=performer", f"{FIELD}.n_features=32") == PerformerConfig(n_features=32)
+    assert approximation("languages", f'{FIELD}={{ kind = "linformer", rank = 8 }}') == LinformerConfig(rank=8)
+    assert approximation("digits-vit", f"{FIELD}=nystrom") == NystromConfig()
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_a_word_or_a_table_names_it() -> None:
         ("python-stdlib", [f"{FIELD}=linear", "model.attention_dropout=0.1"], "expected attention_dropout = 0, found 0.1"),
         (
             "python-stdlib",
-            [f"{FIELD}=linear", "model.depth=mixture"],
-            "'linear' has no scores to hide the tokens from that depth = 'mixture'",
+            [f"{FIELD}=linear", "model.depth=mod"],
+            "'linear' has no scores to hide the tokens from that depth = 'mod'",
         ),
-        ("languages", [f"{FIELD}=nystrom", "model.depth=mixture"], "'nystrom' has no scores to hide the tokens from"),
+        ("languages", [f"{FIELD}=nystrom", "model.depth=mod"], "'nystrom' has no scores to hide the tokens from"),
         (
             "python-stdlib",
-            [f"{FIELD}=linear", "model.mask=prefix"],
+            [f"{FIELD}=linear", "model.mask=prefix-lm"],
             "keeps sums of what came before: expected mask = 'causal', found 'prefix'",
         ),
         ("python-stdlib", [f"{FIELD}=linera"], "expected one of 'none', 'linear', 'performer', 'linformer', 'nystrom', found 'linera'"),

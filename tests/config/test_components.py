@@ -10,12 +10,12 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tests.size import ROOT
-from transom.config.brick import SLOTS, Brick, Schema, Slot, choices, kinds, members, schemas
-from transom.config.bricks import LayerNorm, MultiHead, RmsNorm
-from transom.config.catalogue import TABLES
-from transom.config.components import build, component, implements
-from transom.config.model import Model, TextTransformer
-from transom.config.registry import tasks
+from transom.config.component_docs import TABLES
+from transom.config.component_registry import build, implements, register_component
+from transom.config.components import LayerNormConfig, MultiHeadAttentionConfig, RmsNormConfig
+from transom.config.model import AnyModel, TextTransformerConfig
+from transom.config.schema import SLOTS, ComponentConfig, Schema, Slot, allowed_schemas, allowed_types, choices, kinds
+from transom.config.task_registry import recipes_by_task
 from transom.errors import ConfigError
 
 OUTSIDE = '''
@@ -29,18 +29,18 @@ from pydantic import Field
 from torch import nn
 
 from transom.checkpoints.tensors import Spec
-from transom.config.brick import Brick
-from transom.config.bricks import MultiHead, PositionBrick
-from transom.config.components import component, implements
-from transom.config.training import ScheduleBrick
-from transom.layers.attention import Attention, pattern
-from transom.layers.masks.rule import Distance
+from transom.config.schema import Component
+from transom.config.components import MultiHeadAttentionConfig, PositionComponent
+from transom.config.component_registry import component, implements
+from transom.config.training import ScheduleComponent
+from transom.layers.attention import Attention, attention_weights
+from transom.layers.masks.mask_rules import DistanceRule
 from transom.layers.norm import Norm
-from transom.layers.position import Position
+from transom.layers.position_encoding import PositionEncoding
 
 
 @component("norm", "qk_norm")
-class MaxNorm(Brick):
+class MaxNorm(Component):
     """gamma * x / max |x|.
 
     Cost and use: For this test.
@@ -52,16 +52,16 @@ class MaxNorm(Brick):
 
 @implements(MaxNorm)
 class MaxNormLayer(Norm):
-    def __init__(self, brick, width):
-        super().__init__(brick, width)
-        self.floor, self.weight = brick.floor, nn.Parameter(torch.ones(width))
+    def __init__(self, component, width):
+        super().__init__(component, width)
+        self.floor, self.weight = component.floor, nn.Parameter(torch.ones(width))
 
     def forward(self, x, taps=None, real=None):
         return (x / x.abs().amax(-1, keepdim=True).clamp_min(self.floor) * self.weight).to(x.dtype)
 
 
 @component("feed_forward", "expert")
-class Bilinear(Brick):
+class Bilinear(Component):
     """(x W) * (x V), then W_2.
 
     Cost and use: For this test.
@@ -72,7 +72,7 @@ class Bilinear(Brick):
 
 @implements(Bilinear)
 class BilinearLayer(nn.Module):
-    def __init__(self, brick, d_model, d_ff, dropout):
+    def __init__(self, component, d_model, d_ff, dropout):
         super().__init__()
         self.a, self.b, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
 
@@ -81,7 +81,7 @@ class BilinearLayer(nn.Module):
 
 
 @component("attention")
-class Nearness(MultiHead):
+class Nearness(MultiHeadAttentionConfig):
     """softmax(-|q - k|^2 / (2 sqrt(d_k))) V.
 
     Cost and use: For this test.
@@ -92,17 +92,17 @@ class Nearness(MultiHead):
 
 @implements(Nearness)
 class NearnessAttention(Attention):
-    def gather(self, q, memory, ctx):
-        k, v = memory if ctx.cache is None else ctx.cache.append(memory)
-        return self.weights(q, k, ctx).to(v.dtype) @ v
+    def attend(self, q, memory, ctx):
+        k, v = memory if ctx.cache is None else ctx.cache.update(memory)
+        return self.attention_weights(q, k, ctx).to(v.dtype) @ v
 
-    def weights(self, q, k, ctx):
+    def attention_weights(self, q, k, ctx):
         s = -torch.cdist(q.float(), k.float()).square() / (2 * q.shape[-1] ** 0.5)
-        return pattern(s, self.terms(ctx))
+        return attention_weights(s, self.attention_args(ctx))
 
 
 @component("score")
-class General(Brick):
+class General(Component):
     """S = Q W K^T, W starts as the identity.
 
     Cost and use: For this test.
@@ -113,7 +113,7 @@ class General(Brick):
 
 @implements(General)
 class GeneralScore(nn.Module):
-    def __init__(self, brick, d_head):
+    def __init__(self, component, d_head):
         super().__init__()
         self.w = nn.Parameter(torch.eye(d_head))
 
@@ -122,7 +122,7 @@ class GeneralScore(nn.Module):
 
 
 @component("position")
-class Ramp(PositionBrick):
+class Ramp(PositionComponent):
     """One learned direction times the position.
 
     Cost and use: For this test.
@@ -132,7 +132,7 @@ class Ramp(PositionBrick):
 
 
 @implements(Ramp)
-class RampLayer(Position):
+class RampLayer(PositionEncoding):
     def __init__(self, config, causal):
         super().__init__(config, causal)
         self.direction = nn.Parameter(torch.zeros(config.d_model))
@@ -142,7 +142,7 @@ class RampLayer(Position):
 
 
 @component("pattern", "stack_pattern")
-class Past(Brick):
+class Past(Component):
     """Tokens at a distance.
 
     Cost and use: For this test.
@@ -152,11 +152,11 @@ class Past(Brick):
     least: int = Field(0, ge=0, description="fewest tokens back")
 
 
-implements(Past)(lambda pattern, width: Distance(pattern.least))
+implements(Past)(lambda pattern, width: DistanceRule(pattern.least))
 
 
 @component("optimizer")
-class Sign(Brick):
+class Sign(Component):
     """w <- w - lr sign(g)."""
 
     kind: Literal["sign"] = "sign"
@@ -164,7 +164,7 @@ class Sign(Brick):
 
 @implements(Sign)
 class SignOptimizer(torch.optim.Optimizer):
-    def __init__(self, brick, model, parameters, dtype):
+    def __init__(self, component, model, parameters, dtype):
         super().__init__(parameters, {"lr": 0.0})
 
     def state_specs(self, parameter):
@@ -181,7 +181,7 @@ class SignOptimizer(torch.optim.Optimizer):
 
 
 @component("schedule")
-class Linear(ScheduleBrick):
+class Linear(ScheduleComponent):
     """A linear fall to zero."""
 
     kind: Literal["linear"] = "linear"
@@ -191,18 +191,18 @@ implements(Linear)(lambda schedule, step, max_steps: 1 - (step - 1) / max_steps)
 '''
 
 KNOWN = """
-from transom.config.catalogue import catalogue
+from transom.config.component_docs import catalogue
 from transom.config.recipe import load_recipe
-from transom.config.reference import reference
+from transom.config.config_docs import reference
 from transom.errors import ConfigError
 
 mine = ["model.norm=max", "model.norm.floor=0.5", "model.feed_forward=bilinear", "model.position=ramp", "training.optimizer=sign",
         "training.schedule=linear", "training.schedule.warmup_steps=2", "model.attention=nearness", "model.attention.qk_norm=max",
         "model.attention.score=general",
-        'model.attention.pattern=["full", {kind = "any", of = ["past", "local"]}]']
-experts = ['model.feed_forward={kind = "mixture", expert = "bilinear"}', "data.train.files=a"]
+        'model.attention.pattern=["full", {kind = "any", patterns = ["past", "block-local"]}]']
+experts = ['model.feed_forward={kind = "moe", expert = "bilinear"}', "data.train.files=a"]
 recipe, _ = load_recipe("copy", mine)
-assert recipe.model.norm == outside.MaxNorm(floor=0.5) and recipe.model.attention.pattern.of[1].of[0] == outside.Past()
+assert recipe.model.norm == outside.MaxNorm(floor=0.5) and recipe.model.attention.pattern.patterns[1].patterns[0] == outside.Past()
 assert load_recipe("text-bpe", experts)[0].model.feed_forward.expert.kind == "bilinear"
 
 def told(*overrides):
@@ -215,7 +215,7 @@ assert told("model.norm=max", "model.norm.flor=1").endswith("unknown field model
 assert told("model.norm.floor=1").endswith("unknown field model.norm.floor; it goes with model.norm.kind = 'max'")
 assert told("model.norm=max", "model.norm.floor=0").endswith("model.norm.floor: expected a number greater than 0, found 0")
 assert "expected one of 'layernorm', 'rmsnorm', 'dyt', 'none', 'batchnorm', 'max', found 'mux'" in told("model.norm=mux")
-assert "'paper', 'cosine', 'wsd', 'linear', found" in told("training.schedule=liner")
+assert "'inverse-sqrt', 'cosine', 'wsd', 'linear', found" in told("training.schedule=liner")
 page = reference()
 assert "## `[model.norm]` of kind `max`" in page and "| `floor` | number, above 0 | `0.001` | least divisor |" in page
 assert '`"none"` or `"batchnorm"` or `"max"` |' in page and "## `[training.optimizer]` of kind `sign`" in page
@@ -260,22 +260,24 @@ def test_a_component_that_is_registered_afterwards_is_known_trains_resumes_and_a
 
 def test_every_slot_has_components_and_the_order_of_the_code() -> None:
     assert all(slot.choices for slot in SLOTS.values())
-    assert choices("norm")[:2] == (LayerNorm, RmsNorm)
+    assert choices("norm")[:2] == (LayerNormConfig, RmsNormConfig)
     assert {slot for table in TABLES for slot in table.slots} <= SLOTS.keys()
-    assert set(schemas(Model)) >= {schema for task in tasks().values() for schema in schemas(task.model_fields["model"])}
-    assert set(members(TextTransformer.model_fields["norm"])) == set(choices("norm"))
+    assert set(allowed_schemas(AnyModel)) >= {
+        schema for task in recipes_by_task().values() for schema in allowed_schemas(task.model_fields["model"])
+    }
+    assert set(allowed_types(TextTransformerConfig.model_fields["norm"])) == set(choices("norm"))
 
 
 def test_a_wrong_registration_is_refused() -> None:
-    class Unnamed(Brick):
+    class Unnamed(ComponentConfig):
         """It has no kind."""
 
-    class Taken(Brick):
+    class Taken(ComponentConfig):
         """Its kind is another's."""
 
         kind: Literal["rmsnorm"] = "rmsnorm"
 
-    class Free(Brick):
+    class Free(ComponentConfig):
         """Nothing is wrong with it."""
 
         kind: Literal["free"] = "free"
@@ -283,12 +285,12 @@ def test_a_wrong_registration_is_refused() -> None:
     for schema, slot, message in (
         (Free, "nrom", "component Free: expected a slot, found 'nrom'; did you mean norm?"),
         (Unnamed, "norm", "component Unnamed: expected its name in recipes"),
-        (Taken, "norm", "found 'rmsnorm', which is RmsNorm; choose another name"),
-        (Free, "attention", "component Free: expected a subclass of MultiHead for slot 'attention'"),
+        (Taken, "norm", "found 'rmsnorm', which is RmsNormConfig; choose another name"),
+        (Free, "attention", "component Free: expected a subclass of MultiHeadAttentionConfig for slot 'attention'"),
     ):
         before = {name: slot.choices for name, slot in SLOTS.items()}
         with pytest.raises(ConfigError) as caught:
-            component("norm" if slot != "norm" else "qk_norm", slot)(schema)
+            register_component("norm" if slot != "norm" else "qk_norm", slot)(schema)
         assert message in str(caught.value)
         assert before == {name: slot.choices for name, slot in SLOTS.items()}, "nothing was registered"
     unbuilt = r"component Free: expected what builds it, found nothing; decorate a layer with @implements\(Free\)"
@@ -300,8 +302,17 @@ def test_a_wrong_registration_is_refused() -> None:
 
 
 def test_what_builds_a_component_may_be_imported_when_one_is_first_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = ["from transom.config.brick import Brick", "class Late(Brick):", "    IMPLEMENTED_IN = 'late_layer'", "    kind: str = 'late'"]
-    layer = ["from late import Late", "from transom.config.components import implements", "implements(Late)(lambda late: late.kind)"]
+    schema = [
+        "from transom.config.schema import Component",
+        "class Late(Component):",
+        "    IMPLEMENTED_IN = 'late_layer'",
+        "    kind: str = 'late'",
+    ]
+    layer = [
+        "from late import Late",
+        "from transom.config.component_registry import implements",
+        "implements(Late)(lambda late: late.kind)",
+    ]
     (tmp_path / "late.py").write_text("\n".join(schema))
     (tmp_path / "late_layer.py").write_text("\n".join(layer))
     monkeypatch.syspath_prepend(tmp_path)
@@ -311,16 +322,16 @@ def test_what_builds_a_component_may_be_imported_when_one_is_first_built(tmp_pat
 
 def test_holders_are_rebuilt_however_deep_the_slot_is(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = dict[str, Slot]()
-    for module in ("brick", "components"):
+    for module in ("component", "components"):
         monkeypatch.setattr(f"transom.config.{module}.SLOTS", slots)
-    leaves = Annotated[Brick, Slot("leaf")]
+    leaves = Annotated[ComponentConfig, Slot("leaf")]
 
-    @component("leaf")
-    class Leaf(Brick):
+    @register_component("leaf")
+    class Leaf(ComponentConfig):
         kind: Literal["leaf"] = "leaf"
 
-    @component("leaf")
-    class Tree(Brick):
+    @register_component("leaf")
+    class Tree(ComponentConfig):
         kind: Literal["tree"] = "tree"
         of: tuple[leaves, ...] = Field((), strict=False)
 
@@ -337,8 +348,8 @@ def test_holders_are_rebuilt_however_deep_the_slot_is(monkeypatch: pytest.Monkey
     with pytest.raises(ValidationError):
         Land.model_validate({"wood": {"best": {"kind": "fern"}}})
 
-    @component("leaf")
-    class Fern(Brick):
+    @register_component("leaf")
+    class Fern(ComponentConfig):
         kind: Literal["fern", "moss"] = "fern"
 
     assert kinds(Fern) == ("fern", "moss") and choices("leaf") == (Leaf, Tree, Fern)
@@ -353,7 +364,7 @@ def test_holders_are_rebuilt_however_deep_the_slot_is(monkeypatch: pytest.Monkey
 
 
 def test_a_slot_of_one_component_is_that_component() -> None:
-    assert schemas(TextTransformer.model_fields["attention"]) == [MultiHead]
+    assert allowed_schemas(TextTransformerConfig.model_fields["attention"]) == [MultiHeadAttentionConfig]
     with pytest.raises(ValidationError) as caught:
-        TypeAdapter(Model).validate_python({"kind": "decoder", "attention": "multi"})
+        TypeAdapter(AnyModel).validate_python({"kind": "decoder", "attention": "multi"})
     assert [error["type"] for error in caught.value.errors()] == ["literal_error"]

@@ -4,8 +4,17 @@ from typing import Any
 
 import pytest
 
-from transom.config.bricks import MultiHead
-from transom.config.patterns import Cycle, Full, Global, Joined, Prefix, Strided, Window, patterns_of
+from transom.config.components import MultiHeadAttentionConfig
+from transom.config.patterns import (
+    CombinedPatternConfig,
+    CyclePatternConfig,
+    FullPatternConfig,
+    GlobalPatternConfig,
+    PrefixPatternConfig,
+    StridedPatternConfig,
+    WindowPatternConfig,
+    block_patterns,
+)
 from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
 
@@ -18,43 +27,59 @@ def read(value: str) -> Any:
 @pytest.mark.parametrize(
     "value, expected",
     [
-        ("full", Full()),
-        ("window", Window()),
-        ('{ kind = "window", size = 3 }', Window(size=3)),
-        ("{ }", Full()),
-        ('["window", "full"]', Cycle(kind="cycle", of=(Window(), Full()))),
-        ('{ kind = "cycle", of = "strided" }', Cycle(kind="cycle", of=(Strided(),))),
-        ('{ kind = "not", of = { kind = "global", size = 2 } }', Joined(kind="not", of=(Global(size=2),))),
+        ("full", FullPatternConfig()),
+        ("window", WindowPatternConfig()),
+        ('{ kind = "window", size = 3 }', WindowPatternConfig(size=3)),
+        ("{ }", FullPatternConfig()),
+        ('["window", "full"]', CyclePatternConfig(kind="cycle", patterns=(WindowPatternConfig(), FullPatternConfig()))),
+        ('{ kind = "cycle", patterns = "strided" }', CyclePatternConfig(kind="cycle", patterns=(StridedPatternConfig(),))),
         (
-            '{ kind = "any", of = ["window", { kind = "all", of = ["strided", "global"] }] }',
-            Joined(kind="any", of=(Window(), Joined(kind="all", of=(Strided(), Global())))),
+            '{ kind = "not", patterns = { kind = "global", size = 2 } }',
+            CombinedPatternConfig(kind="not", patterns=(GlobalPatternConfig(size=2),)),
+        ),
+        (
+            '{ kind = "any", patterns = ["window", { kind = "all", patterns = ["strided", "global"] }] }',
+            CombinedPatternConfig(
+                kind="any",
+                patterns=(
+                    WindowPatternConfig(),
+                    CombinedPatternConfig(kind="all", patterns=(StridedPatternConfig(), GlobalPatternConfig())),
+                ),
+            ),
         ),
     ],
 )
 def test_every_spelling(value: str, expected: Any) -> None:
     found = read(value)
     assert found == expected
-    brick = MultiHead(pattern=found)
-    assert MultiHead.model_validate(brick.model_dump()) == brick == MultiHead.model_validate_json(brick.model_dump_json())
+    component = MultiHeadAttentionConfig(pattern=found)
+    assert (
+        MultiHeadAttentionConfig.model_validate(component.model_dump())
+        == component
+        == MultiHeadAttentionConfig.model_validate_json(component.model_dump_json())
+    )
 
 
 @pytest.mark.parametrize(
     "value, message",
     [
         ("windw", "pattern: expected one of 'full', 'window', .* found 'windw'"),
-        ('{ kind = "any", of = ["windw"] }', r"pattern.of: expected one of 'full', .* found \['windw'\]"),
-        ('{ kind = "any", of = [] }', "pattern.of: expected at least one pattern, found none"),
+        ('{ kind = "any", patterns = ["windw"] }', r"pattern.patterns: expected one of 'full', .* found \['windw'\]"),
+        ('{ kind = "any", patterns = [] }', "pattern.patterns: expected at least one pattern, found none"),
         ("[]", "pattern.*: expected at least one pattern, found none"),
         ('["window", ["full"]]', "pattern: expected a table"),
-        ('{ kind = "all", of = ["cycle"] }', "pattern.of: expected one of 'full'"),
+        ('{ kind = "all", patterns = ["cycle"] }', "pattern.patterns: expected one of 'full'"),
         ('{ kind = "window", size = 0 }', "pattern.size: expected a number greater than or equal to 1, found 0"),
         ('{ kind = "window", stride = 3 }', "unknown field model.attention.pattern.stride; it goes with .*'strided' or 'summary'"),
         ("window-2d", "expected a pattern of texts, found 'window-2d', which is of images; take 'window'"),
-        ('["full", { kind = "not", of = "window-2d" }]', "expected a pattern of texts, found 'window-2d'"),
+        ('["full", { kind = "not", patterns = "window-2d" }]', "expected a pattern of texts, found 'window-2d'"),
         ('{ kind = "summary", stride = 3 }', "at most as many columns as stride, found 8 and 3"),
         ("prefix", "lets a text of task 'translation' see some of itself, found prefix, which lets it see nothing"),
-        ('["full", { kind = "all", of = ["window", "prefix"] }]', r"found all\(window\(size=256\), prefix\), which lets it see nothing"),
-        ('{ kind = "not", of = "full" }', r"found not\(full\), which lets it see nothing"),
+        (
+            '["full", { kind = "all", patterns = ["window", "prefix"] }]',
+            r"found all\(window\(size=256\), prefix\), which lets it see nothing",
+        ),
+        ('{ kind = "not", patterns = "full" }', r"found not\(full\), which lets it see nothing"),
     ],
 )
 def test_what_is_wrong_is_said(value: str, message: str) -> None:
@@ -64,13 +89,16 @@ def test_what_is_wrong_is_said(value: str, message: str) -> None:
 
 def test_prompts_have_a_prefix_to_see_and_plain_text_none_to_learn_from() -> None:
     given = ["model.attention.pattern=prefix"]
-    assert load_recipe("exercises", given)[0].model.attention.pattern == Prefix()
+    assert load_recipe("exercises", given)[0].model.attention.pattern == PrefixPatternConfig()
     with pytest.raises(ConfigError, match="see some of itself, found prefix"):
         load_recipe("python-stdlib", given)
     with pytest.raises(ConfigError, match="expected 'causal' for task 'language', found 'prefix'"):
-        load_recipe("python-stdlib", ["model.mask=prefix"])
+        load_recipe("python-stdlib", ["model.mask=prefix-lm"])
 
 
 def test_blocks_have_patterns_in_turn() -> None:
-    assert patterns_of(Window()) == (Window(),)
-    assert patterns_of(Cycle(kind="cycle", of=(Window(), Full()))) == (Window(), Full())
+    assert block_patterns(WindowPatternConfig()) == (WindowPatternConfig(),)
+    assert block_patterns(CyclePatternConfig(kind="cycle", patterns=(WindowPatternConfig(), FullPatternConfig()))) == (
+        WindowPatternConfig(),
+        FullPatternConfig(),
+    )

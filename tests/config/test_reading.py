@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from transom.config import reading
-from transom.config.reading import check_toml, line_of, parse_override, parse_toml
 from transom.config.recipe import load_recipe
+from transom.config.toml_input import check_toml, find_line, parse_override, parse_toml
 from transom.errors import ConfigError
 from transom.files.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
-from transom.files.regular import parse_json, resolved
+from transom.files.regular_files import parse_json, resolve_path
 
 DEEP, DIGITS, MANY = f"at most {MAX_DEPTH}", f"at most {MAX_DIGITS} digits", f"at most {MAX_RECIPE_VALUES:,} names"
 
@@ -137,7 +136,7 @@ def test_depth_is_what_the_parser_finds(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_line_is_found_in_linear_time() -> None:
     for line in ("a." * 200_000, "[" + " " * 400_000, "[" + "a " * 200_000, ("a . " * 100_000), '"' * 400_000):
-        assert line_of(f'x = """\n{line}\n"""\ny = 1', ("y",)) == 4
+        assert find_line(f'x = """\n{line}\n"""\ny = 1', ("y",)) == 4
 
 
 def test_a_recipe_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
@@ -201,6 +200,6 @@ def test_links_that_lead_in_a_circle_are_told_and_others_followed(tmp_path: Path
     (tmp_path / "dangling").symlink_to("real/later")
     for circle in (tmp_path / "a", tmp_path / "b" / "below"):
         with pytest.raises(ConfigError, match="links that form a loop; remove them"):
-            resolved(circle)
+            resolve_path(circle)
     for name, real in (("link/x", "real/x"), ("dangling", "real/later"), ("none", "none"), ("real/../x", "x")):
-        assert resolved(tmp_path / name) == (tmp_path / real).resolve()
+        assert resolve_path(tmp_path / name) == (tmp_path / real).resolve()

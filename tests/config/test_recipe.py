@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.config.bricks import FeedForward, LayerNorm
-from transom.config.data import DATA_LATER
-from transom.config.mixture import BiasBalance, Mixture
+from transom.config.components import FeedForwardConfig, LayerNormConfig
+from transom.config.data import DATA_OPTIONAL
+from transom.config.moe import BiasBalancingConfig, MoeConfig
 from transom.config.packaged import packaged_presets, packaged_recipes
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
-from transom.config.training import Adam, AdamW, Ema, Muon, Sgd
+from transom.config.training import AdamConfig, AdamWConfig, EmaConfig, MuonConfig, SgdConfig
 from transom.errors import ConfigError
 from transom.tasks.translation.schema import TranslationRecipe
 
@@ -47,7 +47,7 @@ def test_defaults_and_the_folder_of_relative_paths(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(DATA)
     recipe, base = load_recipe(tmp_path / "my.toml")
     assert base == tmp_path
-    assert recipe.training.optimizer == Adam()
+    assert recipe.training.optimizer == AdamConfig()
     assert recipe.data.train is not None and recipe.data.train.source == "a"
 
 
@@ -62,16 +62,16 @@ def test_a_root_given_as_an_override_starts_from_the_current_folder(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "overrides", "optimizer"),
     [
-        ("", ["training.optimizer=adamw"], AdamW()),
-        ('[training]\noptimizer = "sgd"', [], Sgd()),
-        ("[training.optimizer]\nbeta2 = 0.99", [], Adam(beta2=0.99)),
-        ("", ["training.optimizer.beta2=0.99"], Adam(beta2=0.99)),
-        ('[training]\noptimizer = "adamw"', ["training.optimizer.weight_decay=0.5"], AdamW(weight_decay=0.5)),
-        ('[training.optimizer]\nkind = "adam"\nbeta1 = 0.8', ["training.optimizer.kind=sgd"], Sgd()),
-        ("[training.optimizer]\nbeta1 = 0.8", ["training.optimizer={ beta2 = 0.9 }"], Adam(beta2=0.9)),
+        ("", ["training.optimizer=adamw"], AdamWConfig()),
+        ('[training]\noptimizer = "sgd"', [], SgdConfig()),
+        ("[training.optimizer]\nbeta2 = 0.99", [], AdamConfig(beta2=0.99)),
+        ("", ["training.optimizer.beta2=0.99"], AdamConfig(beta2=0.99)),
+        ('[training]\noptimizer = "adamw"', ["training.optimizer.weight_decay=0.5"], AdamWConfig(weight_decay=0.5)),
+        ('[training.optimizer]\nkind = "adam"\nbeta1 = 0.8', ["training.optimizer.kind=sgd"], SgdConfig()),
+        ("[training.optimizer]\nbeta1 = 0.8", ["training.optimizer={ beta2 = 0.9 }"], AdamConfig(beta2=0.9)),
     ],
 )
-def test_bricks_in_all_spellings(write: Load, text: str, overrides: list[str], optimizer: Adam | Sgd) -> None:
+def test_components_in_all_spellings(write: Load, text: str, overrides: list[str], optimizer: AdamConfig | SgdConfig) -> None:
     assert write(DATA + text, *overrides).training.optimizer == optimizer
 
 
@@ -86,20 +86,26 @@ def test_a_mixture_in_all_spellings(write: Load) -> None:
     plain, deep = (
         write(DATA, *sets).model.feed_forward
         for sets in (
-            ["model.feed_forward=mixture"],
+            ["model.feed_forward=moe"],
             [
-                *("model.feed_forward=mixture", "model.feed_forward.expert=gelu", "model.feed_forward.balance=bias"),
-                *("model.feed_forward.expert.bias=false", "model.feed_forward.balance.rate=0.01", "model.feed_forward.capacity=1.25"),
+                *("model.feed_forward=moe", "model.feed_forward.expert=gelu", "model.feed_forward.load_balancing=bias"),
+                *(
+                    "model.feed_forward.expert.bias=false",
+                    "model.feed_forward.load_balancing.bias_update_rate=0.01",
+                    "model.feed_forward.capacity_factor=1.25",
+                ),
             ],
         )
     )
-    assert plain == Mixture() and (plain.expert.kind, plain.balance.kind) == ("swiglu", "loss")
-    assert deep == Mixture(expert=FeedForward(kind="gelu", bias=False), balance=BiasBalance(rate=0.01), capacity=1.25)
+    assert plain == MoeConfig() and (plain.expert.kind, plain.load_balancing.kind) == ("swiglu", "aux-loss")
+    assert deep == MoeConfig(
+        expert=FeedForwardConfig(kind="gelu", bias=False), load_balancing=BiasBalancingConfig(bias_update_rate=0.01), capacity_factor=1.25
+    )
 
 
 def test_none_stands_for_null(write: Load) -> None:
-    assert write(DATA + '[training]\nclip_norm = "none"').training.clip_norm is None
-    assert write(DATA, "training.clip_norm=none").training.clip_norm is None
+    assert write(DATA + '[training]\nmax_grad_norm = "none"').training.max_grad_norm is None
+    assert write(DATA, "training.max_grad_norm=none").training.max_grad_norm is None
     assert write(DATA, "training.average=none").training.average.kind == "none"
 
 
@@ -108,23 +114,23 @@ def test_the_last_override_wins(write: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("brick", "field"),
+    ("component", "field"),
     [
         ("tokenizer.kind=char", "tokenizer.vocab_size=300"),
         ("training.optimizer=adamw", "training.optimizer.weight_decay=0.5"),
         ("training.schedule.kind=wsd", "training.schedule.warmup_steps=7"),
-        ("training.average={ kind = 'checkpoints', last = 3 }", "training.average.last=9"),
+        ("training.average={ kind = 'checkpoints', n_checkpoints = 3 }", "training.average.n_checkpoints=9"),
     ],
 )
-def test_a_brick_takes_no_field_of_it_back_in_whatever_order(write: Load, brick: str, field: str) -> None:
-    recipe = write(DATA, field, brick)
-    assert recipe == write(DATA, brick, field) != write(DATA, brick)
+def test_a_component_takes_no_field_of_it_back_in_whatever_order(write: Load, component: str, field: str) -> None:
+    recipe = write(DATA, field, component)
+    assert recipe == write(DATA, component, field) != write(DATA, component)
 
 
 def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transom.config.recipe.packaged_presets", lambda: {"small": "d_model = 64\nd_ff = 32\nnorm = { eps = 0.5 }"})
     model = write(DATA + '[model]\npreset = "small"\nd_ff = 128').model
-    assert (model.d_model, model.d_ff, model.norm) == (64, 128, LayerNorm(eps=0.5))
+    assert (model.d_model, model.d_ff, model.norm) == (64, 128, LayerNormConfig(eps=0.5))
     assert write(DATA, "model.preset=small").model.d_ff == 32
     assert "did you mean small?" in message(write, DATA, "model.preset=smal")
 
@@ -133,7 +139,7 @@ def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPa
     ("recipe", "preset"), [("images", "vit-small-example"), ("text-bpe", "gpt2"), ("multi30k-lstm", "transformer-base")]
 )
 def test_a_preset_that_is_asked_for_stands_in_the_place_of_the_recipes_model(recipe: str, preset: str) -> None:
-    asked = load_recipe(recipe, ["model.dropout=0.25", f"model.preset={preset}"], DATA_LATER)[0].model
+    asked = load_recipe(recipe, ["model.dropout=0.25", f"model.preset={preset}"], DATA_OPTIONAL)[0].model
     published = tomllib.loads(packaged_presets()[preset])
     assert asked == type(asked).model_validate(published | {"dropout": 0.25})
 
@@ -163,7 +169,7 @@ def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
 
 @given(
     clip=st.none() | st.floats(0.1, 10),
-    optimizer=st.sampled_from([Adam(), AdamW(weight_decay=0.3), Muon(momentum=0.9), Sgd()]),
+    optimizer=st.sampled_from([AdamConfig(), AdamWConfig(weight_decay=0.3), MuonConfig(momentum=0.9), SgdConfig()]),
     root=st.text(min_size=1),
     decay=st.floats(0.01, 0.99),
     d_head=st.none() | st.integers(1, 9),
@@ -173,7 +179,7 @@ def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, roo
         {
             "data": {"root": root, "train": {"pairs": "x.tsv", "source_field": 1}},
             "model": {"d_head": d_head},
-            "training": {"clip_norm": clip, "optimizer": optimizer, "average": Ema(decay=decay)},
+            "training": {"max_grad_norm": clip, "optimizer": optimizer, "average": EmaConfig(decay=decay)},
         }
     )
     file = tmp_path_factory.mktemp("dump") / "r.toml"
@@ -204,14 +210,14 @@ def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, roo
         ("[decoding]\nxyzzy = 1", [], "fields of decoding are beam_size, length_penalty"),
         ("[training]\nmax_steps = 'many'", [], "my.toml:4: training.max_steps: expected a whole number, found 'many'"),
         ("[training]\nmax_steps = 0", [], "my.toml:4: training.max_steps: expected a number greater than or equal to 1, found 0"),
-        ("[training]\nlearning_rate = 'x'", [], "training.learning_rate: expected a number or 'paper', found 'x'"),
+        ("[training]\nlearning_rate = 'x'", [], "training.learning_rate: expected a number or 'noam', found 'x'"),
         ("[training]\noptimizer = 'adan'", [], "training.optimizer: expected one of 'sgd', 'adam', 'adamw', 'muon', found 'adan'"),
         ("[training.optimizer]\nkind = 'adan'", [], "training.optimizer.kind: expected one of 'sgd', 'adam', 'adamw', 'muon'"),
         ("[training.optimizer]\nbeta1 = 2", [], "my.toml:4: training.optimizer.beta1: expected a number less than 1, found 2"),
         ("[model]\nd_model = 10", [], "my.toml:3: model: d_model 10 is not a multiple of n_heads 8; change one of them or set d_head"),
-        ("[model.feed_forward]\nkind = 'mixture'\ntop_k = 9", [], "my.toml:3: model.feed_forward: expected top_k of at most n_experts = 8"),
-        ("", ["model.feed_forward=mixture", "model.feed_forward.top_k=1"], "top_k = 1 needs normalise = false"),
-        ("", ["model.feed_forward=mixture", "model.feed_forward.expert=mixture"], "model.feed_forward.expert: expected one of 'relu'"),
+        ("[model.feed_forward]\nkind = 'moe'\ntop_k = 9", [], "my.toml:3: model.feed_forward: expected top_k of at most n_experts = 8"),
+        ("", ["model.feed_forward=moe", "model.feed_forward.top_k=1"], "top_k = 1 needs norm_topk_prob = false"),
+        ("", ["model.feed_forward=moe", "model.feed_forward.expert=moe"], "model.feed_forward.expert: expected one of 'relu'"),
         ("", ["training.r_drop=4", "model.dropout=0"], "that only dropout tells apart; set model.dropout, or r_drop = 0"),
         ("", ["training=3"], "--set training=3: training: expected a table, found 3"),
         ("", ["data.train.source.x=3"], "data.train.source: expected a string, found a table"),
@@ -268,9 +274,9 @@ def test_an_unknown_name_lists_or_suggests_recipes(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.learning_rate=nan", "training.learning_rate: expected a finite number or 'paper', found nan"),
+        ("training.learning_rate=nan", "training.learning_rate: expected a finite number or 'noam', found nan"),
         ("training.learning_rate=0", "training.learning_rate: expected a number greater than 0 or 'paper', found 0"),
-        ("training.clip_norm=inf", "training.clip_norm: expected a finite number, found inf"),
+        ("training.max_grad_norm=inf", "training.max_grad_norm: expected a finite number, found inf"),
         ("training.max_steps=true", "training.max_steps: expected a whole number, found True"),
         ("training.max_steps='3'", "training.max_steps: expected a whole number, found '3'"),
         ("training.seed=9223372036854775808", "training.seed: expected a number less than 9223372036854775808"),
@@ -322,7 +328,11 @@ train = { source = "train.en", target = "train.fr" }
         ('tag = "fr"', 'tag = "fr"\ngenerate = "copy"', "my.toml:8: data.languages.1: expected exactly one of train and generate for 'fr'"),
         ('root = "x"', 'train = { source = "a", target = "b" }', "my.toml:1: data: expected exactly one of data.train, data.generate and"),
         ('root = "x"', 'valid = { source = "a", target = "b" }', "my.toml:1: data: data.languages has its own valid part; remove data.val"),
-        ('root = "x"', "temperature = 0.5", "my.toml:2: data.temperature: expected a number greater than or equal to 1, found 0.5"),
+        (
+            'root = "x"',
+            "sampling_temperature = 0.5",
+            "my.toml:2: data.sampling_temperature: expected a number greater than or equal to 1, found 0.5",
+        ),
     ],
 )
 def test_messages_about_languages(write: Load, old: str, new: str, expected: str) -> None:
@@ -331,6 +341,8 @@ def test_messages_about_languages(write: Load, old: str, new: str, expected: str
 
 def test_lists_of_tables_are_dumped_whole(write: Load) -> None:
     languages = write(LANGUAGES + "[data.languages.valid]\nsource = 'v.en'\ntarget = 'v.fr'\n")
-    patterns = write(DATA, 'model.attention.pattern=["window", { kind = "any", of = ["full", { kind = "not", of = "global" }] }]')
+    patterns = write(
+        DATA, 'model.attention.pattern=["window", { kind = "any", patterns = ["full", { kind = "not", patterns = "global" }] }]'
+    )
     for recipe in (languages, patterns):
         assert write(dump_recipe(recipe)) == recipe

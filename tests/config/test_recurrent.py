@@ -3,28 +3,34 @@
 import pytest
 
 from transom.config.recipe import dump_recipe, load_recipe
-from transom.config.recurrent import Additive, Gru, Luong, NoAttention, RecurrentSeq2Seq
+from transom.config.recurrent import (
+    AdditiveAttentionConfig,
+    GruConfig,
+    LuongAttentionConfig,
+    NoSourceAttentionConfig,
+    RecurrentSeq2SeqConfig,
+)
 from transom.errors import ConfigError
 from transom.planning.parameters import count_parameters
 
 
-def model(*overrides: str) -> RecurrentSeq2Seq:
+def model(*overrides: str) -> RecurrentSeq2SeqConfig:
     recipe = load_recipe("phrasebook-lstm", overrides)[0].model
-    assert isinstance(recipe, RecurrentSeq2Seq)
+    assert isinstance(recipe, RecurrentSeq2SeqConfig)
     return recipe
 
 
-def test_bricks_in_all_spellings() -> None:
-    assert model("model.cell=gru").cell == Gru()
-    assert model("model.attention=none").attention == NoAttention()
-    assert model("model.attention=luong", "model.attention.score=dot").attention == Luong(score="dot")
-    assert model("model.attention.d_attention=7").attention == Additive(d_attention=7)
+def test_components_in_all_spellings() -> None:
+    assert model("model.cell=gru").cell == GruConfig()
+    assert model("model.attention=none").attention == NoSourceAttentionConfig()
+    assert model("model.attention=luong", "model.attention.score=dot").attention == LuongAttentionConfig(score="dot")
+    assert model("model.attention.d_attention=7").attention == AdditiveAttentionConfig(d_attention=7)
     assert load_recipe("phrasebook", ["model.d_model=64"])[0].model.kind == "seq2seq"
 
 
 def test_another_kind_of_network_begins_with_its_own_defaults() -> None:
     recipe = load_recipe("multi30k-en-de", ["model.kind=recurrent-seq2seq", "model.d_model=64"])[0]
-    assert recipe.model == RecurrentSeq2Seq(d_model=64)
+    assert recipe.model == RecurrentSeq2SeqConfig(d_model=64)
 
 
 def test_what_is_dumped_loads_as_the_same(tmp_path) -> None:
@@ -44,13 +50,13 @@ def test_what_is_dumped_loads_as_the_same(tmp_path) -> None:
             "unknown field model.attention.score; it goes with model.attention.kind = 'luong'",
         ),
         ("phrasebook-lstm", ["model.n_heads=4"], "unknown field model.n_heads; it goes with model.kind = 'seq2seq'"),
-        ("phrasebook", ["model.kind=recurrent-seq2seq"], "model.tie = 'all' needs tokenizer.joint = true"),
+        ("phrasebook", ["model.kind=recurrent-seq2seq"], "model.tie_embeddings = 'all' needs tokenizer.joint = true"),
         ("phrasebook", ["model.kind=recurent"], "model.kind: expected one of 'seq2seq', 'recurrent-seq2seq', found 'recurent'"),
         ("phrasebook-lstm", ["model.cell=lst"], "model.cell: expected one of 'rnn', 'lstm', 'gru', found 'lst'"),
         ("phrasebook-lstm", ["model.d_model=7"], "an even d_model for the halves of a bidirectional encoder, found 7"),
         ("phrasebook-lstm", ["model.d_embedding=7"], "needs d_embedding = d_model, found 7 and 160; change one of them or untie them"),
         ("phrasebook-lstm", ["model.attention={ kind = 'luong', d_attention = 7 }"], "d_attention with score 'concat' only"),
-        ("phrasebook-lstm", ["model.tie=all"], "model.tie = 'all' needs tokenizer.joint = true"),
+        ("phrasebook-lstm", ["model.tie_embeddings=all"], "model.tie_embeddings = 'all' needs tokenizer.joint = true"),
     ],
 )
 def test_messages(name: str, overrides: list[str], expected: str) -> None:
@@ -76,7 +82,7 @@ def test_the_two_recipes_of_shakespeare_differ_in_their_model_only_and_are_of_on
 
 def test_a_size_by_hand() -> None:
     """An LSTM has 4 (d (d_in + d) + 2 d) weights; the attention W, U, b and v; the maxout map T [s; y; c]."""
-    c = RecurrentSeq2Seq(d_model=10, source_vocab_size=7, target_vocab_size=7)
+    c = RecurrentSeq2SeqConfig(d_model=10, source_vocab_size=7, target_vocab_size=7)
     half, whole = 2 * 4 * (5 * 15 + 2 * 5), 4 * (10 * 30 + 2 * 10)
     start, score, maxout = 2 * 10 * 11, 2 * 100 + 10 + 10, 20 * 31
     assert count_parameters(c).total == 7 * 10 + half + whole + start + score + maxout

@@ -4,12 +4,12 @@ from itertools import cycle
 
 import pytest
 
-from transom.data.synthetic.collect import Part, collect
+from transom.data.synthetic.collect import SplitName, collect_splits
 from transom.errors import ConfigError
 
 
 def test_each_part_takes_its_first_different_pairs() -> None:
-    stream: list[tuple[Part | None, str, str]] = [
+    stream: list[tuple[SplitName | None, str, str]] = [
         ("train", "a", "A"),
         ("test", "x", "X"),
         ("train", "a", "A"),
@@ -19,7 +19,7 @@ def test_each_part_takes_its_first_different_pairs() -> None:
         ("valid", "v", "V"),
         ("train", "c", "C"),
     ]
-    splits = collect(stream, n_train=2, n_valid=1, n_test=1, name="letters")
+    splits = collect_splits(stream, n_train=2, n_valid=1, n_test=1, name="letters")
     assert (splits.train.source, splits.train.target) == (["a", "b"], ["A", "B"])
     assert (splits.valid.source, splits.valid.target) == (["v"], ["V"])
     assert splits.test is not None
@@ -28,6 +28,6 @@ def test_each_part_takes_its_first_different_pairs() -> None:
 
 
 def test_a_stream_that_runs_dry_is_an_error_that_counts() -> None:
-    stream: cycle[tuple[Part | None, str, str]] = cycle([("train", "a", "A"), ("valid", "v", "V")])
+    stream: cycle[tuple[SplitName | None, str, str]] = cycle([("train", "a", "A"), ("valid", "v", "V")])
     with pytest.raises(ConfigError, match=r"expected 3 distinct train pairs of letters, found only 1; lower n_train or raise max_length$"):
-        collect(stream, n_train=3, n_valid=1, n_test=0, name="letters", more="raise max_length")
+        collect_splits(stream, n_train=3, n_valid=1, n_test=0, name="letters", hint="raise max_length")

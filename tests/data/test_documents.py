@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from transom.config.data import StandardLibrary, TextData, TextFiles
-from transom.data.text.documents import Documents, load_text, read_documents, split_validation, standard_library
+from transom.config.data import StandardLibraryConfig, TextDataConfig, TextFilesConfig
+from transom.data.text.documents import Documents, load_text, read_documents, read_standard_library, split_validation
 from transom.errors import DataError
 
 
@@ -25,13 +25,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(folder: Path, **fields: object) -> Documents:
-    return read_documents(TextFiles.model_validate({"files": ".", **fields}), folder)
+    return read_documents(TextFilesConfig.model_validate({"files": ".", **fields}), folder)
 
 
 def test_a_folder_gives_its_files_in_order_blank_and_hidden_ones_left_out(folder: Path) -> None:
     found = read(folder)
     assert found.texts == ["one\ntwo\n", "drei\n\n \nvier\nfünf\n", "# five\n", "six\nseven", "eight"]
-    assert [place.removeprefix(str(folder) + "/") for place in found.places] == [
+    assert [place.removeprefix(str(folder) + "/") for place in found.origins] == [
         "a.txt",
         "b/c.txt.gz",
         "b/d.md",
@@ -50,10 +50,10 @@ def test_suffixes_choose_in_folders_only(folder: Path) -> None:
 def test_a_document_may_be_a_paragraph_or_a_line(folder: Path) -> None:
     paragraphs = read(folder, files="b/c.txt.gz", document="paragraph")
     assert paragraphs.texts == ["drei\n", "vier\nfünf\n"]
-    assert [place[-2:] for place in paragraphs.places] == [":1", ":4"]
+    assert [place[-2:] for place in paragraphs.origins] == [":1", ":4"]
     lines = read(folder, files="b/c.txt.gz", document="line")
     assert lines.texts == ["drei", "vier", "fünf"]
-    assert [place[-2:] for place in lines.places] == [":1", ":4", ":5"]
+    assert [place[-2:] for place in lines.origins] == [":1", ":4", ":5"]
 
 
 def test_spans_share_no_character_and_lose_none(folder: Path) -> None:
@@ -72,9 +72,9 @@ def test_one_document_is_split_at_its_end_several_by_hash() -> None:
     many = Documents([f"text {i}" for i in range(400)], [str(i) for i in range(400)], "many")
     train, valid = split_validation(many)
     assert sorted(train.texts + valid.texts) == sorted(many.texts) and 8 <= len(valid) <= 36
-    shuffled = split_validation(many.take(list(range(399, -1, -1)), "many"))
+    shuffled = split_validation(many.select(list(range(399, -1, -1)), "many"))
     assert set(shuffled[1].texts) == set(valid.texts)
-    twice = split_validation(Documents(many.texts * 2, many.places * 2, "twice"))
+    twice = split_validation(Documents(many.texts * 2, many.origins * 2, "twice"))
     assert set(twice[0].texts).isdisjoint(twice[1].texts)
 
 
@@ -84,7 +84,10 @@ def test_one_document_is_split_at_its_end_several_by_hash() -> None:
         ({"files": "nothing.txt"}, ("nothing.txt: no such file",)),
         ({"suffixes": [".rs"]}, ("expected a file that ends with .rs, found none in this folder",)),
         ({"files": "b/blank.txt"}, ("expected some text, found none",)),
-        ({"files": "lines.jsonl", "field": "body"}, ("lines.jsonl:1: expected JSON with the field 'body'", "set field to the key")),
+        (
+            {"files": "lines.jsonl", "text_field": "body"},
+            ("lines.jsonl:1: expected JSON with the field 'body'", "set text_field to the key"),
+        ),
     ],
 )
 def test_bad_files_are_named(folder: Path, fields: dict[str, object], words: tuple[str, ...]) -> None:
@@ -100,10 +103,10 @@ def test_too_little_text_to_split_is_refused() -> None:
 
 
 def test_the_standard_library_is_read_without_its_tests() -> None:
-    found = standard_library(StandardLibrary(n_files=40))
-    assert len(found) == 40 and found.places == sorted(found.places)
-    assert not any("test" in place.split("/")[:-1] for place in found.places)
-    fewer = standard_library(StandardLibrary(n_files=20))
-    assert set(fewer.places) < set(found.places), "fewer files are some of the same"
-    splits = load_text(TextData(generate=StandardLibrary(n_files=40)), Path())
+    found = read_standard_library(StandardLibraryConfig(n_files=40))
+    assert len(found) == 40 and found.origins == sorted(found.origins)
+    assert not any("test" in place.split("/")[:-1] for place in found.origins)
+    fewer = read_standard_library(StandardLibraryConfig(n_files=20))
+    assert set(fewer.origins) < set(found.origins), "fewer files are some of the same"
+    splits = load_text(TextDataConfig(generate=StandardLibraryConfig(n_files=40)), Path())
     assert len(splits.train) + len(splits.valid) == 40 and splits.test is None

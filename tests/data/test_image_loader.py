@@ -8,44 +8,44 @@ import pytest
 import torch
 from torch import Tensor
 
-from transom.config.data import Digits
-from transom.config.training import Augmentation
+from transom.config.data import DigitsConfig
+from transom.config.training import ImageAugmentationConfig
 from transom.data.batch import ImageBatch
 from transom.data.images.digits import load_digits
-from transom.data.images.images import Images
+from transom.data.images.image_files import Images
 from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, pixel_statistics
 from transom.data.reports.images import report_images
-from transom.data.sampler import Slicing
-from transom.data.split import Splits, split_off
+from transom.data.sampler import MicroBatching
+from transom.data.split import Splits, holdout
 from transom.errors import DataError
 
-AUGMENTED = {"shift": 1, "flip": True, "randaugment": 1, "mixup": 0.4, "cutmix": 1.0}
+AUGMENTED = {"shift": 1, "horizontal_flip": True, "randaugment": 1, "mixup": 0.4, "cutmix": 1.0}
 
 
-def some(n: int = 11, doubles: int = 0) -> Images:
-    """Return images whose last ``doubles`` have the files of the first ones, with another class if the number of the rest is odd."""
+def some(n: int = 11, duplicates: int = 0) -> Images:
+    """Return images whose last ``duplicates`` have the files of the first ones, with another class if the number of the rest is odd."""
     torch.manual_seed(1)
     pixels = torch.randint(0, 256, (n, 3, 4, 4), dtype=torch.uint8)
 
     def load(samples: Sequence[int]) -> Tensor:
         return pixels[list(samples)]
 
-    digests = [f"{i % (n - doubles):032x}" for i in range(n)]
+    digests = [f"{i % (n - duplicates):032x}" for i in range(n)]
     labels = ["ab"[i % 2] for i in range(n)]
     return Images([f"{label}/{i}.png" for i, label in enumerate(labels)], labels, digests, "some", 0, load)
 
 
 def loader(images: Images, **options: Any) -> ImageLoader:
-    augmentation = Augmentation.model_validate(options.pop("augmentation", {}))
-    return ImageLoader(images, ["a", "b"], **{"batch_images": 4, "seed": 1, "augmentation": augmentation} | options)
+    augmentation = ImageAugmentationConfig.model_validate(options.pop("augmentation", {}))
+    return ImageLoader(images, ["a", "b"], **{"batch_size": 4, "seed": 1, "augmentation": augmentation} | options)
 
 
-def joined(slices: Sequence[ImageBatch]) -> dict[int, tuple[int, Tensor, int, float]]:
+def joined(micro_batches: Sequence[ImageBatch]) -> dict[int, tuple[int, Tensor, int, float]]:
     """Return each sample's label, pixels and mixing partner."""
     found = {}
-    for batch in slices:
-        for i, sample in enumerate(batch.samples):
-            other = (-1, 1.0) if batch.mixed is None else (int(batch.mixed.labels[i]), float(batch.mixed.share[i]))
+    for batch in micro_batches:
+        for i, sample in enumerate(batch.sample_ids):
+            other = (-1, 1.0) if batch.mixup is None else (int(batch.mixup.labels[i]), float(batch.mixup.lam[i]))
             found[sample] = (int(batch.labels[i]), batch.pixels[i], *other)
     return found
 
@@ -59,55 +59,60 @@ def alike(one: dict[int, Any], two: dict[int, Any]) -> bool:
 
 def test_an_epoch_has_each_image_once_and_the_next_another_order() -> None:
     batches = list(islice(loader(some()).batches_from(0), 6))
-    samples = [[sample for _, slices in part for batch in slices for sample in batch.samples] for part in (batches[:3], batches[3:])]
+    samples = [
+        [sample for _, micro_batches in part for batch in micro_batches for sample in batch.sample_ids]
+        for part in (batches[:3], batches[3:])
+    ]
     assert sorted(samples[0]) == sorted(samples[1]) == list(range(11)) and samples[0] != samples[1]
     assert [end for end, _ in batches] == [4, 8, 11, 15, 19, 22]
     (batch,) = batches[0][1]
-    assert torch.equal(batch.pixels, some().load(batch.samples) / 255) and batch.mixed is None and batch.n_target_tokens == 4
+    assert torch.equal(batch.pixels, some().load(batch.sample_ids) / 255) and batch.mixup is None and batch.n_target_tokens == 4
 
 
 def test_batches_are_the_same_from_any_position() -> None:
     whole = list(islice(loader(some(), augmentation=AUGMENTED).batches_from(0), 7))
     for k in range(1, 6):
         again = list(islice(loader(some(), augmentation=AUGMENTED).batches_from(whole[k - 1][0]), 7 - k))
-        for (end, slices), (end_again, slices_again) in zip(whole[k:], again, strict=True):
-            assert end == end_again and alike(joined(slices), joined(slices_again))
+        for (end, micro_batches), (end_again, slices_again) in zip(whole[k:], again, strict=True):
+            assert end == end_again and alike(joined(micro_batches), joined(slices_again))
 
 
-@pytest.mark.parametrize(("n_shards", "accumulate"), [(1, 3), (2, 1), (3, 2)])
-def test_shards_and_slices_together_are_the_whole_batch(n_shards: int, accumulate: int) -> None:
+@pytest.mark.parametrize(("world_size", "grad_accum_steps"), [(1, 3), (2, 1), (3, 2)])
+def test_shards_and_slices_together_are_the_whole_batch(world_size: int, grad_accum_steps: int) -> None:
     whole = list(islice(loader(some(), augmentation=AUGMENTED).batches_from(0), 4))
     parts = [
-        list(islice(loader(some(), augmentation=AUGMENTED, slicing=Slicing(accumulate, k, n_shards)).batches_from(0), 4))
-        for k in range(n_shards)
+        list(
+            islice(loader(some(), augmentation=AUGMENTED, micro_batching=MicroBatching(grad_accum_steps, k, world_size)).batches_from(0), 4)
+        )
+        for k in range(world_size)
     ]
-    for number, (end, slices) in enumerate(whole):
+    for number, (end, micro_batches) in enumerate(whole):
         assert all(part[number][0] == end for part in parts)
         together: dict[int, Any] = {}
         for part in parts:
             together |= joined(part[number][1])
-        assert alike(together, joined(slices))
+        assert alike(together, joined(micro_batches))
 
 
 def test_an_image_is_mixed_with_another_of_its_batch() -> None:
     images = some()
     for _, (batch,) in islice(loader(images, augmentation={"mixup": 1.0}).batches_from(0), 3):
-        assert batch.mixed is not None
-        plain = dict(zip(batch.samples, images.load(batch.samples) / 255, strict=True))
-        for i, sample in enumerate(batch.samples):
-            partner = batch.samples[i - 1]
-            assert torch.allclose(batch.pixels[i], torch.lerp(plain[partner], plain[sample], batch.mixed.share[i]), atol=1e-6)
-            assert int(batch.mixed.labels[i]) == "ab".index(images.labels[partner])
+        assert batch.mixup is not None
+        plain = dict(zip(batch.sample_ids, images.load(batch.sample_ids) / 255, strict=True))
+        for i, sample in enumerate(batch.sample_ids):
+            partner = batch.sample_ids[i - 1]
+            assert torch.allclose(batch.pixels[i], torch.lerp(plain[partner], plain[sample], batch.mixup.lam[i]), atol=1e-6)
+            assert int(batch.mixup.labels[i]) == "ab".index(images.labels[partner])
 
 
 def test_the_same_file_is_on_one_side_of_the_split() -> None:
-    images = some(40, doubles=10)
-    train, valid = split_off(images, images.digests, 0.3, "images")
+    images = some(40, duplicates=10)
+    train, valid = holdout(images, images.digests, 0.3, "images")
     assert len(train) + len(valid) == 40 and not set(train.digests) & set(valid.digests) and 0 < len(valid) < 30
     assert "split off by hash" in valid.name
     one = Images(["a/1.png"] * 2, ["a", "a"], ["0"] * 2, "one", 0, images.load)
     with pytest.raises(DataError, match="expected at least two different images"):
-        split_off(one, one.digests, 0.1, "images")
+        holdout(one, one.digests, 0.1, "images")
 
 
 def test_statistics_are_those_of_all_pixels() -> None:
@@ -121,27 +126,27 @@ def test_statistics_are_those_of_all_pixels() -> None:
 
 def test_reading_once_is_in_order() -> None:
     batches = list(image_batches(some(), [0] * 11, 4))
-    assert [batch.samples for batch in batches] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10)]
+    assert [batch.sample_ids for batch in batches] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10)]
 
 
 def test_the_report_names_what_to_look_at() -> None:
-    images = some(40, doubles=3)
-    report = report_images(Splits(images, images.take([0, 1], "two"), None), ("a", "b", "c"))
+    images = some(40, duplicates=3)
+    report = report_images(Splits(images, images.select([0, 1], "two"), None), ("a", "b", "c"))
     text = "\n".join(report.lines())
     assert "train: 40 images (some)" in text and "  classes: a " in text
     assert "train: 3 images with another class than the same file before: a/0.png and b/37.png" in text
     assert "valid: 2 of 2 images also in training" in text and "fewer than 10 images of 'c'" in text
-    assert report.to_json()["images"]["train"]["doubles"] == 3
-    assert image_fingerprint(images) != image_fingerprint(images.take(list(range(39, -1, -1)), "turned"))
+    assert report.to_json()["images"]["train"]["duplicates"] == 3
+    assert image_fingerprint(images) != image_fingerprint(images.select(list(range(39, -1, -1)), "turned"))
 
 
 def test_folds_of_digits_are_whole_and_apart() -> None:
-    parts = [load_digits(Digits(fold=fold), 8, 1) for fold in range(1, 6)]
+    parts = [load_digits(DigitsConfig(fold=fold), 8, 1) for fold in range(1, 6)]
     tests = [test.names for _, test in parts]
     assert sorted(name for names in tests for name in names) == sorted({name for names in tests for name in names})
     assert sum(map(len, tests)) == 1797 and all(len(train) + len(test) == 1797 for train, test in parts)
     assert not set(parts[0][0].names) & set(tests[0])
     train = parts[0][0]
     assert train.load([0]).shape == (1, 1, 8, 8) and train.load(range(len(train))).max() == 255
-    assert load_digits(Digits(fold=1, seed=2), 8, 1)[1].names != tests[0]
-    assert load_digits(Digits(), 16, 3)[0].load([0]).shape == (1, 3, 16, 16)
+    assert load_digits(DigitsConfig(fold=1, seed=2), 8, 1)[1].names != tests[0]
+    assert load_digits(DigitsConfig(), 16, 3)[0].load([0]).shape == (1, 3, 16, 16)

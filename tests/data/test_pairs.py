@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.config.data import PairFiles
-from transom.data.pairs.pairs import Pairs, first_suspicious_line, load_pairs, split_validation
+from transom.config.data import PairFilesConfig
+from transom.data.pairs.pairs import Pairs, first_misaligned_line, load_pairs, split_validation
 from transom.errors import ConfigError, DataError
 
 BOTH = (["A dog.", 'Two\tmen, "well"'], ["Ein Hund.", "Zwei Männer"])
@@ -23,7 +23,7 @@ def write(folder: Path, name: str, text: str) -> str:
 
 
 def load(folder: Path, name: str, text: str, **fields: str | int) -> Pairs:
-    return load_pairs(PairFiles(pairs=write(folder, name, text), **fields), folder)
+    return load_pairs(PairFilesConfig(pairs=write(folder, name, text), **fields), folder)
 
 
 def fault(folder: Path, name: str, text: str, **fields: str | int) -> str:
@@ -37,15 +37,15 @@ def fault(folder: Path, name: str, text: str, **fields: str | int) -> str:
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_two_files(tmp_path: Path, suffix: str) -> None:
     names = [write(tmp_path, f"{side}{suffix}", "\n".join(lines) + "\n") for side, lines in zip("st", BOTH, strict=True)]
-    pairs = load_pairs(PairFiles(source=names[0], target=names[1]), tmp_path)
+    pairs = load_pairs(PairFilesConfig(source=names[0], target=names[1]), tmp_path)
     assert (pairs.source, pairs.target) == BOTH
     assert pairs.name == f"{tmp_path}/s{suffix}, {tmp_path}/t{suffix}"
-    assert (len(pairs), pairs.line(1)) == (2, 2)
+    assert (len(pairs), pairs.line_number(1)) == (2, 2)
 
 
 def test_absolute_paths_ignore_the_root(tmp_path: Path) -> None:
     write(tmp_path, "a.tsv", "a\tb\n")
-    assert load_pairs(PairFiles(pairs=str(tmp_path / "a.tsv")), Path("/elsewhere")).source == ["a"]
+    assert load_pairs(PairFilesConfig(pairs=str(tmp_path / "a.tsv")), Path("/elsewhere")).source == ["a"]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -73,7 +73,7 @@ def test_fields_by_name_or_number(tmp_path: Path) -> None:
 def test_quoted_line_ends_keep_the_line_numbers(tmp_path: Path) -> None:
     pairs = load(tmp_path, "a.csv", 'source,target\n"one\ntwo",eins\n\nthree,drei\n')
     assert pairs.source == ["one\ntwo", "", "three"]
-    assert [pairs.line(i) for i in range(3)] == [2, 4, 5]
+    assert [pairs.line_number(i) for i in range(3)] == [2, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -131,26 +131,26 @@ def sentences(n: int, seed: int) -> tuple[list[str], list[str]]:
 def test_where_alignment_breaks(place: int, surplus: int, longer: int) -> None:
     sides = sentences(1000, seed=place)
     sides[longer][place - 1 : place - 1] = ["z" * n for n in (17, 200, 90)[:surplus]]
-    assert abs(first_suspicious_line(*sides) - place) <= 3
+    assert abs(first_misaligned_line(*sides) - place) <= 3
 
 
 @pytest.mark.parametrize("cut", [1, 400])
 def test_a_file_that_ends_too_early(cut: int) -> None:
     source, target = sentences(1000, seed=cut)
-    assert abs(first_suspicious_line(source, target[:-cut]) - (1001 - cut)) <= 3
+    assert abs(first_misaligned_line(source, target[:-cut]) - (1001 - cut)) <= 3
 
 
 @given(st.lists(st.text("ab ", max_size=9), min_size=1, max_size=9), st.lists(st.text("ab ", max_size=9), min_size=1, max_size=9))
 def test_any_two_files_have_a_suspicious_line(source: list[str], target: list[str]) -> None:
     if len(source) != len(target):
-        assert 1 <= first_suspicious_line(source, target) <= min(len(source), len(target)) + 1
+        assert 1 <= first_misaligned_line(source, target) <= min(len(source), len(target)) + 1
 
 
 def test_unequal_counts_are_told_with_the_place(tmp_path: Path) -> None:
     source, target = sentences(2000, seed=1)
     names = write(tmp_path, "a.en", "\n".join(source)), write(tmp_path, "a.de", "\n".join([*target[:1200], *target[1201:]]))
     with pytest.raises(DataError) as caught:
-        load_pairs(PairFiles(source=names[0], target=names[1]), tmp_path)
+        load_pairs(PairFilesConfig(source=names[0], target=names[1]), tmp_path)
     message = str(caught.value).replace(f"{tmp_path}/", "")
     assert message.startswith(
         "a.en, a.de: expected aligned files of equal length, found 2,000 and 1,999 lines; judging by line lengths, the"
@@ -158,7 +158,7 @@ def test_unequal_counts_are_told_with_the_place(tmp_path: Path) -> None:
     assert any(f"near line {line:,};" in message for line in range(1199, 1204))
     write(tmp_path, "a.de", "\n".join(target[:500]))
     with pytest.raises(DataError, match=r"the shorter file seems to be truncated after line 500;"):
-        load_pairs(PairFiles(source=names[0], target=names[1]), tmp_path)
+        load_pairs(PairFilesConfig(source=names[0], target=names[1]), tmp_path)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("xyz")), min_size=2, max_size=60))
@@ -171,7 +171,7 @@ def test_split_keeps_all_and_never_shares_a_pair(drawn: list[tuple[str, str]]) -
     train, valid = split_validation(pairs, 0.2)
     sides = [set(zip(side.source, side.target, strict=True)) for side in (train, valid)]
     assert sides[0] and sides[1] and not sides[0] & sides[1]
-    back = sorted((side.line(i), side.source[i], side.target[i]) for side in (train, valid) for i in range(len(side)))
+    back = sorted((side.line_number(i), side.source[i], side.target[i]) for side in (train, valid) for i in range(len(side)))
     assert back == [(line, s, t) for line, (s, t) in enumerate(drawn, 1)]
 
 
@@ -186,5 +186,5 @@ def test_split_is_stable_and_of_the_share() -> None:
 
 
 def test_take_keeps_lines() -> None:
-    pairs = Pairs(["a", "b", "c"], ["x", "y", "z"], "n", [1, 4, 9]).take([2, 0], "some")
+    pairs = Pairs(["a", "b", "c"], ["x", "y", "z"], "n", [1, 4, 9]).select([2, 0], "some")
     assert pairs == Pairs(["c", "a"], ["z", "x"], "some", [9, 1])

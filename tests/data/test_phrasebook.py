@@ -11,10 +11,10 @@ from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
 
-from transom.config.data import Phrasebook
-from transom.data.pairs.nearest import nearest_baseline
+from transom.config.data import PhrasebookConfig
 from transom.data.pairs.pairs import Pairs
-from transom.data.synthetic.phrasebook.generate import MAX_WORDS, Holdout, generate, sentences
+from transom.data.pairs.retrieval_baseline import retrieval_baseline
+from transom.data.synthetic.phrasebook.generate import MAX_WORDS, CombinationSplitter, generate_phrasebook, sample_sentences
 from transom.data.synthetic.phrasebook.lexicon import lexicon
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +26,8 @@ BEFORE_ADJECTIVE = {"is", "are", "was", "were", "will", "be", "not", "very", "to
 SPLITS = """
 import json, sys
 from transom.config.data import Phrasebook
-from transom.data.synthetic.phrasebook.generate import generate
-splits = generate(Phrasebook(seed=int(sys.argv[1])))
+from transom.data.synthetic.phrasebook.generate import generate_phrasebook
+splits = generate_phrasebook(Phrasebook(seed=int(sys.argv[1])))
 json.dump([[pairs.source, pairs.target] for pairs in (splits.train, splits.valid, splits.test)], sys.stdout)
 """
 
@@ -92,26 +92,26 @@ def test_hello_world_is_a_test_pair_of_which_training_holds_both_words_but_not_t
 def test_each_test_sentence_has_a_combination_that_training_lacks() -> None:
     train, valid, test = parts()
     trained = {combination for pairs in (train, valid) for source in pairs.source for combination in surface_combinations(source)}
-    holdout = Holdout(seed=1)
+    splitter = CombinationSplitter(seed=1)
     assert len(trained) > 3000
-    assert all(holdout.part(combination) != "test" for combination in trained)
+    assert all(splitter.split(combination) != "test" for combination in trained)
     assert all(set(surface_combinations(source)) - trained for source in test.source)
 
 
 def test_the_grammar_tells_every_combination_that_the_surface_shows() -> None:
-    for phrase in islice(sentences(seed=5), 2000):
+    for phrase in islice(sample_sentences(seed=5), 2000):
         missed = set(surface_combinations(phrase.english)) - set(phrase.combinations)
         assert not missed, phrase
 
 
 def test_validation_and_test_hold_out_combinations_of_their_own() -> None:
-    holdout = Holdout(seed=1)
-    shares = Counter(holdout.part(f"{adjective} {noun}") for adjective in range(100) for noun in range(100))
+    splitter = CombinationSplitter(seed=1)
+    shares = Counter(splitter.split(f"{adjective} {noun}") for adjective in range(100) for noun in range(100))
     assert 900 < shares["test"] < 1100
     assert 430 < shares["valid"] < 570
-    for phrase in islice(sentences(seed=1), 2000):
-        held = {holdout.part(combination) for combination in phrase.combinations} - {"train"}
-        assert holdout.part_of(phrase) == (None if len(held) == 2 else held.pop() if held else "train")
+    for phrase in islice(sample_sentences(seed=1), 2000):
+        held = {splitter.split(combination) for combination in phrase.combinations} - {"train"}
+        assert splitter.split_of(phrase) == (None if len(held) == 2 else held.pop() if held else "train")
 
 
 def test_every_word_of_validation_and_test_is_often_in_training() -> None:
@@ -144,7 +144,7 @@ def test_sentences_are_short_and_well_written() -> None:
 
 
 def test_the_pairs_are_a_function_of_the_config_and_more_of_one_part_change_no_other() -> None:
-    small = generate(Phrasebook(n_train=500, n_valid=20, n_test=40))
+    small = generate_phrasebook(PhrasebookConfig(n_train=500, n_valid=20, n_test=40))
     train, valid, test = parts()
     assert small.test is not None
     for few, many in ((small.train, train), (small.valid, valid), (small.test, test)):
@@ -164,6 +164,6 @@ def test_the_pairs_are_those_of_other_machines() -> None:
 
 def test_the_nearest_training_sentence_is_hardly_ever_the_translation() -> None:
     train, _, test = parts()
-    guesses = nearest_baseline(train, test.source)
+    guesses = retrieval_baseline(train, test.source)
     exact = sum(guess == target for guess, target in zip(guesses, test.target, strict=True))
     assert exact < 0.05 * len(guesses)

@@ -6,11 +6,11 @@ from itertools import islice
 import pytest
 
 from transom.data.synthetic.phrasebook import english, numbers, spanish
-from transom.data.synthetic.phrasebook.clauses import ask, be, do, state, would
-from transom.data.synthetic.phrasebook.draw import Draw
-from transom.data.synthetic.phrasebook.generate import sentences
+from transom.data.synthetic.phrasebook.clauses import conjugate, conjugate_be, conjugate_modal, question, statement
+from transom.data.synthetic.phrasebook.draw import RandomChoices
+from transom.data.synthetic.phrasebook.generate import sample_sentences
 from transom.data.synthetic.phrasebook.lexicon import Noun, lexicon
-from transom.data.synthetic.phrasebook.phrases import NOTHING, NounPhrase, Phrase, generic_phrase, joined, noun_phrase, quantity
+from transom.data.synthetic.phrasebook.phrases import NOTHING, NounPhrase, Phrase, coordinate, generic_phrase, noun_phrase, quantity
 from transom.data.synthetic.phrasebook.sentences import FRAMES
 
 WORDS = lexicon()
@@ -90,13 +90,13 @@ def test_numbers_are_spelled() -> None:
 
 def test_statements_negations_and_questions() -> None:
     sleep, dog = WORDS.verbs["sleep"], the("dog")
-    assert phrase(state(dog, do(sleep, "present", 1), NOTHING)) == ("the dog sleeps", "el perro duerme")
-    assert phrase(state(dog, do(sleep, "past", 1), NOTHING, negative=True)) == ("the dog did not sleep", "el perro no durmió")
-    assert phrase(ask(dog, do(sleep, "future", 1), NOTHING)) == ("will the dog sleep?", "¿dormirá el perro?")
-    where = ask(dog, do(sleep, "present", 1), NOTHING, word=("where", "dónde"))
+    assert phrase(statement(dog, conjugate(sleep, "present", 1), NOTHING)) == ("the dog sleeps", "el perro duerme")
+    assert phrase(statement(dog, conjugate(sleep, "past", 1), NOTHING, negative=True)) == ("the dog did not sleep", "el perro no durmió")
+    assert phrase(question(dog, conjugate(sleep, "future", 1), NOTHING)) == ("will the dog sleep?", "¿dormirá el perro?")
+    where = question(dog, conjugate(sleep, "present", 1), NOTHING, word=("where", "dónde"))
     assert phrase(where) == ("where does the dog sleep?", "¿dónde duerme el perro?")
     assert where.combinations == ("sleep dog",)
-    assert phrase(state(dog, do(sleep, "future", 1), NOTHING, adverb=("always", "siempre"))) == (
+    assert phrase(statement(dog, conjugate(sleep, "future", 1), NOTHING, adverb=("always", "siempre"))) == (
         "the dog will always sleep",
         "el perro siempre dormirá",
     )
@@ -104,28 +104,40 @@ def test_statements_negations_and_questions() -> None:
 
 def test_be_is_ser_or_estar_and_its_adjective_comes_before_the_subject_in_a_question() -> None:
     houses, red = the("house", plural=True), Phrase("red", "rojas", ("red house",))
-    assert phrase(state(houses, be("ser", "past", 3), red, negative=True)) == ("the houses were not red", "las casas no eran rojas")
-    assert phrase(ask(houses, be("ser", "present", 3), red, rest_first=True)) == ("are the houses red?", "¿son rojas las casas?")
+    assert phrase(statement(houses, conjugate_be("ser", "past", 3), red, negative=True)) == (
+        "the houses were not red",
+        "las casas no eran rojas",
+    )
+    assert phrase(question(houses, conjugate_be("ser", "present", 3), red, rest_first=True)) == (
+        "are the houses red?",
+        "¿son rojas las casas?",
+    )
     tired = Phrase("tired", "cansado")
-    assert phrase(ask(pronoun("he"), be("estar", "future", 1), tired, rest_first=True)) == ("will he be tired?", "¿estará cansado él?")
+    assert phrase(question(pronoun("he"), conjugate_be("estar", "future", 1), tired, rest_first=True)) == (
+        "will he be tired?",
+        "¿estará cansado él?",
+    )
 
 
 def test_modal_verbs_govern_the_infinitive() -> None:
     modals = {word: (word, forms) for word, forms in WORDS.modals}
     swim, cat = WORDS.verbs["swim"], the("cat")
-    assert phrase(state(cat, would(modals["can"], swim, 1), NOTHING, negative=True)) == ("the cat cannot swim", "el gato no puede nadar")
-    assert phrase(ask(cat, would(modals["must"], swim, 1), NOTHING)) == ("must the cat swim?", "¿debe el gato nadar?")
-    wants = would(modals["want to"], swim, 1)
-    assert phrase(state(cat, wants, NOTHING)) == ("the cat wants to swim", "el gato quiere nadar")
-    assert phrase(ask(cat, wants, NOTHING)) == ("does the cat want to swim?", "¿quiere el gato nadar?")
-    assert state(cat, wants, NOTHING).combinations == ("swim cat", "want cat")
-    assert phrase(state(pronoun("she"), would(modals["can"], swim, 1), NOTHING)) == ("she can swim", "ella puede nadar")
+    assert phrase(statement(cat, conjugate_modal(modals["can"], swim, 1), NOTHING, negative=True)) == (
+        "the cat cannot swim",
+        "el gato no puede nadar",
+    )
+    assert phrase(question(cat, conjugate_modal(modals["must"], swim, 1), NOTHING)) == ("must the cat swim?", "¿debe el gato nadar?")
+    wants = conjugate_modal(modals["want to"], swim, 1)
+    assert phrase(statement(cat, wants, NOTHING)) == ("the cat wants to swim", "el gato quiere nadar")
+    assert phrase(question(cat, wants, NOTHING)) == ("does the cat want to swim?", "¿quiere el gato nadar?")
+    assert statement(cat, wants, NOTHING).combinations == ("swim cat", "want cat")
+    assert phrase(statement(pronoun("she"), conjugate_modal(modals["can"], swim, 1), NOTHING)) == ("she can swim", "ella puede nadar")
 
 
 def test_a_pronoun_is_left_out_where_the_verb_tells_the_person() -> None:
     want = WORDS.verbs["want"]
     said = {
-        (word, tense): state(pronoun(word), do(want, tense, pronoun(word).person), NOTHING).spanish
+        (word, tense): statement(pronoun(word), conjugate(want, tense, pronoun(word).person), NOTHING).spanish
         for word in ("I", "he", "we", "they", "you all")
         for tense in ("present", "past")
     }
@@ -137,17 +149,17 @@ def test_a_pronoun_is_left_out_where_the_verb_tells_the_person() -> None:
 
 
 def test_phrases_join_and_contract() -> None:
-    pair = joined(the("mother"), the("father"))
+    pair = coordinate(the("mother"), the("father"))
     assert (pair.english, pair.spanish, pair.person, pair.feminine) == ("the mother and the father", "la madre y el padre", 3, False)
-    assert joined(the("mother"), the("daughter")).feminine
-    assert spanish.joined("Ana", "Irene") == "Ana e Irene"
-    assert spanish.contracted("delante de", "el agua") == "delante del agua"
-    assert spanish.contracted("a", "ella") == "a ella"
+    assert coordinate(the("mother"), the("daughter")).feminine
+    assert spanish.coordinate("Ana", "Irene") == "Ana e Irene"
+    assert spanish.contract("delante de", "el agua") == "delante del agua"
+    assert spanish.contract("a", "ella") == "a ella"
     assert english.with_article("hungry dog") == "a hungry dog"
 
 
 def test_each_kind_of_sentence_is_drawn() -> None:
-    draw = Draw(1)
+    draw = RandomChoices(1)
     for frame in dict.fromkeys(FRAMES):
         drawn = [frame(draw, WORDS) for _ in range(20)]
         assert len({found.english for found in drawn}) > 10, frame
@@ -155,8 +167,8 @@ def test_each_kind_of_sentence_is_drawn() -> None:
 
 
 def test_draws_are_even_and_bounded() -> None:
-    draw = Draw(3)
-    drawn = [draw.between(2, 4) for _ in range(3000)]
+    draw = RandomChoices(3)
+    drawn = [draw.randint(2, 4) for _ in range(3000)]
     assert {n: round(drawn.count(n), -2) for n in set(drawn)} == {2: 1000, 3: 1000, 4: 1000}
     assert 0.22 < sum(draw.chance(0.25) for _ in range(2000)) / 2000 < 0.28
     amounts = [quantity(draw) for _ in range(2000)]
@@ -166,7 +178,7 @@ def test_draws_are_even_and_bounded() -> None:
 
 def test_noun_phrases_agree() -> None:
     """Check gender and number of articles and adjectives against the lexicon, for every noun."""
-    draw = Draw(2)
+    draw = RandomChoices(2)
     ending = {"el": "ms", "la": "fs", "los": "mp", "las": "fp", "un": "ms", "una": "fs", "estos": "mp", "estas": "fp"}
     for noun in NOUNS.values():
         if noun.is_name:
@@ -187,12 +199,12 @@ def test_noun_phrases_agree() -> None:
     ("lemma", "expected"), [("water", ("water", "el agua")), ("eagle", ("eagles", "las águilas")), ("lion", ("lions", "los leones"))]
 )
 def test_a_whole_class_of_things_has_an_article_in_spanish_only(lemma: str, expected: tuple[str, str]) -> None:
-    found = generic_phrase(Draw(1), WORDS, [NOUNS[lemma]], adjective=0.0)
+    found = generic_phrase(RandomChoices(1), WORDS, [NOUNS[lemma]], adjective=0.0)
     assert (found.english, found.spanish) == expected
 
 
 def test_feminine_nouns_with_a_stressed_a_take_el_and_un_in_the_singular_only() -> None:
-    draw, eagle = Draw(1), NOUNS["eagle"]
+    draw, eagle = RandomChoices(1), NOUNS["eagle"]
     found = {drawn.english: drawn.spanish for drawn in (noun_phrase(draw, WORDS, [eagle], adjective=0.0) for _ in range(300))}
     assert found["the eagle"] == "el águila"
     assert found["an eagle"] == "un águila"
@@ -214,7 +226,7 @@ def test_feminine_nouns_with_a_stressed_a_take_el_and_un_in_the_singular_only() 
     ],
 )
 def test_the_promised_kinds_of_sentences_occur(pattern: str) -> None:
-    assert any(re.search(pattern, found.english) for found in islice(sentences(seed=4), 3000))
+    assert any(re.search(pattern, found.english) for found in islice(sample_sentences(seed=4), 3000))
 
 
 def test_every_lemma_has_a_class_that_is_used() -> None:

@@ -2,11 +2,11 @@
 
 import json
 
-from transom.config.data import PairTokenizer as TokenizerConfig
-from transom.data.pairs.loader import Loader
+from transom.config.data import PairTokenizerConfig as TokenizerConfig
+from transom.data.pairs.loader import PairLoader
 from transom.data.pairs.pairs import Pairs
 from transom.data.reports.pairs import report_pairs
-from transom.data.reports.report import Report
+from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
 
@@ -19,10 +19,10 @@ def pairs_of(rows: list[tuple[str, str]], name: str) -> Pairs:
     return Pairs([s for s, _ in rows], [t for _, t in rows], name)
 
 
-def reported(train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]] | None = None) -> Report:
+def reported(train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]] | None = None) -> DataReport:
     splits = Splits(pairs_of(train, "t.en, t.de"), pairs_of(valid, "v.tsv"), None if test is None else pairs_of(test, "generated"))
     tokenizers = Tokenizers.train(pairs_of([*train, *valid], ""), TokenizerConfig(kind="whitespace", vocab_size=99, joint=False))
-    return report_pairs(splits, tokenizers, Loader(splits.train, tokenizers, max_seq_len=20, batch_tokens=60, seed=1))
+    return report_pairs(splits, tokenizers, PairLoader(splits.train, tokenizers, max_seq_len=20, batch_tokens=60, seed=1))
 
 
 def test_faults_are_found_and_named() -> None:
@@ -37,21 +37,21 @@ def test_faults_are_found_and_named() -> None:
         "valid source: 2 symbols absent from the training data, 3 times, such as q r",
         "valid target: 1 symbol absent from the training data, 1 time, such as !",
     ]
-    assert report.facts["dropped"] == {"with an empty side": 1, "longer than 20 tokens": 1}
-    assert report.facts["pairs"]["train"] == {"pairs": 26, "from": "t.en, t.de", "doubles": 2, "different sources": 23}
-    assert report.facts["pairs"]["valid"] == {
+    assert report.statistics["dropped"] == {"with an empty side": 1, "longer than 20 tokens": 1}
+    assert report.statistics["pairs"]["train"] == {"pairs": 26, "from": "t.en, t.de", "duplicates": 2, "different sources": 23}
+    assert report.statistics["pairs"]["valid"] == {
         "pairs": 4,
         "from": "v.tsv",
-        "doubles": 0,
+        "duplicates": 0,
         "different sources": 4,
         "also in training": 1,
         "sources also in training": 2,
     }
-    assert report.facts["longest"][:2] == [
+    assert report.statistics["longest"][:2] == [
         {"line": 24, "source_tokens": 30, "target_tokens": 30},
         {"line": 23, "source_tokens": 1, "target_tokens": 9},
     ]
-    assert report.facts["tokens"]["train source"] == {
+    assert report.statistics["tokens"]["train source"] == {
         "shortest": 0,
         "1 %": 0,
         "25 %": 5,
@@ -62,14 +62,14 @@ def test_faults_are_found_and_named() -> None:
         "mean": 5.62,
         "total": 146,
     }
-    assert set(report.facts["tokens"]) == {"train source", "train target", "valid source", "valid target"}
-    assert report.facts["unseen"]["valid source"] == {"symbols": 2, "occurrences": 3, "such as": "q r"}
+    assert set(report.statistics["tokens"]) == {"train source", "train target", "valid source", "valid target"}
+    assert report.statistics["unseen"]["valid source"] == {"symbols": 2, "occurrences": 3, "such as": "q r"}
 
 
 def test_good_data_have_no_problems() -> None:
     report = reported(GOOD, [("a b", "x y")], [("c d", "z w")])
-    assert report.problems == [] and report.facts["dropped"] == {}
-    assert list(report.facts["pairs"]) == ["train", "valid", "test"]
+    assert report.problems == [] and report.statistics["dropped"] == {}
+    assert list(report.statistics["pairs"]) == ["train", "valid", "test"]
 
 
 def test_it_reads_as_lines_and_as_json() -> None:
@@ -85,7 +85,7 @@ def test_it_reads_as_lines_and_as_json() -> None:
     assert "dropped from training: 1 longer than 20 tokens" in lines
     assert "longest training lines: 24 (30 tokens), 23 (9 tokens), 1 (5 tokens), 2 (5 tokens), 3 (5 tokens)" in lines
     assert any(line.startswith("padding: ") for line in lines)
-    assert lines[-len(report.problems) :] == [f"look at this: {problem}" for problem in report.problems]
+    assert lines[-len(report.problems) :] == [f"warning: {problem}" for problem in report.problems]
     assert all("\n" not in line for line in lines)
 
 

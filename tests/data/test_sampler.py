@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.data.batch import Indices, cut_batches
+from transom.data.batch import Indices, batch_by_tokens
 from transom.data.sampler import padding_waste, plan_epoch
 
 lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=80)
@@ -81,6 +81,6 @@ def test_a_sample_must_fit() -> None:
 
 
 def test_a_sample_longer_than_a_batch_is_a_batch_of_its_own() -> None:
-    batches = cut_batches(np.array([3, 1, 0, 2]), np.array([2, 3, 9, 3]), batch_tokens=6)
+    batches = batch_by_tokens(np.array([3, 1, 0, 2]), np.array([2, 3, 9, 3]), batch_tokens=6)
     assert [batch.tolist() for batch in batches] == [[3, 1], [0], [2]]
-    assert not list(cut_batches(np.array([], np.int64), np.array([], np.int64), batch_tokens=6))
+    assert not list(batch_by_tokens(np.array([], np.int64), np.array([], np.int64), batch_tokens=6))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.data.text import text as module
-from transom.data.text.text import check_text, decode_lines, read_lines
+from transom.data.text import text_io as module
+from transom.data.text.text_io import check_text, decode_lines, read_lines
 from transom.errors import DataError
 from transom.files.limits import MAX_DOCUMENT_LINE_BYTES, MAX_LINE_BYTES
 
@@ -135,9 +135,11 @@ def test_a_device_or_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
         assert message_of(tmp_path / name).startswith("FILE: expected a file, found a device or a pipe; write its content to a file")
 
 
-@pytest.mark.parametrize("most_bytes", [MAX_LINE_BYTES, MAX_DOCUMENT_LINE_BYTES])
+@pytest.mark.parametrize("max_line_bytes", [MAX_LINE_BYTES, MAX_DOCUMENT_LINE_BYTES])
 @pytest.mark.parametrize("line", [b"\n", b"ab\n", b"a" * 1000 + b"\n", b"\0", b"a"], ids=["empty", "short", "long", "nul", "none"])
-def test_a_gzip_bomb_is_refused_while_it_is_unpacked(line: bytes, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gzip_bomb_is_refused_while_it_is_unpacked(
+    line: bytes, max_line_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "UNPACKED_FREE_BYTES", 1 << 16)  # a million empty lines take seconds
     monkeypatch.setattr(module, "MAX_UNPACKED_RATIO", 10)
     unit = line * ((1 << 20) // len(line))
@@ -145,8 +147,8 @@ def test_a_gzip_bomb_is_refused_while_it_is_unpacked(line: bytes, most_bytes: in
         for _ in range(50):
             file.write(unit)
     with pytest.raises(DataError, match=r"bomb\.gz") as caught:
-        read_lines(tmp_path / "bomb.gz", most_bytes=most_bytes)
-    if line.endswith(b"\n") or most_bytes > MAX_LINE_BYTES:
+        read_lines(tmp_path / "bomb.gz", max_line_bytes=max_line_bytes)
+    if line.endswith(b"\n") or max_line_bytes > MAX_LINE_BYTES:
         found = re.search(r"at most 10 decompressed bytes per compressed byte, found [0-9,]+ in the first ([0-9,]+)", str(caught.value))
         assert found and int(found[1].replace(",", "")) < 2 << 20, "ten times the 128 KiB that are read at once"
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.test_bpe import SENTENCES, texts
-from transom.config.data import PairTokenizer as TokenizerConfig
+from transom.config.data import PairTokenizerConfig as TokenizerConfig
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer import tokenizer as module
-from transom.data.tokenizer.special import EOS, PAD, SOS, UNK
-from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers, describe
+from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, UNK
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers, describe_vocabularies
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.files.limits import MAX_TOKENIZER_BYTES
 
@@ -66,7 +66,7 @@ def test_file_holds_everything(trained: tuple[TokenizerConfig, Tokenizers], tmp_
 
 def test_description(trained: tuple[TokenizerConfig, Tokenizers]) -> None:
     config, tokenizers = trained
-    lines = describe(tokenizers)
+    lines = describe_vocabularies(tokenizers)
     assert len(lines) == (2 if config.joint else 4)
     assert config.kind in lines[0] and f"{tokenizers.source.vocab_size:,} symbols" in lines[0]
     assert ("lower-cased" in lines[0]) == config.lowercase
@@ -196,7 +196,7 @@ TAGS = ("de", "fr", "pt-BR")
 def test_tags_are_symbols_that_no_text_becomes(kind: str) -> None:
     config = TokenizerConfig(kind=kind, vocab_size=400)
     plain, tagged = Tokenizers.train(PAIRS, config), Tokenizers.train(PAIRS, config, TAGS)
-    tokens = [tagged.source.prefix(tag)[0] for tag in TAGS]
+    tokens = [tagged.source.language_prefix(tag)[0] for tag in TAGS]
     assert tokens == list(tagged.source.tag_tokens) == [plain.source.vocab_size + i for i in range(3)]
     assert tagged.source.vocab_size == plain.source.vocab_size + 3 == max(tokens) + 1
     forged = [*(f"<2{tag}>" for tag in TAGS), "<2de> a man", "▁<2de>", "[SOS] <2fr>", *SENTENCES]
@@ -209,7 +209,9 @@ def test_tags_are_symbols_that_no_text_becomes(kind: str) -> None:
     assert tagged.source.starts_word([tokens[1], *words])[:2] == [True, True]
     again = Tokenizers.from_bytes(tagged.to_bytes())
     assert again.source.tags == TAGS and again.to_bytes() == tagged.to_bytes() and "tags" not in json.loads(plain.to_bytes())["source"]
-    assert "target languages de, fr, pt-BR" in describe(tagged)[0] and "target languages" not in describe(plain)[0]
+    assert (
+        "target languages de, fr, pt-BR" in describe_vocabularies(tagged)[0] and "target languages" not in describe_vocabularies(plain)[0]
+    )
 
 
 def test_tags_are_of_the_source() -> None:
@@ -220,7 +222,7 @@ def test_tags_are_of_the_source() -> None:
 def test_a_tag_that_is_missing_or_unknown_is_said() -> None:
     tagged = Tokenizers.train(PAIRS, TokenizerConfig(kind="char", vocab_size=100), TAGS).source
     plain = Tokenizers.train(PAIRS, TokenizerConfig(kind="char", vocab_size=100)).source
-    assert plain.prefix(None) == []
+    assert plain.language_prefix(None) == []
     for tokenizer, to, message in (
         (tagged, None, r"expected a target language, found none; name one of de, fr, pt-BR by --to"),
         (tagged, "pt-BZ", r"expected one of the target languages de, fr, pt-BR, found 'pt-BZ'; did you mean pt-BR\?"),
@@ -228,7 +230,7 @@ def test_a_tag_that_is_missing_or_unknown_is_said() -> None:
         (plain, "de", r"expected no target language, because the model has only one, found 'de'; remove --to"),
     ):
         with pytest.raises(ConfigError, match=message):
-            tokenizer.prefix(to)
+            tokenizer.language_prefix(to)
 
 
 @pytest.mark.parametrize("tags", ["de", ["de", "de"], ["<2de>"], [""], [3], {"de": 1}, ["a" * 33]])

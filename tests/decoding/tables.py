@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transom.data.batch import Sequences
-from transom.decoding.search.roles import Hypothesis
+from transom.data.batch import PaddedSequences
+from transom.decoding.search.interfaces import Hypothesis
 
 SOS, EOS = 1, 2
 FORBIDDEN = (0, 1)
@@ -40,32 +40,32 @@ class Table:
     def log_p(self, source: Prefix, prefix: Prefix) -> list[float]:
         return self.logits(source, prefix).double().log_softmax(-1).tolist()
 
-    def encode(self, source: Sequences) -> list[Prefix]:
+    def encode(self, source: PaddedSequences) -> list[Prefix]:
         return [tuple(row[:n]) for row, n in zip(source.tokens.tolist(), source.lengths.tolist(), strict=True)]
 
     def start(self, memory: list[Prefix], n_beams: int, max_length: int) -> "TableCache":
         return TableCache(list(memory), n_beams, max_length)
 
     def step(self, tokens: Tensor, cache: "TableCache") -> Tensor:
-        assert len(tokens) == len(cache.prefixes)
+        assert len(tokens) == len(cache.tokens_so_far)
         self.n_steps += 1
         self.rows_read += len(tokens)
-        cache.prefixes = [(*prefix, *new) for prefix, new in zip(cache.prefixes, tokens.tolist(), strict=True)]
-        assert len(cache.prefixes[0]) <= cache.max_length
-        rows = [self.logits(cache.sources[i // cache.n_beams], prefix[1:]) for i, prefix in enumerate(cache.prefixes)]
+        cache.tokens_so_far = [(*prefix, *new) for prefix, new in zip(cache.tokens_so_far, tokens.tolist(), strict=True)]
+        assert len(cache.tokens_so_far[0]) <= cache.max_length
+        rows = [self.logits(cache.sources[i // cache.n_beams], prefix[1:]) for i, prefix in enumerate(cache.tokens_so_far)]
         return torch.stack(rows)[:, None]
 
 
 class TableCache:
     def __init__(self, sources: list[Prefix], n_beams: int, max_length: int) -> None:
         self.sources, self.n_beams, self.max_length = sources, n_beams, max_length
-        self.prefixes: list[Prefix] = [()] * (len(sources) * n_beams)
+        self.tokens_so_far: list[Prefix] = [()] * (len(sources) * n_beams)
 
     def reorder(self, rows: Tensor) -> None:
-        self.prefixes = [self.prefixes[i] for i in rows.tolist()]
-        assert len(self.prefixes) == len(self.sources) * self.n_beams
+        self.tokens_so_far = [self.tokens_so_far[i] for i in rows.tolist()]
+        assert len(self.tokens_so_far) == len(self.sources) * self.n_beams
 
-    def keep_sources(self, sources: Tensor) -> None:
+    def select_sources(self, sources: Tensor) -> None:
         self.sources = [self.sources[i] for i in sources.tolist()]
 
 
@@ -77,12 +77,12 @@ def finished(tokens: Prefix, log_p: float, alpha: float) -> Hypothesis:
     return Hypothesis(tokens, log_p, log_p / penalty(len(tokens) + 1, alpha))
 
 
-def every_hypothesis(table: Conditional, source: Prefix, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
+def every_hypothesis(table: Conditional, source: Prefix, min_length: int, max_length: int, alpha: float) -> list[Hypothesis]:
     """Score every possible target, best first."""
     words = [symbol for symbol in range(table.n_symbols) if symbol not in (*FORBIDDEN, EOS)]
 
     def all_targets() -> Iterator[Prefix]:
-        for length in range(shortest, longest):
+        for length in range(min_length, max_length):
             yield from itertools.product(words, repeat=length)
 
     found = []
@@ -92,15 +92,15 @@ def every_hypothesis(table: Conditional, source: Prefix, shortest: int, longest:
     return sorted(found, key=lambda h: -h.score)
 
 
-def slow_beam(table: Conditional, source: Prefix, n_beams: int, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
+def slow_beam(table: Conditional, source: Prefix, n_beams: int, min_length: int, max_length: int, alpha: float) -> list[Hypothesis]:
     """Run beam search up to the maximum length without early stopping; return all finished hypotheses, best first."""
     live: list[tuple[Prefix, float]] = [((), 0.0)]
     found = []
-    for length in range(longest):
+    for length in range(max_length):
         extensions = []
         for prefix, log_p in live:
             for symbol, more in enumerate(table.log_p(source, prefix)):
-                if symbol in FORBIDDEN or (symbol == EOS and length < shortest) or (symbol != EOS and length + 1 == longest):
+                if symbol in FORBIDDEN or (symbol == EOS and length < min_length) or (symbol != EOS and length + 1 == max_length):
                     continue
                 extensions.append((log_p + more, prefix, symbol))
         extensions.sort(key=lambda e: -e[0])
@@ -109,14 +109,16 @@ def slow_beam(table: Conditional, source: Prefix, n_beams: int, shortest: int, l
     return sorted(found, key=lambda h: -h.score)
 
 
-def slow_greedy(table: Conditional, source: Prefix, shortest: int, longest: int, alpha: float) -> Hypothesis:
+def slow_greedy(table: Conditional, source: Prefix, min_length: int, max_length: int, alpha: float) -> Hypothesis:
     prefix: Prefix = ()
     total = 0.0
     while True:
         allowed = {
             symbol: log_p
             for symbol, log_p in enumerate(table.log_p(source, prefix))
-            if symbol not in FORBIDDEN and not (symbol == EOS and len(prefix) < shortest) and (symbol == EOS or len(prefix) + 1 < longest)
+            if symbol not in FORBIDDEN
+            and not (symbol == EOS and len(prefix) < min_length)
+            and (symbol == EOS or len(prefix) + 1 < max_length)
         }
         symbol = max(allowed, key=allowed.__getitem__)
         total += allowed[symbol]

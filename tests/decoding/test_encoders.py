@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from transom.config.data import Tokenizer as TokenizerConfig
-from transom.config.decoding import Reading
-from transom.config.model import MaskedEncoder, TextClassifier
-from transom.data.batch import LabelledBatch, MaskedBatch, Sequences
+from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.decoding import TextInferenceConfig
+from transom.config.model import MaskedLMConfig, TextClassifierConfig
+from transom.data.batch import LabeledTextBatch, MaskedBatch, PaddedSequences
 from transom.data.pairs.pairs import Pairs
-from transom.data.tokenizer.special import EOS, UNK
+from transom.data.tokenizer.special_tokens import EOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.decoding.predictors.classifier import Classified, Classifier, scored
+from transom.decoding.predictors.classifier import Classifier, ClassPrediction, evaluate_predictions
 from transom.decoding.predictors.embedder import Embedder
-from transom.decoding.predictors.filler import Filler
-from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.fill_mask import MaskFiller
+from transom.decoding.predictors.long_texts import check_long_text_policy
 from transom.errors import ConfigError, DataError
 from transom.models.build import build_model
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer
@@ -27,25 +27,27 @@ WORD_LEVEL = Tokenizer.train(TEXTS * 3, TokenizerConfig(kind="whitespace", vocab
 SIZES = {"d_model": 8, "n_heads": 2, "n_layers": 1, "d_ff": 16, "max_seq_len": 8, "dropout": 0.2}
 
 
-def filler(tokenizer: Tokenizer = WORD_LEVEL) -> Filler:
+def mask_filler(tokenizer: Tokenizer = WORD_LEVEL) -> MaskFiller:
     torch.manual_seed(1)
-    model = build_model(MaskedEncoder.model_validate(SIZES | {"vocab_size": tokenizer.vocab_size})).double()
+    model = build_model(MaskedLMConfig.model_validate(SIZES | {"vocab_size": tokenizer.vocab_size})).double()
     assert isinstance(model, MaskedEncoderTransformer)
-    return Filler(model, tokenizer)
+    return MaskFiller(model, tokenizer)
 
 
 def classifier() -> Classifier:
     torch.manual_seed(2)
-    model = build_model(TextClassifier.model_validate(SIZES | {"vocab_size": WORD_LEVEL.vocab_size, "classes": ["x", "y", "z"]})).double()
+    model = build_model(
+        TextClassifierConfig.model_validate(SIZES | {"vocab_size": WORD_LEVEL.vocab_size, "classes": ["x", "y", "z"]})
+    ).double()
     assert isinstance(model, TextClassifierTransformer)
-    return Classifier(model, WORD_LEVEL, Reading(batch_tokens=10))
+    return Classifier(model, WORD_LEVEL, TextInferenceConfig(batch_tokens=10))
 
 
 def test_guesses_are_the_models_probabilities_without_special_symbols() -> None:
-    answers = filler()
-    ((gap,),) = answers.fill(["the [MASK] house"], top=100)
+    answers = mask_filler()
+    ((gap,),) = answers.fill(["the [MASK] house"], top_k=100)
     mask = WORD_LEVEL.vocab_size
-    row = Sequences.pad([[EOS, *WORD_LEVEL.encode("the"), mask, *WORD_LEVEL.encode("house")]])
+    row = PaddedSequences.pad([[EOS, *WORD_LEVEL.encode("the"), mask, *WORD_LEVEL.encode("house")]])
     with torch.no_grad():
         logits = answers.model.eval()(MaskedBatch(row, row.tokens, row.tokens == mask, (0,)))[0, 2]
     p = logits[UNK + 1 : mask].softmax(-1)
@@ -61,27 +63,29 @@ def test_progress_is_told_of_all_texts() -> None:
     answers.classify([*TEXTS, long], "window", lambda done, total: told.append((done, total)))
     assert told[-1] == (len(TEXTS) + 3, len(TEXTS) + 3) and told == sorted(told) and len(told) > 1
     told.clear()
-    Embedder(answers.model, WORD_LEVEL, Reading(batch_tokens=10)).embed(TEXTS, tell=lambda done, total: told.append((done, total)))
+    Embedder(answers.model, WORD_LEVEL, TextInferenceConfig(batch_tokens=10)).embed(
+        TEXTS, notify=lambda done, total: told.append((done, total))
+    )
     assert told[-1] == (5, 5) and told == sorted(told) and len(told) > 1
     told.clear()
-    filler().fill(["a [MASK]", "[MASK] tree"], tell=lambda done, total: told.append((done, total)))
+    mask_filler().fill(["a [MASK]", "[MASK] tree"], notify=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
 
 
 def test_gaps_stand_for_a_word_with_its_space() -> None:
-    spaced, bare = filler(BPE)._pieces("the [MASK] house"), filler(BPE)._pieces("the[MASK] house")
+    spaced, bare = mask_filler(BPE)._pieces("the [MASK] house"), mask_filler(BPE)._pieces("the[MASK] house")
     assert spaced == bare == BPE.encode_batch(["the", " house"])
-    assert len(filler(BPE).fill(["[MASK] house [MASK]"], top=2)[0]) == 2
+    assert len(mask_filler(BPE).fill(["[MASK] house [MASK]"], top_k=2)[0]) == 2
     with pytest.raises(DataError, match=r"expected \[MASK\] in the text"):
-        filler().fill(["no gap"])
+        mask_filler().fill(["no gap"])
 
 
 def test_a_text_that_is_too_long_is_read_around_its_gaps_or_refused() -> None:
-    answers, before, behind = filler(), "tree sky " * 5, " red house" * 5
-    found = answers.filled([f"{before}[MASK]{behind}"])[0]
-    whole, n_left_out = found.gaps, found.n_left_out
-    assert n_left_out == 1 + len(WORD_LEVEL.encode(f"{before}{behind}")) + 1 - 8
-    assert (whole, 0) == (answers.fill([f"{before}[MASK]{behind}"])[0], answers.filled(["tree [MASK]"])[0].n_left_out)
+    answers, before, behind = mask_filler(), "tree sky " * 5, " red house" * 5
+    found = answers.fill_with_details([f"{before}[MASK]{behind}"])[0]
+    whole, n_dropped_tokens = found.masks, found.n_dropped_tokens
+    assert n_dropped_tokens == 1 + len(WORD_LEVEL.encode(f"{before}{behind}")) + 1 - 8
+    assert (whole, 0) == (answers.fill([f"{before}[MASK]{behind}"])[0], answers.fill_with_details(["tree [MASK]"])[0].n_dropped_tokens)
     row = [*WORD_LEVEL.encode(before), 0, *WORD_LEVEL.encode(behind)]
     assert len(whole) == 1 and len(row) + 1 > 8
     mask = WORD_LEVEL.vocab_size
@@ -100,9 +104,9 @@ def test_classes_are_the_models_probabilities_in_batches_as_alone() -> None:
     found = answers.classify(TEXTS)
     assert answers.model.training, "the model is as it was"
     for text, together in zip(TEXTS, found, strict=True):
-        row = Sequences.pad([[EOS, *WORD_LEVEL.encode(text)]])
+        row = PaddedSequences.pad([[EOS, *WORD_LEVEL.encode(text)]])
         with torch.no_grad():
-            p = answers.model.eval()(LabelledBatch(row, torch.tensor([0]), (0,)))[0].softmax(-1)
+            p = answers.model.eval()(LabeledTextBatch(row, torch.tensor([0]), (0,)))[0].softmax(-1)
         answers.model.train()
         assert together.probabilities == {name: pytest.approx(float(value)) for name, value in zip("xyz", p, strict=True)}
         assert (together.label, together.p) == max(together.probabilities.items(), key=lambda entry: entry[1])
@@ -115,20 +119,20 @@ def test_a_long_text_is_truncated_read_in_windows_or_refused() -> None:
     (cut,), (windows,) = answers.classify([long]), answers.classify([long], too_long="window")
     words = long.split()
     assert cut.probabilities == answers.classify([" ".join(words[:7])])[0].probabilities
-    assert (cut.n_left_out, cut.windows, windows.n_left_out, windows.windows) == (11, 1, 0, 3)
+    assert (cut.n_dropped_tokens, cut.windows, windows.n_dropped_tokens, windows.windows) == (11, 1, 0, 3)
     parts = answers.classify([" ".join(words[i : i + 7]) for i in (0, 7, 14)])
     means = {name: math.exp(sum(math.log(part.probabilities[name]) for part in parts) / 3) for name in "xyz"}
     assert windows.probabilities == {name: pytest.approx(p / sum(means.values())) for name, p in means.items()}
     with pytest.raises(DataError, match="text 2: expected at most 7 tokens, found 18"):
         answers.classify(["tree", long], too_long="refuse")
     with pytest.raises(ConfigError, match="too_long: expected 'truncate', 'window' or 'refuse', found 'cut'"):
-        check_too_long("cut", "truncate", "window", "refuse")
+        check_long_text_policy("cut", "truncate", "window", "refuse")
 
 
 def test_scores_count_what_was_found() -> None:
-    found = [Classified(label, 1.0, {}, 0, 1) for label in "xxyz"]
+    found = [ClassPrediction(label, 1.0, {}, 0, 1) for label in "xxyz"]
     known = Pairs(["", "", "", ""], ["x", "y", "y", "y"], "here")
-    scores = scored(found, known.target, known, ("x", "y", "z", "never"))
+    scores = evaluate_predictions(found, known.target, known, ("x", "y", "z", "never"))
     assert (scores.accuracy, scores.n) == (50.0, 4)
     assert {label: tuple(each) for label, each in scores.classes} == {
         "x": (1, 1.0, 0.5),
@@ -136,15 +140,15 @@ def test_scores_count_what_was_found() -> None:
         "z": (0, 0.0, 0.0),
     }
     with pytest.raises(DataError, match="line 1: expected one of the classes 'y', found 'x'"):
-        scored(found, known.target, known, ("y",))
+        evaluate_predictions(found, known.target, known, ("y",))
 
 
 def test_vectors_are_means_of_real_tokens_in_batches_as_alone() -> None:
     model = classifier().model
-    embedder = Embedder(model, WORD_LEVEL, Reading(batch_tokens=10))
-    vectors = embedder.embed(TEXTS, normalise=False)
+    embedder = Embedder(model, WORD_LEVEL, TextInferenceConfig(batch_tokens=10))
+    vectors = embedder.embed(TEXTS, normalize=False)
     for text, vector in zip(TEXTS, vectors, strict=True):
-        row = Sequences.pad([[EOS, *WORD_LEVEL.encode(text)]])
+        row = PaddedSequences.pad([[EOS, *WORD_LEVEL.encode(text)]])
         with torch.no_grad():
             expected = model.eval().encode(row)[0].mean(0)
         assert torch.allclose(torch.from_numpy(vector).double(), expected, atol=1e-6)
@@ -156,13 +160,13 @@ def test_vectors_are_means_of_real_tokens_in_batches_as_alone() -> None:
 def test_the_vector_of_windows_is_the_mean_over_the_tokens_of_all() -> None:
     model, long = classifier().model, " ".join(["tree sky red"] * 6)
     embedder = Embedder(model, WORD_LEVEL)
-    cut, windows = (embedder.embedded(["tree", long], normalise=False, too_long=each) for each in ("truncate", "window"))
-    assert (cut.n_left_out, cut.windows, cut.n_longer) == ([0, 11], [1, 1], 1)
-    assert (windows.n_left_out, windows.windows, windows.n_longer) == ([0, 0], [1, 3], 1)
-    assert torch.equal(cut.vectors[0], windows.vectors[0]) and np.array_equal(cut.vectors, embedder.embed(["tree", long], normalise=False))
+    cut, windows = (embedder.embed_with_details(["tree", long], normalize=False, too_long=each) for each in ("truncate", "window"))
+    assert (cut.n_dropped_tokens, cut.windows, cut.n_too_long) == ([0, 11], [1, 1], 1)
+    assert (windows.n_dropped_tokens, windows.windows, windows.n_too_long) == ([0, 0], [1, 3], 1)
+    assert torch.equal(cut.vectors[0], windows.vectors[0]) and np.array_equal(cut.vectors, embedder.embed(["tree", long], normalize=False))
     row = WORD_LEVEL.encode(long)
     with torch.no_grad():
-        states = [model.eval().encode(Sequences.pad([[EOS, *row[i : i + 7]]]))[0] for i in (0, 7, 14)]
+        states = [model.eval().encode(PaddedSequences.pad([[EOS, *row[i : i + 7]]]))[0] for i in (0, 7, 14)]
     assert torch.allclose(windows.vectors[1].double(), torch.cat(states).mean(0), atol=1e-6)
     with pytest.raises(DataError, match="text 2: expected at most 7 tokens, found 18"):
         embedder.embed(["tree", long], too_long="refuse")

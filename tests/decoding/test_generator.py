@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from tests.decoding.models import LETTERS, letter_tokenizers
-from transom.config.decoding import Sampling
-from transom.config.model import Model
-from transom.data.batch import LanguageBatch, Sequences
-from transom.data.tokenizer.special import EOS, PAD, SOS, UNK
-from transom.decoding.predictors.generator import Generator, _sure
-from transom.decoding.predictors.scores import bits_per_byte, perplexity
+from transom.config.decoding import SamplingConfig
+from transom.config.model import AnyModel
+from transom.data.batch import LanguageBatch, PaddedSequences
+from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, UNK
+from transom.decoding.predictors.generator import Generator, _settled_length
+from transom.decoding.predictors.likelihood import bits_per_byte, perplexity
 from transom.errors import ConfigError, DataError
+from transom.models.base import LanguageModel
 from transom.models.build import build_model
-from transom.models.network import LanguageNetwork
 
 TOKENIZER = letter_tokenizers().source
 MOST = 24
 
 
-def tiny_decoder(seed: int = 1, **fields: Any) -> LanguageNetwork:
+def tiny_decoder(seed: int = 1, **fields: Any) -> LanguageModel:
     """Build a character language model with weights scaled up from initialization, so that its outputs vary."""
     torch.manual_seed(seed)
-    size = {"d_model": 16, "n_layers": 2, "max_seq_len": MOST, "vocab_size": TOKENIZER.vocab_size, "tie": False}
+    size = {"d_model": 16, "n_layers": 2, "max_seq_len": MOST, "vocab_size": TOKENIZER.vocab_size, "tie_embeddings": False}
     own = {} if "kind" in fields else {"kind": "decoder", "n_heads": 4, "d_ff": 24}
-    model = build_model(TypeAdapter(Model).validate_python(size | own | fields))
-    assert isinstance(model, LanguageNetwork)
+    model = build_model(TypeAdapter(AnyModel).validate_python(size | own | fields))
+    assert isinstance(model, LanguageModel)
     with torch.no_grad():
         for matrix in (p for p in model.get_submodule("decoder").parameters() if p.dim() == 2):
             matrix *= 2
@@ -39,17 +39,17 @@ def tiny_decoder(seed: int = 1, **fields: Any) -> LanguageNetwork:
 
 
 MODEL = tiny_decoder()
-GENERATOR = Generator(MODEL, TOKENIZER, Sampling(max_new_tokens=12))
+GENERATOR = Generator(MODEL, TOKENIZER, SamplingConfig(max_new_tokens=12))
 PROMPTS = ["abc", "", "hgfe d", "abc", "c"]
 
 
 @torch.inference_mode()
-def greedily(model: LanguageNetwork, prompt: str, n: int) -> str:
+def greedily(model: LanguageModel, prompt: str, n: int) -> str:
     """Continue a text by full forward passes, without a cache."""
     tokens = [EOS, *TOKENIZER.encode(prompt)]
     new: list[int] = []
     while len(new) < n:
-        text = Sequences.pad([tokens + new])
+        text = PaddedSequences.pad([tokens + new])
         logits = model(LanguageBatch(text, text.tokens, (0,)))[0, -1]
         logits[[PAD, SOS, UNK]] = -math.inf
         token = int(logits.argmax())
@@ -95,14 +95,14 @@ def test_pieces_of_a_stream_are_the_text(prompt: str, seed: int, stop: tuple[str
     pieces = list(GENERATOR.stream(prompt, seed=seed, stop=stop, max_new_tokens=n))
     assert "".join(pieces) == whole.text and all(pieces)
     assert not any(text in whole.text for text in stop)
-    assert {"stop": bool(stop), "length": whole.n_tokens == n, "end": True}[whole.ended]
+    assert {"stop": bool(stop), "length": whole.n_tokens == n, "end": True}[whole.finish_reason]
     assert whole.n_tokens <= n and len(whole.text) <= whole.n_tokens
 
 
 def test_a_text_that_outgrows_the_model_goes_on_from_its_last_half() -> None:
-    never = Generator(MODEL, TOKENIZER, Sampling(max_new_tokens=50, min_new_tokens=49))
+    never = Generator(MODEL, TOKENIZER, SamplingConfig(max_new_tokens=50, min_new_tokens=49))
     (long,) = never.continuations(["abcd"])[0]
-    assert long.n_tokens == 50 and long.ended == "length" and long.windows == math.ceil((50 - (MOST - 5)) / (MOST // 2))
+    assert long.n_tokens == 50 and long.finish_reason == "length" and long.windows == math.ceil((50 - (MOST - 5)) / (MOST // 2))
     (first,) = never.continuations(["abcd"], max_new_tokens=MOST - 5, min_new_tokens=MOST - 6)[0]
     assert long.text.startswith(first.text) and first.windows == 0
     (far,) = never.continuations(["abcd" * 20], max_new_tokens=5, min_new_tokens=4)[0]
@@ -155,7 +155,7 @@ def log_p(text: str, overlap: int) -> float:
     tokens, total = [EOS, *TOKENIZER.encode(text), EOS], 0.0
     for place in range(1, len(tokens)):
         start = max(0, (place - 1 - overlap) // (MOST - overlap)) * (MOST - overlap)
-        seen = Sequences.pad([tokens[start:place]])
+        seen = PaddedSequences.pad([tokens[start:place]])
         total += float(MODEL(LanguageBatch(seen, seen.tokens, (0,)))[0, -1].log_softmax(-1)[tokens[place]])
     return total
 
@@ -166,20 +166,20 @@ def test_scores_are_sums_over_tokens(overlap: int) -> None:
     scores = GENERATOR.score(texts, overlap, batch_tokens=50)
     for text, score in zip(texts, scores, strict=True):
         assert score.log_p == pytest.approx(log_p(text, overlap), abs=1e-9)
-        assert (score.n_tokens, score.n_bytes, score.n_left_out) == (len(text) + 1, len(text.encode()), 0)
+        assert (score.n_tokens, score.n_bytes, score.n_dropped_tokens) == (len(text) + 1, len(text.encode()), 0)
     assert perplexity(scores) == pytest.approx(math.exp(-sum(s.log_p for s in scores) / sum(s.n_tokens for s in scores)))
     assert bits_per_byte(scores) == pytest.approx(-sum(s.log_p for s in scores) / math.log(2) / sum(len(text) for text in texts))
 
 
 def test_what_is_not_read_is_counted() -> None:
     told: list[tuple[int, int]] = []
-    (short, long) = GENERATOR.score(["abc", "abcdefgh" * 9], too_long="truncate", tell=lambda done, all_: told.append((done, all_)))
+    (short, long) = GENERATOR.score(["abc", "abcdefgh" * 9], too_long="truncate", notify=lambda done, all_: told.append((done, all_)))
     assert told[-1] == (4 + MOST, 4 + MOST)
-    assert (short.n_left_out, long.n_left_out) == (0, 73 - MOST)
+    assert (short.n_dropped_tokens, long.n_dropped_tokens) == (0, 73 - MOST)
     assert long.n_tokens == long.n_bytes == MOST
     (whole,) = GENERATOR.score(["abcdefgh" * 9])
     tokens = [EOS, *TOKENIZER.encode("abcdefgh" * 9)]
-    text = Sequences.pad([tokens[:MOST]])
+    text = PaddedSequences.pad([tokens[:MOST]])
     with torch.inference_mode():
         log_ps = MODEL(LanguageBatch(text, text.tokens, (0,)))[0].log_softmax(-1)
     assert long.log_p == pytest.approx(sum(float(row[token]) for row, token in zip(log_ps, tokens[1:], strict=False)))
@@ -198,11 +198,11 @@ def test_a_stop_text_is_seen_across_windows_and_behind_the_prompt() -> None:
     for place in range(14, 26):  # around the first window's end, behind 19 tokens
         stop = free.text[place : place + 6]
         (cut,) = GENERATOR.continuations(["abcd"], max_new_tokens=60, min_new_tokens=59, stop=[stop])[0]
-        assert cut.text == free.text[: free.text.index(stop)] and cut.n_tokens == len(cut.text) + 6 and cut.ended == "stop"
+        assert cut.text == free.text[: free.text.index(stop)] and cut.n_tokens == len(cut.text) + 6 and cut.finish_reason == "stop"
 
 
 def test_only_what_cannot_change_is_sure() -> None:
-    assert _sure("caf\N{REPLACEMENT CHARACTER}", ()) == 3
-    assert _sure("one, t", ("two",)) == 5
-    assert _sure("one, two", ("two", "wo")) == 5
-    assert _sure("one", ()) == 3
+    assert _settled_length("caf\N{REPLACEMENT CHARACTER}", ()) == 3
+    assert _settled_length("one, t", ("two",)) == 5
+    assert _settled_length("one, two", ("two", "wo")) == 5
+    assert _settled_length("one", ()) == 3

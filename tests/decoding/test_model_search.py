@@ -9,35 +9,35 @@ from hypothesis import strategies as st
 
 from tests.decoding.models import Uncached, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS, slow_beam, slow_greedy
-from transom.data.batch import Sequences
-from transom.decoding.search.beam import Beam
-from transom.decoding.search.greedy import Greedy
-from transom.decoding.search.loop import Forbid, Search, search
-from transom.decoding.search.roles import Hypothesis, Limits, Strategy
-from transom.models.network import Seq2SeqNetwork
+from transom.data.batch import PaddedSequences
+from transom.decoding.search.beam import BeamSearch
+from transom.decoding.search.greedy import GreedySearch
+from transom.decoding.search.interfaces import Hypothesis, LengthLimits, Strategy
+from transom.decoding.search.loop import SearchRequest, SuppressTokens, search
+from transom.models.base import Seq2SeqModel
 
 VOCAB = 9
 MODELS: list[dict[str, object]] = [
     {},
     {"norm_placement": "pre"},
     {"d_head": 3, "d_value": 5},
-    {"attention": {"output": False}},
+    {"attention": {"output_projection": False}},
     *({"kind": "recurrent-seq2seq", "cell": "lstm", "attention": attention} for attention in ("none", "additive", "luong")),
     {"kind": "recurrent-seq2seq", "cell": "gru", "attention": {"kind": "luong", "input_feeding": False}},
 ]
 SOURCES = [[3, 4, 5, 6, 2], [7, 2], [8, 8, 3, 2], [5, 2], [4, 6, 7, 8, 3, 3, 2]]
 
 
-def run(model: Seq2SeqNetwork, strategy: Strategy, sources: list[list[int]], longest: int = 7) -> list[list[Hypothesis]]:
-    limits = Limits(torch.zeros(len(sources), dtype=torch.long), torch.tensor([longest - i % 2 for i in range(len(sources))]))
-    return search(model, Search(Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))]))
+def run(model: Seq2SeqModel, strategy: Strategy, sources: list[list[int]], max_length: int = 7) -> list[list[Hypothesis]]:
+    limits = LengthLimits(torch.zeros(len(sources), dtype=torch.long), torch.tensor([max_length - i % 2 for i in range(len(sources))]))
+    return search(model, SearchRequest(PaddedSequences.pad(sources), strategy, limits, SOS, EOS, [SuppressTokens(torch.tensor(FORBIDDEN))]))
 
 
 @pytest.mark.parametrize("fields", MODELS)
 def test_cached_batched_padded_beam_equals_a_slow_beam_alone(fields: dict[str, object]) -> None:
     model = tiny_model(VOCAB, **fields)
     lengths = set()
-    for i, ours in enumerate(run(model, Beam(EOS, 3, 3, 0.0), SOURCES)):
+    for i, ours in enumerate(run(model, BeamSearch(EOS, 3, 3, 0.0), SOURCES)):
         theirs = slow_beam(Uncached(model), tuple(SOURCES[i]), 3, 0, 7 - i % 2, 0.0)[:3]
         assert [h.tokens for h in ours] == [h.tokens for h in theirs]
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-9)
@@ -48,7 +48,7 @@ def test_cached_batched_padded_beam_equals_a_slow_beam_alone(fields: dict[str, o
 @pytest.mark.parametrize("fields", MODELS)
 def test_cached_batched_padded_greedy_equals_a_slow_greedy_alone(fields: dict[str, object]) -> None:
     model = tiny_model(VOCAB, **fields)
-    for i, [ours] in enumerate(run(model, Greedy(EOS), SOURCES)):
+    for i, [ours] in enumerate(run(model, GreedySearch(EOS), SOURCES)):
         theirs = slow_greedy(Uncached(model), tuple(SOURCES[i]), 0, 7 - i % 2, 0.0)
         assert ours.tokens == theirs.tokens
         assert ours.log_p == pytest.approx(theirs.log_p, abs=1e-9)
@@ -58,7 +58,7 @@ def test_cached_batched_padded_greedy_equals_a_slow_greedy_alone(fields: dict[st
 @given(
     st.integers(0, 10**4),
     st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=8).map(lambda row: [*row, EOS]), min_size=2, max_size=4),
-    st.sampled_from([Greedy(EOS), Beam(EOS, 4, 2, 1.0)]),
+    st.sampled_from([GreedySearch(EOS), BeamSearch(EOS, 4, 2, 1.0)]),
 )
 def test_company_changes_no_answer(seed: int, sources: list[list[int]], strategy: Strategy) -> None:
     model = tiny_model(VOCAB, seed)
@@ -73,8 +73,8 @@ def test_in_float32_answers_differ_only_where_two_are_as_good(record_property: C
     model = tiny_model(VOCAB, dtype=torch.float32)
     draw = torch.Generator().manual_seed(1)
     sources = [[*torch.randint(3, VOCAB, (1 + i % 7,), generator=draw).tolist(), EOS] for i in range(40)]
-    together = run(model, Beam(EOS, 3, 1, 0.6), sources, 8)
-    alone = [run(model, Beam(EOS, 3, 1, 0.6), [source], 8 - i % 2)[0] for i, source in enumerate(sources)]
+    together = run(model, BeamSearch(EOS, 3, 1, 0.6), sources, 8)
+    alone = [run(model, BeamSearch(EOS, 3, 1, 0.6), [source], 8 - i % 2)[0] for i, source in enumerate(sources)]
     differing = [(a, b) for [a], [b] in zip(together, alone, strict=True) if a.tokens != b.tokens]
     record_property("differing", len(differing))
     assert len(differing) < len(sources) / 4
@@ -84,6 +84,6 @@ def test_in_float32_answers_differ_only_where_two_are_as_good(record_property: C
 
 def test_cross_attention_keys_are_kept_once_a_source() -> None:
     model = tiny_model(VOCAB)
-    cache = model.start(model.encode(Sequences.pad(SOURCES)), 4, 9)
+    cache = model.start(model.encode(PaddedSequences.pad(SOURCES)), 4, 9)
     assert all(len(memory.k) == len(SOURCES) for memory in cache.memories)
     assert cache.blocks[0].read().k.shape[0] == 4 * len(SOURCES)

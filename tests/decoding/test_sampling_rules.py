@@ -21,18 +21,18 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from transom.config.decoding import Sampling
+from transom.config.decoding import SamplingConfig
 from transom.decoding.search import sampling
 from transom.decoding.search.sampling import (
-    draw,
+    apply_count_penalties,
+    apply_repetition_penalty,
+    apply_temperature,
     keep_min_p,
     keep_top_k,
     keep_top_p,
     keep_typical,
-    penalise_counts,
-    penalise_repetition,
+    sample_inverse_cdf,
     warp,
-    with_temperature,
 )
 
 NEVER = float("-inf")
@@ -65,8 +65,8 @@ IDS = torch.tensor([[3, 3, 5], [0, 4, 2], [6, 6, 6]])
 SEEN = torch.zeros(3, 1000, dtype=torch.bool).scatter_(1, IDS, True)
 
 PEERS: dict[str, tuple[Rule, Any]] = {
-    "temperature 0.3": (lambda x: with_temperature(x, 0.3), TemperatureLogitsWarper(0.3)),
-    "temperature 4": (lambda x: with_temperature(x, 4.0), TemperatureLogitsWarper(4.0)),
+    "temperature 0.3": (lambda x: apply_temperature(x, 0.3), TemperatureLogitsWarper(0.3)),
+    "temperature 4": (lambda x: apply_temperature(x, 4.0), TemperatureLogitsWarper(4.0)),
     "top-k 1": (lambda x: keep_top_k(x, 1), TopKLogitsWarper(1)),
     "top-k 5": (lambda x: keep_top_k(x, 5), TopKLogitsWarper(5)),
     "top-k of more than there are": (lambda x: keep_top_k(x, 5000), TopKLogitsWarper(5000)),
@@ -79,8 +79,8 @@ PEERS: dict[str, tuple[Rule, Any]] = {
     "typical 0.1": (lambda x: keep_typical(x, 0.1), TypicalLogitsWarper(0.1)),
     "typical 0.7": (lambda x: keep_typical(x, 0.7), TypicalLogitsWarper(0.7)),
     "typical 0.9999": (lambda x: keep_typical(x, 0.9999), TypicalLogitsWarper(0.9999)),
-    "repetition 1.3": (lambda x: penalise_repetition(x, SEEN[:, : x.shape[1]], 1.3), RepetitionPenaltyLogitsProcessor(1.3)),
-    "repetition 0.7": (lambda x: penalise_repetition(x, SEEN[:, : x.shape[1]], 0.7), RepetitionPenaltyLogitsProcessor(0.7)),
+    "repetition 1.3": (lambda x: apply_repetition_penalty(x, SEEN[:, : x.shape[1]], 1.3), RepetitionPenaltyLogitsProcessor(1.3)),
+    "repetition 0.7": (lambda x: apply_repetition_penalty(x, SEEN[:, : x.shape[1]], 0.7), RepetitionPenaltyLogitsProcessor(0.7)),
 }
 
 
@@ -109,10 +109,10 @@ def test_rules_apply_in_the_order_of_the_transformers_library() -> None:
     ):
         expected = warper(IDS, expected)
         sizes.append(int((expected > NEVER).sum()))
-    found = warp(log_p, Sampling(temperature=0.5, top_k=60, top_p=0.9, min_p=0.1, typical_p=0.6))
+    found = warp(log_p, SamplingConfig(temperature=0.5, top_k=60, top_p=0.9, min_p=0.1, typical_p=0.6))
     assert torch.allclose(found.softmax(1), expected.softmax(1), **DOUBLE)
     assert sizes == sorted(set(sizes), reverse=True)  # each rule takes something away
-    turned = keep_top_k(with_temperature(keep_typical(keep_min_p(keep_top_p(log_p, 0.9), 0.1), 0.6), 0.5), 60)
+    turned = keep_top_k(apply_temperature(keep_typical(keep_min_p(keep_top_p(log_p, 0.9), 0.1), 0.6), 0.5), 60)
     assert not torch.equal(turned > NEVER, found > NEVER)
 
 
@@ -157,15 +157,15 @@ def test_typical_tokens_are_nearest_the_entropy(weights: list[int], number: int)
 
 def test_rules_by_hand() -> None:
     log_p = log_of(0.5, 0.25, 0.0, 0.125, 0.125)
-    assert with_temperature(log_p, 0.5).exp().tolist() == [pytest.approx([16 / 22, 4 / 22, 0, 1 / 22, 1 / 22])]
+    assert apply_temperature(log_p, 0.5).exp().tolist() == [pytest.approx([16 / 22, 4 / 22, 0, 1 / 22, 1 / 22])]
     assert keep_top_k(log_p, 2).exp().tolist() == [pytest.approx([2 / 3, 1 / 3, 0, 0, 0])]
     assert kept(keep_top_k(log_p, 3)) == [0, 1, 3, 4]  # equals stay together
     assert keep_top_p(log_p, 0.6).exp().tolist() == [pytest.approx([2 / 3, 1 / 3, 0, 0, 0])]
     assert keep_min_p(log_p, 0.4).exp().tolist() == [pytest.approx([2 / 3, 1 / 3, 0, 0, 0])]
     assert keep_typical(log_p, 0.2).exp().tolist() == [pytest.approx([0, 1, 0, 0, 0])]  # H = 1.75 bits; surprises 1, 2, 3, 3
     seen, counts = torch.tensor([[True, False, True, True, False]]), torch.tensor([[2, 0, 1, 1, 0]])
-    assert penalise_repetition(log_p, seen, 2.0).exp().tolist() == [pytest.approx([0.25, 0.25, 0, 1 / 64, 0.125])]
-    penalised = penalise_counts(log_p, counts, 0.3, 0.2)
+    assert apply_repetition_penalty(log_p, seen, 2.0).exp().tolist() == [pytest.approx([0.25, 0.25, 0, 1 / 64, 0.125])]
+    penalised = apply_count_penalties(log_p, counts, 0.3, 0.2)
     assert (penalised - log_p)[0, [0, 1, 3, 4]].tolist() == pytest.approx([-0.8, 0, -0.5, 0])
     assert penalised[0, 2] == NEVER
 
@@ -192,10 +192,10 @@ limits_of_rules = st.fixed_dictionaries(
 @given(rows, limits_of_rules, st.floats(0, BELOW_ONE))
 def test_something_survives_and_nothing_forbidden_does(row: list[float], rules: dict[str, Any], noise: float) -> None:
     log_p = torch.tensor([row], dtype=torch.float64).log_softmax(1)
-    found = warp(log_p, Sampling(**rules))
+    found = warp(log_p, SamplingConfig(**rules))
     assert set(kept(found)) <= set(kept(log_p))
     assert found.exp().sum().item() == pytest.approx(1.0)
-    assert draw(found, torch.tensor([noise], dtype=torch.float64)).item() in kept(found)
+    assert sample_inverse_cdf(found, torch.tensor([noise], dtype=torch.float64)).item() in kept(found)
 
 
 @settings(max_examples=200)
@@ -216,7 +216,7 @@ def test_a_nucleus_is_the_same_wherever_it_is_looked_for(seed: int, mass: float,
     for rule in (keep_top_p, keep_typical):
         found = rule(log_p, mass)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampling, "FEW", 1000)
+            patch.setattr(sampling, "INITIAL_CANDIDATES", 1000)
             assert torch.equal(rule(log_p, mass), found)
         assert torch.equal(torch.cat([rule(row[None], mass) for row in log_p]), found)
 
@@ -228,7 +228,7 @@ def test_draws_invert_the_cumulative_distribution(weights: list[int], number: in
     assume(weights[token])
     noise = (sum(weights[:token]) + within * weights[token]) / sum(weights)
     log_p = log_of(*(w / sum(weights) for w in weights))
-    assert draw(log_p, torch.tensor([noise], dtype=torch.float64)).item() == token
+    assert sample_inverse_cdf(log_p, torch.tensor([noise], dtype=torch.float64)).item() == token
 
 
 @settings(max_examples=200)
@@ -237,7 +237,7 @@ def test_what_has_no_probability_is_never_drawn(row: list[float], place: int) ->
     log_p = torch.tensor([[NEVER, *row, NEVER]], dtype=torch.float64).log_softmax(1)
     edge = log_p.exp().cumsum(1)[0, place % log_p.shape[1]].item()
     for noise in (0.0, 5e-324, math.nextafter(edge, 0), edge, math.nextafter(edge, 2), BELOW_ONE):
-        assert draw(log_p, torch.tensor([min(noise, BELOW_ONE)], dtype=torch.float64)).item() in kept(log_p)
+        assert sample_inverse_cdf(log_p, torch.tensor([min(noise, BELOW_ONE)], dtype=torch.float64)).item() in kept(log_p)
 
 
 @pytest.mark.parametrize(
@@ -248,11 +248,11 @@ def test_nor_is_it_where_sums_are_rounded_in_another_order(
 ) -> None:
     monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: torch.tensor([sums], dtype=torch.float64))  # as a parallel device may
     noise = 0.5 if token == 2 else BELOW_ONE
-    assert draw(log_of(*p), torch.tensor([noise], dtype=torch.float64)).item() == token
+    assert sample_inverse_cdf(log_of(*p), torch.tensor([noise], dtype=torch.float64)).item() == token
 
 
 def test_settings_are_checked() -> None:
-    assert Sampling.model_validate({"stop": ["\n", "Q:"], "top_p": "none", "temperature": 0}).stop == ("\n", "Q:")
+    assert SamplingConfig.model_validate({"stop": ["\n", "Q:"], "top_p": "none", "temperature": 0}).stop == ("\n", "Q:")
     for wrong in (
         {"temperature": -0.1},
         {"temperature": math.inf},
@@ -272,4 +272,4 @@ def test_settings_are_checked() -> None:
         {"top": 3},
     ):
         with pytest.raises(ValidationError):
-            Sampling.model_validate(wrong)
+            SamplingConfig.model_validate(wrong)

@@ -6,19 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoding.tables import EOS, FORBIDDEN, SOS, Table, every_hypothesis, slow_beam, slow_greedy
-from transom.data.batch import Sequences
+from transom.data.batch import PaddedSequences
 from transom.decoding.search import loop
-from transom.decoding.search.beam import Beam
-from transom.decoding.search.greedy import Greedy
-from transom.decoding.search.loop import Forbid, Search, search
-from transom.decoding.search.roles import Hypothesis, Limits, Strategy
+from transom.decoding.search.beam import BeamSearch
+from transom.decoding.search.greedy import GreedySearch
+from transom.decoding.search.interfaces import Hypothesis, LengthLimits, Strategy
+from transom.decoding.search.loop import SearchRequest, SuppressTokens, search
 
 Bounds = list[tuple[int, int]]
 
 
 def run(table: Table, strategy: Strategy, sources: list[list[int]], bounds: Bounds) -> list[list[Hypothesis]]:
-    limits = Limits(torch.tensor([low for low, _ in bounds]), torch.tensor([high for _, high in bounds]))
-    return search(table, Search(Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))]))
+    limits = LengthLimits(torch.tensor([low for low, _ in bounds]), torch.tensor([high for _, high in bounds]))
+    return search(table, SearchRequest(PaddedSequences.pad(sources), strategy, limits, SOS, EOS, [SuppressTokens(torch.tensor(FORBIDDEN))]))
 
 
 def same(ours: list[Hypothesis], theirs: list[Hypothesis]) -> None:
@@ -40,9 +40,9 @@ def test_beam_equals_a_slow_beam_that_never_stops_early(
     seed: int, rows: list[tuple[list[int], tuple[int, int]]], n_beams: int, n_best: int, alpha: float, sharpness: float, n_symbols: int
 ) -> None:
     table = Table(n_symbols, seed, sharpness)
-    found = run(table, Beam(EOS, n_beams, n_best, alpha), [source for source, _ in rows], [b for _, b in rows])
-    for ours, (source, (shortest, longest)) in zip(found, rows, strict=True):
-        same(ours, slow_beam(table, tuple(source), n_beams, shortest, longest, alpha)[:n_best])
+    found = run(table, BeamSearch(EOS, n_beams, n_best, alpha), [source for source, _ in rows], [b for _, b in rows])
+    for ours, (source, (min_length, max_length)) in zip(found, rows, strict=True):
+        same(ours, slow_beam(table, tuple(source), n_beams, min_length, max_length, alpha)[:n_best])
 
 
 @settings(max_examples=30)
@@ -52,22 +52,22 @@ def test_a_beam_as_wide_as_the_space_equals_exhaustive_search(
 ) -> None:
     table = Table(5, seed, sharpness)
     sources = [[3 + i] for i in range(len(limits))]
-    found = run(table, Beam(EOS, 64, n_best, alpha), sources, limits)
-    for ours, source, (shortest, longest) in zip(found, sources, limits, strict=True):
-        same(ours, every_hypothesis(table, tuple(source), shortest, longest, alpha)[:n_best])
+    found = run(table, BeamSearch(EOS, 64, n_best, alpha), sources, limits)
+    for ours, source, (min_length, max_length) in zip(found, sources, limits, strict=True):
+        same(ours, every_hypothesis(table, tuple(source), min_length, max_length, alpha)[:n_best])
 
 
 @settings(max_examples=40)
 @given(seeds, batches, alphas, sharpnesses)
 def test_greedy_equals_a_slow_greedy(seed: int, rows: list[tuple[list[int], tuple[int, int]]], alpha: float, sharpness: float) -> None:
     table = Table(6, seed, sharpness)
-    found = run(table, Greedy(EOS, alpha), [source for source, _ in rows], [b for _, b in rows])
-    for ours, (source, (shortest, longest)) in zip(found, rows, strict=True):
-        same(ours, [slow_greedy(table, tuple(source), shortest, longest, alpha)])
+    found = run(table, GreedySearch(EOS, alpha), [source for source, _ in rows], [b for _, b in rows])
+    for ours, (source, (min_length, max_length)) in zip(found, rows, strict=True):
+        same(ours, [slow_greedy(table, tuple(source), min_length, max_length, alpha)])
 
 
 @settings(max_examples=20)
-@given(seeds, batches, st.sampled_from([Greedy(EOS, 0.6), Beam(EOS, 3, 2, 0.6)]))
+@given(seeds, batches, st.sampled_from([GreedySearch(EOS, 0.6), BeamSearch(EOS, 3, 2, 0.6)]))
 def test_a_source_gets_the_same_answer_alone_and_in_company(
     seed: int, rows: list[tuple[list[int], tuple[int, int]]], strategy: Strategy
 ) -> None:
@@ -76,12 +76,12 @@ def test_a_source_gets_the_same_answer_alone_and_in_company(
     assert together == [run(table, strategy, [source], [b])[0] for source, b in rows]
 
 
-@pytest.mark.parametrize("strategy", [Greedy(EOS, 0.6), Beam(EOS, 3, 2, 0.6)])
+@pytest.mark.parametrize("strategy", [GreedySearch(EOS, 0.6), BeamSearch(EOS, 3, 2, 0.6)])
 def test_when_done_sources_are_dropped_changes_nothing(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     sources, bounds = [[3 + i, 4] for i in range(12)], [(i % 3, 4 + i) for i in range(12)]
     found = []
     for share in (0.0, 0.25, 1.0):
-        monkeypatch.setattr(loop, "DROP_SHARE", share)
+        monkeypatch.setattr(loop, "DROP_FRACTION", share)
         found.append(run(Table(6, 5, dtype=torch.float32), strategy, sources, bounds))
     assert found[0] == found[1] == found[2]
 
@@ -98,7 +98,7 @@ class Cliff(Table):
 def test_search_goes_on_while_a_better_hypothesis_can_come() -> None:
     table = Cliff(5, 0)
     best = every_hypothesis(table, (3,), 0, 9, 1.0)[0]
-    [[ours]] = run(table, Beam(EOS, 2, 1, 1.0), [[3]], [(0, 9)])
+    [[ours]] = run(table, BeamSearch(EOS, 2, 1, 1.0), [[3]], [(0, 9)])
     assert best.tokens == (3,) * 6
     same([ours], [best])
 
@@ -109,7 +109,7 @@ def test_search_stops_as_soon_as_nothing_better_can_come() -> None:
             return torch.tensor([-50.0, -50.0, 50.0 if len(prefix) == 2 else -50.0, 0.0, -50.0], dtype=torch.float64)
 
     table = Sure(5, 0)
-    [[ours]] = run(table, Beam(EOS, 4, 1, 0.6), [[3]], [(0, 200)])
+    [[ours]] = run(table, BeamSearch(EOS, 4, 1, 0.6), [[3]], [(0, 200)])
     assert (ours.tokens, table.n_steps) == ((3, 3), 3)
 
 
@@ -119,7 +119,7 @@ def test_done_sources_leave_the_batch() -> None:
             return torch.tensor([-50.0, -50.0, 50.0 if len(prefix) == len(source) else -50.0, 0.0, -50.0], dtype=torch.float64)
 
     sources = [[3] * length for length in (8, 1, 4, 2)]
-    for strategy in (Greedy(EOS), Beam(EOS, 3)):
+    for strategy in (GreedySearch(EOS), BeamSearch(EOS, 3)):
         table = AsLongAsTheSource(5, 0)
         found = run(table, strategy, sources, [(0, 20)] * 4)
         assert [h.tokens for [h] in found] == [tuple(source) for source in sources]
@@ -128,12 +128,12 @@ def test_done_sources_leave_the_batch() -> None:
 
 
 def test_n_best_holds_no_more_than_there_is() -> None:
-    [found] = run(Table(4, 1), Beam(EOS, 4, 4, 0.6), [[3]], [(0, 2)])
+    [found] = run(Table(4, 1), BeamSearch(EOS, 4, 4, 0.6), [[3]], [(0, 2)])
     assert {h.tokens for h in found} == {(), (3,)}
 
 
 def test_log_p_of_what_is_allowed_does_not_change_under_limits() -> None:
     table = Table(6, 3)
-    [[free]] = run(table, Beam(EOS, 64, 1, 0.0), [[3]], [(0, 4)])
-    [[bound]] = run(table, Beam(EOS, 64, 1, 0.0), [[3]], [(len(free.tokens), len(free.tokens) + 1)])
+    [[free]] = run(table, BeamSearch(EOS, 64, 1, 0.0), [[3]], [(0, 4)])
+    [[bound]] = run(table, BeamSearch(EOS, 64, 1, 0.0), [[3]], [(len(free.tokens), len(free.tokens) + 1)])
     same([bound], [free])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from transom.config.decoding import Decoding
-from transom.decoding.inference import settled
+from transom.config.decoding import BeamSearchConfig
+from transom.decoding.inference import merge_options
 from transom.decoding.predictors import generator, translator
 from transom.errors import ConfigError
 
@@ -11,9 +11,9 @@ KNOWN = ("beam_size", "length_penalty", "batch_tokens")
 
 
 def test_options_take_the_place_of_settings() -> None:
-    recipe = Decoding(beam_size=3, length_penalty=0.7)
-    found = settled(recipe, {"beam_size": 2, "length_penalty": None, "batch_tokens": 9}, KNOWN)
-    assert found == Decoding(beam_size=2, length_penalty=0.7)
+    recipe = BeamSearchConfig(beam_size=3, length_penalty=0.7)
+    found = merge_options(recipe, {"beam_size": 2, "length_penalty": None, "batch_tokens": 9}, KNOWN)
+    assert found == BeamSearchConfig(beam_size=2, length_penalty=0.7)
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ def test_options_take_the_place_of_settings() -> None:
 )
 def test_what_does_not_fit_is_refused(options: dict[str, int], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        settled(Decoding(), options, KNOWN)
+        merge_options(BeamSearchConfig(), options, KNOWN)
 
 
 def test_every_setting_is_an_option_of_its_verb() -> None:
-    assert {"beam_size", "length_penalty", "min_length", "max_length"} <= set(translator.Options.__annotations__)
-    assert {"temperature", "top_k", "seed", "stop"} <= set(generator.Options.__annotations__)
+    assert {"beam_size", "length_penalty", "min_length", "max_length"} <= set(translator.TranslateOptions.__annotations__)
+    assert {"temperature", "top_k", "seed", "stop"} <= set(generator.GenerateOptions.__annotations__)

@@ -12,18 +12,18 @@ from tests.decoding.models import LETTERS, Uncached, letter_tokenizers, tiny_mod
 from tests.decoding.tables import EOS
 from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.decoding import Decoding
+from transom.config.decoding import BeamSearchConfig
 from transom.config.recipe import dump_recipe
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.inference import evaluating, unheard
-from transom.decoding.predictors.scores import PairScore, perplexity
+from transom.decoding.inference import eval_mode, ignore_progress
+from transom.decoding.predictors.likelihood import PairScore, perplexity
 from transom.decoding.predictors.translator import Translator, one_line
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.tasks.load import load
 from transom.tasks.translation.schema import TranslationRecipe
 
-SETTINGS = Decoding(beam_size=3, max_length=8)
+SETTINGS = BeamSearchConfig(beam_size=3, max_length=8)
 
 
 def translator(dtype: torch.dtype = torch.float64, letters: str = LETTERS, max_seq_len: int = 24, **fields: object) -> Translator:
@@ -69,7 +69,7 @@ def test_options_override_the_recipe_and_none_keeps_it() -> None:
     for [best] in t.n_best(["abc", "h"], 1, min_length=5, max_length=6):
         assert len(t.tokenizers.target.encode(best.text)) <= 5
     exact = t._settings(1, {"min_length": 5, "max_length": 6})
-    assert [len(h.tokens) for [h] in t._search_all([[5, 6], [7]], exact, 1, 100, unheard)] == [5, 5]
+    assert [len(h.tokens) for [h] in t._search_all([[5, 6], [7]], exact, 1, 100, ignore_progress)] == [5, 5]
     assert t.n_best(["abc"], 1, length_penalty=0.0)[0][0].score == t.n_best(["abc"], 1, length_penalty=0.0)[0][0].log_p
 
 
@@ -142,10 +142,10 @@ def test_a_broken_model_still_gives_a_line_for_each(beam_size: int) -> None:
 
 def test_progress_is_told_and_ends_at_all() -> None:
     told = []
-    translator().translate(["a", "bb", "", "ccc"], batch_tokens=4, tell=lambda done, all_: told.append((done, all_)))
+    translator().translate(["a", "bb", "", "ccc"], batch_tokens=4, notify=lambda done, all_: told.append((done, all_)))
     assert told == [(1, 3), (2, 3), (3, 3)]
     told.clear()
-    translator().score(["a", "bb", ""], ["c", "", "dd"], batch_tokens=4, tell=lambda done, all_: told.append((done, all_)))
+    translator().score(["a", "bb", ""], ["c", "", "dd"], batch_tokens=4, notify=lambda done, all_: told.append((done, all_)))
     assert len(told) > 1 and told[-1] == (3, 3) and told == sorted(told)
 
 
@@ -155,7 +155,7 @@ def test_a_model_in_training_is_read_without_dropout_and_goes_on_training() -> N
     t.model.train()
     assert (t.translate(["abc"]), t.score(["abc"], ["de"])) == expected
     assert t.model.training
-    with pytest.raises(KeyError), evaluating(t.model):
+    with pytest.raises(KeyError), eval_mode(t.model):
         raise KeyError
     assert t.model.training
 
@@ -218,7 +218,7 @@ def test_a_run_folder_loads_as_it_was_and_leaves_random_numbers_alone(folder: Pa
     torch.manual_seed(3)
     loaded = load(folder, precision="fp32")
     assert torch.equal(torch.rand(2), expected)
-    assert loaded.decoding == Decoding(beam_size=2, max_length=9)
+    assert loaded.decoding == BeamSearchConfig(beam_size=2, max_length=9)
     assert loaded.precision is not None and loaded.precision.dtype == torch.float32
     original = translator(torch.float32)
     assert loaded.translate(["abc", "h d"], max_length=8, beam_size=3) == original.translate(["abc", "h d"])
@@ -229,7 +229,7 @@ def test_a_run_folder_loads_as_it_was_and_leaves_random_numbers_alone(folder: Pa
 
 def test_loading_needs_no_recipe(folder: Path) -> None:
     (folder / RECIPE).unlink()
-    assert load(folder, precision="fp32").decoding == Decoding()
+    assert load(folder, precision="fp32").decoding == BeamSearchConfig()
     for lost in (RECIPE, "nowhere"):
         (folder / RECIPE).unlink(missing_ok=True)
         (folder / RECIPE).symlink_to(lost)

@@ -4,14 +4,14 @@ import ast
 import re
 
 from tests.size import ROOT
-from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
-from transom.config.depth import MixtureOfDepths
-from transom.config.mixture import Mixture
-from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
-from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
-from transom.config.vision import ConvolutionalNetwork, VisionTransformer
-from transom.data.tokenizer.special import NAMES
-from transom.inspection.names import sites
+from transom.config.components import NORM_PLACEMENTS, MultiHeadAttentionConfig, RmsNormConfig
+from transom.config.depth import MixtureOfDepthsConfig
+from transom.config.model import DecoderConfig, MaskedLMConfig, Seq2SeqConfig, TextClassifierConfig, TextEmbedderConfig
+from transom.config.moe import MoeConfig
+from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
+from transom.config.vision import ConvolutionalNetworkConfig, VisionTransformerConfig
+from transom.data.tokenizer.special_tokens import TOKEN_NAMES
+from transom.inspection.activation_sites import list_sites
 from transom.tasks.tagging.schema import TokenTaggerConfig
 
 PAGE = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
@@ -29,11 +29,20 @@ def names_in_first_column(title: str) -> set[str]:
 
 
 def test_sizes_are_the_schemas() -> None:
-    of_text = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TokenTaggerConfig, TextEmbedder, RecurrentSeq2Seq, RecurrentDecoder)
-    families = (*of_text, VisionTransformer, ConvolutionalNetwork)
+    of_text = (
+        Seq2SeqConfig,
+        DecoderConfig,
+        MaskedLMConfig,
+        TextClassifierConfig,
+        TokenTaggerConfig,
+        TextEmbedderConfig,
+        RecurrentSeq2SeqConfig,
+        RecurrentDecoderConfig,
+    )
+    families = (*of_text, VisionTransformerConfig, ConvolutionalNetworkConfig)
     fields = [field for family in families for field in family.model_fields.items()]
     numbers = {name for name, field in fields if isinstance(field.default, int | float) or field.default is None}
-    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie", "embedding_norm", "bidirectional"}
+    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie_embeddings", "embedding_norm", "bidirectional"}
 
 
 def test_axes_of_models_and_layers_are_on_the_page() -> None:
@@ -50,7 +59,7 @@ def test_axes_of_models_and_layers_are_on_the_page() -> None:
 
 def test_every_site_is_on_the_page_and_no_other() -> None:
     sizes = {"d_model": 8, "n_heads": 2, "d_ff": 8}
-    both_sides = Seq2Seq.model_validate(
+    both_sides = Seq2SeqConfig.model_validate(
         sizes | {"n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab_size": 5, "target_vocab_size": 5}
     )
     real = {
@@ -60,27 +69,27 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
             *(
                 family.model_validate(sizes | {"n_layers": 1, "vocab_size": 5} | more)
                 for family, more in (
-                    (Decoder, {}),
-                    (MaskedEncoder, {}),
-                    (TextClassifier, {"classes": ("a", "b")}),
+                    (DecoderConfig, {}),
+                    (MaskedLMConfig, {}),
+                    (TextClassifierConfig, {"classes": ("a", "b")}),
                     (TokenTaggerConfig, {"classes": ("a", "b")}),
-                    (TextEmbedder, {}),
+                    (TextEmbedderConfig, {}),
                 )
             ),
-            VisionTransformer.model_validate(sizes | {"n_layers": 1, "classes": ("a", "b"), "stem": "convolutional"}),
+            VisionTransformerConfig.model_validate(sizes | {"n_layers": 1, "classes": ("a", "b"), "stem": "convolutional"}),
         )
         for changes in (
-            *({"norm_placement": kind} for kind in PLACEMENTS),
-            {"attention": MultiHead(qk_norm=RmsNorm())},
-            {"feed_forward": Mixture(n_shared=1)},
-            {"depth": MixtureOfDepths(every=1)},
+            *({"norm_placement": kind} for kind in NORM_PLACEMENTS),
+            {"attention": MultiHeadAttentionConfig(qk_norm=RmsNormConfig())},
+            {"feed_forward": MoeConfig(n_shared_experts=1)},
+            {"depth": MixtureOfDepthsConfig(every=1)},
         )
-        for site in sites(config.model_copy(update=changes))
+        for site in list_sites(config.model_copy(update=changes))
     } | {
         site.address.replace(".0.", ".N.")
         for attention in ("additive", "luong")
-        for site in sites(
-            RecurrentSeq2Seq.model_validate({"d_model": 8, "source_vocab_size": 5, "target_vocab_size": 5, "attention": attention})
+        for site in list_sites(
+            RecurrentSeq2SeqConfig.model_validate({"d_model": 8, "source_vocab_size": 5, "target_vocab_size": 5, "attention": attention})
         )
     }
     named = set()
@@ -95,4 +104,4 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
 
 def test_special_symbols() -> None:
     rows = re.findall(r"\| `(\[\w+\])` \| (\d) \|", section("Special symbols"))
-    assert {int(number): name for name, number in rows} == NAMES
+    assert {int(number): name for name, number in rows} == TOKEN_NAMES

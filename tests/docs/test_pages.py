@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.agreement import test_bricks
+from tests.agreement import test_components
 from tests.size import ROOT
 from tests.test_architecture import ROOMS
-from transom.config import bricks
+from transom.config import components
 from transom.layers import norm
 
 
@@ -39,7 +39,7 @@ def test_files_that_are_named_exist(page: str) -> None:
     assert not missing
 
 
-def test_the_example_of_a_new_brick_has_the_size_that_is_told() -> None:
+def test_the_example_of_a_new_component_has_the_size_that_is_told() -> None:
     """CONTRIBUTING counts the lines of dynamic tanh: its classes with their registration, and every line elsewhere that names it."""
 
     def lines(thing: Any) -> int:
@@ -48,9 +48,9 @@ def test_the_example_of_a_new_brick_has_the_size_that_is_told() -> None:
     def naming(path: str) -> int:
         return len(re.findall(r"^.*(?:\bDynamicTanh\(|\"dyt\").*$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE))
 
-    schema, layer = lines(bricks.DynamicTanh), lines(norm.DynamicTanh)
+    schema, layer = lines(components.DynamicTanhConfig), lines(norm.DynamicTanh)
     tested = naming("tests/layers/test_gradients.py") + naming("tests/models/combinations.py")
-    counts = [schema, layer, lines(test_bricks.test_dynamic_tanh_is_its_formula), tested]
+    counts = [schema, layer, lines(test_components.test_dynamic_tanh_is_its_formula), tested]
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert [int(n) for n in re.findall(r"^\| `.*\| (\d+) \|$", text, re.MULTILINE)] == counts
     assert f"took, {schema + layer} lines beside its tests" in text

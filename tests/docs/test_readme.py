@@ -15,14 +15,14 @@ from tests.cli.test_language import TINY as TINY_TEXT
 from tests.size import ROOT
 from tests.waves import wav
 from transom.cli.main import main
-from transom.config.data import Phrasebook
-from transom.data.synthetic.phrasebook.generate import generate
+from transom.config.data import PhrasebookConfig
+from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 
 README, GUIDE = (ROOT / "README.md").read_text(encoding="utf-8"), (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 SHORT = sets(*TINY, "training.max_steps=5")
 TEXT, ENCODER = sets(*TINY_TEXT, "training.max_steps=5"), sets(*TINY_ENCODER, "training.max_steps=5")
-IMAGES = sets("training.max_steps=4", "training.validate_every=2", "training.checkpoint_every=2", "training.batch_images=8")
-SOUNDS = sets("training.max_steps=4", "training.validate_every=2", "training.checkpoint_every=2", "training.batch_sounds=8")
+IMAGES = sets("training.max_steps=4", "training.validate_every=2", "training.checkpoint_every=2", "training.batch_size=8")
+SOUNDS = sets("training.max_steps=4", "training.validate_every=2", "training.checkpoint_every=2", "training.batch_size=8")
 SHORT_RECIPES = {
     "digits-vit": IMAGES,
     "synthetic-sounds": [*SOUNDS, *sets("data.generate.n_train=90", "data.generate.n_valid=18", "data.generate.n_test=18")],
@@ -141,7 +141,7 @@ def test_make_targets_exist() -> None:
 
 @pytest.mark.long
 def test_the_transcript_is_of_held_out_sentences_and_right() -> None:
-    splits = generate(Phrasebook())
+    splits = generate_phrasebook(PhrasebookConfig())
     assert splits.test is not None
     held_out = dict(zip(splits.test.source, splits.test.target, strict=True))
     (transcript,) = blocks("text")

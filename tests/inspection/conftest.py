@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transom.config.data import PairFiles
-from transom.config.model import Seq2Seq
+from transom.config.data import PairFilesConfig
+from transom.config.model import Seq2SeqConfig
 from transom.decoding.predictors.results import Alignment
-from transom.inspection.facts import Facts, Score
-from transom.tasks.translation.schema import TranslationData, TranslationRecipe, TranslationTraining
+from transom.inspection.run_summary import RunSummary, TestScore
+from transom.tasks.translation.schema import TranslationDataConfig, TranslationRecipe, TranslationTrainingConfig
 
 HOSTILE = "</style><script>alert('x')</script><img src=x onerror=alert(1)> & \"quoted\" \x1b[31m\u202eevil\x00"
 
@@ -33,7 +33,7 @@ def made_up_metrics(n_steps: int = 6000) -> list[dict[str, object]]:
     for step in range(10, n_steps + 1, 10):
         loss = 1.75 + 7.2 * math.exp(-step / 350) + 1.4 * math.exp(-step / 2200) + draw.gauss(0, 0.05)
         if step in (1230, 1240):
-            records.append({"step": step, "kind": "skipped", "places": ["line 17", "line 25011"]})
+            records.append({"step": step, "kind": "skipped", "samples": ["line 17", "line 25011"]})
         record: dict[str, object] = {
             "step": step,
             "kind": "train",
@@ -42,7 +42,7 @@ def made_up_metrics(n_steps: int = 6000) -> list[dict[str, object]]:
             "nll": loss - 0.6,
             "grad_norm": None if step == 1240 else 0.6 + 4 * math.exp(-step / 200) + abs(draw.gauss(0, 0.15)),
             "target_tokens_per_second": 3900 + draw.gauss(0, 120) - (900 if step % 500 == 0 else 0),
-            "peak_share": 0.41 + draw.gauss(0, 0.01),
+            "matmul_utilization": 0.41 + draw.gauss(0, 0.01),
             "skipped": 1.0 if step in (1230, 1240) else 0.0,
         }
         records.append(record)
@@ -74,16 +74,18 @@ def alignment() -> Alignment:
 
 
 @pytest.fixture
-def facts(alignment: Alignment) -> Facts:
+def run(alignment: Alignment) -> RunSummary:
     """Describe a made-up run."""
     recipe = TranslationRecipe(
-        data=TranslationData(
-            root="../data", train=PairFiles(source="train.en", target="train.de"), valid=PairFiles(source="val.en", target="val.de")
+        data=TranslationDataConfig(
+            root="../data",
+            train=PairFilesConfig(source="train.en", target="train.de"),
+            valid=PairFilesConfig(source="val.en", target="val.de"),
         ),
-        model=Seq2Seq(d_model=192, n_encoder_layers=3, n_decoder_layers=3, n_heads=4, d_ff=512),
-        training=TranslationTraining(max_steps=6000),
+        model=Seq2SeqConfig(d_model=192, n_encoder_layers=3, n_decoder_layers=3, n_heads=4, d_ff=512),
+        training=TranslationTrainingConfig(max_steps=6000),
     )
-    return Facts(
+    return RunSummary(
         name="multi30k-en-de",
         recipe=recipe,
         metrics=made_up_metrics(),
@@ -96,6 +98,6 @@ def facts(alignment: Alignment) -> Facts:
             "valid": {"pairs": 1014, "source_tokens": 13308, "target_tokens": 12828},
         },
         alignments=(alignment, replace(alignment, source=(HOSTILE, *alignment.source[1:]), target=(HOSTILE, *alignment.target[1:]))),
-        scores=(Score("BLEU", 39.61, "test_2016_flickr", "nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.5.1"),),
-        machine=("2 cores, 1 thread each", "bf16: this CPU multiplies bf16 in hardware (amx_bf16)"),
+        test_scores=(TestScore("BLEU", 39.61, "test_2016_flickr", "nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.5.1"),),
+        machine_notes=("2 cores, 1 thread each", "bf16: this CPU multiplies bf16 in hardware (amx_bf16)"),
     )

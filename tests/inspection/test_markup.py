@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.inspection.markup import node, preformatted, to_html, to_svg, visible
+from transom.inspection.markup import escape_control_characters, node, preformatted, to_html, to_svg
 
 ANY_TEXT = st.text(st.characters(codec=None))  # lone surrogates too
 
@@ -31,26 +31,26 @@ class Reader(HTMLParser):
 def test_text_and_attributes_come_back_as_text(text: str, attribute: str) -> None:
     page = Reader(to_html(node("p", text, node("b", text), text, title=attribute)))
     assert page.tags == ["p", "b"]
-    assert page.text == visible(text) * 3
-    assert page.attributes == [("title", visible(attribute))]
+    assert page.text == escape_control_characters(text) * 3
+    assert page.attributes == [("title", escape_control_characters(attribute))]
 
 
 @given(ANY_TEXT)
 def test_visible_text_can_be_written_and_obeys_nothing(text: str) -> None:
-    shown = visible(text)
+    shown = escape_control_characters(text)
     shown.encode("utf-8")
     assert len(shown) == len(text)
     assert all(character.isspace() or character.isprintable() or ord(character) > 0x9F for character in shown)
-    assert visible(shown) == shown
+    assert escape_control_characters(shown) == shown
 
 
 def test_control_characters_are_shown_not_obeyed() -> None:
-    assert visible("\x1b]0;x\x07\x00\x7f\x9b\u202e\ud800") == "␛]0;x␇␀␡\ufffd\ufffd\ufffd"
+    assert escape_control_characters("\x1b]0;x\x07\x00\x7f\x9b\u202e\ud800") == "␛]0;x␇␀␡\ufffd\ufffd\ufffd"
 
 
 def test_ordinary_text_of_any_script_stays() -> None:
     text = "Grüße, мир, 世界, שלום, 👩‍👩‍👧, é"
-    assert visible(text) == text
+    assert escape_control_characters(text) == text
 
 
 def test_preformatted_text_keeps_its_lines() -> None:

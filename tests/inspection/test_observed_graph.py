@@ -16,13 +16,13 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import transom
-from transom.config.model import Seq2Seq
-from transom.config.recurrent import RecurrentSeq2Seq
+from transom.config.model import Seq2SeqConfig
+from transom.config.recurrent import RecurrentSeq2SeqConfig
 from transom.layers.observe import ActivationRecorder, Edit
 from transom.models.build import build_model
 
 PACKAGE = "unobserved"
-COPIED = "transom.layers", "transom.kernels", "transom.models", "transom.config.components"
+COPIED = "transom.layers", "transom.kernels", "transom.models", "transom.config.component_registry"
 
 
 class Unobserve(ast.NodeTransformer):
@@ -46,12 +46,12 @@ class Unobserve(ast.NodeTransformer):
 
 
 @pytest.fixture(scope="module")
-def build_unobserved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Seq2Seq], nn.Module]]:
+def build_unobserved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Seq2SeqConfig], nn.Module]]:
     """Write layers and models without their sites as another package, and give its ``build_model``."""
     root, n_sites = tmp_path_factory.mktemp("source"), 0
     (root / PACKAGE).mkdir()
     (root / PACKAGE / "__init__.py").touch()
-    for pattern in ("layers/**/*.py", "kernels/**/*.py", "models/**/*.py", "config/components.py"):
+    for pattern in ("layers/**/*.py", "kernels/**/*.py", "models/**/*.py", "config/component_registry.py"):
         for file in Path(transom.__file__).parent.glob(pattern):
             before = ast.parse(file.read_text())
             n_sites += _calls(before)
@@ -73,11 +73,11 @@ def _calls(tree: ast.AST) -> int:
     return sum(isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "observe" for node in ast.walk(tree))
 
 
-def config(placement: str, **fields: Any) -> Seq2Seq:
+def config(placement: str, **fields: Any) -> Seq2SeqConfig:
     """Describe a tiny model with every dropout on."""
     sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab_size": 11}
     dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "feed_forward_dropout": 0.1}
-    return Seq2Seq(**sizes, target_vocab_size=11, norm_placement=placement, **dropouts, **fields)
+    return Seq2SeqConfig(**sizes, target_vocab_size=11, norm_placement=placement, **dropouts, **fields)
 
 
 RECURRENT = {"d_model": 8, "n_encoder_layers": 2, "n_decoder_layers": 2, "source_vocab_size": 11, "target_vocab_size": 11, "dropout": 0.1}
@@ -90,7 +90,7 @@ def nodes(model: nn.Module, observer: Any = None) -> list[tuple[str, str, Any, s
         return SimpleNamespace(tokens=tokens, segments=segments, positions=torch.arange(tokens.shape[1]).expand_as(tokens), prefix=None)
 
     def forward(parameters: dict[str, Tensor], source: Tensor, target: Tensor) -> Tensor:
-        batch = SimpleNamespace(source=side(source, (source > 0).long()), target=side(target, (target > 0).long()))
+        batch = SimpleNamespace(source=side(source, (source > 0).long()), decoder_input=side(target, (target > 0).long()))
         return functional_call(model, parameters, (batch,) if observer is None else (batch, observer))
 
     source, target = torch.tensor([[5, 3, 9, 2], [7, 2, 0, 0]]), torch.tensor([[1, 4, 8], [1, 6, 0]])
@@ -101,7 +101,9 @@ def nodes(model: nn.Module, observer: Any = None) -> list[tuple[str, str, Any, s
 
 @pytest.mark.parametrize("placement", ["post", "pre", "sandwich", "parallel"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-def test_without_an_observer_there_is_no_sign(build_unobserved: Callable[[Seq2Seq], nn.Module], placement: str, training: bool) -> None:
+def test_without_an_observer_there_is_no_sign(
+    build_unobserved: Callable[[Seq2SeqConfig], nn.Module], placement: str, training: bool
+) -> None:
     with torch.set_grad_enabled(training):
         observable, plain = (nodes(build(config(placement)).train(training)) for build in (build_model, build_unobserved))
     assert len(observable) > 80
@@ -110,7 +112,7 @@ def test_without_an_observer_there_is_no_sign(build_unobserved: Callable[[Seq2Se
 
 @pytest.mark.parametrize("attention", ["none", "additive", "luong"])
 def test_nor_in_a_recurrent_network(build_unobserved: Callable[[Any], nn.Module], attention: str) -> None:
-    config = RecurrentSeq2Seq.model_validate(RECURRENT | {"attention": attention})
+    config = RecurrentSeq2SeqConfig.model_validate(RECURRENT | {"attention": attention})
     observable, plain = (nodes(build(config)) for build in (build_model, build_unobserved))
     assert len(observable) > 80
     assert observable == plain

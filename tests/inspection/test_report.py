@@ -1,9 +1,9 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from transom.inspection.facts import Facts
-from transom.inspection.markup import visible
-from transom.inspection.report import report
+from transom.inspection.markup import escape_control_characters
+from transom.inspection.report import render_report
+from transom.inspection.run_summary import RunSummary
 
 VOID = {"meta"}
 
@@ -46,8 +46,8 @@ class Page(HTMLParser):
         return [value for name, value in self.attributes if name == attribute]
 
 
-def test_the_page_needs_nothing_from_outside(facts: Facts) -> None:
-    page = Page(report(facts))
+def test_the_page_needs_nothing_from_outside(run: RunSummary) -> None:
+    page = Page(render_report(run))
     assert not {"script", "link", "iframe", "object", "img", "image", "use", "base", "form"} & page.tags
     assert not page.values("src") and all(value.startswith("#") for value in page.values("href"))
     assert not [name for name, _ in page.attributes if name.startswith("on")]
@@ -55,78 +55,78 @@ def test_the_page_needs_nothing_from_outside(facts: Facts) -> None:
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page.values("content")
 
 
-def test_hostile_text_stays_text(facts: Facts) -> None:
-    hostile = facts.samples[2]["source"]
+def test_hostile_text_stays_text(run: RunSummary) -> None:
+    hostile = run.samples[2]["source"]
     data = {"problems": [hostile], hostile: {"pairs": 3}, "lines": [{hostile: hostile}]}
-    page = Page(report(replace(facts, name=hostile, data=data, machine=(hostile,))))
-    assert page.tags == Page(report(facts)).tags
-    assert page.text.count(visible(hostile)) >= 9
+    page = Page(render_report(replace(run, name=hostile, data=data, machine_notes=(hostile,))))
+    assert page.tags == Page(render_report(run)).tags
+    assert page.text.count(escape_control_characters(hostile)) >= 9
     assert "\x1b" not in page.text and "\u202e" not in page.text
 
 
-def test_links_lead_to_sections(facts: Facts) -> None:
-    page = Page(report(facts))
+def test_links_lead_to_sections(run: RunSummary) -> None:
+    page = Page(render_report(run))
     assert sorted(value[1:] for value in page.values("href")) == sorted(page.values("id"))
     assert page.values("id") == ["scores", "curves", "translations", "alignment", "data", "time", "recipe"]
 
 
-def test_the_figures_are_those_of_the_kept_weights(facts: Facts) -> None:
-    page = Page(report(facts))
-    kept = next(record for record in facts.validations if record["step"] == 5000)
-    assert {f"{kept['bleu']:.1f}", f"{kept['loss']:.3f}", "42 min 14 s", "39.61", "3,900"} <= set(page.words)
+def test_the_figures_are_those_of_the_kept_weights(run: RunSummary) -> None:
+    page = Page(render_report(run))
+    best_validation = next(record for record in run.validations if record["step"] == 5000)
+    assert {f"{best_validation['bleu']:.1f}", f"{best_validation['loss']:.3f}", "42 min 14 s", "39.61", "3,900"} <= set(page.words)
     assert "kept: step 5,000, the best loss" in page.words
     assert "nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.5.1" in page.words
 
 
-def test_six_curves_and_the_two_alignments_are_drawn(facts: Facts) -> None:
-    classes = Page(report(facts)).values("class")
+def test_six_curves_and_the_two_alignments_are_drawn(run: RunSummary) -> None:
+    classes = Page(render_report(run)).values("class")
     assert (classes.count("chart"), classes.count("alignment")) == (6, 2)
 
 
-def test_skipped_steps_name_their_lines(facts: Facts) -> None:
-    page = Page(report(facts))
+def test_skipped_steps_name_their_lines(run: RunSummary) -> None:
+    page = Page(render_report(run))
     assert "2 steps were skipped because the loss or a gradient was not finite:" in page.words
     assert "step 1,230: line 17, line 25011 of the training data" in page.words
 
 
-def test_many_skipped_steps_are_counted_not_listed(facts: Facts) -> None:
-    many = [{"step": step, "kind": "skipped", "places": [f"line {n}" for n in range(40)]} for step in range(1, 34)]
-    page = Page(report(replace(facts, metrics=many)))
+def test_many_skipped_steps_are_counted_not_listed(run: RunSummary) -> None:
+    many = [{"step": step, "kind": "skipped", "samples": [f"line {n}" for n in range(40)]} for step in range(1, 34)]
+    page = Page(render_report(replace(run, metrics=many)))
     assert "and 13 more" in page.words
     assert f"step 1: {', '.join(f'line {n}' for n in range(12))} and 28 more of the training data" in page.words
 
 
-def test_words_that_differ_from_the_reference_are_marked(facts: Facts) -> None:
-    page = report(facts)
+def test_words_that_differ_from_the_reference_are_marked(run: RunSummary) -> None:
+    page = render_report(run)
     assert "Ein Mann schläft auf einer <mark>Parkbank.</mark>" in page
     assert page.count("✓ same as the reference") == 1
     assert "(empty)" in page
 
 
-def test_case_is_no_difference_to_a_model_without_it(facts: Facts) -> None:
-    tokenizer = facts.recipe.tokenizer.model_copy(update={"lowercase": True})
+def test_case_is_no_difference_to_a_model_without_it(run: RunSummary) -> None:
+    tokenizer = run.recipe.tokenizer.model_copy(update={"lowercase": True})
     line = {"source": "A", "reference": "Ein Mann schläft.", "translation": "ein mann schläft."}
     metrics = [{"step": 1, "kind": "validation", "best": True, "seconds": 1.0, "loss": 1.0, "perplexity": 2.7, "samples": [line]}]
-    page = report(replace(facts, recipe=facts.recipe.model_copy(update={"tokenizer": tokenizer}), metrics=metrics))
+    page = render_report(replace(run, recipe=run.recipe.model_copy(update={"tokenizer": tokenizer}), metrics=metrics))
     assert 'ein mann schläft. <span class="same">✓ same as the reference</span>' in page
     assert "upper and lower case aside" in page
-    assert "same as the reference" not in report(replace(facts, metrics=metrics))
+    assert "same as the reference" not in render_report(replace(run, metrics=metrics))
 
 
-def test_a_run_that_wrote_nothing_yet_still_has_a_page(facts: Facts) -> None:
-    bare = Facts(name="x", recipe=facts.recipe, metrics=[], n_parameters=10, n_active=10, seconds=0.0, data={})
-    assert Page(report(bare)).values("id") == ["time", "recipe"]
+def test_a_run_that_wrote_nothing_yet_still_has_a_page(run: RunSummary) -> None:
+    bare = RunSummary(name="x", recipe=run.recipe, metrics=[], n_parameters=10, n_active=10, seconds=0.0, data={})
+    assert Page(render_report(bare)).values("id") == ["time", "recipe"]
 
 
-def test_losses_that_were_never_finite_do_not_break_the_page(facts: Facts) -> None:
+def test_losses_that_were_never_finite_do_not_break_the_page(run: RunSummary) -> None:
     record = {"step": 1, "kind": "train", "loss": None, "nll": None, "grad_norm": None, "learning_rate": 0.1}
     validation = {"step": 1, "kind": "validation", "best": True, "seconds": 1.0, "loss": None, "perplexity": None}
-    page = Page(report(replace(facts, metrics=[record, validation])))
+    page = Page(render_report(replace(run, metrics=[record, validation])))
     assert page.values("class").count("chart") == 1
     assert "–" in page.words
 
 
-def test_the_data_report_is_laid_out_whatever_its_fields(facts: Facts) -> None:
+def test_the_data_report_is_laid_out_whatever_its_fields(run: RunSummary) -> None:
     data = {
         "problems": [],
         "kept_pairs": 29000,
@@ -137,7 +137,7 @@ def test_the_data_report_is_laid_out_whatever_its_fields(facts: Facts) -> None:
         "padding_waste": 0.0312,
         "nothing": None,
     }
-    words = Page(report(replace(facts, data=data))).words
+    words = Page(render_report(replace(run, data=data))).words
     assert {
         "✓ No problem was found in the data.",
         "Kept pairs",
@@ -153,5 +153,5 @@ def test_the_data_report_is_laid_out_whatever_its_fields(facts: Facts) -> None:
     } <= set(words)
 
 
-def test_the_same_facts_make_the_same_page(facts: Facts) -> None:
-    assert report(facts) == report(replace(facts))
+def test_the_same_facts_make_the_same_page(run: RunSummary) -> None:
+    assert render_report(run) == render_report(replace(run))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from transom.files.processor import processor_flags
+from transom.files.cpu_info import cpu_flags
 from transom.kernels.native_build import SOURCE, find_compiler
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ def in_python(arguments: list[str]) -> int:
 
 def paths() -> str:
     """Name the paths of the products that this processor takes."""
-    flags = processor_flags()
+    flags = cpu_flags()
     units = {"amx_tile": "matrix unit (AMX)", "avx512_bf16": "AVX-512 with bfloat16", "avx512_vnni": "AVX-512 with VNNI"}
     has = [name for flag, name in units.items() if flag in flags]
     return f"ran: {', '.join(has[:1])}" + ("" if "amx_tile" in flags else "; NOT run: the matrix unit's path, which this processor lacks")

@@ -38,7 +38,7 @@ int steps(int kind, int threads, int sources, int beams, int longest, bool paddi
     std::vector<Block> blocks(n_blocks);
     for (Block& b : blocks) {
         b = Block{};
-        b.attn_after = w.norm(d_model), b.cross_after = w.norm(d_model), b.ff_after = w.norm(d_model);
+        b.attn_post_norm = w.norm(d_model), b.cross_post_norm = w.norm(d_model), b.ff_post_norm = w.norm(d_model);
         b.qkv = w.linear(kind, d_model, n_heads * d_head + width), b.o = w.linear(kind, n_heads * d_head, d_model);
         b.q = w.linear(kind, d_model, n_heads * d_head), b.cross_o = w.linear(kind, n_heads * d_head, d_model);
         b.up = w.linear(kind, d_model, d_ff, 1), b.down = w.linear(kind, d_ff, d_model);
@@ -50,12 +50,12 @@ int steps(int kind, int threads, int sources, int beams, int longest, bool paddi
     std::vector<float> x(size_t(rows) * d_model, 0.5f), logits(size_t(rows) * vocab);
     State state{rows, 0, rows, max_length, longest, of.data(), lengths.data(), slots.data(), tokens.data(), memory.data(),
                 int64_t(sources) * longest * width, x.data(), logits.data()};
-    void* workspace = transom_open(threads);
+    void* workspace = transom_create_workspace(threads);
     if (!workspace) return 1;
     int failed = 0;
     for (int i = 0; i < max_length; i++) failed |= transom_step(&decoder, &state, workspace);
     failed |= transom_step(&decoder, &state, workspace) != OUT_OF_BOUNDS;  // the cache is full
-    transom_close(workspace);
+    transom_free_workspace(workspace);
     for (float logit : logits) failed |= !std::isfinite(logit);
     return failed;
 }
@@ -63,7 +63,7 @@ int steps(int kind, int threads, int sources, int beams, int longest, bool paddi
 }  // namespace
 
 int main() {
-    if (!transom_works()) return std::puts("the system does not let programs use the matrix unit"), 0;
+    if (!transom_is_supported()) return std::puts("the system does not let programs use the matrix unit"), 0;
     int n = 0, failed = 0;
     for (int kind : {int(BFLOAT16), int(INT8)})
         for (int threads : {1, 2, 3, 4})

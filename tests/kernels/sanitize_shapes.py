@@ -8,10 +8,10 @@ import sys
 
 import torch
 
-from tests.kernels.test_compiled import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
-from transom.data.batch import Sequences
-from transom.decoding.backends.compiled import KINDS, CompiledLanguageModel, CompiledSeq2Seq, Tiled
-from transom.kernels.native import declared
+from tests.kernels.test_native_decoder import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
+from transom.data.batch import PaddedSequences
+from transom.decoding.backends.native_decoder import WEIGHT_TYPES, NativeLanguageModel, NativeSeq2Seq, TiledLinear
+from transom.kernels.native_library import declare_functions
 
 SHAPES = [
     ([[5, 6, 7, 2]], 1, 4),
@@ -26,30 +26,30 @@ SHAPES = [
 
 def load(path: str) -> ctypes.CDLL:
     """Load a library and tell ctypes about its functions."""
-    return declared(ctypes.CDLL(path))
+    return declare_functions(ctypes.CDLL(path))
 
 
 def run(library: ctypes.CDLL) -> int:
     """Search every shape; return the number of steps."""
     n_steps = 0
-    for kind in KINDS:
+    for kind in WEIGHT_TYPES:
         for n_threads in (1, 3):
             torch.set_num_threads(n_threads)
             for fields in (VARIANTS[0], VARIANTS[-1]):
                 model = model_of(fields)
-                translator = CompiledSeq2Seq(library, model, kind, model.encode)
+                translator = NativeSeq2Seq(library, model, kind, model.encode)
                 for sources, n_beams, max_length in SHAPES:
                     rows = len(sources) * n_beams
-                    cache = translator.start(translator.encode(Sequences.pad(sources)), n_beams, max_length)
+                    cache = translator.start(translator.encode(PaddedSequences.pad(sources)), n_beams, max_length)
                     for i in range(max_length):
                         logits = translator.step(torch.full((rows, 1), 1 + i % 40), cache)
                         assert logits.isfinite().all()
                         cache.reorder(torch.arange(rows).flip(0) if i % 2 else torch.zeros(rows, dtype=torch.long))
                         n_steps += 1
             for fields in LANGUAGE_VARIANTS[:3]:
-                writer = CompiledLanguageModel(library, language_model(fields), kind)
+                writer = NativeLanguageModel(library, language_model(fields), kind)
                 for prompt in ([[1]], [[1, 4, 5]], [[1, 4], [1, 7]]):
-                    cache = writer.start(Sequences.pad(prompt), 2, 3)
+                    cache = writer.start(PaddedSequences.pad(prompt), 2, 3)
                     for _ in range(3):
                         assert writer.step(torch.ones(2 * len(prompt), 1, dtype=torch.long), cache).isfinite().all()
                         n_steps += 1
@@ -58,9 +58,9 @@ def run(library: ctypes.CDLL) -> int:
 
 def overrun(library: ctypes.CDLL) -> None:
     """Have a product of 17 outputs written where 16 have room: its last store, which is masked, must be found."""
-    linear = Tiled(library, "bf16", torch.ones(17, 64))
+    linear = TiledLinear(library, "bf16", torch.ones(17, 64))
     x, y = torch.ones(1, 64), torch.empty(16)
-    library.transom_product(KINDS["bf16"], ctypes.byref(linear.layout), x.data_ptr(), len(x), y.data_ptr())
+    library.transom_linear(WEIGHT_TYPES["bf16"], ctypes.byref(linear.layout), x.data_ptr(), len(x), y.data_ptr())
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def test_the_references_train_the_same_model(
     config: Any = described_image(fields) if images else described_text(fields)
     batch = batch_of(config) if images else batch_for(config)
     by_kernels = trained(config, batch, dtype)
-    monkeypatch.setattr(dispatch, "ROWS", defaultdict(list))
+    monkeypatch.setattr(dispatch, "KERNEL_TABLE", defaultdict(list))
     by_references = trained(config, batch, dtype)
     for ours, theirs in zip(by_kernels, by_references, strict=True):
         assert torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance)

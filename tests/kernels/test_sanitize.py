@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.test_compiled import needs_library
+from tests.kernels.test_native_decoder import needs_library
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [needs_library, pytest.mark.kernels, pytest.mark.long]

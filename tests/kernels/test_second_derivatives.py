@@ -15,20 +15,20 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import PLAIN as VISION
 from tests.models.test_vision import SET_NETWORKS, batch_of
 from tests.models.test_vision import described as described_image
-from transom.kernels.rows import ROWS as KERNELS
-from transom.layers.attention import Terms, pattern, per_query_head, scores
-from transom.layers.dispatch import ROWS, Row, rows_of
-from transom.layers.dropout import keep_mask, rounded
-from transom.layers.masks import visible_tiles as tiles_planning
-from transom.models.network import Network
-from transom.training.loss import cross_entropy
+from transom.kernels.kernel_registry import KERNELS as KERNELS
+from transom.layers.attention import AttentionArgs, attention_scores, attention_weights, repeat_kv
+from transom.layers.dispatch import KERNEL_TABLE, Kernel, kernels_of
+from transom.layers.dropout import draw_dropout_mask, round_probability
+from transom.layers.masks import block_sparse_mask as tiles_planning
+from transom.models.base import Network
+from transom.training.losses import cross_entropy
 from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 pytestmark = pytest.mark.kernels
 
 
 def dropped(x: Tensor, p: float) -> Tensor:
-    return x * keep_mask(x.detach(), p)
+    return x * draw_dropout_mask(x.detach(), p)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -40,9 +40,9 @@ def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    weights, p = pattern(scores(q, k, terms), terms), rounded(terms.dropout)
-    return (dropped(weights, p) if p else weights) @ per_query_head(v, q.shape[1])
+def attended(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
+    weights, p = attention_weights(attention_scores(q, k, args), args), round_probability(args.dropout)
+    return (dropped(weights, p) if p else weights) @ repeat_kv(v, q.shape[1])
 
 
 def entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -81,17 +81,17 @@ def both_ways(model: Network, batch: Any, monkeypatch: pytest.MonkeyPatch) -> tu
     """Compute the derivatives by the fast paths and by the equations; name the paths that the first way takes."""
     passed = set[Any]()
 
-    def noted(row: Row, *args: Any) -> Any:
+    def noted(row: Kernel, *args: Any) -> Any:
         passed.add((row.operation, row.path))
         return row.implementation(*args)
 
     for name in {row.operation for row in KERNELS}:
-        monkeypatch.setitem(ROWS, name, [row._replace(implementation=partial(noted, row)) for row in rows_of(name)])
+        monkeypatch.setitem(KERNEL_TABLE, name, [row._replace(implementation=partial(noted, row)) for row in kernels_of(name)])
     fast = derivatives(model, batch)
     for name in {row.operation for row in KERNELS}:
-        by_equation = [row._replace(implementation=BY_EQUATION.get(row[:2], row.implementation)) for row in rows_of(name)]
-        monkeypatch.setitem(ROWS, name, by_equation)
-    monkeypatch.setattr(tiles_planning, "LONG", 10**6)
+        by_equation = [row._replace(implementation=BY_EQUATION.get(row[:2], row.implementation)) for row in kernels_of(name)]
+        monkeypatch.setitem(KERNEL_TABLE, name, by_equation)
+    monkeypatch.setattr(tiles_planning, "MIN_QUERIES", 10**6)
     return [fast, derivatives(model, batch)], passed
 
 
@@ -142,12 +142,12 @@ def test_of_images(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_of_long_rows_whose_tiles_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = {"pattern": {"kind": "window-2d", "size": 3}, "sinks": True, "softcap": 2.0}
-    fields = VISION | {"image_size": 24, "patch_size": 1, "channels": 1, "n_layers": 1, "attention": attention, "pool": "mean"}
+    fields = VISION | {"image_size": 24, "patch_size": 1, "channels": 1, "n_layers": 1, "attention": attention, "pooling": "mean"}
     config = described_image(fields)
-    monkeypatch.setattr(tiles_planning, "LONG", 128)
-    monkeypatch.setattr(tiles_planning, "MOST", 0.9)
+    monkeypatch.setattr(tiles_planning, "MIN_QUERIES", 128)
+    monkeypatch.setattr(tiles_planning, "MAX_DENSITY", 0.9)
     found, passed = both_ways(built(config).train(), batch_of(config, 1), monkeypatch)
-    assert agree(found) and ("visible_attention", "tiles") in passed
+    assert agree(found) and ("block_sparse_attention", "tiles") in passed
 
 
 @pytest.mark.long

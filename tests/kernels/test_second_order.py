@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import transom
-from tests.kernels.test_tiles import SPARSE, drawn, position_of
-from tests.layers.test_rule import packed, pattern
+from tests.kernels.test_block_sparse import SPARSE, drawn, position_of
+from tests.layers.test_mask_rules import packed, pattern
 from tests.models.combinations import ENCODERS, FAMILIES, batch_for, combinations, described
 from tests.models.test_combinations import built
-from transom.kernels.attention import attend_short
-from transom.kernels.block_sparse import attend_tiles, plan_tiles
-from transom.kernels.norm import short_layer_norm, written_out_rms_norm
+from transom.kernels.attention import short_attention
+from transom.kernels.block_sparse import plan_tiled_mask, tiled_attention
+from transom.kernels.norm import explicit_rms_norm, layer_norm_16_bit
 from transom.layers.activation import relu
-from transom.layers.attention import Terms, attend_explicit
+from transom.layers.attention import AttentionArgs, explicit_attention
 from transom.layers.dropout import dropout_add
-from transom.layers.masks.rule import SAME_SEGMENT
-from transom.layers.position import Rotation, turn
-from transom.training.loss import cross_entropy, linear_cross_entropy
+from transom.layers.masks.mask_rules import SAME_SEGMENT
+from transom.layers.position_encoding import RotaryCosSin, apply_rotary
+from transom.training.losses import cross_entropy, linear_cross_entropy
 from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 pytestmark = pytest.mark.kernels
@@ -42,20 +42,20 @@ def attention(**fields: Any) -> tuple[Callable[..., Tensor], list[Tensor]]:
     mask = torch.ones(3, 3, dtype=torch.bool).tril()[None, None].repeat(2, 1, 1, 1)
     mask[1, :, 1] = False  # a query that sees nothing
     bias = torch.randn(1, 4, 3, 3, dtype=torch.float64)
-    terms = Terms(mask=mask, bias=bias, **fields)
-    return seeded(lambda q, k, v: attend_short(q, k, v, terms)), [drawn(2, 4, 3, 3), drawn(2, 2, 3, 3), drawn(2, 2, 3, 2)]
+    args = AttentionArgs(mask=mask, bias=bias, **fields)
+    return seeded(lambda q, k, v: short_attention(q, k, v, args)), [drawn(2, 4, 3, 3), drawn(2, 2, 3, 3), drawn(2, 2, 3, 2)]
 
 
 def tiles(**fields: Any) -> tuple[Callable[..., Tensor], list[Tensor]]:
     places, position = packed([40, 20], 3), position_of("relative")
-    laid = plan_tiles(SAME_SEGMENT & pattern(SPARSE), places, places, position)
-    inputs = [drawn(1, 4, 63, 2), drawn(1, 4, 63, 2), drawn(1, 4, 63, 2), drawn(4), *position.learned]
-    return seeded(lambda q, k, v, sinks, *_: attend_tiles(q, k, v, laid, Terms(sinks=sinks, **fields))), inputs
+    laid = plan_tiled_mask(SAME_SEGMENT & pattern(SPARSE), places, places, position)
+    inputs = [drawn(1, 4, 63, 2), drawn(1, 4, 63, 2), drawn(1, 4, 63, 2), drawn(4), *position.bias_parameters]
+    return seeded(lambda q, k, v, sinks, *_: tiled_attention(q, k, v, laid, AttentionArgs(sinks=sinks, **fields))), inputs
 
 
-def rotation() -> Rotation:
+def rotation() -> RotaryCosSin:
     angles = torch.randn(1, 1, 3, 1, dtype=torch.float64)
-    return Rotation(angles.cos(), angles.sin())
+    return RotaryCosSin(angles.cos(), angles.sin())
 
 
 def loss(smoothing: float, r_drop: float) -> tuple[Callable[..., Tensor], list[Tensor]]:
@@ -67,13 +67,13 @@ TURN = rotation()
 CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "_Relu": (lambda x: relu(x) ** 2, [drawn(4, 3)]),
     "_DropoutAdd": (seeded(lambda x, y: dropout_add(x, y, 0.3, True) ** 2), [drawn(4, 3), drawn(4, 3)]),
-    "_Rotate": (lambda x: turn(x, TURN) ** 2, [drawn(2, 2, 3, 3)]),
-    "_ShortLayerNorm": (lambda x, w, b: short_layer_norm(x, w, b, 1e-5), [drawn(4, 3), drawn(3), drawn(3)]),
-    "_RootMeanSquare": (lambda x, w: written_out_rms_norm(x, w, 1e-6), [drawn(4, 3), drawn(3)]),
-    "_Attend": attention(),
-    "_Attend softcap dropout": attention(softcap=1.5, dropout=0.3),
-    "_OverTiles": tiles(),
-    "_OverTiles softcap dropout": tiles(softcap=1.5, dropout=0.3),
+    "_Rotate": (lambda x: apply_rotary(x, TURN) ** 2, [drawn(2, 2, 3, 3)]),
+    "_Bfloat16LayerNorm": (lambda x, w, b: layer_norm_16_bit(x, w, b, 1e-5), [drawn(4, 3), drawn(3), drawn(3)]),
+    "_RmsNorm": (lambda x, w: explicit_rms_norm(x, w, 1e-6), [drawn(4, 3), drawn(3)]),
+    "_ShortAttention": attention(),
+    "_ShortAttention softcap dropout": attention(softcap=1.5, dropout=0.3),
+    "_TiledAttention": tiles(),
+    "_TiledAttention softcap dropout": tiles(softcap=1.5, dropout=0.3),
     "_LinearCrossEntropy": loss(0.1, 0.0),
     "_LinearCrossEntropy r-drop": loss(0.1, 2.0),
 }
@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
 def test_second_derivatives_by_finite_differences(name: str) -> None:
     torch.manual_seed(3)
     function, inputs = CASES[name]
-    fast = name.startswith("_OverTiles")
+    fast = name.startswith("_TiledAttention")
     assert torch.autograd.gradcheck(function, inputs, fast_mode=fast)
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=fast, atol=1e-4)
 
@@ -101,7 +101,7 @@ def test_every_hand_written_function_is_checked() -> None:
 
 def test_one_tensor_in_several_places_is_counted_once_each() -> None:
     x = drawn(1, 2, 3, 3)
-    assert torch.autograd.gradgradcheck(lambda x: attend_short(x, x, x), (x,))
+    assert torch.autograd.gradgradcheck(lambda x: short_attention(x, x, x), (x,))
 
 
 def test_what_is_not_contiguous_has_its_second_derivative_too() -> None:
@@ -114,8 +114,8 @@ def test_a_gradient_penalty_is_that_of_the_equation() -> None:
     torch.manual_seed(1)
     q, k, v = drawn(2, 2, 5, 4), drawn(2, 2, 5, 4), drawn(2, 2, 5, 4)
     penalties = []
-    for path in (attend_short, attend_explicit):
-        z = path(q, k, v, Terms())
+    for path in (short_attention, explicit_attention):
+        z = path(q, k, v, AttentionArgs())
         (grad,) = torch.autograd.grad(z.square().sum(), q, create_graph=True)
         penalties.append(torch.autograd.grad(grad.square().sum(), (q, k, v)))
     for ours, theirs in zip(*penalties, strict=True):
@@ -139,7 +139,7 @@ def test_the_first_derivative_under_create_graph_is_right_where_scores_are_nearl
     """There the largest score is one key's, and the largest weight, rounded, that of many."""
     places = packed([60, 40], 0)
     rule = SAME_SEGMENT & pattern({"kind": "window", "size": 9})
-    laid = plan_tiles(rule, places, places)
+    laid = plan_tiled_mask(rule, places, places)
     torch.manual_seed(1)
     inputs = [drawn(1, 4, 100, 8), drawn(1, 4, 100, 8), drawn(1, 4, 100, 8), drawn(4)]
     inputs[0] = (inputs[0] * 1e-8).detach().requires_grad_()
@@ -149,21 +149,21 @@ def test_the_first_derivative_under_create_graph_is_right_where_scores_are_nearl
         along = torch.linspace(-1, 1, z.numel(), dtype=torch.float64).view(z.shape)
         return list(torch.autograd.grad((z.double() * along).sum(), given, create_graph=create_graph))
 
-    mask = rule.matrix(places, places)
-    expected = gradients(lambda q, k, v, sinks: attend_explicit(q, k, v, Terms(mask=mask, sinks=sinks)), inputs, False)
+    mask = rule.dense(places, places)
+    expected = gradients(lambda q, k, v, sinks: explicit_attention(q, k, v, AttentionArgs(mask=mask, sinks=sinks)), inputs, False)
     short = [x.detach().to(dtype).requires_grad_() for x in inputs]
-    found = gradients(lambda q, k, v, sinks: attend_tiles(q, k, v, laid, Terms(sinks=sinks)), short, True)
+    found = gradients(lambda q, k, v, sinks: tiled_attention(q, k, v, laid, AttentionArgs(sinks=sinks)), short, True)
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
 
 
 def test_attention_keeps_its_weights_but_neither_mask_nor_bias() -> None:
     """What second derivatives may need costs no memory until they are asked for."""
-    terms = Terms(mask=torch.ones(2, 1, 3, 5, dtype=torch.bool), bias=torch.randn(1, 4, 3, 5), dropout=0.3)
+    args = AttentionArgs(mask=torch.ones(2, 1, 3, 5, dtype=torch.bool), bias=torch.randn(1, 4, 3, 5), dropout=0.3)
     q, k, v = (torch.randn(2, 4, length, 6, requires_grad=True) for length in (3, 5, 5))
     kept = list[Tensor]()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
-        attend_short(q, k, v, terms)
+        short_attention(q, k, v, args)
     assert sorted(x.shape for x in kept) == sorted([q.shape, k.shape, v.shape, *2 * [(2, 4, 3, 5)], (2, 1, 3, 1)])
 
 

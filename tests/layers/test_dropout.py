@@ -5,13 +5,13 @@ import torch
 from torch.nn import functional as F
 
 from transom.layers.activation import relu
-from transom.layers.dropout import Dropout, dropout, dropout_add, keep_mask, rounded
+from transom.layers.dropout import Dropout, draw_dropout_mask, dropout, dropout_add, round_probability
 
 
 @pytest.mark.parametrize("p", [1e-9, 1e-4, 1e-3, 0.9 / 512, 1 / 512, 0.01, 0.1, 0.3, 0.5, 0.9])
 def test_share_and_scale_are_those_of_the_rounded_probability(p: float) -> None:
     torch.manual_seed(1)
-    n, q = 200_000, rounded(p)
+    n, q = 200_000, round_probability(p)
     assert abs(p - q) <= (1 / 512 if p >= 1 / 512 else 2**-33)
     y = dropout(torch.ones(n), p, training=True)
     dropped = (y == 0).double().mean().item()
@@ -24,12 +24,12 @@ def test_the_least_probabilities_drop_as_often_as_they_say() -> None:
     n, p = 20_000_000, 1e-4
     dropped = (dropout(torch.ones(n), p, training=True) == 0).sum().item()
     assert abs(dropped - n * p) < 3 * (n * p) ** 0.5
-    assert rounded(0.1) == 26 / 256 and rounded(2**-32) == 2**-32 and rounded(1e-12) == 0
+    assert round_probability(0.1) == 26 / 256 and round_probability(2**-32) == 2**-32 and round_probability(1e-12) == 0
 
 
 def test_neighbours_are_independent() -> None:
     torch.manual_seed(1)
-    y = keep_mask(torch.ones(400_000), 0.5) - 1
+    y = draw_dropout_mask(torch.ones(400_000), 0.5) - 1
     for distance in (1, 2, 7, 8, 64):
         assert abs((y[:-distance] * y[distance:]).mean().item()) < 5 / 400_000**0.5
 

@@ -14,57 +14,63 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import transom.layers
-from transom.config import bricks, mixture
-from transom.config.adapter import Lora
-from transom.config.depth import MixtureOfDepths
-from transom.config.model import MaskedEncoder, Seq2Seq
-from transom.config.recurrent import RecurrentSeq2Seq
-from transom.config.vision import Cbam, NoChannelAttention, SqueezeExcitation, VisionTransformer
-from transom.layers.approximations.approximate import build_attention
+from transom.config import components, moe
+from transom.config.adapter import LoraConfig
+from transom.config.depth import MixtureOfDepthsConfig
+from transom.config.model import MaskedLMConfig, Seq2SeqConfig
+from transom.config.recurrent import RecurrentSeq2SeqConfig
+from transom.config.vision import CbamConfig, NoChannelAttentionConfig, SqueezeExcitationConfig, VisionTransformerConfig
+from transom.layers.approximations.approximate_attention import build_attention
 from transom.layers.approximations.approximation import Approximation
-from transom.layers.approximations.linear_attention import KernelAttention, Performer
+from transom.layers.approximations.linear_attention import LinearAttention, Performer
 from transom.layers.attention import Attention
 from transom.layers.block import Block, SequentialBlock, build_block
 from transom.layers.context import AttentionContext, BlockContext, LayerContext, SegmentMask, StackContext
-from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
-from transom.layers.lora import LowRank
-from transom.layers.masks.contexts import build_contexts
-from transom.layers.masks.rule import LOOKING_BACK, Places
+from transom.layers.lora import LoraLinear
+from transom.layers.masks.attention_contexts import build_contexts
+from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, TokenPositions
+from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.norm import build_norm
-from transom.layers.position import TabulatedPosition, build_position
-from transom.layers.recurrent.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
+from transom.layers.position_encoding import TabulatedPositionEncoding, build_position_encoding
 from transom.layers.recurrent.recurrent_decoder import (
-    AdditiveScore,
+    AdditiveAttention,
     AttendingDecoder,
-    DotScore,
+    DotAttention,
     PlainDecoder,
     SourceAttention,
     build_recurrent_decoder,
 )
+from transom.layers.recurrent.recurrent_layers import (
+    RecurrentEncoder,
+    RecurrentEncoderLayer,
+    RecurrentLayer,
+    RecurrentStack,
+    reversal_indices,
+)
 from transom.layers.stack import Stack
 from transom.layers.vision.channel_attention import build_channel_attention
-from transom.layers.vision.patches import PatchEmbedding
-from transom.layers.vision.stem import Stem
+from transom.layers.vision.conv_stem import ConvStem
+from transom.layers.vision.patch_embedding import PatchEmbedding
 
 D_MODEL = 4
 POSITIONS = torch.arange(3)[None]
 CAUSAL = AttentionContext(mask=torch.ones(3, 3, dtype=torch.bool).tril()[None, None])
 MEMORY = AttentionContext(mask=torch.tensor([[True, True], [True, False]])[:, None, None])  # the second source is one token shorter
-BLOCK, STACK = BlockContext(attention=CAUSAL, cross=MEMORY), StackContext(attentions=[CAUSAL], cross=MEMORY)
+BLOCK, STACK = BlockContext(attention=CAUSAL, cross=MEMORY), StackContext(attention_contexts=[CAUSAL], cross=MEMORY)
 
 
-def config(placement: str = "post", **fields: Any) -> Seq2Seq:
+def config(placement: str = "post", **fields: Any) -> Seq2SeqConfig:
     """Configure small blocks with every kind of dropout."""
     dropouts = {"dropout": 0.2, "attention_dropout": 0.2, "feed_forward_dropout": 0.2}
     sizes = {"d_model": D_MODEL, "n_heads": 2, "d_ff": 5, "d_value": 3, "max_seq_len": 6, "norm_placement": placement}
-    return Seq2Seq.model_validate(sizes | dropouts | fields)
+    return Seq2SeqConfig.model_validate(sizes | dropouts | fields)
 
 
 def embedding(position: str) -> Embedding:
-    return Embedding(nn.Embedding(5, D_MODEL), build_position(config(position=position), True), scale=True, dropout=0.2)
+    return Embedding(nn.Embedding(5, D_MODEL), build_position_encoding(config(position=position), True), scale=True, dropout=0.2)
 
 
 def image(x: Tensor) -> Tensor:
@@ -77,17 +83,17 @@ def maps(x: Tensor) -> Tensor:
     return torch.cat([x, x.sin()], 1).reshape(2, 4, 2, 3)
 
 
-def vision(**fields: Any) -> VisionTransformer:
+def vision(**fields: Any) -> VisionTransformerConfig:
     sizes = {"image_size": 4, "patch_size": 2, "channels": 1, "d_model": D_MODEL, "n_heads": 2, "dropout": 0.2}
-    return VisionTransformer.model_validate(sizes | fields)
+    return VisionTransformerConfig.model_validate(sizes | fields)
 
 
 def norm() -> nn.Module:
-    return build_norm(bricks.LayerNorm(), D_MODEL)
+    return build_norm(components.LayerNormConfig(), D_MODEL)
 
 
-def attention(brick: dict[str, Any] | None = None, **fields: Any) -> Attention:
-    return Attention(config(**{"d_head": 3, "d_value": 2} | fields, attention=brick or {}))
+def attention(config: dict[str, Any] | None = None, **fields: Any) -> Attention:
+    return Attention(config(**{"d_head": 3, "d_value": 2} | fields, attention=config or {}))
 
 
 class Placed(nn.Module):
@@ -96,11 +102,11 @@ class Placed(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         c = config(position=kind)
-        self.position, self.attn = build_position(c, causal=kind == "alibi"), Attention(c)
+        self.position, self.attn = build_position_encoding(c, causal=kind == "alibi"), Attention(c)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = Places(POSITIONS, torch.ones_like(POSITIONS))
-        return self.attn(x, build_contexts(self.position, places, places, [LOOKING_BACK])[0])[0]
+        places = TokenPositions(POSITIONS, torch.ones_like(POSITIONS))
+        return self.attn(x, build_contexts(self.position, places, places, [CAUSAL_IN_SEGMENT])[0])[0]
 
 
 SEGMENTS = torch.tensor([[1, 1], [1, 0]])
@@ -111,27 +117,29 @@ ACROSS = SegmentMask(torch.tensor([[1, 1, 1], [1, 1, 0]]), SEGMENTS, causal=Fals
 
 def approximate(kind: str) -> Attention:
     """Build approximate attention and sample its random features."""
-    bricks = {
+    components = {
         "linformer": {"kind": kind, "rank": 2},
         "nystrom": {"kind": kind, "n_landmarks": 2},
         "performer": {"kind": kind, "n_features": 5},
     }
     sizes = {"d_model": D_MODEL, "n_heads": 2, "d_head": 3, "d_value": 2, "max_seq_len": 6}
-    layer = build_attention(MaskedEncoder.model_validate(sizes | {"attention": {"approximation": bricks.get(kind, kind)}}))
+    layer = build_attention(MaskedLMConfig.model_validate(sizes | {"attention": {"approximation": components.get(kind, kind)}}))
     for module in layer.modules():
         if isinstance(module, Performer):
-            module.draw()
+            module.sample_projections()
     return layer
 
 
-def recurrent(**fields: Any) -> RecurrentSeq2Seq:
+def recurrent(**fields: Any) -> RecurrentSeq2SeqConfig:
     """Configure a small recurrent network with dropout."""
-    return RecurrentSeq2Seq.model_validate({"d_model": D_MODEL, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.2} | fields)
+    return RecurrentSeq2SeqConfig.model_validate(
+        {"d_model": D_MODEL, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.2} | fields
+    )
 
 
 def decoded(layer: PlainDecoder, x: Tensor, memory: Tensor) -> Tensor:
     """Decode ``x`` from a padded source."""
-    return layer(x, layer.begin([memory[:, 0], memory[:, 1]]), layer.keys(memory, SEGMENTS))[0]
+    return layer(x, layer.initial_state([memory[:, 0], memory[:, 1]]), layer.project_source(memory, SEGMENTS))[0]
 
 
 Call = Callable[[Any, Tensor, Tensor], Tensor]
@@ -153,40 +161,48 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     ),
     "no positions": (lambda: embedding("none"), lambda layer, x, memory: layer(torch.tensor([[4, 0, 4]]), POSITIONS)),
     "layer norm": (norm, lambda layer, x, memory: layer(x)),
-    "layer norm without a shift": (lambda: build_norm(bricks.LayerNorm(bias=False), D_MODEL), lambda layer, x, memory: layer(x)),
-    "rms norm": (lambda: build_norm(bricks.RmsNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
-    "dynamic tanh": (lambda: build_norm(bricks.DynamicTanh(), D_MODEL), lambda layer, x, memory: layer(x)),
+    "layer norm without a shift": (lambda: build_norm(components.LayerNormConfig(bias=False), D_MODEL), lambda layer, x, memory: layer(x)),
+    "rms norm": (lambda: build_norm(components.RmsNormConfig(), D_MODEL), lambda layer, x, memory: layer(x)),
+    "dynamic tanh": (lambda: build_norm(components.DynamicTanhConfig(), D_MODEL), lambda layer, x, memory: layer(x)),
     "batch norm": (
-        lambda: build_norm(bricks.BatchNorm(), D_MODEL),
+        lambda: build_norm(components.BatchNormConfig(), D_MODEL),
         lambda layer, x, memory: layer(x, LayerContext(token_mask=torch.tensor([[True, True, True], [True, False, False]]))),
     ),
-    "no norm": (lambda: build_norm(bricks.NoNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
+    "no norm": (lambda: build_norm(components.NoNormConfig(), D_MODEL), lambda layer, x, memory: layer(x)),
     "dropout": (lambda: Dropout(0.4), lambda layer, x, memory: layer(x)),
     "dropout added": (lambda: Dropout(0.4), lambda layer, x, memory: layer.add(x, x * x)),
     **{
-        kind: (lambda kind=kind: build_feed_forward(bricks.FeedForward(kind=kind), D_MODEL, 5, 0.2), lambda layer, x, memory: layer(x))
+        kind: (
+            lambda kind=kind: build_feed_forward(components.FeedForwardConfig(kind=kind), D_MODEL, 5, 0.2),
+            lambda layer, x, memory: layer(x),
+        )
         for kind in ("relu", "gelu", "gelu-tanh", "silu", "squared-relu")
     },
     **{
-        kind: (lambda kind=kind: build_feed_forward(bricks.Gated(kind=kind), D_MODEL, 5, 0.2), lambda layer, x, memory: layer(x))
+        kind: (
+            lambda kind=kind: build_feed_forward(components.GatedFeedForwardConfig(kind=kind), D_MODEL, 5, 0.2),
+            lambda layer, x, memory: layer(x),
+        )
         for kind in ("glu", "reglu", "geglu", "swiglu")
     },
     "mixture": (
-        lambda: build_feed_forward(mixture.Mixture(n_experts=3, n_shared=1, expert=bricks.FeedForward(kind="gelu")), D_MODEL, 5, 0.2),
+        lambda: build_feed_forward(
+            moe.MoeConfig(n_experts=3, n_shared_experts=1, expert=components.FeedForwardConfig(kind="gelu")), D_MODEL, 5, 0.2
+        ),
         lambda layer, x, memory: layer(x),
     ),
     "mixture with a capacity": (
-        lambda: build_feed_forward(mixture.Mixture(n_experts=3, capacity=0.7, scores="sigmoid"), D_MODEL, 5, 0.0),
+        lambda: build_feed_forward(moe.MoeConfig(n_experts=3, capacity_factor=0.7, scoring_func="sigmoid"), D_MODEL, 5, 0.0),
         lambda layer, x, memory: layer(x),
     ),
     "self-attention": (attention, lambda layer, x, memory: layer(x, CAUSAL)[0]),
     "cross-attention": (attention, lambda layer, x, memory: layer(x, MEMORY, memory)[0]),
     "attention without biases": (
-        lambda: attention({"bias": False, "output_bias": False}),
+        lambda: attention({"qkv_bias": False, "output_bias": False}),
         lambda layer, x, memory: layer(x, memory=memory)[0],
     ),
     "attention without an output map": (
-        lambda: attention({"output": False}),
+        lambda: attention({"output_projection": False}),
         lambda layer, x, memory: layer(x, memory=memory)[0],
     ),
     "grouped queries": (lambda: attention(n_kv_heads=1), lambda layer, x, memory: layer(x, CAUSAL)[0]),
@@ -197,7 +213,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     **{
         f"{kind}, {name}": (
             lambda kind=kind: approximate(kind),
-            lambda layer, x, memory, reach=reach: layer(x, AttentionContext(segments=reach))[0],
+            lambda layer, x, memory, reach=reach: layer(x, AttentionContext(segment_mask=reach))[0],
         )
         for kind in ("linear", "performer", "linformer", "nystrom")
         for name, reach in REACHES.items()
@@ -206,27 +222,27 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     **{
         f"{kind}, across": (
             lambda kind=kind: approximate(kind),
-            lambda layer, x, memory: layer(x, AttentionContext(segments=ACROSS), memory)[0],
+            lambda layer, x, memory: layer(x, AttentionContext(segment_mask=ACROSS), memory)[0],
         )
         for kind in ("linear", "performer", "linformer")
     },
     "squeeze and excitation": (
-        lambda: build_channel_attention(SqueezeExcitation(reduction=2), 4),
+        lambda: build_channel_attention(SqueezeExcitationConfig(reduction=2), 4),
         lambda layer, x, memory: layer(maps(x)),
     ),
-    "cbam": (lambda: build_channel_attention(Cbam(reduction=2, kernel=3), 4), lambda layer, x, memory: layer(maps(x))),
-    "no channel attention": (lambda: build_channel_attention(NoChannelAttention(), 4), lambda layer, x, memory: layer(maps(x))),
+    "cbam": (lambda: build_channel_attention(CbamConfig(reduction=2, kernel_size=3), 4), lambda layer, x, memory: layer(maps(x))),
+    "no channel attention": (lambda: build_channel_attention(NoChannelAttentionConfig(), 4), lambda layer, x, memory: layer(maps(x))),
     "stem": (
-        lambda: Stem(vision(patch_size=1, stem={"kind": "convolutional", "channels": [3], "depth": 2})),
+        lambda: ConvStem(vision(patch_size=1, stem={"kind": "convolutional", "channels": [3], "convs_per_stage": 2})),
         lambda layer, x, memory: layer(image(x)),
     ),
     "patches": (lambda: PatchEmbedding(vision()), lambda layer, x, memory: layer(image(x))),
     "patches on a grid": (
-        lambda: PatchEmbedding(vision(pool="mean", position="sinusoidal-2d", pixel_mean=[0.4], pixel_std=[0.2])),
+        lambda: PatchEmbedding(vision(pooling="mean", position="sinusoidal-2d", pixel_mean=[0.4], pixel_std=[0.2])),
         lambda layer, x, memory: layer(image(x)),
     ),
     "low rank": (
-        lambda: LowRank(nn.Linear(D_MODEL, 3), Lora(rank=2, alpha=3.0, dropout=0.3)),
+        lambda: LoraLinear(nn.Linear(D_MODEL, 3), LoraConfig(rank=2, alpha=3.0, dropout=0.3)),
         lambda layer, x, memory: layer(x),
     ),
     "encoder block": (lambda: build_block(config(), cross=False), lambda layer, x, memory: layer(x)[0]),
@@ -237,36 +253,42 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         )
         for placement in ("post", "pre", "sandwich", "parallel")
     },
-    **{kind: (lambda kind=kind: Recurrence(recurrent(cell=kind).cell, D_MODEL, 3), lambda layer, x, memory: layer(x)[0]) for kind in CELLS},
+    **{
+        kind: (lambda kind=kind: RecurrentLayer(recurrent(cell=kind).cell, D_MODEL, 3), lambda layer, x, memory: layer(x)[0])
+        for kind in CELLS
+    },
     **{
         f"{kind}, step by step": (
             lambda kind=kind: RecurrentStack(recurrent(cell=kind).cell, [D_MODEL, 3], 3, 0.2),
-            lambda layer, x, memory: layer.step(x[:, 1], layer.step(x[:, 0], [of.zeros(x[:, 0]) for of in layer.layers]))[-1][0],
+            lambda layer, x, memory: layer.step(x[:, 1], layer.step(x[:, 0], [of.zero_state(x[:, 0]) for of in layer.layers]))[-1][0],
         )
         for kind in CELLS
     },
     "packed rows": (
         lambda: RecurrentStack(recurrent().cell, [D_MODEL, 3], 3, 0.2),
-        lambda layer, x, memory: layer.read(x, torch.tensor([[1, 1, 2], [1, 2, 0]])),
+        lambda layer, x, memory: layer.forward_packed(x, torch.tensor([[1, 1, 2], [1, 2, 0]])),
     ),
-    "both ways": (lambda: EncoderLayer(recurrent(), D_MODEL), lambda layer, x, memory: layer(memory, backwards(SEGMENTS))),
+    "both ways": (lambda: RecurrentEncoderLayer(recurrent(), D_MODEL), lambda layer, x, memory: layer(memory, reversal_indices(SEGMENTS))),
     "recurrent encoder": (
         lambda: RecurrentEncoder(recurrent()),
         lambda layer, x, memory: torch.cat(layer(memory, SEGMENTS)[1], -1),
     ),
-    "general score": (lambda: DotScore(D_MODEL, general=True), lambda layer, x, memory: layer(x, layer.keys(memory, SEGMENTS))),
-    "additive score": (lambda: AdditiveScore(D_MODEL, 3), lambda layer, x, memory: layer(x, layer.keys(memory, SEGMENTS))),
+    "general score": (
+        lambda: DotAttention(D_MODEL, general=True),
+        lambda layer, x, memory: layer(x, layer.project_source(memory, SEGMENTS)),
+    ),
+    "additive score": (lambda: AdditiveAttention(D_MODEL, 3), lambda layer, x, memory: layer(x, layer.project_source(memory, SEGMENTS))),
     **{
         f"decoder, {name}": (lambda attention=attention: build_recurrent_decoder(recurrent(attention=attention)), decoded)
         for name, attention in DECODERS.items()
     },
     "encoder": (lambda: Stack(config("pre"), 2, cross=False), lambda layer, x, memory: layer(x)),
     "chosen tokens": (
-        lambda: DepthRouter(MixtureOfDepths(capacity=0.6), D_MODEL),
+        lambda: DepthRouter(MixtureOfDepthsConfig(capacity=0.6), D_MODEL),
         lambda layer, x, memory: layer(x, lambda y, *_: (y + y.sin() * (1 + y.sum(1, keepdim=True)), None)),
     ),
     "mixture of depths": (
-        lambda: Stack(config("pre", depth={"kind": "mixture", "capacity": 0.6}), 2, cross=True),
+        lambda: Stack(config("pre", depth={"kind": "mod", "capacity": 0.6}), 2, cross=True),
         lambda layer, x, memory: layer(x, STACK, memory),
     ),
     "mixed values": (
@@ -329,7 +351,7 @@ def test_float32_is_near_float64_in_all_elements(name: str, training: bool) -> N
     assert (found - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
 
 
-COMMON = {TabulatedPosition, Block, SequentialBlock, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
+COMMON = {TabulatedPositionEncoding, Block, SequentialBlock, SourceAttention, AttendingDecoder, Approximation, LinearAttention}
 """Base classes, which other layers test."""
 
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from transom.config.architecture import TextNetwork, TwoSided
-from transom.config.brick import Brick, Schema, listed, members, schemas
-from transom.config.model import MaskedEncoder, Model, TextClassifier, TextEmbedder
-from transom.data.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
+from transom.config.architecture import EncoderDecoderConfig, TextModelConfig
+from transom.config.model import AnyModel, MaskedLMConfig, TextClassifierConfig, TextEmbedderConfig
+from transom.config.schema import ComponentConfig, Schema, allowed_schemas, allowed_types, list_item_schemas
+from transom.data.batch import Batch, ContrastiveBatch, LabeledTextBatch, LanguageBatch, MaskedBatch, PaddedSequences, TranslationBatch
 from transom.tasks.tagging.schema import TokenTaggerConfig
 
 VOCAB = 9
-TARGET = Sequences.pad([[1, 5, 8, 4], [1, 7]])
+TARGET = PaddedSequences.pad([[1, 5, 8, 4], [1, 7]])
 LABELS = torch.tensor([[5, 8, 4, 2], [7, 2, 0, 0]])
-SOURCE = Sequences.pad([[3, 4, 5, 6, 2], [7, 2]])
+SOURCE = PaddedSequences.pad([[3, 4, 5, 6, 2], [7, 2]])
 FAMILIES: list[dict[str, Any]] = [
     *(
         {
@@ -29,28 +29,28 @@ FAMILIES: list[dict[str, Any]] = [
             "n_decoder_layers": 2,
             "source_vocab_size": VOCAB,
             "target_vocab_size": VOCAB,
-            "tie": tie,
+            "tie_embeddings": tie,
             "head_bias": tie == "decoder",
         }
         for tie in ("all", "decoder", "none")
     ),
-    *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie, "head_bias": not tie} for tie in (True, False)),
-    {"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "mask": "prefix"},
+    *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie_embeddings": tie, "head_bias": not tie} for tie in (True, False)),
+    {"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "mask": "prefix-lm"},
 ]
 """Families that generate text."""
 
 ENCODERS: list[dict[str, Any]] = [
-    *({"kind": "encoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie, "head_bias": tie} for tie in (True, False)),
+    *({"kind": "encoder", "n_layers": 2, "vocab_size": VOCAB, "tie_embeddings": tie, "head_bias": tie} for tie in (True, False)),
     *(
         {
             "kind": "text-classifier",
             "n_layers": 2,
             "vocab_size": VOCAB,
             "classes": ["a", "b", "c"],
-            "pool": pool,
-            "head_bias": pool == "start",
+            "pooling": pool,
+            "head_bias": pool == "cls",
         }
-        for pool in ("start", "mean")
+        for pool in ("cls", "mean")
     ),
     {"kind": "token-tagger", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"], "head_bias": True},
     {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5, "embedding_norm": False},
@@ -60,32 +60,32 @@ NORMS: list[Any] = ["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias":
 PLACEMENTS = ["post", "pre", "sandwich", "parallel"]
 POSITIONS: list[Any] = [
     *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
-    {"kind": "rotary", "share": 0.5},
-    *({"kind": "rotary", "scaling": scaling, "factor": 4.0} for scaling in ("yarn", "linear", "ntk")),
+    {"kind": "rotary", "partial_rotary_factor": 0.5},
+    *({"kind": "rotary", "rope_scaling": scaling, "factor": 4.0} for scaling in ("yarn", "linear", "ntk")),
     {"kind": "relative", "n_buckets": 6, "max_distance": 5},
 ]
 PATTERNS: list[Any] = [
-    *("full", "window", "local", "logarithmic"),
+    *("full", "window", "block-local", "logsparse"),
     {"kind": "window", "size": 2},
     {"kind": "strided", "stride": 2},
-    {"kind": "all", "of": [{"kind": "window", "size": 4}, {"kind": "strided", "stride": 2}]},
-    {"kind": "any", "of": [{"kind": "local", "size": 2}, {"kind": "summary", "stride": 3, "columns": 1}]},
-    {"kind": "any", "of": [{"kind": "random", "size": 1}, {"kind": "global"}, {"kind": "window", "size": 1}]},
-    {"kind": "any", "of": [{"kind": "window", "size": 2}, "prefix"]},
-    [{"kind": "not", "of": {"kind": "strided", "stride": 2}}, "full"],
-    [{"kind": "window", "size": 2}, {"kind": "logarithmic", "local": 1}, "full"],
+    {"kind": "all", "patterns": [{"kind": "window", "size": 4}, {"kind": "strided", "stride": 2}]},
+    {"kind": "any", "patterns": [{"kind": "block-local", "size": 2}, {"kind": "summary", "stride": 3, "columns": 1}]},
+    {"kind": "any", "patterns": [{"kind": "random", "size": 1}, {"kind": "global"}, {"kind": "window", "size": 1}]},
+    {"kind": "any", "patterns": [{"kind": "window", "size": 2}, "prefix"]},
+    [{"kind": "not", "patterns": {"kind": "strided", "stride": 2}}, "full"],
+    [{"kind": "window", "size": 2}, {"kind": "logsparse", "window": 1}, "full"],
 ]
 """For texts of five tokens; none so narrow that a token attends to itself alone, since queries and keys would have no gradient."""
 
 ATTENTION: dict[str, list[Any]] = {
     "pattern": PATTERNS,
     "bias": [True, False],
-    "output": [True, True, True, False],
+    "output_projection": [True, True, True, False],
     "output_bias": [True, True, False],
     "qk_norm": ["none", "rmsnorm", "layernorm", "dyt"],
     "softcap": ["none", 1.5],
     "sinks": [False, True, False],
-    "value_residual": ["none", "none", "learned", {"kind": "fixed", "first": 0.7, "own": -0.4}],
+    "value_residual": ["none", "none", "learned", {"kind": "fixed", "lambda_1": 0.7, "lambda_2": -0.4}],
 }
 LOOKING_BACK = [
     "linear",
@@ -105,18 +105,18 @@ NETWORK = st.tuples(st.sampled_from(NETWORKS), st.booleans()).map(lambda drawn: 
 EXPERTS: dict[str, list[Any]] = {
     "n_experts": [2, 3],
     "top_k": [2, 1],
-    "normalise": [True, False, False],
-    "n_shared": [0, 2],
+    "norm_topk_prob": [True, False, False],
+    "n_shared_experts": [0, 2],
     "d_expert": ["none", 5],
-    "scores": ["softmax", "sigmoid"],
-    "balance": ["loss", "bias", "none"],
-    "capacity": ["none", 3.0],  # enough for all tokens: what is dropped is tested with the layer
+    "scoring_func": ["softmax", "sigmoid"],
+    "load_balancing": ["aux-loss", "bias", "none"],
+    "capacity_factor": ["none", 3.0],  # enough for all tokens: what is dropped is tested with the layer
 }
 
 
 def mixture(fields: dict[str, Any]) -> dict[str, Any]:
     """Configure a mixture of experts; the gate of a single expert is not normalized."""
-    return {"kind": "mixture"} | fields | {"normalise": fields["normalise"] and fields["top_k"] > 1}
+    return {"kind": "moe"} | fields | {"norm_topk_prob": fields["norm_topk_prob"] and fields["top_k"] > 1}
 
 
 def each(lists: dict[str, list[Any]]) -> dict[str, st.SearchStrategy[Any]]:
@@ -134,20 +134,25 @@ SOURCE_ATTENTION: list[Any] = [
     *({"kind": "luong", "score": score, "input_feeding": fed} for score in ("dot", "general", "concat") for fed in (True, False)),
     {"kind": "luong", "score": "concat", "d_attention": 5},
 ]
-WIDTHS: list[dict[str, Any]] = [{"tie": "all"}, {"tie": "decoder"}, {"tie": "none"}, {"tie": "none", "d_embedding": 7}]
+WIDTHS: list[dict[str, Any]] = [
+    {"tie_embeddings": "all"},
+    {"tie_embeddings": "decoder"},
+    {"tie_embeddings": "none"},
+    {"tie_embeddings": "none", "d_embedding": 7},
+]
 """Position encodings whose tables may be shared, and others."""
 
-DEPTHS: list[Any] = ["full", *({"kind": "mixture", "capacity": 0.5, "every": every} for every in (1, 2))]
+DEPTHS: list[Any] = ["full", *({"kind": "mod", "capacity": 0.5, "every": every} for every in (1, 2))]
 
 
 def fitting(fields: dict[str, Any]) -> dict[str, Any]:
     """Remove what the schema rejects together with a mixture of depths or without an output projection."""
-    if not fields["attention"].get("output", True) and "d_value" in fields:
+    if not fields["attention"].get("output_projection", True) and "d_value" in fields:
         fields = fields | {"d_value": 2}
     if fields["depth"] == "full":
         return fields
     every = fields["depth"]["every"] if fields["attention"]["value_residual"] == "none" else 2
-    experts = fields["feed_forward"]["kind"] == "mixture"
+    experts = fields["feed_forward"]["kind"] == "moe"
     return fields | {"depth": {**fields["depth"], "every": every}, **({"feed_forward": "swiglu"} if experts else {})}
 
 
@@ -169,7 +174,7 @@ BRICKS: dict[str, list[Any]] = {
 """Fields that all families share, without attention and feed-forward."""
 
 
-def bricks() -> st.SearchStrategy[dict[str, Any]]:
+def components() -> st.SearchStrategy[dict[str, Any]]:
     """Draw the fields that all families share."""
     lists = {"attention": st.fixed_dictionaries(each(ATTENTION)), "feed_forward": FEED_FORWARD}
     return st.fixed_dictionaries(each(BRICKS) | lists).map(lambda drawn: fitting(SIZES | drawn))
@@ -180,7 +185,7 @@ def turns(lists: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
     return (dict(zip(lists, values, strict=True)) for values in zip(*map(cycle, lists.values()), strict=True))
 
 
-def set_bricks(lists: dict[str, list[Any]], attention: dict[str, list[Any]], n: int) -> list[dict[str, Any]]:
+def set_components(lists: dict[str, list[Any]], attention: dict[str, list[Any]], n: int) -> list[dict[str, Any]]:
     """Return ``n`` combinations: the i-th has the i-th value of every list; every third has a mixture of experts."""
     experts = (
         mixture({"expert": {"kind": kind}, **fields}) for kind, fields in zip(cycle(reversed(NETWORKS)), turns(EXPERTS), strict=False)
@@ -193,7 +198,7 @@ def set_bricks(lists: dict[str, list[Any]], attention: dict[str, list[Any]], n: 
 
 def set_texts(families: list[dict[str, Any]], approximations: list[Any]) -> list[dict[str, Any]]:
     """Combine components and families so that every value of every list occurs, then each approximation with some of them."""
-    rows = [SIZES | fields | family for fields, family in zip(set_bricks(BRICKS, ATTENTION, 13), cycle(families), strict=False)]
+    rows = [SIZES | fields | family for fields, family in zip(set_components(BRICKS, ATTENTION, 13), cycle(families), strict=False)]
     return rows + [with_approximation(fields, kind) for fields, kind in zip(cycle(rows), approximations, strict=False)]
 
 
@@ -221,14 +226,14 @@ def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
         {"kind": st.just("recurrent-decoder"), "vocab_size": st.just(VOCAB), "n_layers": st.sampled_from([1, 2, 3])} | shared
     )
     tied = st.tuples(pairs, st.sampled_from(WIDTHS)) | st.tuples(
-        text, st.sampled_from([{**each, "tie": each["tie"] != "none"} for each in WIDTHS])
+        text, st.sampled_from([{**each, "tie_embeddings": each["tie_embeddings"] != "none"} for each in WIDTHS])
     )
     return tied.map(lambda drawn: drawn[0] | drawn[1]).filter(lambda fields: not kinds or fields["kind"] in kinds)
 
 
 def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy[dict[str, Any]]:
     """Draw a family and its components, a quarter of them with approximate attention."""
-    exact = st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
+    exact = st.tuples(components(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
     return exact | exact | exact | exact.flatmap(approximated)
 
 
@@ -247,7 +252,9 @@ def with_approximation(fields: dict[str, Any], kind: Any) -> dict[str, Any]:
 
 def approximating(attention: dict[str, Any], kind: Any) -> dict[str, Any]:
     """Add an approximation to a drawn attention, and remove what is incompatible with it."""
-    return {name: attention[name] for name in ("bias", "output", "output_bias", "qk_norm", "value_residual")} | {"approximation": kind}
+    return {name: attention[name] for name in ("qkv_bias", "output_projection", "output_bias", "qk_norm", "value_residual")} | {
+        "approximation": kind
+    }
 
 
 CELLS = ["rnn", "lstm", "gru"]
@@ -270,7 +277,15 @@ SET_RECURRENT: list[dict[str, Any]] = [
         strict=False,
     )
 ] + [
-    {"kind": "recurrent-decoder", "vocab_size": VOCAB, "max_seq_len": 16, "d_model": 12, "n_layers": 2, "cell": cell, "tie": cell != "gru"}
+    {
+        "kind": "recurrent-decoder",
+        "vocab_size": VOCAB,
+        "max_seq_len": 16,
+        "d_model": 12,
+        "n_layers": 2,
+        "cell": cell,
+        "tie_embeddings": cell != "gru",
+    }
     for cell in CELLS
 ]
 SET_WRITERS = set_texts(FAMILIES, LOOKING_BACK) + SET_RECURRENT
@@ -292,7 +307,7 @@ def also(combined: Iterable[dict[str, Any]], *more: Any) -> Callable[[Test], Tes
     return with_examples
 
 
-WITHIN = {"of": "pattern", "expert": "feed_forward"}
+WITHIN = {"patterns": "pattern", "expert": "feed_forward"}
 """Fields with the same components as another field; a component need only occur in one."""
 
 
@@ -303,9 +318,9 @@ def choices(*kinds: type[Schema]) -> set[tuple[str, Any]]:
     while waiting:
         for field_name, field in waiting.pop().model_fields.items():
             name = WITHIN.get(field_name, field_name)
-            parts = [part for part in schemas(field) + listed(field) if issubclass(part, Brick)]
+            parts = [part for part in allowed_schemas(field) + list_item_schemas(field) if issubclass(part, ComponentConfig)]
             found |= {(name, kind) for part in parts for kind in get_args(part.model_fields["kind"].annotation)}
-            for member in members(field):
+            for member in allowed_types(field):
                 words = (True, False) if member is bool else get_args(member) if get_origin(member) is Literal and name != "kind" else ()
                 found |= {(name, word) for word in words}
             waiting += [part for part in parts if part not in known]
@@ -319,31 +334,31 @@ def chosen(config: Schema) -> set[tuple[str, Any]]:
     for field_name, value in config:
         name = WITHIN.get(field_name, field_name)
         for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, Brick):
+            if isinstance(part, ComponentConfig):
                 found |= {(name, part.kind)} | chosen(part)  # type: ignore[attr-defined]
             elif isinstance(part, str | bool | int):
                 found.add((name, part))
     return found
 
 
-def described(fields: dict[str, Any]) -> TextNetwork:
+def described(fields: dict[str, Any]) -> TextModelConfig:
     """Validate a combination against the schema."""
-    config: TextNetwork = TypeAdapter(Model).validate_python(fields)
+    config: TextModelConfig = TypeAdapter(AnyModel).validate_python(fields)
     return config
 
 
-def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences = SOURCE) -> Batch:
+def batch_for(config: TextModelConfig, target: PaddedSequences = TARGET, source: PaddedSequences = SOURCE) -> Batch:
     """Build a batch for the family."""
     match config:
-        case TwoSided():
+        case EncoderDecoderConfig():
             return TranslationBatch(source, target, LABELS, (0, 1))
-        case MaskedEncoder() | TokenTaggerConfig():
-            labels = source.tokens if isinstance(config, MaskedEncoder) else source.tokens % len(config.classes)
+        case MaskedLMConfig() | TokenTaggerConfig():
+            labels = source.tokens if isinstance(config, MaskedLMConfig) else source.tokens % len(config.classes)
             return MaskedBatch(source, labels, source.tokens > 4, (0, 1))
-        case TextEmbedder():
-            return MatchedBatch(source, target, (0, 1))
-        case TextClassifier():
-            return LabelledBatch(source, torch.tensor([2, 0]), (0, 1))
+        case TextEmbedderConfig():
+            return ContrastiveBatch(source, target, (0, 1))
+        case TextClassifierConfig():
+            return LabeledTextBatch(source, torch.tensor([2, 0]), (0, 1))
         case _:
             return LanguageBatch(target, LABELS, (0, 1))
 
@@ -353,16 +368,16 @@ def passing_first(fields: dict[str, Any]) -> dict[str, Any]:
     return fields if fields["depth"] == "full" else fields | {"depth": fields["depth"] | {"every": 2}}
 
 
-def prompt_for(config: TextNetwork) -> Sequences:
+def prompt_for(config: TextModelConfig) -> PaddedSequences:
     """Return the input of ``encode``: the source, or the first token of a text, which the first step reads."""
-    return SOURCE if isinstance(config, TwoSided) else Sequences.pad(TARGET.tokens[:, :1].tolist())
+    return SOURCE if isinstance(config, EncoderDecoderConfig) else PaddedSequences.pad(TARGET.tokens[:, :1].tolist())
 
 
-def noisy(side: Sequences, token: int) -> Sequences:
+def noisy(side: PaddedSequences, token: int) -> PaddedSequences:
     """Replace the token ids at padding."""
     return with_tokens(side, torch.where(side.segments > 0, side.tokens, token))
 
 
-def with_tokens(side: Sequences, tokens: Tensor) -> Sequences:
+def with_tokens(side: PaddedSequences, tokens: Tensor) -> PaddedSequences:
     """Replace all tokens."""
     return replace(side, tokens=tokens)

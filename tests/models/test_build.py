@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from transom.config.model import Seq2Seq
-from transom.models.build import build_empty, build_model
+from transom.config.model import Seq2SeqConfig
+from transom.models.build import build_model, build_uninitialized
 from transom.models.seq2seq import Seq2SeqTransformer
 
-CONFIG = Seq2Seq(
+CONFIG = Seq2SeqConfig(
     d_model=128, n_heads=4, d_ff=384, n_encoder_layers=1, n_decoder_layers=1, max_seq_len=16, source_vocab_size=300, target_vocab_size=300
 )
 
@@ -36,7 +36,7 @@ def test_fresh_weights_have_their_spread() -> None:
 def test_an_empty_model_draws_nothing_and_has_the_same_parts() -> None:
     torch.manual_seed(1)
     fresh, before = build_model(CONFIG), torch.get_rng_state()
-    empty = build_empty(CONFIG)
+    empty = build_uninitialized(CONFIG)
     assert torch.equal(torch.get_rng_state(), before)
     shapes = [
         {name: (x.shape, x.dtype, x.requires_grad) for name, x in model.state_dict(keep_vars=True).items()} for model in (fresh, empty)

@@ -32,32 +32,32 @@ from tests.models.combinations import (
     recurrent,
     with_tokens,
 )
-from transom.checkpoints.tensors import load_into, pack
-from transom.config.architecture import Architecture, TextNetwork, Transformer, TwoSided
-from transom.config.brick import schemas
-from transom.config.model import Encoder, MaskedEncoder, Model, TextEmbedder
-from transom.config.recurrent import Recurrent
-from transom.config.training import Adam, Training
-from transom.data.batch import Batch, LanguageBatch, MaskedBatch, Sequences
+from transom.checkpoints.tensors import load_weights_into, serialize_tensors
+from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TextModelConfig, TransformerConfig
+from transom.config.model import AnyModel, EncoderConfig, MaskedLMConfig, TextEmbedderConfig
+from transom.config.recurrent import RecurrentConfig
+from transom.config.schema import allowed_schemas
+from transom.config.training import AdamConfig, TrainingConfig
+from transom.data.batch import Batch, LanguageBatch, MaskedBatch, PaddedSequences
 from transom.data.text.windows import language_batch
-from transom.decoding.backends.searcher import searcher_of
-from transom.decoding.search.roles import StepModel
-from transom.inspection.names import sites
-from transom.inspection.recompute import attention_pattern
-from transom.layers.attention import Attends, per_query_head
+from transom.decoding.backends.decoder_backend import build_decoder_backend
+from transom.decoding.search.interfaces import StepModel
+from transom.inspection.activation_sites import list_sites
+from transom.inspection.recompute import recompute_attention_weights
+from transom.layers.attention import SupportsAttentionWeights, repeat_kv
 from transom.layers.norm import BatchNorm
 from transom.layers.observe import ActivationRecorder
+from transom.models.base import Network
 from transom.models.build import build_model
-from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
 from transom.tasks.tagging.schema import TokenTaggerConfig
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
-from transom.training.step import Stepper
+from transom.training.train_step import TrainStep
 
 REAL = TARGET.segments > 0
-FULL, FULL_SOURCE = Sequences.pad([[1, 5, 8, 4], [1, 7, 3, 6]]), Sequences.pad([[3, 4, 5, 6, 2], [7, 2, 8, 3, 2]])
+FULL, FULL_SOURCE = PaddedSequences.pad([[1, 5, 8, 4], [1, 7, 3, 6]]), PaddedSequences.pad([[3, 4, 5, 6, 2], [7, 2, 8, 3, 2]])
 CLOSE = {"rtol": 0, "atol": 1e-10}
 
 
@@ -69,7 +69,7 @@ def _of_the_lstm_kernel(x: torch.Size, of_x: torch.Size, of_h: torch.Size, *_: A
 KERNELS = {torch.ops.aten.mkldnn_rnn_layer: _of_the_lstm_kernel}
 
 
-def built(config: Architecture) -> Network:
+def built(config: ModelConfig) -> Network:
     """Build in float64 and randomize all weights, so that none is 0 or 1 by default."""
     torch.manual_seed(1)
     model = build_model(config)
@@ -98,9 +98,9 @@ def may_be_idle(model: Network, name: str) -> bool:
         return True
     if not name.startswith(routed_blocks(model)):
         return False
-    assert isinstance(model.config, Transformer)
+    assert isinstance(model.config, TransformerConfig)
     alone = model.config.attention.pattern.kind != "full" and ".attn." in name and name.split(".attn.")[1][0] in "qk"
-    return alone or getattr(model.config, "pool", "mean") != "mean"
+    return alone or getattr(model.config, "pooling", "mean") != "mean"
 
 
 def may_rest(model: Network, address: str) -> bool:
@@ -123,7 +123,7 @@ def test_it_looks_back_only_and_ignores_padding(fields: dict[str, Any]) -> None:
     tokens[0, 2] = 3
     changed = model(batch_for(config, with_tokens(TARGET, tokens)))
     assert torch.allclose(changed[0, :2], whole[0, :2], **CLOSE)
-    mixture = isinstance(config, Transformer) and "mixture" in (config.feed_forward.kind, config.depth.kind)
+    mixture = isinstance(config, TransformerConfig) and (config.feed_forward.kind == "moe" or config.depth.kind == "mod")
     if not mixture:  # whose products have as many rows as there are tokens for an expert or a block
         assert torch.equal(changed[0, :2], whole[0, :2])
     assert not torch.allclose(changed[0, 2], whole[0, 2], **CLOSE)
@@ -137,10 +137,10 @@ def test_steps_equal_the_whole_pass_in_the_model_and_in_what_searches(fields: di
     config = described(fields)
     model = built(config)
     whole = model(batch_for(config))
-    searcher = searcher_of(model)
+    decoder_backend = build_decoder_backend(model)
     ends = [i + 1 for i, cut in enumerate(cuts) if cut] + [4]
     assert isinstance(model, StepModel)
-    for steps in (model, searcher):
+    for steps in (model, decoder_backend):
         cache = steps.start(steps.encode(prompt_for(config)), 1, 4)
         parts = [steps.step(TARGET.tokens[:, a:b], cache) for a, b in zip([0, *ends], ends, strict=False)]
         assert torch.allclose(torch.cat(parts, 1)[REAL], whole[REAL], **CLOSE)
@@ -154,7 +154,7 @@ def test_an_encoder_sees_all_of_its_text_and_no_padding(fields: dict[str, Any]) 
     config = described(passing_first(fields | {"attention": fields["attention"] | {"pattern": "full"}}))
     model = built(config)
     whole = model(batch_for(config))
-    real = batch_for(config).counted if isinstance(config, MaskedEncoder | TokenTaggerConfig) else slice(None)
+    real = batch_for(config).loss_mask if isinstance(config, MaskedLMConfig | TokenTaggerConfig) else slice(None)
     assert whole.isfinite().all()
     assert torch.allclose(model(batch_for(config, source=noisy(SOURCE, 8)))[real], whole[real], **CLOSE)
     for place in (0, 4):
@@ -173,17 +173,21 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     config = described(fields)
     model = built(config).float().train()
     assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
-    batch, n_source = batch_for(config), 5 if isinstance(config, TwoSided | Encoder) else 0
-    n_target = 5 if isinstance(config, MaskedEncoder | TokenTaggerConfig) else 1 if isinstance(config, Encoder) else 4
+    batch, n_source = batch_for(config), 5 if isinstance(config, EncoderDecoderConfig | EncoderConfig) else 0
+    n_target = 5 if isinstance(config, MaskedLMConfig | TokenTaggerConfig) else 1 if isinstance(config, EncoderConfig) else 4
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
-        model(batch_for(config, FULL, FULL_SOURCE))  # some bricks do not compute all of the padding
-    if isinstance(config, TextEmbedder):  # both sides, and the products of their vectors
+        model(batch_for(config, FULL, FULL_SOURCE))  # some components do not compute all of the padding
+    if isinstance(config, TextEmbedderConfig):  # both sides, and the products of their vectors
         expected = sum(count_flops(config, 2, length, 0).forward for length in (5, 4)) + 2 * 12 * 2 * 2
     else:
         expected = count_flops(config, 2, n_source, n_target).forward
     assert expected == counter.get_total_flops()
-    stepper = Stepper(
-        model, build_optimizer(model, Adam()), Training(clip_norm=None, label_smoothing=0.0), torch.float32, CrossEntropy(0.0)
+    stepper = TrainStep(
+        model,
+        build_optimizer(model, AdamConfig()),
+        TrainingConfig(max_grad_norm=None, label_smoothing=0.0),
+        torch.float32,
+        CrossEntropy(0.0),
     )
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     stepper.step([batch], 3e-3)
@@ -203,18 +207,18 @@ def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[
     model, recorder, batch = built(config), ActivationRecorder(["*"]), batch_for(config)
     logits = model(batch, recorder)
     assert torch.equal(logits, model(batch))
-    known = [site.address for site in sites(config)]
+    known = [site.address for site in list_sites(config)]
     assert [address for address in known if address in recorder.activations or not may_rest(model, address)] == list(recorder.activations)
-    attentions = [name for name, module in model.named_modules() if isinstance(module, Attends)]
-    if isinstance(config, Recurrent):
-        assert len(attentions) == (fields.get("attention", "none") != "none")
+    attention_contexts = [name for name, module in model.named_modules() if isinstance(module, SupportsAttentionWeights)]
+    if isinstance(config, RecurrentConfig):
+        assert len(attention_contexts) == (fields.get("attention", "none") != "none")
     else:
-        assert len(attentions) == (6 if isinstance(config, TwoSided) else 2)
-    for name in attentions:
+        assert len(attention_contexts) == (6 if isinstance(config, EncoderDecoderConfig) else 2)
+    for name in attention_contexts:
         if f"{name}.z" not in recorder.activations:
             continue  # no token chose its block
-        weights = attention_pattern(model, name, recorder.activations, batch)
-        z: Tensor = weights @ per_query_head(recorder.activations[f"{name}.v"], weights.shape[1])
+        weights = recompute_attention_weights(model, name, recorder.activations, batch)
+        z: Tensor = weights @ repeat_kv(recorder.activations[f"{name}.v"], weights.shape[1])
         assert torch.allclose(z, recorder.activations[f"{name}.z"], **CLOSE)
 
 
@@ -227,8 +231,8 @@ def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
     model, other = built(config), build_model(config).double().eval()
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"
-        file.write_bytes(pack(model.state_dict()))
-        load_into(other, file)
+        file.write_bytes(serialize_tensors(model.state_dict()))
+        load_weights_into(other, file)
     batch = batch_for(config)
     assert torch.equal(model(batch), other(batch))
     assert type(config).model_validate(config.model_dump()) == config
@@ -246,9 +250,9 @@ def test_float32_is_near_float64_in_all_elements(fields: dict[str, Any]) -> None
 ROWS = [[2, 5, 8, 4], [2, 7], [2, 3, 3, 6, 5]]
 
 
-def reading(config: TextNetwork, text: Sequences) -> Batch:
+def reading(config: TextModelConfig, text: PaddedSequences) -> Batch:
     """Build a batch of one text for a model with logits per token."""
-    if isinstance(config, MaskedEncoder):
+    if isinstance(config, MaskedLMConfig):
         return MaskedBatch(text, text.tokens, text.segments > 0, (0,))
     return LanguageBatch(text, text.tokens, (0,))
 
@@ -261,13 +265,13 @@ def test_packed_documents_are_as_alone(fields: dict[str, Any]) -> None:
     config = described(fields)
     model = built(config)
     tokens = np.array([[token for row in ROWS for token in row]], np.int32)
-    packed = language_batch(tokens, tokens, np.zeros(1, np.int64)).target
+    packed = language_batch(tokens, tokens, np.zeros(1, np.int64)).decoder_input
     assert packed.segments.max() == 3
-    alone = [model(reading(config, Sequences.pad([row])))[0] for row in ROWS]
+    alone = [model(reading(config, PaddedSequences.pad([row])))[0] for row in ROWS]
     assert torch.allclose(model(reading(config, packed))[0], torch.cat(alone), **CLOSE)
 
 
-TEXTS = [member for member in schemas(Model) if issubclass(member, TextNetwork)]
+TEXTS = [member for member in allowed_schemas(AnyModel) if issubclass(member, TextModelConfig)]
 OF_IMAGES = {("pattern", "window-2d")}
 OF_ENCODERS = {("approximation", "linformer"), ("approximation", "nystrom")}
 
@@ -275,14 +279,14 @@ OF_ENCODERS = {("approximation", "linformer"), ("approximation", "nystrom")}
 @pytest.mark.parametrize(
     ("rows", "families", "expected"),
     [
-        (SET_WRITERS, [kind for kind in TEXTS if not issubclass(kind, Encoder)], OF_IMAGES | OF_ENCODERS),
-        (SET_ENCODERS, [kind for kind in TEXTS if issubclass(kind, Encoder)], OF_IMAGES),
+        (SET_WRITERS, [kind for kind in TEXTS if not issubclass(kind, EncoderConfig)], OF_IMAGES | OF_ENCODERS),
+        (SET_ENCODERS, [kind for kind in TEXTS if issubclass(kind, EncoderConfig)], OF_IMAGES),
         (SET_TEXTS, TEXTS, OF_IMAGES),
     ],
     ids=["writers", "encoders", "texts"],
 )
 def test_every_choice_that_a_schema_has_is_in_the_set_combinations(
-    rows: list[dict[str, Any]], families: list[type[TextNetwork]], expected: set[tuple[str, Any]]
+    rows: list[dict[str, Any]], families: list[type[TextModelConfig]], expected: set[tuple[str, Any]]
 ) -> None:
     configs = [described(fields) for fields in rows]
     assert {type(config) for config in configs} == set(families)

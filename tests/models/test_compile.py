@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.models.tiny import seq2seq
-from transom.data.batch import Sequences, TranslationBatch
+from transom.data.batch import PaddedSequences, TranslationBatch
 from transom.models.build import build_model
 
 TRACER = "ignore:.*torch.autograd.function.Function.* should not be instantiated:DeprecationWarning"
@@ -21,7 +21,7 @@ INDUCTOR = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
 def test_logits_and_gradients_agree(backend: str, placement: str) -> None:
     torch.manual_seed(0)
     model = build_model(seq2seq(d_model=16, d_ff=32, dropout=0.0, norm_placement=placement)).train()
-    source, target = Sequences.pad([[5, 6, 7, 2], [8, 2]]), Sequences.pad([[1, 9], [1, 4]])
+    source, target = PaddedSequences.pad([[5, 6, 7, 2], [8, 2]]), PaddedSequences.pad([[1, 9], [1, 4]])
     batch = TranslationBatch(source, target, target.tokens, (0, 1))
     results = []
     for forward in (model, torch.compile(model, backend=backend)):

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 import transom
 from tests.models.combinations import batch_for
 from tests.models.test_compile import INDUCTOR, TRACER
-from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
-from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
-from transom.config.vision import ConvolutionalNetwork, VisionTransformer
-from transom.data.batch import LanguageBatch, Sequences, TranslationBatch
+from transom.config.model import DecoderConfig, MaskedLMConfig, Seq2SeqConfig, TextClassifierConfig, TextEmbedderConfig
+from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
+from transom.config.vision import ConvolutionalNetworkConfig, VisionTransformerConfig
+from transom.data.batch import LanguageBatch, PaddedSequences, TranslationBatch
 from transom.errors import ConfigError, TransomError
 from transom.layers.observe import ActivationRecorder
-from transom.layers.position import TabulatedPosition
+from transom.layers.position_encoding import TabulatedPositionEncoding
 
 SMALL: dict[str, Any] = {"d_model": 16, "dropout": 0.0}
 TEXT = SMALL | {"n_heads": 2, "d_ff": 32, "max_seq_len": 16}
@@ -85,7 +85,7 @@ def test_padding_changes_nothing(name: str, side: str) -> None:
 @torch.no_grad()
 def test_tensors_are_what_a_batch_is() -> None:
     rows, mask = [[1, 5, 6], [1, 8]], torch.tensor([[1, 1, 1], [1, 1, 0]])
-    text = Sequences.pad(rows)
+    text = PaddedSequences.pad(rows)
     model = built("decoder")
     real = mask.bool()
     assert torch.equal(model(text.tokens, attention_mask=mask)[real], model(LanguageBatch(text, text.tokens, (0, 1)))[real])
@@ -132,7 +132,7 @@ def test_tensors_that_do_not_fit_are_named() -> None:
         model(tokens, attention_mask=torch.ones(2, 2), decoder_tokens=tokens)
     with pytest.raises(TransomError, match=r"decoder_tokens: expected the target's token ids.*found none"):
         model(tokens)
-    text = Sequences.pad([[1, 5]])
+    text = PaddedSequences.pad([[1, 5]])
     with pytest.raises(TransomError, match="attention_mask: expected with token ids, found with a batch"):
         model(TranslationBatch(text, text, text.tokens, (0,)), attention_mask=torch.ones(1, 2))
     with pytest.raises(TransomError, match=r"tokens: expected integers of shape \(batch, length\), found torch.float32"):
@@ -141,29 +141,35 @@ def test_tensors_that_do_not_fit_are_named() -> None:
 
 def test_config_classes_need_sizes_only() -> None:
     sizes: Any = {"d_model": 8, "n_heads": 2, "d_ff": 8}
-    configs = [Decoder(vocab_size=9, n_layers=1, **sizes), MaskedEncoder(vocab_size=9, n_layers=1, **sizes)]
-    configs += [TextClassifier(vocab_size=9, classes=("a", "b"), n_layers=1, **sizes), TextEmbedder(vocab_size=9, n_layers=1, **sizes)]
-    configs += [Seq2Seq(source_vocab_size=9, target_vocab_size=9, n_encoder_layers=1, n_decoder_layers=1, **sizes)]
-    configs += [RecurrentSeq2Seq(source_vocab_size=9, target_vocab_size=9, d_model=8), RecurrentDecoder(vocab_size=9, d_model=8)]
-    configs += [VisionTransformer(classes=("a", "b"), n_layers=1, **sizes), ConvolutionalNetwork(classes=("a", "b"))]
+    configs = [DecoderConfig(vocab_size=9, n_layers=1, **sizes), MaskedLMConfig(vocab_size=9, n_layers=1, **sizes)]
+    configs += [
+        TextClassifierConfig(vocab_size=9, classes=("a", "b"), n_layers=1, **sizes),
+        TextEmbedderConfig(vocab_size=9, n_layers=1, **sizes),
+    ]
+    configs += [Seq2SeqConfig(source_vocab_size=9, target_vocab_size=9, n_encoder_layers=1, n_decoder_layers=1, **sizes)]
+    configs += [
+        RecurrentSeq2SeqConfig(source_vocab_size=9, target_vocab_size=9, d_model=8),
+        RecurrentDecoderConfig(vocab_size=9, d_model=8),
+    ]
+    configs += [VisionTransformerConfig(classes=("a", "b"), n_layers=1, **sizes), ConvolutionalNetworkConfig(classes=("a", "b"))]
     for config in configs:
         assert transom.build(config).config == config
     assert transom.build({"preset": "gpt2", "n_layers": 1, "d_model": 12, "n_heads": 2, "d_ff": 8, "vocab_size": 9}).config.d_model == 12
 
 
-@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "alibi", {"kind": "rotary", "scaling": "yarn", "factor": 4.0}])
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "alibi", {"kind": "rotary", "rope_scaling": "yarn", "factor": 4.0}])
 @torch.no_grad()
 def test_a_model_in_float64_has_tables_in_float64(position: Any) -> None:
     torch.manual_seed(1)
     model = transom.build(MODELS["decoder"] | {"position": position, "n_heads": 2, "max_seq_len": 500})
-    places = [module for module in model.modules() if isinstance(module, TabulatedPosition)]
+    places = [module for module in model.modules() if isinstance(module, TabulatedPositionEncoding)]
     today = [{name: table.clone() for name, table in place.named_buffers()} for place in places]
     for move in (lambda m: m.double(), lambda m: m.to(torch.float64), lambda m: m.bfloat16().double()):
         moved = move(copy.deepcopy(model))
-        for place in (module for module in moved.modules() if isinstance(module, TabulatedPosition)):
+        for place in (module for module in moved.modules() if isinstance(module, TabulatedPositionEncoding)):
             for name, exact in place.tables(torch.float64).items():
                 assert torch.equal(place.get_buffer(name), exact)
-    for place, before in zip((m for m in model.double().float().modules() if isinstance(m, TabulatedPosition)), today, strict=True):
+    for place, before in zip((m for m in model.double().float().modules() if isinstance(m, TabulatedPositionEncoding)), today, strict=True):
         assert all(torch.equal(place.get_buffer(name), table) for name, table in before.items())
     assert places and all("table" not in name and "cos" not in name for name in model.state_dict())
 
@@ -171,7 +177,7 @@ def test_a_model_in_float64_has_tables_in_float64(position: Any) -> None:
 @torch.no_grad()
 def test_a_grid_in_float64_has_tables_in_float64() -> None:
     model = built("vit", position="sinusoidal-2d")
-    (place,) = (module for module in model.modules() if isinstance(module, TabulatedPosition))
+    (place,) = (module for module in model.modules() if isinstance(module, TabulatedPositionEncoding))
     assert torch.equal(place.get_buffer("table"), place.tables(torch.float64)["table"])
     assert place.get_buffer("table").dtype == torch.float64
 
@@ -201,7 +207,7 @@ def test_a_head_may_have_a_bias(name: str) -> None:
     assert torch.allclose(difference, biased.unembedding.bias.expand_as(difference), **CLOSE)
     batch = batch_for(biased.config) if name not in ("vit", "convolutional") else None
     if batch is not None:
-        hidden, weight = biased.output(batch)
+        hidden, weight = biased.logit_factors(batch)
         assert torch.allclose(hidden @ weight.T, biased(batch), **CLOSE), "the product is the logits"
 
 
@@ -217,6 +223,6 @@ def test_the_mask_may_be_a_token_of_the_vocabulary() -> None:
 
 @torch.no_grad()
 def test_a_text_s_vector_may_be_its_start_symbol_s() -> None:
-    model, tokens = built("embedder", pool="start"), torch.tensor([[1, 5, 6, 2]])
-    text = model.batch_of(tokens, decoder_tokens=tokens).source
+    model, tokens = built("embedder", pooling="cls"), torch.tensor([[1, 5, 6, 2]])
+    text = model.make_batch(tokens, decoder_tokens=tokens).source
     assert torch.allclose(model.vectors(text)[0], F.normalize(model.encode(text)[0, 0], dim=0), **CLOSE)

@@ -13,16 +13,16 @@ from torch import Tensor
 from tests.models.combinations import FAMILIES, SOURCE, TARGET, batch_for, combinations, described, passing_first
 from tests.models.test_combinations import CLOSE, built
 from tests.models.test_patterns import LENGTH, fields, text
-from transom.data.batch import LanguageBatch, Sequences
+from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.layers.context import AttentionContext, StackContext
-from transom.layers.masks import visible_tiles as tiles_planning
-from transom.layers.masks.contexts import build_contexts
-from transom.layers.masks.rule import Places
-from transom.models.decoder import DecoderTransformer
+from transom.layers.masks import block_sparse_mask as tiles_planning
+from transom.layers.masks.attention_contexts import build_contexts
+from transom.layers.masks.mask_rules import TokenPositions
+from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 
-PREFIXED = combinations([{"kind": "decoder", "n_layers": 2, "vocab_size": 9, "mask": "prefix"}]).filter(
-    lambda drawn: drawn["mask"] == "prefix"
+PREFIXED = combinations([{"kind": "decoder", "n_layers": 2, "vocab_size": 9, "mask": "prefix-lm"}]).filter(
+    lambda drawn: drawn["mask"] == "prefix-lm"
 )
 ROWS = [[2, 5, 8, 4, 1, 6], [2, 7, 1, 3, 3]]
 PREFIXES = [4, 2]
@@ -30,16 +30,16 @@ PREFIXES = [4, 2]
 
 def batch_of(rows: Sequence[Sequence[int]], prefixes: Sequence[int]) -> LanguageBatch:
     """Build a batch of one sequence with a prefix per row."""
-    whole = Sequences.pad(rows)
+    whole = PaddedSequences.pad(rows)
     prefix = torch.arange(whole.tokens.shape[1]) < torch.tensor(prefixes)[:, None]
     return LanguageBatch(replace(whole, prefix=prefix), whole.tokens, tuple(range(len(rows))))
 
 
 def changed(batch: LanguageBatch, row: int, place: int) -> LanguageBatch:
     """Replace one token."""
-    tokens = batch.target.tokens.clone()
+    tokens = batch.decoder_input.tokens.clone()
     tokens[row, place] = tokens[row, place] % 7 + 1
-    return replace(batch, target=replace(batch.target, tokens=tokens))
+    return replace(batch, decoder_input=replace(batch.decoder_input, tokens=tokens))
 
 
 @settings(max_examples=30)
@@ -48,15 +48,15 @@ def changed(batch: LanguageBatch, row: int, place: int) -> LanguageBatch:
 def test_it_sees_what_a_mask_written_out_lets_it_see(drawn: dict[str, Any]) -> None:
     config = described(drawn | {"attention": drawn["attention"] | {"pattern": "full"}})
     model, batch = built(config), batch_of(ROWS, PREFIXES)
-    assert isinstance(model, DecoderTransformer)
+    assert isinstance(model, DecoderOnlyTransformer)
     mask = torch.tensor([[[j <= i or j < n for j in range(6)] for i in range(6)] for n in PREFIXES])[:, None]
-    places = Places(batch.target.positions, batch.target.segments)
-    causal = build_contexts(model.embedding.position, places, places, model.rules)[0]
+    places = TokenPositions(batch.decoder_input.positions, batch.decoder_input.segments)
+    causal = build_contexts(model.embedding.position, places, places, model.mask_rules)[0]
     by_hand = model.decoder(
-        model.embedding(batch.target.tokens, batch.target.positions),
-        StackContext(attentions=[AttentionContext(mask=mask, bias=causal.bias, rotation=causal.rotation)]),
+        model.embedding(batch.decoder_input.tokens, batch.decoder_input.positions),
+        StackContext(attention_contexts=[AttentionContext(mask=mask, bias=causal.bias, rotary=causal.rotary)]),
     )
-    real = batch.target.segments > 0
+    real = batch.decoder_input.segments > 0
     assert torch.allclose(model(batch)[real], model.unembedding(by_hand)[real], **CLOSE)
 
 
@@ -71,8 +71,8 @@ def test_a_prefix_is_seen_both_ways_and_what_follows_looks_back(drawn: dict[str,
     assert not any(torch.allclose(in_prefix[0, i], whole[0, i], **CLOSE) for i in range(6)), "all tokens see the prefix's last"
     assert torch.allclose(behind[0, :4], whole[0, :4], **CLOSE) and not torch.allclose(behind[0, 4], whole[0, 4], **CLOSE)
     assert torch.allclose(in_prefix[1], whole[1], **CLOSE)
-    none = model(replace(batch, target=replace(batch.target, prefix=None)))
-    other = model(changed(replace(batch, target=replace(batch.target, prefix=None)), 0, 3))
+    none = model(replace(batch, decoder_input=replace(batch.decoder_input, prefix=None)))
+    other = model(changed(replace(batch, decoder_input=replace(batch.decoder_input, prefix=None)), 0, 3))
     assert torch.allclose(other[0, :3], none[0, :3], **CLOSE), "without a prefix it is causal"
     assert not torch.allclose(none[0, :3], whole[0, :3], **CLOSE)
 
@@ -84,7 +84,7 @@ def test_steps_behind_a_prompt_equal_the_whole_pass(drawn: dict[str, Any], n_pre
     model = built(described(drawn))
     whole = model(batch_of(ROWS[:1], [n_prefix]))
     steps: Any = model
-    cache = steps.start(Sequences.pad([ROWS[0][: n_prefix + 1]]), 1, 6 - n_prefix)
+    cache = steps.start(PaddedSequences.pad([ROWS[0][: n_prefix + 1]]), 1, 6 - n_prefix)
     found = torch.cat([steps.step(torch.tensor([[token]]), cache) for token in ROWS[0][n_prefix:]], 1)
     assert torch.allclose(found, whole[:, n_prefix:], **CLOSE)
 
@@ -99,7 +99,7 @@ def test_packed_is_as_alone(drawn: dict[str, Any]) -> None:
     def joined(*parts: Tensor) -> Tensor:
         return torch.cat(parts)[None]
 
-    row = Sequences(
+    row = PaddedSequences(
         joined(*(torch.tensor(row) for row in ROWS)),
         joined(torch.arange(6), torch.arange(5)),
         joined(torch.ones(6, dtype=torch.long), torch.full((5,), 2)),
@@ -111,9 +111,9 @@ def test_packed_is_as_alone(drawn: dict[str, Any]) -> None:
 
 PATTERNS: dict[str, Any] = {
     "full": "full",
-    "window and prefix": {"kind": "any", "of": [{"kind": "window", "size": 20}, "prefix"]},
-    "window but not the prefix": {"kind": "all", "of": [{"kind": "window", "size": 30}, {"kind": "not", "of": "prefix"}]},
-    "strided and prefix, in turn": [{"kind": "any", "of": [{"kind": "strided", "stride": 9}, "prefix"]}, "full"],
+    "window and prefix": {"kind": "any", "patterns": [{"kind": "window", "size": 20}, "prefix"]},
+    "window but not the prefix": {"kind": "all", "patterns": [{"kind": "window", "size": 30}, {"kind": "not", "patterns": "prefix"}]},
+    "strided and prefix, in turn": [{"kind": "any", "patterns": [{"kind": "strided", "stride": 9}, "prefix"]}, "full"],
 }
 
 
@@ -121,16 +121,18 @@ PATTERNS: dict[str, Any] = {
 @pytest.mark.parametrize("position", ["rotary", "relative"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_tiles_change_nothing(pattern: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles_planning, "LONG", 128)
-    monkeypatch.setattr(tiles_planning, "MOST", 0.95)
-    model = built(described(fields("decoder", PATTERNS[pattern], position=position, mask="prefix")))
+    monkeypatch.setattr(tiles_planning, "MIN_QUERIES", 128)
+    monkeypatch.setattr(tiles_planning, "MAX_DENSITY", 0.95)
+    model = built(described(fields("decoder", PATTERNS[pattern], position=position, mask="prefix-lm")))
     side = text(LENGTH)
     batch = batch_of([row[:n] for row, n in zip(side.tokens.tolist(), side.lengths.tolist(), strict=True)], [40, 25])
-    assert isinstance(model, DecoderTransformer) and any(each.tiles for each in model.context(batch.target).attentions)
-    real = batch.target.segments > 0
+    assert isinstance(model, DecoderOnlyTransformer) and any(
+        each.block_mask for each in model.context(batch.decoder_input).attention_contexts
+    )
+    real = batch.decoder_input.segments > 0
     by_tiles = model(batch)
     gradients = torch.autograd.grad(by_tiles[real].square().mean(), list(model.parameters()))
-    monkeypatch.setattr(tiles_planning, "LONG", 10**6)
+    monkeypatch.setattr(tiles_planning, "MIN_QUERIES", 10**6)
     written_out = model(batch)
     assert torch.allclose(by_tiles[real], written_out[real], **CLOSE)
     for a, b in zip(gradients, torch.autograd.grad(written_out[real].square().mean(), list(model.parameters())), strict=True):
@@ -139,9 +141,9 @@ def test_tiles_change_nothing(pattern: str, position: str, monkeypatch: pytest.M
 
 @torch.no_grad()
 def test_what_a_translator_writes_has_no_prefix() -> None:
-    pattern = {"kind": "any", "of": [{"kind": "window", "size": 2}, "prefix"]}
-    bricks = {"d_model": 12, "n_heads": 3, "d_ff": 8, "max_seq_len": 16, "depth": "mixture", "attention": {"pattern": pattern}}
-    config = described(FAMILIES[0] | bricks)
+    pattern = {"kind": "any", "patterns": [{"kind": "window", "size": 2}, "prefix"]}
+    components = {"d_model": 12, "n_heads": 3, "d_ff": 8, "max_seq_len": 16, "depth": "mod", "attention": {"pattern": pattern}}
+    config = described(FAMILIES[0] | components)
     model = built(config)
     assert isinstance(model, Seq2SeqTransformer)
     cache = model.start(model.encode(SOURCE), 1, 4)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from tests.models.tiny import seq2seq
-from transom.data.batch import Sequences, TranslationBatch
+from transom.data.batch import PaddedSequences, TranslationBatch
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 
@@ -24,8 +24,8 @@ def tiny(dtype: torch.dtype = torch.float64, **fields: object) -> Seq2SeqTransfo
 
 
 def batch(sources: list[list[int]], targets: list[list[int]]) -> TranslationBatch:
-    target = Sequences.pad(targets)
-    return TranslationBatch(Sequences.pad(sources), target, target.tokens, tuple(range(len(sources))))
+    target = PaddedSequences.pad(targets)
+    return TranslationBatch(PaddedSequences.pad(sources), target, target.tokens, tuple(range(len(sources))))
 
 
 PAIRS = batch([[3, 4, 5, 6, 2], [7, 2]], [[1, 5, 9, 4], [1, 7]])
@@ -33,9 +33,9 @@ VARIANTS = [
     {},
     {"norm_placement": "pre"},
     {"d_head": 3, "d_value": 5},
-    {"tie": "none"},
-    {"tie": "decoder"},
-    {"attention": {"output": False}},
+    {"tie_embeddings": "none"},
+    {"tie_embeddings": "decoder"},
+    {"attention": {"output_projection": False}},
 ]
 
 
@@ -44,9 +44,9 @@ def test_a_changed_token_changes_no_earlier_output_bit_for_bit(fields: dict[str,
     model = tiny(torch.float32, **fields)
     before = model(PAIRS)
     for place in range(1, 4):
-        tokens = PAIRS.target.tokens.clone()
+        tokens = PAIRS.decoder_input.tokens.clone()
         tokens[0, place] = 11
-        changed = Sequences(tokens, PAIRS.target.positions, PAIRS.target.segments, PAIRS.target.lengths)
+        changed = PaddedSequences(tokens, PAIRS.decoder_input.positions, PAIRS.decoder_input.segments, PAIRS.decoder_input.lengths)
         after = model(TranslationBatch(PAIRS.source, changed, tokens, (0, 1)))
         assert torch.equal(before[0, :place], after[0, :place])
         assert not torch.equal(before[0, place], after[0, place])
@@ -55,10 +55,10 @@ def test_a_changed_token_changes_no_earlier_output_bit_for_bit(fields: dict[str,
 @pytest.mark.parametrize("fields", VARIANTS)
 def test_garbage_in_the_padding_changes_nothing(fields: dict[str, object]) -> None:
     model = tiny(torch.float32, **fields)
-    source, target = PAIRS.source, PAIRS.target
+    source, target = PAIRS.source, PAIRS.decoder_input
     noisy = TranslationBatch(
-        Sequences(torch.where(source.segments > 0, source.tokens, 9), source.positions, source.segments, source.lengths),
-        Sequences(torch.where(target.segments > 0, target.tokens, 8), target.positions, target.segments, target.lengths),
+        PaddedSequences(torch.where(source.segments > 0, source.tokens, 9), source.positions, source.segments, source.lengths),
+        PaddedSequences(torch.where(target.segments > 0, target.tokens, 8), target.positions, target.segments, target.lengths),
         PAIRS.labels,
         (0, 1),
     )
@@ -73,7 +73,7 @@ def test_gradients_of_every_weight_by_finite_differences(placement: str) -> None
     sizes = {"d_model": 4, "n_heads": 2, "d_ff": 5, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 6}
     model = tiny(**sizes, norm_placement=placement, source_vocab_size=7, target_vocab_size=7)
     pairs = batch([[3, 4, 2], [6, 2]], [[1, 5, 4], [1, 6]])
-    real = pairs.target.segments > 0
+    real = pairs.decoder_input.segments > 0
     weights = dict(model.named_parameters())
 
     def logits(*values: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def test_gradients_of_every_weight_by_finite_differences(placement: str) -> None
 
 def test_packed_sequences_equal_sequences_alone() -> None:
     model = tiny()
-    pack = lambda *rows: Sequences(  # noqa: E731
+    pack = lambda *rows: PaddedSequences(  # noqa: E731
         torch.tensor([[t for row in rows for t in row]]),
         torch.tensor([[i for row in rows for i in range(len(row))]]),
         torch.tensor([[n + 1 for n, row in enumerate(rows) for _ in row]]),
@@ -99,7 +99,7 @@ def test_packed_sequences_equal_sequences_alone() -> None:
 def test_cached_steps_equal_the_whole_forward_for_every_split(fields: dict[str, object]) -> None:
     model = tiny(**fields)
     source, tokens = PAIRS.source, torch.tensor([[1, 5, 9, 4, 6], [1, 7, 3, 3, 2]])
-    target = Sequences.pad(tokens.tolist())
+    target = PaddedSequences.pad(tokens.tolist())
     whole = model(TranslationBatch(source, target, tokens, (0, 1)))
     with torch.inference_mode():
         memory = model.encode(source)
@@ -123,14 +123,14 @@ def test_beams_continue_from_the_rows_they_are_told_to() -> None:
     assert torch.allclose(last[:, 0], model(batch(sources, whole))[:, -1], rtol=0, atol=1e-10)
     with torch.inference_mode():
         cache.reorder(torch.tensor([2, 3]))
-        cache.keep_sources(torch.tensor([1]))
+        cache.select_sources(torch.tensor([1]))
         rest = model.step(torch.tensor([[5], [5]]), cache)
     assert torch.allclose(rest[:, 0], model(batch([[7, 2]] * 2, [[1, 7, 3, 5], [1, 8, 2, 5]]))[:, -1], rtol=0, atol=1e-10)
 
 
 def test_tied_tables_are_one_tensor() -> None:
     for tie, n_tables in (("all", 1), ("decoder", 2), ("none", 3)):
-        model = tiny(tie=tie)
+        model = tiny(tie_embeddings=tie)
         tables = {p.data_ptr() for name, p in model.named_parameters(remove_duplicate=False) if p.shape[0] == VOCAB}
         assert len(tables) == n_tables
 

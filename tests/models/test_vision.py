@@ -26,42 +26,42 @@ from tests.models.combinations import (
     each,
     fitting,
     passing_first,
-    set_bricks,
+    set_components,
     with_approximation,
 )
 from tests.models.test_combinations import built, may_be_idle, may_rest
-from transom.checkpoints.tensors import load_into, pack
-from transom.config.model import Model
-from transom.config.training import Adam, Training
-from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
-from transom.data.batch import ImageBatch, Mixed
-from transom.inspection.names import sites
-from transom.inspection.recompute import attention_pattern
-from transom.layers.attention import per_query_head
-from transom.layers.masks import visible_tiles as tiles_planning
+from transom.checkpoints.tensors import load_weights_into, serialize_tensors
+from transom.config.model import AnyModel
+from transom.config.training import AdamConfig, TrainingConfig
+from transom.config.vision import ConvolutionalNetworkConfig, ImageClassifierConfig, VisionTransformerConfig
+from transom.data.batch import ImageBatch, MixupLabels
+from transom.inspection.activation_sites import list_sites
+from transom.inspection.recompute import recompute_attention_weights
+from transom.layers.attention import repeat_kv
+from transom.layers.masks import block_sparse_mask as tiles_planning
 from transom.layers.observe import ActivationRecorder
-from transom.layers.position import build_position, resized_grid, sinusoids
-from transom.layers.vision.patches import patches
+from transom.layers.position_encoding import build_position_encoding, resize_position_grid, sinusoidal_table
+from transom.layers.vision.patch_embedding import patchify
 from transom.models.build import build_model
 from transom.planning import flops
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
-from transom.training.objectives.mixed_images import MixedImages
+from transom.training.objectives.mixup import MixupCrossEntropy
 from transom.training.optimizer import build_optimizer
-from transom.training.step import Stepper
+from transom.training.train_step import TrainStep
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 STEMS: list[Any] = [
     "none",
-    *({"kind": "convolutional", "channels": channels, "depth": depth, "attention": attention} for channels, depth, attention in (
-        ([4], 1, "none"), ([4, 6], 1, {"kind": "se", "reduction": 1}), ([3], 2, {"kind": "cbam", "reduction": 1, "kernel": 3}),
+    *({"kind": "convolutional", "channels": channels, "convs_per_stage": depth, "attention": attention} for channels, depth, attention in (
+        ([4], 1, "none"), ([4, 6], 1, {"kind": "se", "reduction": 1}), ([3], 2, {"kind": "cbam", "reduction": 1, "kernel_size": 3}),
     )),
 ]  # fmt: skip
 IMAGE_PATTERNS: list[Any] = [
     {"kind": "window-2d", "size": 2},
     [{"kind": "window-2d", "size": 2}, "full"],
-    {"kind": "any", "of": [{"kind": "local", "size": 4}, {"kind": "strided", "stride": 4}]},
-    {"kind": "all", "of": [{"kind": "window-2d", "size": 3}, {"kind": "not", "of": {"kind": "window-2d", "size": 1}}]},
+    {"kind": "any", "patterns": [{"kind": "block-local", "size": 4}, {"kind": "strided", "stride": 4}]},
+    {"kind": "all", "patterns": [{"kind": "window-2d", "size": 3}, {"kind": "not", "patterns": {"kind": "window-2d", "size": 1}}]},
 ]
 SHARED: dict[str, Any] = {"image_size": 8, "classes": ["a", "b", "c"], "d_model": 12}
 PLAIN = {"kind": "vision-transformer", "n_layers": 2, "n_heads": 4, "d_ff": 9}
@@ -69,7 +69,7 @@ BRICKS: dict[str, list[Any]] = {
     "n_kv_heads": [4, 2],
     "patch_size": [1, 2],
     "channels": [1, 3],
-    "pool": ["cls", "mean", "mean", "cls"],
+    "pooling": ["cls", "mean", "mean", "cls"],
     "position": ["learned", "sinusoidal-2d", "none"],
     "stem": STEMS,
     "norm": NORMS,
@@ -89,7 +89,7 @@ DRAWN = st.fixed_dictionaries(
 APPROXIMATED = st.tuples(DRAWN, st.sampled_from(APPROXIMATIONS)).map(lambda drawn: with_approximation(*drawn))
 STAGES = st.fixed_dictionaries({"kind": st.just("convolutional"), "channels": st.sampled_from([1, 3]), "stem": st.sampled_from(STEMS[1:])})
 NETWORKS = DRAWN | DRAWN | DRAWN | APPROXIMATED | STAGES
-SET_TRANSFORMERS = [PLAIN | fields for fields in set_bricks(BRICKS, SIGHTS, 16)]
+SET_TRANSFORMERS = [PLAIN | fields for fields in set_components(BRICKS, SIGHTS, 16)]
 SET_NETWORKS: list[dict[str, Any]] = [
     *SET_TRANSFORMERS,
     *map(with_approximation, SET_TRANSFORMERS, APPROXIMATIONS),
@@ -98,9 +98,9 @@ SET_NETWORKS: list[dict[str, Any]] = [
 """Fixed combinations that cover every component."""
 
 
-def described(fields: dict[str, Any]) -> ImageClassifier:
-    config: ImageClassifier = TypeAdapter(Model).validate_python(SHARED | fields)
-    if isinstance(config, VisionTransformer) and config.grid == 1:  # with one patch queries and keys have no part in anything
+def described(fields: dict[str, Any]) -> ImageClassifierConfig:
+    config: ImageClassifierConfig = TypeAdapter(AnyModel).validate_python(SHARED | fields)
+    if isinstance(config, VisionTransformerConfig) and config.grid == 1:  # with one patch queries and keys have no part in anything
         return described(fields | {"patch_size": 1})
     return config
 
@@ -112,7 +112,7 @@ def seeing_all(fields: dict[str, Any]) -> dict[str, Any]:
     return passing_first(fields | {"attention": fields["attention"] | {"pattern": "full"}})
 
 
-def batch_of(config: ImageClassifier, n: int = 3) -> ImageBatch:
+def batch_of(config: ImageClassifierConfig, n: int = 3) -> ImageBatch:
     torch.manual_seed(2)
     pixels = torch.rand(n, config.channels, config.image_size, config.image_size, dtype=torch.float64)
     return ImageBatch(pixels, torch.arange(n) % 3, tuple(range(n)))
@@ -133,7 +133,7 @@ def test_an_image_is_seen_whole_and_alone(fields: dict[str, Any]) -> None:
     for corner in (0, 7):
         pixels = batch.pixels.clone()
         pixels[0, :, corner, corner] += 1.0
-        assert not torch.allclose(model(ImageBatch(pixels, batch.labels, batch.samples))[0], whole[0], **CLOSE)
+        assert not torch.allclose(model(ImageBatch(pixels, batch.labels, batch.sample_ids))[0], whole[0], **CLOSE)
 
 
 @also(SET_NETWORKS, True)
@@ -142,15 +142,15 @@ def test_an_image_is_seen_whole_and_alone(fields: dict[str, Any]) -> None:
 def test_it_learns_and_is_counted_right(fields: dict[str, Any], mixed: bool) -> None:
     config = described(fields)
     model, batch = built(config).float().train(), batch_of(config)
-    other = Mixed(batch.labels.roll(1), torch.tensor([0.5, 0.9, 0.8])) if mixed else None
-    batch = ImageBatch(batch.pixels.float(), batch.labels, batch.samples, other)
+    other = MixupLabels(batch.labels.roll(1), torch.tensor([0.5, 0.9, 0.8])) if mixed else None
+    batch = ImageBatch(batch.pixels.float(), batch.labels, batch.sample_ids, other)
     assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
     with FlopCounterMode(display=False) as counter:
         model(batch)
-    counted = count_flops(config, 3, config.n_positions if isinstance(config, VisionTransformer) else 0, 1)
+    counted = count_flops(config, 3, config.n_positions if isinstance(config, VisionTransformerConfig) else 0, 1)
     assert counted.forward == counter.get_total_flops()
-    training = Training(clip_norm=None, label_smoothing=0.0)
-    stepper = Stepper(model, build_optimizer(model, Adam()), training, torch.float32, MixedImages(smoothing=0.0))
+    training = TrainingConfig(max_grad_norm=None, label_smoothing=0.0)
+    stepper = TrainStep(model, build_optimizer(model, AdamConfig()), training, torch.float32, MixupCrossEntropy(label_smoothing=0.0))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     stepper.step([batch], 3e-3)
     model.eval()
@@ -168,15 +168,15 @@ def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[
     config = described(fields)
     model, recorder, batch = built(config), ActivationRecorder(["*"]), batch_of(config)
     assert torch.equal(model(batch, recorder), model(batch))
-    known = [site.address for site in sites(config)]
+    known = [site.address for site in list_sites(config)]
     assert [address for address in known if address in recorder.activations or not may_rest(model, address)] == list(recorder.activations)
-    assert "pooled" in recorder.activations and ("embedding.resid" in recorder.activations) == isinstance(config, VisionTransformer)
-    for i in range(2 if isinstance(config, VisionTransformer) else 0):
+    assert "pooled" in recorder.activations and ("embedding.resid" in recorder.activations) == isinstance(config, VisionTransformerConfig)
+    for i in range(2 if isinstance(config, VisionTransformerConfig) else 0):
         name = f"encoder.blocks.{i}.attn"
         if f"{name}.z" not in recorder.activations:
             continue  # no token chose its block
-        weights = attention_pattern(model, name, recorder.activations, batch)
-        z: Tensor = weights @ per_query_head(recorder.activations[f"{name}.v"], 4)
+        weights = recompute_attention_weights(model, name, recorder.activations, batch)
+        z: Tensor = weights @ repeat_kv(recorder.activations[f"{name}.v"], 4)
         assert torch.allclose(z, recorder.activations[f"{name}.z"], **CLOSE)
 
 
@@ -188,8 +188,8 @@ def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
     config = described(fields)
     model, other = built(config), build_model(config).double().eval()
     with TemporaryDirectory() as folder:
-        (file := Path(folder) / "model.safetensors").write_bytes(pack(model.state_dict()))
-        load_into(other, file)
+        (file := Path(folder) / "model.safetensors").write_bytes(serialize_tensors(model.state_dict()))
+        load_weights_into(other, file)
     assert torch.equal(model(batch_of(config)), other(batch_of(config)))
     assert type(config).model_validate(config.model_dump()) == config
 
@@ -200,17 +200,19 @@ def test_float32_is_near_float64_in_all_elements(fields: dict[str, Any]) -> None
     config = described(fields)
     model, batch = built(config), batch_of(config)
     exact = model(batch)
-    found = model.float()(ImageBatch(batch.pixels.float(), batch.labels, batch.samples))
+    found = model.float()(ImageBatch(batch.pixels.float(), batch.labels, batch.sample_ids))
     assert (found - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
 
 
 def test_every_choice_that_a_schema_has_is_in_the_set_combinations() -> None:
-    assert choices(VisionTransformer, ConvolutionalNetwork) <= set().union(*(chosen(described(fields)) for fields in SET_NETWORKS))
+    assert choices(VisionTransformerConfig, ConvolutionalNetworkConfig) <= set().union(
+        *(chosen(described(fields)) for fields in SET_NETWORKS)
+    )
 
 
 def test_patches_are_squares_row_by_row() -> None:
     image = torch.arange(2 * 4 * 6).reshape(1, 2, 4, 6).float()
-    cut = patches(image, 2)
+    cut = patchify(image, 2)
     assert cut.shape == (1, 6, 8)
     for number in range(6):
         row, column = 2 * (number // 3), 2 * (number % 3)
@@ -219,8 +221,8 @@ def test_patches_are_squares_row_by_row() -> None:
 
 def test_positions_of_a_grid_are_sinusoids_of_row_and_column() -> None:
     config = described({"kind": "vision-transformer", "patch_size": 2, "n_heads": 4, "position": "sinusoidal-2d"})
-    table = build_position(config, causal=False)(torch.arange(17)[None])  # type: ignore[arg-type]
-    line = sinusoids(4, 6)
+    table = build_position_encoding(config, causal=False)(torch.arange(17)[None])  # type: ignore[arg-type]
+    line = sinusoidal_table(4, 6)
     assert table is not None and (table[0, 0] == 0).all(), "the class token has a zero encoding"
     for row in range(4):
         for column in range(4):
@@ -229,8 +231,8 @@ def test_positions_of_a_grid_are_sinusoids_of_row_and_column() -> None:
 
 def test_a_resized_grid_is_the_picture_at_another_size_and_the_token_in_front_stays() -> None:
     table = torch.randn(37, 2)
-    assert torch.equal(resized_grid(table, 37), table)
-    double = resized_grid(table, 145)
+    assert torch.equal(resize_position_grid(table, 37), table)
+    double = resize_position_grid(table, 145)
     assert torch.equal(double[0], table[0])
     a, kernel = -0.75, []  # Keys 1981, eq. 4, at the distances of a half-sized step
     for x in (1.75, 0.75, 0.25, 1.25):
@@ -255,14 +257,14 @@ def test_a_resized_grid_is_the_picture_at_another_size_and_the_token_in_front_st
 )
 def test_what_does_not_fit_is_told(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        VisionTransformer.model_validate({"n_heads": 4, **SHARED, **fields})
+        VisionTransformerConfig.model_validate({"n_heads": 4, **SHARED, **fields})
 
 
 def test_pixels_are_normalised_by_the_statistics_of_the_data() -> None:
     plain = {"kind": "convolutional", "channels": 1, "stem": STEMS[1]}
     ours, theirs = (built(described(plain | more)) for more in ({}, {"pixel_mean": [0.25], "pixel_std": [0.5]}))
     batch = batch_of(described(plain))
-    moved = ImageBatch(batch.pixels * 0.5 + 0.25, batch.labels, batch.samples)
+    moved = ImageBatch(batch.pixels * 0.5 + 0.25, batch.labels, batch.sample_ids)
     assert torch.allclose(ours(batch), theirs(moved), **CLOSE)
 
 
@@ -274,14 +276,14 @@ def explicit(pattern: str, pool: str) -> Tensor:
         "axial": lambda a, b: a // 4 == b // 4 or a % 4 == b % 4,
         "global": lambda a, b: a == 0 or b == 0,
     }
-    patches = torch.tensor([[rules[pattern](a, b) for b in range(16)] for a in range(16)])
-    return patches if pool == "mean" else torch.nn.functional.pad(patches, (1, 0, 1, 0), value=True)
+    patchify = torch.tensor([[rules[pattern](a, b) for b in range(16)] for a in range(16)])
+    return patchify if pool == "mean" else torch.nn.functional.pad(patchify, (1, 0, 1, 0), value=True)
 
 
 BY_HAND: dict[str, Any] = {
     "window": {"kind": "window", "size": 3},
     "window-2d": {"kind": "window-2d", "size": 2},
-    "axial": {"kind": "any", "of": [{"kind": "local", "size": 4}, {"kind": "strided", "stride": 4}]},
+    "axial": {"kind": "any", "patterns": [{"kind": "block-local", "size": 4}, {"kind": "strided", "stride": 4}]},
     "global": "global",
 }
 
@@ -291,7 +293,7 @@ BY_HAND: dict[str, Any] = {
 @torch.no_grad()
 def test_patterns_are_explicit_masks_over_the_grid(name: str, pool: str) -> None:
     """The attention of each block, from its recorded queries and keys, by the equation and an explicit mask."""
-    fields = {"kind": "vision-transformer", "patch_size": 2, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pool": pool}
+    fields = {"kind": "vision-transformer", "patch_size": 2, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pooling": pool}
     config = described(fields | {"attention": {"pattern": [BY_HAND[name], "full"]}})
     model, recorder, batch = built(config), ActivationRecorder(["*"]), batch_of(config)
     model(batch, recorder)
@@ -303,7 +305,7 @@ def test_patterns_are_explicit_masks_over_the_grid(name: str, pool: str) -> None
 
 LARGE: list[Any] = [
     {"kind": "window-2d", "size": 3},
-    {"kind": "any", "of": [{"kind": "local", "size": 24}, {"kind": "strided", "stride": 24}]},
+    {"kind": "any", "patterns": [{"kind": "block-local", "size": 24}, {"kind": "strided", "stride": 24}]},
     [{"kind": "window", "size": 9}, "full"],
 ]
 
@@ -312,21 +314,21 @@ LARGE: list[Any] = [
 @pytest.mark.parametrize("pattern", LARGE, ids=["window-2d", "axial", "window and full"])
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_tiles_of_large_images_change_nothing(pattern: Any, pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = {"kind": "vision-transformer", "image_size": 24, "patch_size": 1, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pool": pool}
+    fields = {"kind": "vision-transformer", "image_size": 24, "patch_size": 1, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pooling": pool}
     config = described(fields | {"attention": {"pattern": pattern}})
     model, batch = built(config), batch_of(config, 2)
-    monkeypatch.setattr(tiles_planning, "LONG", 128)
-    monkeypatch.setattr(tiles_planning, "MOST", 0.9)
-    monkeypatch.setattr(tiles_planning, "JOINED", 1.0)
-    flops._pairs.cache_clear()
-    assert any(each.tiles for each in model.context(batch.pixels).attentions)  # type: ignore[operator]
+    monkeypatch.setattr(tiles_planning, "MIN_QUERIES", 128)
+    monkeypatch.setattr(tiles_planning, "MAX_DENSITY", 0.9)
+    monkeypatch.setattr(tiles_planning, "MULTI_PART_COST", 1.0)
+    flops._count_pairs.cache_clear()
+    assert any(each.block_mask for each in model.context(batch.pixels).attention_contexts)  # type: ignore[operator]
     by_tiles = model(batch)
     gradients = torch.autograd.grad(by_tiles.square().mean(), list(model.parameters()))
     with FlopCounterMode(display=False) as counter:
         model(batch_of(config, 1))  # tiles of several images are laid together in other ways
     assert count_flops(config, 1, config.n_positions, 1).forward == counter.get_total_flops()  # type: ignore[attr-defined]
-    flops._pairs.cache_clear()
-    monkeypatch.setattr(tiles_planning, "LONG", 10**6)
+    flops._count_pairs.cache_clear()
+    monkeypatch.setattr(tiles_planning, "MIN_QUERIES", 10**6)
     written_out = model(batch)
     assert torch.allclose(by_tiles, written_out, **CLOSE)
     for a, b in zip(gradients, torch.autograd.grad(written_out.square().mean(), list(model.parameters())), strict=True):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from transom.parallel.collectives import World
 from transom.parallel.heartbeat import READY
-from transom.parallel.workers import worker
-from transom.parallel.world import World
+from transom.parallel.launcher import join_as_worker
 
 SAID = ((1, 2.5), (10, 20.25), (100, 200.125))
 """What each process adds to the totals."""
@@ -25,23 +25,23 @@ def talk(world: World) -> dict[str, object]:
     """Do each thing once that processes do together."""
     own = [torch.full((2, 3), 10.0**world.rank), torch.tensor([world.rank + 0.5])]
     return {
-        "from_first": world.from_first(7 if world.rank == 0 else 99),
-        "totals": world.totals(*SAID[world.rank]),
-        "summed": [x.tolist() for x in world.summed(own)],
-        "gathered": [x.tolist() for x in world.gathered(torch.tensor([world.rank]))],
-        "joint": world.joint(LISTS[world.rank]),
+        "broadcast_scalar": world.broadcast_scalar(7 if world.rank == 0 else 99),
+        "totals": world.all_reduce_scalars(*SAID[world.rank]),
+        "summed": [x.tolist() for x in world.all_reduce(own)],
+        "gathered": [x.tolist() for x in world.all_gather(torch.tensor([world.rank]))],
+        "joint": world.all_gather_lists(LISTS[world.rank]),
     }
 
 
 if __name__ == "__main__":
-    rank, size, meeting, does = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    rank, size, rendezvous, does = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     if does == "fail":
         raise SystemExit("nothing works here")
     if does in END_BEFORE_JOINING and rank == size - 1:
         sys.stdout.buffer.write(READY)
         sys.stdout.flush()
         os.kill(os.getpid(), END_BEFORE_JOINING[does])
-    with worker(rank, size, meeting) as world:
+    with join_as_worker(rank, size, rendezvous) as world:
         first = talk(world)
         if does == "die" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -49,5 +49,5 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGSTOP)
         while does == "compute" and not Path(sys.argv[5]).exists():  # without a word to the others, for as long as the test wants
             sum(i * i for i in range(10**5))
-        while world.from_first():
+        while world.broadcast_scalar():
             assert talk(world) == first

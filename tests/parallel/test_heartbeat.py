@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.talker import talk
-from transom.parallel.heartbeat import BEATS, Silence, Watch
-from transom.parallel.workers import working_together
-from transom.parallel.world import ProcessLostError
+from transom.parallel.collectives import ProcessLostError
+from transom.parallel.heartbeat import BEATS_PER_TIMEOUT, HeartbeatMonitor, SilenceTimer
+from transom.parallel.launcher import launch_processes
 
 TALKER = "tests.parallel.talker"
 LIMIT = 2.0
@@ -21,38 +21,38 @@ def children() -> set[str]:
 
 
 def test_silence_is_counted_from_the_last_sign_of_life_and_for_each_rank_alone() -> None:
-    silence = Silence({1: 60.0, 2: 60.0}, tick=5.0)
+    timer = SilenceTimer({1: 60.0, 2: 60.0}, tick=5.0)
     for _ in range(12):
-        silence.pass_time(5.0)
-        silence.hear(1)
-    assert silence.too_long() == []
-    silence.pass_time(5.0)
-    assert silence.too_long() == [(2, 65.0)]
-    silence.hear(2)
-    assert silence.too_long() == []
-    silence.forget(2)
+        timer.advance(5.0)
+        timer.reset(1)
+    assert timer.timed_out() == []
+    timer.advance(5.0)
+    assert timer.timed_out() == [(2, 65.0)]
+    timer.reset(2)
+    assert timer.timed_out() == []
+    timer.stop_timing(2)
     for _ in range(13):
-        silence.pass_time(5.0)
-    assert silence.too_long() == [(1, 70.0)]
+        timer.advance(5.0)
+    assert timer.timed_out() == [(1, 70.0)]
 
 
 def test_the_time_in_which_the_first_process_itself_stood_still_does_not_count() -> None:
-    silence = Silence({1: 60.0}, tick=5.0)
-    silence.pass_time(3600.0)
-    assert silence.too_long() == []
-    silence.pass_time(55.0)
-    assert silence.too_long() == []
+    timer = SilenceTimer({1: 60.0}, tick=5.0)
+    timer.advance(3600.0)
+    assert timer.timed_out() == []
+    timer.advance(55.0)
+    assert timer.timed_out() == []
 
 
 def test_a_stopped_process_is_named_and_ends() -> None:
     before = children()
     with (
         pytest.raises(ProcessLostError, match=r"found none from rank 2 for [2-9] s: it was stopped.*--resume; .*training\.processes = 1"),
-        working_together(TALKER, ["stop"], 3, threads=1, limit=LIMIT) as world,
+        launch_processes(TALKER, ["stop"], 3, threads=1, timeout=LIMIT) as world,
     ):
         while True:
             talk(world)
-            world.from_first(1)
+            world.broadcast_scalar(1)
     assert children() == before
 
 
@@ -61,27 +61,27 @@ def test_a_stopped_process_is_named_and_ends() -> None:
 )
 def test_a_process_that_is_lost_between_ready_and_joined_is_noticed(does: str, found: str) -> None:
     before = children(), sys.excepthook
-    with pytest.raises(ProcessLostError, match=found), working_together(TALKER, [does], 2, threads=1, limit=LIMIT):
+    with pytest.raises(ProcessLostError, match=found), launch_processes(TALKER, [does], 2, threads=1, timeout=LIMIT):
         pass
     assert (children(), sys.excepthook) == before
-    with working_together(TALKER, ["talk"], 2, threads=1) as world:  # what failed leaves nothing that the next run waits for
+    with launch_processes(TALKER, ["talk"], 2, threads=1) as world:  # what failed leaves nothing that the next run waits for
         talk(world)
-        world.from_first(0)
+        world.broadcast_scalar(0)
 
 
 def test_a_process_that_computes_for_longer_than_the_limit_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats, hear = threading.Semaphore(0), Watch._hear
+    beats, hear = threading.Semaphore(0), HeartbeatMonitor._receive
 
-    def heard(watch: Watch, rank: int, said: bytes) -> bool:
+    def heard(watch: HeartbeatMonitor, rank: int, said: bytes) -> bool:
         beats.release()
         return hear(watch, rank, said)
 
-    monkeypatch.setattr(Watch, "_hear", heard)
-    with working_together(TALKER, ["compute", str(tmp_path / "done")], 2, threads=1, limit=LIMIT) as world:
+    monkeypatch.setattr(HeartbeatMonitor, "_receive", heard)
+    with launch_processes(TALKER, ["compute", str(tmp_path / "done")], 2, threads=1, timeout=LIMIT) as world:
         talk(world)
         while beats.acquire(blocking=False):
             pass
-        for _ in range(2 * BEATS):  # for about twice the limit the process computes and says nothing else
+        for _ in range(2 * BEATS_PER_TIMEOUT):  # for about twice the limit the process computes and says nothing else
             assert beats.acquire(timeout=30), "the computing process sends no heartbeats"
         (tmp_path / "done").touch()
-        world.from_first(0)
+        world.broadcast_scalar(0)

@@ -7,27 +7,29 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.tiny import seq2seq
-from transom.config.model import Seq2Seq
-from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
-from transom.data.batch import ImageBatch, Sequences, TranslationBatch
+from transom.config.model import Seq2SeqConfig
+from transom.config.vision import ConvolutionalNetworkConfig, ImageClassifierConfig, VisionTransformerConfig
+from transom.data.batch import ImageBatch, PaddedSequences, TranslationBatch
 from transom.models.build import build_model
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
 
 
-def config(**changes: object) -> Seq2Seq:
+def config(**changes: object) -> Seq2SeqConfig:
     sizes = {"d_model": 12, "n_heads": 3, "d_ff": 20, "n_encoder_layers": 2, "n_decoder_layers": 3, "max_seq_len": 16}
-    return seq2seq(**{**sizes, "target_vocab_size": 13, "tie": "decoder", **changes})
+    return seq2seq(**{**sizes, "target_vocab_size": 13, "tie_embeddings": "decoder", **changes})
 
 
 def batch(n: int, source: int, target: int) -> TranslationBatch:
     torch.manual_seed(1)
     rows = [torch.randint(4, 11, (length,)).tolist() for length in (source, target) for _ in range(n)]
-    return TranslationBatch(Sequences.pad(rows[:n]), Sequences.pad(rows[n:]), torch.tensor(rows[n:]), tuple(range(n)))
+    return TranslationBatch(PaddedSequences.pad(rows[:n]), PaddedSequences.pad(rows[n:]), torch.tensor(rows[n:]), tuple(range(n)))
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"d_head": 5, "d_value": 7}, {"attention": {"output": False}}, {"norm_placement": "pre", "tie": "none"}], ids=str
+    "changes",
+    [{}, {"d_head": 5, "d_value": 7}, {"attention": {"output_projection": False}}, {"norm_placement": "pre", "tie_embeddings": "none"}],
+    ids=str,
 )
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 3), (4, 3, 7)], ids=str)
 def test_the_count_is_what_is_done(changes, shape):
@@ -46,21 +48,21 @@ def test_the_count_is_what_is_done(changes, shape):
 
 
 @pytest.mark.parametrize("attention", ["none", {"kind": "se", "reduction": 2}, {"kind": "cbam", "reduction": 2, "kernel": 5}], ids=str)
-@pytest.mark.parametrize("stem", [{"channels": (4, 6)}, {"channels": (8,), "depth": 2}], ids=str)
-@pytest.mark.parametrize("kind", [VisionTransformer, ConvolutionalNetwork])
-def test_stems_and_what_weighs_their_channels_are_counted(kind: type[ImageClassifier], stem: dict[str, Any], attention: Any) -> None:
+@pytest.mark.parametrize("stem", [{"channels": (4, 6)}, {"channels": (8,), "convs_per_stage": 2}], ids=str)
+@pytest.mark.parametrize("kind", [VisionTransformerConfig, ConvolutionalNetworkConfig])
+def test_stems_and_what_weighs_their_channels_are_counted(kind: type[ImageClassifierConfig], stem: dict[str, Any], attention: Any) -> None:
     sizes = {"image_size": 16, "channels": 1, "stem": {"kind": "convolutional", "attention": attention, **stem}, "classes": ("a", "b")}
-    patches = {"patch_size": 2, "d_model": 8, "n_heads": 2, "n_layers": 1} if kind is VisionTransformer else {}
+    patches = {"patch_size": 2, "d_model": 8, "n_heads": 2, "n_layers": 1} if kind is VisionTransformerConfig else {}
     c = kind.model_validate(sizes | patches)
     pixels, labels = torch.rand(3, 1, 16, 16), torch.tensor([0, 1, 0])
     with FlopCounterMode(display=False) as forward:
         build_model(c).eval()(ImageBatch(pixels, labels, (0, 1, 2)))
-    assert count_flops(c, 3, c.n_positions if isinstance(c, VisionTransformer) else 0, 1).forward == forward.get_total_flops()
+    assert count_flops(c, 3, c.n_positions if isinstance(c, VisionTransformerConfig) else 0, 1).forward == forward.get_total_flops()
 
 
 def test_large_models_follow_the_rule_of_thumb():
     """Six operations a weight and token (Kaplan et al. 2020, section 2.1), where attention scores are small beside the weights."""
-    c = Seq2Seq(d_model=4096, n_heads=32, d_ff=16384, source_vocab_size=8, target_vocab_size=8)
+    c = Seq2SeqConfig(d_model=4096, n_heads=32, d_ff=16384, source_vocab_size=8, target_vocab_size=8)
     counted = count_flops(c, batch=1, source=32, target=32)
     assert counted.training == pytest.approx(6 * 32 * count_parameters(c).total, rel=0.01)
 

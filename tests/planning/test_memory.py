@@ -12,17 +12,17 @@ REPOSITORY = Path(__file__).parents[2]
 HOLES = """
 from pathlib import Path
 import torch
-from transom.planning.memory import give_back_freed_memory, keep_freed_memory
+from transom.planning.memory import trim_malloc, raise_malloc_thresholds
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-if not keep_freed_memory():
+if not raise_malloc_thresholds():
     raise SystemExit("no glibc")
 before = resident()
 blocks = [torch.ones(2**18) for _ in range(200)]  # 1 MiB each
 pins = blocks[::20]
 del blocks
 held = resident() - before
-give_back_freed_memory()
+trim_malloc()
 print(held >> 20, (resident() - before) >> 20)
 """
 
@@ -37,7 +37,7 @@ def test_holes_between_blocks_are_given_back() -> None:
 
 MAPPED = """
 import ctypes
-from transom.planning.memory import freed_memory_kept
+from transom.planning.memory import raised_malloc_thresholds
 libc = ctypes.CDLL(None)
 if not hasattr(libc, "mallopt"):
     raise SystemExit("no glibc")
@@ -51,7 +51,7 @@ def told():
     print(*[mapped(mib) for mib in (31, 31, 100)], flush=True)
 told()
 try:
-    with freed_memory_kept():
+    with raised_malloc_thresholds():
         told()
         raise ZeroDivisionError
 except ZeroDivisionError:

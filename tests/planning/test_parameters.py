@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import transom.presets
-from transom.config.model import Decoder, MaskedEncoder, Seq2Seq
+from transom.config.model import DecoderConfig, MaskedLMConfig, Seq2SeqConfig
 from transom.errors import ConfigError
 from transom.models.build import build_model
 from transom.planning.parameters import count_parameters
@@ -29,9 +29,9 @@ CONFIGS = st.fixed_dictionaries(
         "n_decoder_layers": st.integers(1, 3),
         "target_vocab_size": SIZES,
         "norm_placement": st.sampled_from(["post", "pre"]),
-        "attention": st.fixed_dictionaries({"bias": st.booleans(), "output_bias": st.booleans()}),
+        "attention": st.fixed_dictionaries({"qkv_bias": st.booleans(), "output_bias": st.booleans()}),
         "feed_forward": st.fixed_dictionaries({"bias": st.booleans()}),
-        "tie": st.sampled_from(["all", "decoder", "none"]),
+        "tie_embeddings": st.sampled_from(["all", "decoder", "none"]),
     }
 )
 
@@ -39,8 +39,8 @@ CONFIGS = st.fixed_dictionaries(
 @settings(max_examples=60)
 @given(CONFIGS, SIZES)
 def test_counts_are_those_of_the_model(sizes, source_vocab_size):
-    source = sizes["target_vocab_size"] if sizes["tie"] == "all" else source_vocab_size
-    config = Seq2Seq.model_validate(sizes | {"source_vocab_size": source, "max_seq_len": 4})
+    source = sizes["target_vocab_size"] if sizes["tie_embeddings"] == "all" else source_vocab_size
+    config = Seq2SeqConfig.model_validate(sizes | {"source_vocab_size": source, "max_seq_len": 4})
     model, counted = build_model(config), count_parameters(config)
     assert counted.total == sum(parameter.numel() for parameter in model.parameters())
     for stack in ("encoder", "decoder"):
@@ -51,9 +51,9 @@ def test_counts_are_those_of_the_model(sizes, source_vocab_size):
 
 
 def test_heads_without_an_output_map():
-    config = Seq2Seq(
+    config = Seq2SeqConfig(
         d_model=4, n_heads=2, d_ff=3, n_encoder_layers=1, n_decoder_layers=1, source_vocab_size=5, target_vocab_size=5, max_seq_len=4,
-        attention={"kind": "multihead", "output": False},
+        attention={"kind": "multihead", "output_projection": False},
     )  # fmt: skip
     model = build_model(config)
     assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
@@ -72,7 +72,7 @@ def test_presets_have_the_papers_size(preset, printed, counted, symbols):
     """
     text = (Path(transom.presets.__path__[0]) / f"{preset}.toml").read_text()
     assert "Vaswani et al. 2017" in text
-    config = Seq2Seq.model_validate(tomllib.loads(text) | {"source_vocab_size": 37_000, "target_vocab_size": 37_000})
+    config = Seq2SeqConfig.model_validate(tomllib.loads(text) | {"source_vocab_size": 37_000, "target_vocab_size": 37_000})
     total = count_parameters(config).total
     assert total == counted
     assert abs(total - printed) / printed < 0.04
@@ -84,9 +84,9 @@ def test_presets_have_the_papers_size(preset, printed, counted, symbols):
 @pytest.mark.parametrize(
     ("preset", "family", "symbols", "counted"),
     [
-        ("gpt2", Decoder, 50_257, 124_439_808),
-        ("llama-7b", Decoder, 32_000, 6_738_415_616),
-        ("bert-base", MaskedEncoder, 30_521, 109_482_240),  # and the mask, a row of its own
+        ("gpt2", DecoderConfig, 50_257, 124_439_808),
+        ("llama-7b", DecoderConfig, 32_000, 6_738_415_616),
+        ("bert-base", MaskedLMConfig, 30_521, 109_482_240),  # and the mask, a row of its own
     ],
 )
 def test_published_models_have_their_size(preset, family, symbols, counted):
@@ -96,7 +96,7 @@ def test_published_models_have_their_size(preset, family, symbols, counted):
 
 def test_a_published_count_by_hand():
     """4 d^2 + 4 d an attention layer, 2 d d_ff + d_ff + d a feed-forward layer, 2 d a norm."""
-    config = Seq2Seq(source_vocab_size=37_000, target_vocab_size=37_000)
+    config = Seq2SeqConfig(source_vocab_size=37_000, target_vocab_size=37_000)
     attention, feed_forward, norm = 4 * 512**2 + 4 * 512, 2 * 512 * 2048 + 2048 + 512, 2 * 512
     encoder, decoder = 6 * (attention + feed_forward + 2 * norm), 6 * (2 * attention + feed_forward + 3 * norm)
     assert count_parameters(config).total == 37_000 * 512 + encoder + decoder
@@ -104,16 +104,16 @@ def test_a_published_count_by_hand():
 
 def test_mixtral_has_its_size():
     """Jiang et al. 2024, section 1: 47 thousand million parameters, 13 of them active a token; the released weights are 46,702,792,704."""
-    sizes = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14336, "vocab_size": 32_000, "tie": False}
-    plain = {"attention": {"bias": False, "output_bias": False}, "norm": "rmsnorm"}
-    counted = count_parameters(Decoder.model_validate(sizes | plain | {"feed_forward": {"kind": "mixture", "n_experts": 8, "top_k": 2}}))
+    sizes = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14336, "vocab_size": 32_000, "tie_embeddings": False}
+    plain = {"attention": {"qkv_bias": False, "output_bias": False}, "norm": "rmsnorm"}
+    counted = count_parameters(DecoderConfig.model_validate(sizes | plain | {"feed_forward": {"kind": "moe", "n_experts": 8, "top_k": 2}}))
     assert counted.total == 46_702_792_704
     assert counted.active == counted.total - 32 * 6 * 3 * 4096 * 14336
     assert round(counted.active / 1e9) == 13
 
 
 def test_a_token_that_uses_all_has_all_active():
-    config = Seq2Seq(source_vocab_size=9, target_vocab_size=9)
+    config = Seq2SeqConfig(source_vocab_size=9, target_vocab_size=9)
     assert count_parameters(config).active == count_parameters(config).total
 
 
@@ -137,14 +137,14 @@ BIG = {"d_model": 2**14, "n_heads": 128, "d_ff": 2**16, "source_vocab_size": 10*
         {"max_seq_len": 2**14, "position": "sinusoidal"},
         {"max_seq_len": 2**14, "position": "learned"},
         {"n_encoder_layers": 1000, "n_decoder_layers": 1000},
-        {"n_encoder_layers": 1000, "n_decoder_layers": 999, "feed_forward": {"kind": "mixture", "n_experts": 4096}},
-        {"n_encoder_layers": 1000, "n_decoder_layers": 999, "depth": {"kind": "mixture", "every": 300}},
+        {"n_encoder_layers": 1000, "n_decoder_layers": 999, "feed_forward": {"kind": "moe", "n_experts": 4096}},
+        {"n_encoder_layers": 1000, "n_decoder_layers": 999, "depth": {"kind": "mod", "every": 300}},
         {"n_heads": 2**30, "d_head": 1, "position": "alibi"},
     ],
     ids=str,
 )
 def test_counting_takes_no_memory_no_draws_and_no_time(fields):
-    config, state, start = Seq2Seq.model_validate(BIG | fields), torch.get_rng_state(), process_time()
+    config, state, start = Seq2SeqConfig.model_validate(BIG | fields), torch.get_rng_state(), process_time()
     with OnMeta():
         counted = count_parameters(config)
     assert counted.total > 10**10 and counted.embeddings >= 10**6 * 2**14
@@ -157,24 +157,24 @@ def test_counting_takes_no_memory_no_draws_and_no_time(fields):
 )
 def test_a_matrix_that_cannot_be_counted_is_refused(fields):
     with pytest.raises(ConfigError, match=r"model: expected matrices of fewer than 2\^61 elements each"):
-        count_parameters(Seq2Seq.model_validate(BIG | fields))
+        count_parameters(Seq2SeqConfig.model_validate(BIG | fields))
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"n_layers": 7, "attention": {"value_residual": "learned"}},
-        {"n_layers": 11, "depth": {"kind": "mixture", "every": 3}},
-        {"n_layers": 4, "feed_forward": {"kind": "mixture", "n_experts": 9, "top_k": 2, "n_shared": 2}, "norm_placement": "parallel"},
+        {"n_layers": 11, "depth": {"kind": "mod", "every": 3}},
+        {"n_layers": 4, "feed_forward": {"kind": "moe", "n_experts": 9, "top_k": 2, "n_shared_experts": 2}, "norm_placement": "parallel"},
     ],
     ids=str,
 )
 def test_many_blocks_and_experts_are_counted_from_a_few(fields):
-    config = Decoder.model_validate({"d_model": 8, "n_heads": 2, "d_ff": 5, "vocab_size": 9} | fields)
+    config = DecoderConfig.model_validate({"d_model": 8, "n_heads": 2, "d_ff": 5, "vocab_size": 9} | fields)
     model, counted = build_model(config), count_parameters(config)
     assert counted.total == sum(parameter.numel() for parameter in model.parameters())
     experts = [p.numel() for name, p in model.named_parameters() if ".experts." in name]
-    assert counted.idle == sum(experts) * 7 // 9
+    assert counted.inactive == sum(experts) * 7 // 9
     blocks = model.decoder.blocks
     assert counted.parts["decoder.ff"] == sum(p.numel() for block in blocks for p in block.ff.parameters())
     assert counted.parts["decoder.attn"] == sum(p.numel() for block in blocks for p in block.attn.parameters())

@@ -8,10 +8,18 @@ import pytest
 import torch
 
 from transom.errors import ConfigError
-from transom.files.processor import processor_flags
+from transom.files.cpu_info import cpu_flags
 from transom.planning import precision
-from transom.planning.machine import best_seconds, matmul_rate, measure_peak
-from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors, using_threads
+from transom.planning.hardware import best_seconds, matmul_rate, measure_peak
+from transom.planning.precision import (
+    Precision,
+    ProcessPlan,
+    ThreadPlan,
+    choose_precision,
+    choose_threads,
+    num_threads_set_to,
+    plan_processes,
+)
 
 CPU = torch.device("cpu")
 
@@ -28,13 +36,13 @@ CPU = torch.device("cpu")
     ids=lambda x: "-".join(sorted(x)) if isinstance(x, set) else None,
 )
 def test_auto_goes_by_the_processor_s_instructions(monkeypatch, flags, expected):
-    monkeypatch.setattr(precision, "processor_flags", lambda: flags)
+    monkeypatch.setattr(precision, "cpu_flags", lambda: flags)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert choose_precision("auto", CPU) == expected
 
 
 def test_without_onednn_nothing_multiplies_bfloat16(monkeypatch):
-    monkeypatch.setattr(precision, "processor_flags", lambda: {"avx512_bf16"})
+    monkeypatch.setattr(precision, "cpu_flags", lambda: {"avx512_bf16"})
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert choose_precision("auto", CPU) == Precision("fp32", "fp32: this PyTorch was built without oneDNN, which multiplies bf16")
 
@@ -42,9 +50,9 @@ def test_without_onednn_nothing_multiplies_bfloat16(monkeypatch):
 def test_a_busy_machine_changes_no_choice(monkeypatch):
     chosen = []
     for seconds in (iter(range(10**6)), itertools.repeat(0.0)):
-        monkeypatch.setattr("transom.planning.machine.best_seconds", lambda work, device, budget, seconds=seconds: next(seconds) + 1e-3)
+        monkeypatch.setattr("transom.planning.hardware.best_seconds", lambda work, device, budget, seconds=seconds: next(seconds) + 1e-3)
         chosen.append(choose_precision("auto", CPU))
-    monkeypatch.setattr("transom.planning.machine.best_seconds", None)
+    monkeypatch.setattr("transom.planning.hardware.best_seconds", None)
     assert chosen == [choose_precision("auto", CPU)] * 2
 
 
@@ -60,12 +68,12 @@ def test_a_busy_machine_changes_no_choice(monkeypatch):
 def test_flags_are_read_where_linux_tells_them(tmp_path, text, flags):
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
-    assert processor_flags(tmp_path / "cpuinfo") == flags
+    assert cpu_flags(tmp_path / "cpuinfo") == flags
 
 
 @pytest.mark.parametrize(("wanted", "device"), [("fp32", "cpu"), ("bf16", "cpu"), ("fp16", "cuda")])
 def test_what_is_asked_for_is_taken(monkeypatch, wanted, device):
-    monkeypatch.setattr(precision, "processor_flags", None)
+    monkeypatch.setattr(precision, "cpu_flags", None)
     assert choose_precision(wanted, torch.device(device)) == Precision(wanted, f"{wanted}: requested")
 
 
@@ -85,9 +93,9 @@ def test_a_gpu_takes_what_its_units_multiply(monkeypatch, has_bf16, capability, 
 
 
 def test_the_peak_is_a_best_of(monkeypatch):
-    monkeypatch.setattr("transom.planning.machine.BUDGET", 0.01)
-    monkeypatch.setattr("transom.planning.machine.SHAPES", ((8, 8, 8), (64, 64, 64)))
-    monkeypatch.setattr("transom.planning.machine.READ_BYTES", 2**16)
+    monkeypatch.setattr("transom.planning.hardware.BUDGET", 0.01)
+    monkeypatch.setattr("transom.planning.hardware.SHAPES", ((8, 8, 8), (64, 64, 64)))
+    monkeypatch.setattr("transom.planning.hardware.READ_BYTES", 2**16)
     peak = measure_peak()
     assert peak.flops.keys() == {torch.float32, torch.bfloat16}
     assert all(rate > 1e6 for rate in peak.flops.values())
@@ -95,21 +103,21 @@ def test_the_peak_is_a_best_of(monkeypatch):
 
 
 def test_a_rate_is_two_operations_a_multiply_add(monkeypatch):
-    monkeypatch.setattr("transom.planning.machine.best_seconds", lambda work, device, budget: 0.5)
+    monkeypatch.setattr("transom.planning.hardware.best_seconds", lambda work, device, budget: 0.5)
     assert matmul_rate((2, 3, 5), torch.float32, CPU, 1.0) == 2 * 2 * 3 * 5 / 0.5
 
 
 def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):
     times = iter([0, 0, 9, 10, 13, 13, 20, 22, 22, 30, 35, 99])
     monkeypatch.setattr(time, "perf_counter", lambda: next(times))
-    with using_threads(2):
+    with num_threads_set_to(2):
         assert best_seconds(lambda: None, CPU, budget=30) == 2
 
 
 def test_of_one_thread_the_time_of_other_work_does_not_count():
-    with using_threads(1):
+    with num_threads_set_to(1):
         assert best_seconds(lambda: time.sleep(0.02), CPU, budget=0.03) < 0.01
-    with using_threads(2):
+    with num_threads_set_to(2):
         assert best_seconds(lambda: time.sleep(0.02), CPU, budget=0.03) >= 0.02
 
 
@@ -147,7 +155,7 @@ def test_a_containers_share_is_read(tmp_path, files, share):
         path = tmp_path / "fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert precision._container_share(tmp_path) == share
+    assert precision._cgroup_cpu_limit(tmp_path) == share
 
 
 @pytest.mark.parametrize(
@@ -162,14 +170,14 @@ def test_a_containers_share_is_read(tmp_path, files, share):
 def test_threads_are_cores_within_the_share(monkeypatch, cores, share, count, reason):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(precision, "_physical_cores", lambda cpus: cores)
-    monkeypatch.setattr(precision, "_container_share", lambda: share)
-    assert choose_threads() == precision.Threads(count, reason)
+    monkeypatch.setattr(precision, "_cgroup_cpu_limit", lambda: share)
+    assert choose_threads() == precision.ThreadPlan(count, reason)
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "many", "4,2"])
 def test_the_environment_has_the_last_word_if_it_says_a_number(monkeypatch, value):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert choose_threads() == precision.Threads(3, "threads 3: OMP_NUM_THREADS is set")
+    assert choose_threads() == precision.ThreadPlan(3, "threads 3: OMP_NUM_THREADS is set")
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert "OMP" not in choose_threads().reason
 
@@ -183,33 +191,33 @@ def test_only_processors_that_may_be_used_count(monkeypatch):
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (1, Processes(1, 8)),
-        (3, Processes(3, 2, "3 processes with 2 threads each share every batch")),
-        (8, Processes(8, 1, "8 processes with 1 thread each share every batch")),
-        (20, Processes(20, 1, "20 processes with 1 thread each share every batch")),
+        (1, ProcessPlan(1, 8)),
+        (3, ProcessPlan(3, 2, "3 processes with 2 threads each share every batch")),
+        (8, ProcessPlan(8, 1, "8 processes with 1 thread each share every batch")),
+        (20, ProcessPlan(20, 1, "20 processes with 1 thread each share every batch")),
     ],
 )
 def test_processes_share_the_threads(monkeypatch, wanted, expected):
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    assert share_processors(wanted, Threads(8, ""), CPU) == expected
+    assert plan_processes(wanted, ThreadPlan(8, ""), CPU) == expected
 
 
 def test_no_machine_has_too_many_processes(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
     with pytest.raises(ConfigError, match=r"training.processes: expected at most 20 on this machine, 4 per CPU, found 21; lower it"):
-        share_processors(21, Threads(8, ""), CPU)
+        plan_processes(21, ThreadPlan(8, ""), CPU)
 
 
 def test_a_gpu_has_one_process():
     gpu = torch.device("cuda")
-    assert share_processors(1, Threads(8, ""), gpu) == Processes(1, 8)
+    assert plan_processes(1, ThreadPlan(8, ""), gpu) == ProcessPlan(1, 8)
     with pytest.raises(ConfigError, match="expected 1 on a GPU, found 2"):
-        share_processors(2, Threads(8, ""), gpu)
+        plan_processes(2, ThreadPlan(8, ""), gpu)
 
 
 def test_threads_come_back():
     before = torch.get_num_threads()
-    with pytest.raises(ZeroDivisionError), using_threads(before + 1):
+    with pytest.raises(ZeroDivisionError), num_threads_set_to(before + 1):
         assert torch.get_num_threads() == before + 1
         raise ZeroDivisionError
     assert torch.get_num_threads() == before

@@ -6,16 +6,16 @@ from typing import Any, ClassVar, Literal
 import typer
 from pydantic import Field
 
-from transom.cli.options import Run
-from transom.config.data import Data, Files, Tokenizer
-from transom.config.decoding import Reading
-from transom.config.model import TextClassifier
-from transom.config.options import DataOption, TaskHelp, Verb
+from transom.cli.options import RunArgument
+from transom.config.data import DataConfig, FilesConfig, TokenizerConfig
+from transom.config.decoding import TextInferenceConfig
+from transom.config.model import TextClassifierConfig
 from transom.config.recipe import TextRecipe
-from transom.config.registry import register_task
+from transom.config.task_options import DataOption, TaskHelp, Verb
+from transom.config.task_registry import register_task
 from transom.data.pairs.pairs import Pairs
-from transom.data.split import Splits, split_off
-from transom.tasks.classification.schema import ClassificationTraining
+from transom.data.split import Splits, holdout
+from transom.tasks.classification.schema import ClassificationTrainingConfig
 from transom.tasks.classification.task import ClassificationTask
 from transom.tasks.load import load
 
@@ -29,7 +29,7 @@ ABOUT = TaskHelp(
 )
 
 
-class AuthorFiles(Files):
+class AuthorFiles(FilesConfig):
     """A folder with a file of lines for each author."""
 
     folder: str = Field(..., description="the folder")
@@ -40,7 +40,7 @@ class AuthorFiles(Files):
         return [self.folder]
 
 
-class AuthorData(Data):
+class AuthorData(DataConfig):
     """Lines by their authors."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
@@ -52,7 +52,7 @@ class AuthorData(Data):
     too_long: Literal["truncate"] = Field("truncate", description="what becomes of a long line")
 
     @property
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Say what is taken for validation where no data are named."""
         return "10 % of the lines, split off by hash"
 
@@ -69,10 +69,10 @@ class AuthorRecipe(TextRecipe):
 
     task: Literal["authors"] = Field("authors", description="what the model learns to do")
     data: AuthorData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(kind="char"), description="text to tokens")
-    model: TextClassifier = Field(TextClassifier(), description="the network")
-    training: ClassificationTraining = Field(ClassificationTraining(), description="the run")
-    decoding: Reading = Field(Reading(), description="how lines are read")
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(kind="char"), description="text to tokens")
+    model: TextClassifierConfig = Field(TextClassifierConfig(), description="the network")
+    training: ClassificationTrainingConfig = Field(ClassificationTrainingConfig(), description="the run")
+    decoding: TextInferenceConfig = Field(TextInferenceConfig(), description="how lines are read")
 
 
 class AuthorTask(ClassificationTask):
@@ -88,7 +88,7 @@ class AuthorTask(ClassificationTask):
             return Pairs([line for line, _ in rows], [author for _, author in rows], str(folder))
 
         train = read(recipe.data.train)
-        train, valid = split_off(train, train.source, 0.1, "lines") if recipe.data.valid is None else (train, read(recipe.data.valid))
+        train, valid = holdout(train, train.source, 0.1, "lines") if recipe.data.valid is None else (train, read(recipe.data.valid))
         return Splits(train, valid)
 
 
@@ -98,6 +98,6 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def authors(run: Run) -> None:
+def authors(run: RunArgument) -> None:
     """A line of all names."""
     print(*load(run).model.config.classes)

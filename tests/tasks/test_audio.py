@@ -12,20 +12,20 @@ from transom.checkpoints.run_files import WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
 from transom.config.recipe import load_recipe
-from transom.inspection.describe import sizes
-from transom.inspection.given import given
-from transom.inspection.names import sites
+from transom.inspection.activation_sites import list_sites
+from transom.inspection.describe import describe_architecture
+from transom.inspection.example_batch import build_example_batch
 from transom.models.vision import VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
-from transom.tasks.audio.loader import synthesized
-from transom.tasks.audio.schema import AudioFiles, AudioRecipe, SpectrogramTransformer
+from transom.tasks.audio.loader import synthesize_split
+from transom.tasks.audio.schema import AudioFilesConfig, AudioRecipe, SpectrogramTransformerConfig
 from transom.tasks.audio.synthetic import CLASSES, synthesize
-from transom.tasks.audio.task import SoundClassifier
+from transom.tasks.audio.task import AudioClassifier
 from transom.tasks.load import load
 from transom.tasks.task import set_up
-from transom.training.events import Finished
-from transom.training.run import train
+from transom.training.events import TrainingFinished
+from transom.training.train_loop import train
 
 SMALL = (
     "data.generate.n_train=90",
@@ -39,12 +39,12 @@ SMALL = (
     "model.n_layers=1",
     "model.n_heads=2",
     "model.d_ff=32",
-    "training.batch_sounds=16",
+    "training.batch_size=16",
     "training.max_steps=10",
     "training.validate_every=4",
     "training.checkpoint_every=3",
     "training.log_every=2",
-    "training.accumulate=2",
+    "training.grad_accum_steps=2",
 )
 
 
@@ -57,16 +57,16 @@ def sounds() -> AudioRecipe:
 
 
 def test_it_trains_and_answers(sounds: AudioRecipe, tmp_path: Path) -> None:
-    finished: Finished = sit(sounds, tmp_path / "run")
+    finished: TrainingFinished = sit(sounds, tmp_path / "run")
     assert set(finished.best) >= {"loss", "accuracy"} and "perplexity" not in finished.best
     classifier = load(tmp_path / "run")
-    assert isinstance(classifier, SoundClassifier) and classifier.model.config.classes == tuple(sorted(CLASSES))
+    assert isinstance(classifier, AudioClassifier) and classifier.model.config.classes == tuple(sorted(CLASSES))
     (tmp_path / "x.wav").write_bytes(wav(synthesize("noise", "test", 0, 1, 22050, 9000), rate=22050))
     (found,) = classifier.classify([tmp_path / "x.wav"])
     assert set(found.probabilities) == set(CLASSES) and sum(found.probabilities.values()) == pytest.approx(1.0, abs=1e-5)
-    assert classifier.predict_proba([tmp_path / "x.wav"]).sum() == pytest.approx(1.0) and repr(classifier).startswith("<SoundClassifier: ")
+    assert classifier.predict_proba([tmp_path / "x.wav"]).sum() == pytest.approx(1.0) and repr(classifier).startswith("<AudioClassifier: ")
     assert set(RunFolder.open(tmp_path / "run").metrics.read()[-1]["samples"][0]) == {"picture", "text", "class", "found"}
-    batch = given(classifier, None, tmp_path / "x.wav").batch
+    batch = build_example_batch(classifier, None, tmp_path / "x.wav").batch
     assert batch.pixels.shape == (1, 1, 16, 16)
 
 
@@ -85,13 +85,13 @@ def test_figures_and_words(sounds: AudioRecipe, tmp_path: Path) -> None:
         parts = set_up(changed(sounds, precision="fp32"), Path(), folder)
         task: Any = parts.task
         figures, samples = measured(parts)
-    found = SoundClassifier(parts.validated).classify_pixels(task.valid.load(range(18)))  # type: ignore[arg-type]
+    found = AudioClassifier(parts.eval_model).classify_pixels(task.valid.load(range(18)))  # type: ignore[arg-type]
     assert figures["accuracy"] == pytest.approx(100 * sum(a.label == b for a, b in zip(found, task.valid.labels, strict=True)) / 18)
     assert [sample["found"] for sample in samples] == [each.label for each in found[: len(samples)]]
     told = task.report.lines()
     assert any("90 sounds" in line for line in told) and not any("image" in line for line in told)
-    assert "spectrograms of 16 mel bands and 16 frames of 0.256 s at 8,000 Hz, 4 x 4 patches" in sizes(parts.recipe)
-    assert AudioFiles(audio="here").shown == ["here"]
+    assert "spectrograms of 16 mel bands and 16 frames of 0.256 s at 8,000 Hz, 4 x 4 patches" in describe_architecture(parts.recipe)
+    assert AudioFilesConfig(audio="here").shown == ["here"]
 
 
 def test_parameters_sites_and_flops_are_those_of_the_network(sounds: AudioRecipe) -> None:
@@ -99,7 +99,7 @@ def test_parameters_sites_and_flops_are_those_of_the_network(sounds: AudioRecipe
     with torch.random.fork_rng():
         model = VisionTransformer(config)
     assert count_parameters(config).total == sum(p.numel() for p in model.parameters())
-    assert [site.address for site in sites(config) if site.address.endswith("pooled")] and count_flops(config, 2, 16, 1).parts[
+    assert [site.address for site in list_sites(config) if site.address.endswith("pooled")] and count_flops(config, 2, 16, 1).parts[
         "patches"
     ] > 0
 
@@ -107,14 +107,14 @@ def test_parameters_sites_and_flops_are_those_of_the_network(sounds: AudioRecipe
 def test_another_run_starts_from_a_trained_one(sounds: AudioRecipe, tmp_path: Path) -> None:
     sit(changed(sounds, max_steps=3), tmp_path / "first")
     with RunFolder.create(tmp_path / "second") as folder:
-        parts = set_up(changed(sounds, start_from=str(tmp_path / "first")), Path(), folder)
+        parts = set_up(changed(sounds, init_from=str(tmp_path / "first")), Path(), folder)
     ours, theirs = parts.model.state_dict(), read_tensors(tmp_path / "first" / WEIGHTS)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs if ".blocks." in name)
 
 
 def test_frames_need_samples() -> None:
     with pytest.raises(ValueError, match="expected at least one sample per frame"):
-        SpectrogramTransformer(seconds=0.001)
+        SpectrogramTransformerConfig(seconds=0.001)
 
 
 @pytest.mark.long
@@ -122,6 +122,6 @@ def test_the_packaged_recipe_knows_speakers_and_pitches_that_it_never_heard(tmp_
     recipe = load_recipe("synthetic-sounds")[0]
     assert sit(recipe, tmp_path / "run").best["accuracy"] >= 99
     classifier = load(tmp_path / "run")
-    known = synthesized("test", 900, 1, classifier.model.config)
+    known = synthesize_split("test", 900, 1, classifier.model.config)
     found = classifier.classify_pixels(known.load(range(900)))
     assert sum(a.label == b for a, b in zip(found, known.labels, strict=True)) >= 891

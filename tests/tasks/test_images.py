@@ -14,11 +14,11 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.errors import DataError
-from transom.layers.position import resized_grid
+from transom.layers.position_encoding import resize_position_grid
 from transom.tasks.image_classification.schema import ImageRecipe
 from transom.tasks.load import load
 from transom.tasks.task import set_up
-from transom.training.events import Finished
+from transom.training.events import TrainingFinished
 
 
 @pytest.fixture(params=["vision", "convolutional"])
@@ -28,8 +28,14 @@ def recipe(request: pytest.FixtureRequest) -> ImageRecipe:
 
 
 def test_it_learns_and_answers(recipe: ImageRecipe, photos: Path, tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"augmentation": {"shift": 1}, "average": "none", "accumulate": 1, "validate_every": 20, "checkpoint_every": 40}
-    finished: Finished = sit(changed(recipe, max_steps=80, **plain), tmp_path / "run")
+    plain: dict[str, Any] = {
+        "augmentation": {"shift": 1},
+        "average": "none",
+        "grad_accum_steps": 1,
+        "validate_every": 20,
+        "checkpoint_every": 40,
+    }
+    finished: TrainingFinished = sit(changed(recipe, max_steps=80, **plain), tmp_path / "run")
     assert finished.best["accuracy"] == 100.0 and "perplexity" not in finished.best
     classifier = load(tmp_path / "run")
     assert isinstance(classifier, ImageClassifier) and classifier.model.config.classes == ("lying", "standing")
@@ -55,13 +61,13 @@ def test_the_figures_are_those_of_the_images_as_they_are(recipe: ImageRecipe, tm
         task: Any = parts.task
         figures, samples = measured(parts)
     valid, classes = task.valid, parts.recipe.model.classes  # type: ignore[attr-defined]
-    found = ImageClassifier(parts.validated).classify_pixels(valid.load(range(len(valid))))  # type: ignore[arg-type]
+    found = ImageClassifier(parts.eval_model).classify_pixels(valid.load(range(len(valid))))  # type: ignore[arg-type]
     right = [each.label == label for each, label in zip(found, valid.labels, strict=True)]
     nll = [-torch.tensor(each.probabilities[label]).log() for each, label in zip(found, valid.labels, strict=True)]
     assert figures["accuracy"] == pytest.approx(100 * sum(right) / len(right))
     assert figures["loss"] == pytest.approx(float(torch.stack(nll).mean()), rel=1e-4)
     assert [sample["found"] for sample in samples] == [each.label for each in found[: len(samples)]] and classes == ("lying", "standing")
-    assert task.place(0).startswith(("lying/", "standing/")) and len(task.report.lines()) >= 4
+    assert task.describe_sample(0).startswith(("lying/", "standing/")) and len(task.report.lines()) >= 4
 
 
 def test_a_network_of_another_size_begins_from_a_trained_one(vision: ImageRecipe, photos: Path, tmp_path: Path) -> None:
@@ -70,13 +76,13 @@ def test_a_network_of_another_size_begins_from_a_trained_one(vision: ImageRecipe
     (photos / "round").mkdir()
     for number in range(4):
         Image.new("RGB", (10, 10), (200, 10 * number, 0)).save(photos / "round" / f"{number}.png")
-    raw = changed(small, start_from=str(tmp_path / "small")).model_dump()
+    raw = changed(small, init_from=str(tmp_path / "small")).model_dump()
     raw["model"] |= {"image_size": 16, "d_model": 24, "n_layers": 3}
     with RunFolder.create(tmp_path / "large") as folder:
         parts = set_up(ImageRecipe.model_validate(raw), Path(), folder)
     ours, theirs = parts.model.state_dict(), read_tensors(tmp_path / "small" / WEIGHTS)
     name = "embedding.position.table.weight"
-    assert len(ours[name]) == 17 and torch.equal(ours[name], resized_grid(theirs[name], 17))
+    assert len(ours[name]) == 17 and torch.equal(ours[name], resize_position_grid(theirs[name], 17))
     assert torch.equal(ours["encoder.blocks.0.attn.q.weight"], theirs["encoder.blocks.0.attn.q.weight"])
     before: Any = RunFolder.open(tmp_path / "small").load_config()
     config: Any = parts.recipe.model

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.training.conftest import MODEL, TRAINING, changed, measured, sit
-from tests.training.test_run import die_and_end_the_same
+from tests.training.test_train_loop import die_and_end_the_same
 from transom.checkpoints.run_folder import RunFolder
 from transom.decoding.predictors.generator import Generator
 from transom.errors import DataError
@@ -18,7 +18,7 @@ from transom.tasks.instruction.task import InstructionTask
 from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.load import load
 from transom.tasks.task import set_up
-from transom.training.events import Started, Validated
+from transom.training.events import TrainingStarted, ValidationFinished
 from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 
@@ -39,27 +39,27 @@ def instructions(folder: Path, **model: Any) -> InstructionRecipe:
     return InstructionRecipe.model_validate(raw)
 
 
-@pytest.mark.parametrize("model", [{}, pytest.param({"mask": "prefix"}, marks=pytest.mark.long)], ids=["causal", "prefix"])
+@pytest.mark.parametrize("model", [{}, pytest.param({"mask": "prefix-lm"}, marks=pytest.mark.long)], ids=["causal", "prefix"])
 def test_a_killed_run_ends_as_the_run_left_alone(model: dict[str, Any], tmp_path: Path) -> None:
     recipe = instructions(tmp_path, **model)
     die_and_end_the_same(partial(sit, recipe), tmp_path)
 
 
-@pytest.mark.parametrize("mask", ["causal", "prefix"])
+@pytest.mark.parametrize("mask", ["causal", "prefix-lm"])
 def test_the_loss_is_that_of_each_answer_read_alone(mask: str, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
         parts = set_up(changed(instructions(tmp_path, mask=mask, dropout=0.0), precision="fp32"), Path(), folder)
-    task, model = parts.task, parts.validated.double()
+    task, model = parts.task, parts.eval_model.double()
     assert isinstance(task, InstructionTask)
     read = task.loader.instructions
     with torch.no_grad():
-        nll = CrossEntropy(smoothing=0.0).loss(forward_pass(model, packed := read.batch([[0, 1], [2, 3]]))).nll
+        nll = CrossEntropy(label_smoothing=0.0).loss(forward_pass(model, packed := read.batch([[0, 1], [2, 3]]))).nll
         total = 0.0
         for i in range(4):
             alone = read.batch([[i]])
             n = len(read.answers[i]) + 1
             total += F.cross_entropy(model(alone)[0, -n:], alone.labels[0, -n:], reduction="sum").item()
-    assert packed.target.segments.max() == 2 and packed.n_target_tokens == sum(len(read.answers[i]) + 1 for i in range(4))
+    assert packed.decoder_input.segments.max() == 2 and packed.n_target_tokens == sum(len(read.answers[i]) + 1 for i in range(4))
     assert nll.item() == pytest.approx(total, abs=1e-9)
     figures, samples = measured(parts)
     assert {"loss", "perplexity", "accuracy"} == set(figures) and {"text", "class", "found"} == set(samples[0])
@@ -67,17 +67,20 @@ def test_the_loss_is_that_of_each_answer_read_alone(mask: str, tmp_path: Path) -
 
 @pytest.mark.long
 def test_it_learns_to_answer_and_to_stop(tmp_path: Path) -> None:
-    slow = {"max_steps": 300, "batch_tokens": 256, "validate_every": 100, "checkpoint_every": 300, "average": "none", "accumulate": 1}
+    slow = {"max_steps": 300, "batch_tokens": 256, "validate_every": 100, "checkpoint_every": 300, "average": "none", "grad_accum_steps": 1}
     recipe = changed(
-        instructions(tmp_path, mask="prefix", dropout=0.0, d_model=32, n_layers=2), **slow, precision="fp32", select_by="accuracy"
+        instructions(tmp_path, mask="prefix-lm", dropout=0.0, d_model=32, n_layers=2),
+        **slow,
+        precision="fp32",
+        best_checkpoint_metric="accuracy",
     )
     best = sit(recipe, tmp_path / "run").best
     assert best["accuracy"] > 95, best
     generator = load(tmp_path / "run")
-    assert isinstance(generator, Generator) and generator.answering
+    assert isinstance(generator, Generator) and generator.instruction_tuned
     prompts, answers = ["copy a b", "swap c h", "swap d a"], ["a b", "h c", "a d"]
     found = [each for (each,) in generator.continuations(prompts)]
-    assert [each.text for each in found] == answers and {each.ended for each in found} == {"end"}
+    assert [each.text for each in found] == answers and {each.finish_reason for each in found} == {"end"}
     assert "".join(generator.stream("swap c h")) == "h c"
     assert generator.generate(["swap c h"], stop=[" c"]) == ["h"]
 
@@ -95,13 +98,13 @@ def test_it_starts_from_a_language_model(tmp_path: Path) -> None:
     )
     sit(language, tmp_path / "language")
     seen: list[Any] = []
-    tuned = changed(instructions(tmp_path, mask="prefix"), start_from=str(tmp_path / "language"), adapter={"rank": 2}, max_steps=20)
+    tuned = changed(instructions(tmp_path, mask="prefix-lm"), init_from=str(tmp_path / "language"), adapter={"rank": 2}, max_steps=20)
     sit(tuned, tmp_path / "tuned", seen.append)
     model = RunFolder.open(tmp_path / "tuned").load_config()
-    assert getattr(model, "mask").kind == "prefix", "no weight depends on it, so the recipe chooses"  # noqa: B009
-    notes = next(e for e in seen if isinstance(e, Started)).notes
+    assert getattr(model, "mask").kind == "prefix-lm", "no weight depends on it, so the recipe chooses"  # noqa: B009
+    notes = next(e for e in seen if isinstance(e, TrainingStarted)).notes
     assert any("starts from" in note and "fresh" not in note for note in notes) and "lora of rank 2" in notes[-1]
-    losses = [e.figures["loss"] for e in seen if isinstance(e, Validated)]
+    losses = [e.metrics["loss"] for e in seen if isinstance(e, ValidationFinished)]
     assert losses[-1] < losses[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.training.conftest import measured
-from tests.training.test_run import die_and_end_the_same
+from tests.training.test_train_loop import die_and_end_the_same
 from transom.checkpoints.run_folder import RunFolder
 from transom.decoding.predictors.generator import Generator
 from transom.errors import DataError
@@ -16,9 +16,9 @@ from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.language.task import LanguageTask
 from transom.tasks.load import load
 from transom.tasks.task import set_up
-from transom.training.events import Finished
-from transom.training.run import train
-from transom.training.setup import Parts
+from transom.training.events import TrainingFinished
+from transom.training.setup import TrainingSetup
+from transom.training.train_loop import train
 
 WORDS = ["red", "green", "blue", "sky", "tree"]
 
@@ -41,10 +41,10 @@ def recipe(texts: Path, max_seq_len: int = 16, **training: Any) -> LanguageRecip
             "training": {
                 "max_steps": 10,
                 "batch_tokens": 64,
-                "accumulate": 2,
+                "grad_accum_steps": 2,
                 "learning_rate": 0.01,
                 "precision": "bf16",
-                "average": {"kind": "checkpoints", "last": 2},
+                "average": {"kind": "checkpoints", "n_checkpoints": 2},
                 "validate_every": 4,
                 "validate_samples": 1,
                 "checkpoint_every": 3,
@@ -56,18 +56,18 @@ def recipe(texts: Path, max_seq_len: int = 16, **training: Any) -> LanguageRecip
     )
 
 
-def parts(texts: Path, out: Path, **training: Any) -> tuple[RunFolder, Parts]:
+def parts(texts: Path, out: Path, **training: Any) -> tuple[RunFolder, TrainingSetup]:
     folder = RunFolder.create(out, resume=True)
     return folder, set_up(recipe(texts, **training), Path(), folder)
 
 
-def sit(texts: Path, out: Path, *observers: Any, **training: Any) -> Finished:
+def sit(texts: Path, out: Path, *callbacks: Any, **training: Any) -> TrainingFinished:
     with RunFolder.create(out, resume=True) as folder:
-        return train(set_up(recipe(texts, **training), Path(), folder), observers)
+        return train(set_up(recipe(texts, **training), Path(), folder), callbacks)
 
 
 def test_a_killed_run_ends_as_the_run_left_alone(texts: Path, tmp_path: Path) -> None:
-    die_and_end_the_same(partial(sit, texts, token_dropout=0.2), tmp_path)
+    die_and_end_the_same(partial(sit, texts, blank_noising=0.2), tmp_path)
 
 
 def test_validation_reads_all_text_once_in_nats_and_bits(texts: Path, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_validation_reads_all_text_once_in_nats_and_bits(texts: Path, tmp_path: 
         task = made.task
         assert isinstance(task, LanguageTask)
         figures, samples = measured(made)
-    generator = Generator(made.validated, task.tokenizer)  # type: ignore[arg-type]
+    generator = Generator(made.eval_model, task.tokenizer)  # type: ignore[arg-type]
     scores = generator.score(task.valid.texts)
     n_tokens = sum(score.n_tokens for score in scores)
     assert figures["bits_per_byte"] == pytest.approx(figures["loss"] * n_tokens / math.log(2) / task.valid.n_bytes)
@@ -104,5 +104,5 @@ def test_the_report_counts_and_names(texts: Path, tmp_path: Path) -> None:
     assert report["text"]["train"]["tokens"] == made.task.loader.stream.n_tokens  # type: ignore[attr-defined]
     assert any("the same as an earlier one" in problem and "double.txt" in problem for problem in report["problems"])
     lines = "\n".join(made.task.report.lines())
-    assert "windows: " in lines and "train: " in lines and "look at this: " in lines
-    assert made.task.place(0).endswith(", token 0")
+    assert "windows: " in lines and "train: " in lines and "warning: " in lines
+    assert made.task.describe_sample(0).endswith(", token 0")

@@ -27,7 +27,7 @@ from tests.training.conftest import ANIMALS, changed
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import TransomError
 from transom.planning.precision import choose_precision
-from transom.training.events import Event, Stepped
+from transom.training.events import Event, StepFinished
 
 SHORT = ["training.max_steps=2", "training.precision=auto"]
 TASKS = ["languages", "language", "instruction", "masked", "classes", "pairs", "tags", "vision"]
@@ -108,9 +108,9 @@ def predict(run: Any, images: Path) -> None:
         case "Generator":
             run.generate(texts, seed=3)
             run.continuations(texts, 2, batch_rows=1)
-            list(run.stream("the dog", exit_threshold=0.3))
+            list(run.stream("the dog", early_exit_threshold=0.3))
             run.score(texts)
-        case "Filler":
+        case "MaskFiller":
             run.fill(["the [MASK]"])
         case "Classifier":
             run.classify(texts)
@@ -133,7 +133,7 @@ def test_a_training_and_what_answers_change_nothing(
         transom.train(path, tmp_path / "run", SHORT)
     chosen = choose_precision("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu")).name
     assert load_recipe(tmp_path / "run" / "recipe.toml")[0].training.precision == chosen
-    monkeypatch.setattr("transom.planning.machine.best_seconds", None)  # no timing decides how a run is loaded
+    monkeypatch.setattr("transom.planning.hardware.best_seconds", None)  # no timing decides how a run is loaded
     with unchanged():
         run = transom.load(tmp_path / "run")
     with unchanged():
@@ -142,13 +142,13 @@ def test_a_training_and_what_answers_change_nothing(
 
 def test_a_training_that_fails_changes_nothing(masked: Recipe, tmp_path: Path) -> None:
     def breaks(event: Event) -> None:
-        if isinstance(event, Stepped):
+        if isinstance(event, StepFinished):
             assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "4096"  # the settings do hold while it trains
             raise ZeroDivisionError
 
     path = written(masked, tmp_path)
     with unchanged(), pytest.raises(ZeroDivisionError):
-        transom.train(path, tmp_path / "run", SHORT, observers=[breaks])
+        transom.train(path, tmp_path / "run", SHORT, callbacks=[breaks])
     with unchanged(), pytest.raises(TransomError, match="memory"):
         transom.train(path, tmp_path / "large", [*SHORT, "model.d_model=1000000"])
     with unchanged(), pytest.raises(TransomError, match="holds a run already"):

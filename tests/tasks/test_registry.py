@@ -11,33 +11,32 @@ from pathlib import Path
 import pytest
 
 from tests.size import ROOT
-from transom.config import options
-from transom.config.options import flags
 from transom.config.recipe import TextRecipe, load_recipe
-from transom.config.registry import register_task, task_helps, tasks
+from transom.config.task_options import format_flags
+from transom.config.task_registry import list_task_help, recipes_by_task, register_task
 from transom.errors import ConfigError
 from transom.tasks.classification.schema import ClassificationRecipe
-from transom.tasks.task import LearnsSymbols, TaskClass, task_of
+from transom.tasks.task import TaskClass, TrainsTokenizers, task_class
 
 
 def test_each_folder_is_a_task_of_two_files_and_what_it_alone_needs() -> None:
     folders = {path.parent for path in (ROOT / "transom" / "tasks").glob("*/*.py")}
     assert all({path.name for path in folder.glob("*.py")} >= {"__init__.py", "schema.py", "task.py"} for folder in folders)
-    assert {recipe.__module__.split(".")[2] for recipe in tasks().values()} == {folder.name for folder in folders}
+    assert {recipe.__module__.split(".")[2] for recipe in recipes_by_task().values()} == {folder.name for folder in folders}
 
 
 def test_every_task_has_what_is_asked_of_one() -> None:
-    for name, recipe in tasks().items():
-        task = task_of(recipe)
-        assert isinstance(task, TaskClass) and isinstance(task, LearnsSymbols) == issubclass(recipe, TextRecipe), name
+    for name, recipe in recipes_by_task().items():
+        task = task_class(recipe)
+        assert isinstance(task, TaskClass) and isinstance(task, TrainsTokenizers) == issubclass(recipe, TextRecipe), name
         assert recipe.VERB in task.VERBS or callable(getattr(task.PREDICTOR, recipe.VERB)), name
 
 
 def test_what_the_command_line_tells_is_what_the_schemas_say() -> None:
-    assert task_helps() == [recipe.HELP for recipe in tasks().values()]
-    for recipe in tasks().values():
-        assert flags(recipe.HELP.options) == flags(recipe.model_fields["data"].annotation.OPTIONS)  # type: ignore[union-attr]
-    every = dict.fromkeys(option for told in task_helps() for option in told.options)
+    assert list_task_help() == [recipe.HELP for recipe in recipes_by_task().values()]
+    for recipe in recipes_by_task().values():
+        assert format_flags(recipe.HELP.options) == format_flags(recipe.model_fields["data"].annotation.OPTIONS)  # type: ignore[union-attr]
+    every = dict.fromkeys(option for told in list_task_help() for option in told.options)
     assert len({option.flag for option in every}) == len(every), "an option of several tasks is one and the same"
     assert {option.needs for option in every} <= {"", *(option.flag for option in every)}
 
@@ -94,7 +93,7 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
         ["train", "--help"],
         ["classify", "--help"],
         ["train", recipe],
-        ["train", recipe, "--labelled", "a.tsv"],
+        ["train", recipe, "--labeled-data", "a.tsv"],
         ["train", recipe, "--valid-authors", "a"],
         ["train", recipe, "--authors", str(folder), "--out", run],
         ["classify", run, "a day at home", "oh no no"],
@@ -106,10 +105,10 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
         ["authors", run],
     )
     _, page, _ = next(outcomes)
-    assert "--authors" in page and "For a critic: a folder of AUTHOR.txt." in page and "--labelled" in page
+    assert "--authors" in page and "For a critic: a folder of AUTHOR.txt." in page and "--labeled-data" in page
     assert "or a folder of AUTHOR.txt." in next(outcomes)[1]
     assert "expected exactly one of data.train and data.generate; name your own files with --authors" in next(outcomes)[2]
-    assert "authors.toml trains on --authors, found --labelled" in next(outcomes)[2]
+    assert "authors.toml trains on --authors, found --labeled-data" in next(outcomes)[2]
     assert "--valid-authors needs --authors beside it: the lines to train on" in next(outcomes)[2]
     code, out, err = next(outcomes)
     assert code == 0 and f"try: transom classify {run}" in out, err

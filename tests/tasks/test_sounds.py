@@ -1,4 +1,4 @@
-"""Audio data: WAV files of all formats, errors of malformed ones, spectrograms against their formula, and SpecAugment."""
+"""Audio data: WAV files of all formats, errors of malformed ones, spectrograms against their formula, and SpecAugmentConfig."""
 
 import math
 import random
@@ -12,13 +12,13 @@ import torch
 
 from tests.waves import wav
 from transom.errors import DataError
-from transom.tasks.audio.loader import read_sounds, spec_augment, synthesized
-from transom.tasks.audio.schema import SpecAugment, SpectrogramTransformer
-from transom.tasks.audio.spectrogram import log_mel, mel_filters
-from transom.tasks.audio.synthetic import CLASSES, PARTS, draw, synthesize
-from transom.tasks.audio.wav import decode, fitted, list_sounds, read_file, resample
+from transom.tasks.audio.loader import read_sounds, spec_augment, synthesize_split
+from transom.tasks.audio.schema import SpecAugmentConfig, SpectrogramTransformerConfig
+from transom.tasks.audio.spectrogram import log_mel_spectrogram, mel_filter_bank
+from transom.tasks.audio.synthetic import CLASSES, SPLIT_RESIDUES, sample_parameters, synthesize
+from transom.tasks.audio.wav import center_crop_or_pad, decode_wav, list_sounds, read_file, resample
 
-CONFIG = SpectrogramTransformer(image_size=16, sample_rate=4000, n_fft=128, seconds=0.512)
+CONFIG = SpectrogramTransformerConfig(image_size=16, sample_rate=4000, n_fft=128, seconds=0.512)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
@@ -26,7 +26,7 @@ CONFIG = SpectrogramTransformer(image_size=16, sample_rate=4000, n_fft=128, seco
 def test_every_width_is_read(width: int, channels: int) -> None:
     draws = np.random.default_rng(1).uniform(-1, 1, 100 * channels)
     draws[:2] = -1.0, 0.0
-    found = decode(wav(draws, width, channels), "x", 4000, 100)
+    found = decode_wav(wav(draws, width, channels), "x", 4000, 100)
     expected = torch.from_numpy(draws.reshape(100, channels).mean(1)).float()
     assert torch.allclose(found, expected, atol=1.01 * 2.0 ** (1 - 8 * width) + 1e-6)
 
@@ -45,17 +45,17 @@ def floats(numbers: np.ndarray, bits: int, extensible: bool = False) -> bytes:
 @pytest.mark.parametrize("extensible", [False, True])
 def test_floats_are_read_and_louder_ones_scaled_down(bits: int, extensible: bool) -> None:
     x = np.linspace(-0.5, 0.5, 100)
-    assert torch.allclose(decode(floats(x, bits, extensible), "x", 4000, 100), torch.from_numpy(x).float())
-    assert decode(floats(8 * x, bits, extensible), "x", 4000, 100).abs().max() == 1.0
+    assert torch.allclose(decode_wav(floats(x, bits, extensible), "x", 4000, 100), torch.from_numpy(x).float())
+    assert decode_wav(floats(8 * x, bits, extensible), "x", 4000, 100).abs().max() == 1.0
     huge = np.full(100, np.finfo(f"f{bits // 8}").max)
-    assert (decode(floats(huge, bits), "x", 4000, 100) == 1).all()
+    assert (decode_wav(floats(huge, bits), "x", 4000, 100) == 1).all()
 
 
 def test_pcm_of_an_extensible_header_is_read() -> None:
     whole = wav(np.linspace(-0.5, 0.5, 50), 3)
     extended = struct.pack("<H", 0xFFFE) + whole[22:36] + struct.pack("<HHIH", 22, 24, 4, 1) + bytes(14)
     data = whole[:16] + struct.pack("<I", len(extended)) + extended + whole[36:]
-    assert torch.equal(decode(data, "x", 4000, 50), decode(whole, "x", 4000, 50))
+    assert torch.equal(decode_wav(data, "x", 4000, 50), decode_wav(whole, "x", 4000, 50))
 
 
 @pytest.mark.parametrize(("old", "new"), [(44100, 16000), (8000, 16000), (16000, 16000), (11025, 48000)])
@@ -71,10 +71,16 @@ def test_resampling_drops_what_the_rate_cannot_hold() -> None:
 
 
 def test_the_middle_is_read_and_short_sounds_are_padded_at_both_ends() -> None:
-    assert fitted(torch.arange(7.0), 3).tolist() == [2, 3, 4] and fitted(torch.ones(2), 5).tolist() == [0, 1, 1, 0, 0]
+    assert center_crop_or_pad(torch.arange(7.0), 3).tolist() == [2, 3, 4] and center_crop_or_pad(torch.ones(2), 5).tolist() == [
+        0,
+        1,
+        1,
+        0,
+        0,
+    ]
     x = np.zeros(1000)
     x[500] = 0.5
-    assert decode(wav(x, 2), "x", 4000, 101)[51 - 1 : 52].max() == pytest.approx(0.5, abs=1e-3)
+    assert decode_wav(wav(x, 2), "x", 4000, 101)[51 - 1 : 52].max() == pytest.approx(0.5, abs=1e-3)
 
 
 def patched(data: bytes, at: int, form: str, value: int) -> bytes:
@@ -112,7 +118,7 @@ GOOD = wav(np.zeros(50), 2)
 )
 def test_bad_files_are_refused_in_a_sentence(data: bytes, why: str) -> None:
     with pytest.raises(DataError, match=why) as raised:
-        decode(data, "a.wav", 4000, 100)
+        decode_wav(data, "a.wav", 4000, 100)
     assert str(raised.value).startswith("a.wav: ") and "\n" not in str(raised.value)
 
 
@@ -123,7 +129,7 @@ def test_damaged_files_raise_nothing_else() -> None:
         for _ in range(chosen.randint(1, 4) if data else 0):
             data[chosen.randrange(min(len(data), 48))] = chosen.randrange(256)
         with suppress(DataError):
-            assert decode(bytes(data), "x", 4000, 100).shape == (100,)
+            assert decode_wav(bytes(data), "x", 4000, 100).shape == (100,)
 
 
 def test_folders_are_listed_and_mistakes_named(tmp_path: Path) -> None:
@@ -174,20 +180,20 @@ def test_the_spectrogram_is_its_formula() -> None:
                 power[m][frame] += max(0.0, min(below, above)) * abs(total) ** 2
     loudest = max(map(max, power))
     expected = torch.tensor([[255 * (1 + max(-8.0, math.log10(p / loudest)) / 8) for p in row] for row in power])
-    found = log_mel(x, rate, n_fft, size)
+    found = log_mel_spectrogram(x, rate, n_fft, size)
     assert found.shape == (1, size, size) and (found[0] - expected).abs().max() < 0.51
 
 
 def test_a_tone_is_loudest_in_its_band_and_loudness_does_not_count() -> None:
     t = torch.arange(2048) / 4000
     x = torch.sin(2 * math.pi * 1000 * t)
-    found = log_mel(x, 4000, 128, 16)
-    assert (found[0, :, 1:-1].argmax(0) == mel_filters(4000, 128, 16)[:, 32].argmax()).all() and found.max() == 255
-    assert torch.equal(found, log_mel(0.25 * x, 4000, 128, 16))
+    found = log_mel_spectrogram(x, 4000, 128, 16)
+    assert (found[0, :, 1:-1].argmax(0) == mel_filter_bank(4000, 128, 16)[:, 32].argmax()).all() and found.max() == 255
+    assert torch.equal(found, log_mel_spectrogram(0.25 * x, 4000, 128, 16))
 
 
 def test_spec_augment_goes_by_seed_epoch_and_sample() -> None:
-    masking = SpecAugment(n_bands=1, bands=4, n_times=2, times=3)
+    masking = SpecAugmentConfig(n_freq_masks=1, freq_mask_param=4, n_time_masks=2, time_mask_param=3)
     x = torch.rand(6, 1, 16, 16)
     found = spec_augment(x, masking, 1, 0, range(6))
     assert torch.equal(found[4:5], spec_augment(x[4:5], masking, 1, 0, [4])), "whatever else is in the batch"
@@ -199,18 +205,18 @@ def test_spec_augment_goes_by_seed_epoch_and_sample() -> None:
         bands, times = hidden.all(1), hidden.all(0)
         assert bands.sum() <= 4 and times.sum() <= 6 and torch.equal(hidden, bands[:, None] | times[None])
         assert (after[0][hidden] == before.mean()).all()
-    everything = SpecAugment(n_bands=1, bands=99, n_times=1, times=99)
+    everything = SpecAugmentConfig(n_freq_masks=1, freq_mask_param=99, n_time_masks=1, time_mask_param=99)
     assert spec_augment(x, everything, 1, 0, range(6)).shape == x.shape
-    nothing = SpecAugment(n_bands=0, bands=4, n_times=0, times=3)
+    nothing = SpecAugmentConfig(n_freq_masks=0, freq_mask_param=4, n_time_masks=0, time_mask_param=3)
     assert torch.equal(spec_augment(x, nothing, 1, 0, range(6)), x)
 
 
 def test_no_speaker_and_no_pitch_is_in_two_parts() -> None:
-    drawn = {part: [draw(part, i, 1, 32) for i in range(400)] for part in PARTS}
+    drawn = {part: [sample_parameters(part, i, 1, 32) for i in range(400)] for part in SPLIT_RESIDUES}
     for field in ("scale", "pitch"):
-        found = [{getattr(each, field) for each in drawn[part]} for part in PARTS]
+        found = [{getattr(each, field) for each in drawn[part]} for part in SPLIT_RESIDUES]
         assert all(len(each) >= 12 for each in found) and not any(found[i] & found[j] for i, j in ((0, 1), (0, 2), (1, 2)))
-    noises = {tuple(each.noise.tolist()) for part in PARTS for each in drawn[part]}
+    noises = {tuple(each.noise.tolist()) for part in SPLIT_RESIDUES for each in drawn[part]}
     assert len(noises) == 1200 and max(map(max, noises)) <= 1, "nor any noise"
 
 
@@ -224,9 +230,9 @@ def test_sounds_are_a_pure_function_of_seed_part_and_number(label: str) -> None:
 
 
 def test_synthesized_parts_have_all_classes() -> None:
-    sounds = synthesized("valid", 18, 1, CONFIG)
+    sounds = synthesize_split("valid", 18, 1, CONFIG)
     assert (
         sounds.labels == [*CLASSES, *CLASSES]
         and len(set(sounds.digests)) == 18
-        and sounds.place(0) == "synthesized sounds, valid, tone/valid-0"
+        and sounds.describe_sample(0) == "synthesized sounds, valid, tone/valid-0"
     )

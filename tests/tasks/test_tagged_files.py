@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from transom.config.data import Phrasebook
-from transom.config.data import Tokenizer as TokenizerConfig
-from transom.data.synthetic.phrasebook.generate import generate
+from transom.config.data import PhrasebookConfig
+from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 from transom.data.synthetic.phrasebook.lexicon import lexicon
-from transom.data.synthetic.phrasebook.phrases import clock, date, quantity
+from transom.data.synthetic.phrasebook.phrases import clock_time, date, quantity
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 from transom.tasks.tagging.entities import OUTSIDE, Entity, complete_tags, entities_of, entity_scores, first_invalid, to_iob2
-from transom.tasks.tagging.loader import TaggedLoader, inference_batches, labels_of, windows
+from transom.tasks.tagging.loader import TaggedLoader, inference_batches, split_sentences, window_labels
 from transom.tasks.tagging.phrasebook import enumerate_choices, tagged_words
-from transom.tasks.tagging.tagged_files import Tagged, read_tagged, word_spans
+from transom.tasks.tagging.tagged_files import TaggedSentences, read_tagged, word_spans
 
 SENTENCES = [["Ana", "Torres", "sees", "Luis", "."], ["it", "rains"], ["Madrid", "sleeps"]]
 TAGS = [["B-PER", "I-PER", "O", "B-PER", "O"], ["O", "O"], ["B-LOC", "O"]]
 TEXT = "\n\n".join("\n".join(f"{w}\t{t}" for w, t in zip(ws, ts, strict=True)) for ws, ts in zip(SENTENCES, TAGS, strict=True)) + "\n"
 
 
-def read(folder: Path, text: str | bytes, name: str = "a.conll", **columns: int) -> Tagged:
+def read(folder: Path, text: str | bytes, name: str = "a.conll", **columns: int) -> TaggedSentences:
     (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
     return read_tagged(folder / name, **columns)
 
@@ -40,13 +40,13 @@ def test_a_file_is_words_and_tags(tmp_path: Path) -> None:
     assert read(tmp_path, documents, tag_column=1).tags == [["NNP", "NNP"], ["PRP"]]
     assert read(tmp_path, "-DOCSTART-\n\nAna\tB-PER\n").words == [["Ana"]], "whatever columns such a line has"
     assert read(tmp_path, "New York\tB-LOC\r\nis\tO\r\n").words == [["New York", "is"]], "tabs separate where there are some"
-    assert plain.take([2, 0], "some").place(0) == "some:10" and plain.take([2], "some").tags == [["B-LOC", "O"]]
+    assert plain.select([2, 0], "some").describe_sample(0) == "some:10" and plain.select([2], "some").tags == [["B-LOC", "O"]]
 
 
 def test_iob1_is_read_as_iob2(tmp_path: Path) -> None:
     found = read(tmp_path, "Ana I-PER\nTorres I-PER\nLuis B-PER\nin O\nMadrid I-LOC\n\nit O\n")
     assert found.tags == [["B-PER", "I-PER", "B-PER", "O", "B-LOC"], ["O"]] and found.n_converted == [2, 0]
-    assert found.take([1], "").n_converted == [0]
+    assert found.select([1], "").n_converted == [0]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_words_and_tags_are_two_columns(tmp_path: Path, word: int, tag: int) -> 
 
 def test_a_tag_that_the_model_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.conll:10: expected one of the tags 'B-PER', 'I-PER', 'O', found 'B-LOC'"):
-        read(tmp_path, TEXT).numbered(["B-PER", "I-PER", "O"])
+        read(tmp_path, TEXT).encode_labels(["B-PER", "I-PER", "O"])
 
 
 def slowly(tags: Sequence[str]) -> set[Entity]:
@@ -133,7 +133,7 @@ def test_entities_and_f1_equal_a_slow_formula() -> None:
 @pytest.mark.parametrize("kind", ["bpe", "char", "whitespace"])
 def test_a_word_is_read_as_within_a_text_and_counts_once(kind: str) -> None:
     tokenizer = Tokenizer.train(map(" ".join, SENTENCES), TokenizerConfig(kind=kind, vocab_size=300))  # type: ignore[arg-type]
-    read = windows([*SENTENCES, [], ["\N{NO-BREAK SPACE}"]], tokenizer, 100)
+    read = split_sentences([*SENTENCES, [], ["\N{NO-BREAK SPACE}"]], tokenizer, 100)
     assert [window.sample for window in read] == [0, 1, 2, 4] and all(len(window.tokens) >= len(window.first_tokens) for window in read)
     for window in read[:3]:
         text = " ".join(SENTENCES[window.sample])
@@ -144,33 +144,35 @@ def test_a_word_is_read_as_within_a_text_and_counts_once(kind: str) -> None:
 
 def test_long_sentences_are_cut_between_words() -> None:
     tokenizer = Tokenizer.train(map(" ".join, SENTENCES), TokenizerConfig(kind="char", vocab_size=60))
-    read = windows(SENTENCES, tokenizer, 8)
+    read = split_sentences(SENTENCES, tokenizer, 8)
     assert [(window.sample, window.start, len(window.first_tokens)) for window in read] == [
         *((0, 0, 1), (0, 1, 1), (0, 2, 1), (0, 3, 2)),
         *((1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)),
     ]
-    assert max(len(window.tokens) for window in windows([["a" * 50, "b"]], tokenizer, 8)) == 8
+    assert max(len(window.tokens) for window in split_sentences([["a" * 50, "b"]], tokenizer, 8)) == 8
     numbers = [[5, 6, 7, 8, 9], [0, 1], [2, 3]]
-    assert [label for row in labels_of(read, numbers) for label in row] == [5, 6, 7, 8, 9, 0, 1, 2, 3]
+    assert [label for row in window_labels(read, numbers) for label in row] == [5, 6, 7, 8, 9, 0, 1, 2, 3]
     assert inference_batches([], None, 100) == []
 
 
 def test_batches_have_a_label_at_the_first_token_of_each_word() -> None:
     tokenizer = Tokenizer.train(map(" ".join, SENTENCES), TokenizerConfig(kind="char", vocab_size=60))
     classes = ["B-LOC", "B-PER", "I-PER", "O"]
-    loader = TaggedLoader(Tagged(SENTENCES, TAGS, "here"), tokenizer, classes, max_seq_len=64, batch_tokens=64, seed=1)
+    loader = TaggedLoader(TaggedSentences(SENTENCES, TAGS, "here"), tokenizer, classes, max_seq_len=64, batch_tokens=64, seed=1)
     seen = dict[int, list[str]]()
     for _, (end, slices) in zip(range(3), loader.batches_from(0), strict=False):
         for batch in slices:
-            assert batch.source.tokens[:, 0].eq(2).all() and batch.n_target_tokens == int(batch.counted.sum())
-            for row, sample in enumerate(batch.samples):
-                seen[sample] = [classes[label] for label in batch.labels[row][batch.counted[row]].tolist()]
+            assert batch.source.tokens[:, 0].eq(2).all() and batch.n_target_tokens == int(batch.loss_mask.sum())
+            for row, sample in enumerate(batch.sample_ids):
+                seen[sample] = [classes[label] for label in batch.labels[row][batch.loss_mask[row]].tolist()]
         if end == 3:
             break
-    assert seen == dict(enumerate(TAGS)) and loader.place(1) == "here, sentence 2"
+    assert seen == dict(enumerate(TAGS)) and loader.describe_sample(1) == "here, sentence 2"
     with pytest.raises(ConfigError, match=r"training\.batch_tokens: expected at least 24, the tokens of the longest sentence, found 20"):
-        TaggedLoader(Tagged(SENTENCES, TAGS, "here"), tokenizer, classes, max_seq_len=64, batch_tokens=20, seed=1)
-    blanked = TaggedLoader(Tagged(SENTENCES, TAGS, "h"), tokenizer, classes, max_seq_len=64, batch_tokens=64, seed=1, token_dropout=0.5)
+        TaggedLoader(TaggedSentences(SENTENCES, TAGS, "here"), tokenizer, classes, max_seq_len=64, batch_tokens=20, seed=1)
+    blanked = TaggedLoader(
+        TaggedSentences(SENTENCES, TAGS, "h"), tokenizer, classes, max_seq_len=64, batch_tokens=64, seed=1, blank_noising=0.5
+    )
     (_, (one, *_)), (_, (other, *_)) = next(loader.batches_from(0)), next(blanked.batches_from(0))
     assert torch.equal(one.labels, other.labels) and not torch.equal(one.source.tokens, other.source.tokens)
     again = next(blanked.batches_from(0))[1][0]
@@ -180,18 +182,18 @@ def test_batches_have_a_label_at_the_first_token_of_each_word() -> None:
 def test_the_grammar_tags_all_that_it_can_say() -> None:
     words = lexicon()
     for text, label in (
-        *((f"it is {each.english}", "TIME") for each in enumerate_choices(clock)),
+        *((f"it is {each.english}", "TIME") for each in enumerate_choices(clock_time)),
         *((f"today is {each.english}", "DATE") for each in enumerate_choices(lambda draw: date(draw, words))),
         *((f"I see {name.lemma}", "PERSON") for name in words.names),
     ):
         tags = tagged_words(text)[1]
         assert tags[2:] == [f"B-{label}", *[f"I-{label}"] * (len(tags) - 3)], text
     assert (
-        len(set(enumerate_choices(clock))) == 48
+        len(set(enumerate_choices(clock_time))) == 48
         and len(set(enumerate_choices(lambda draw: date(draw, words)))) == 366
         and len(set(enumerate_choices(quantity))) > 90
     )
     pairs = dict(zip(*tagged_words("twenty-one birds sleep in the old castle on Mondays, Ana"), strict=True))
     assert (pairs["twenty-one"], pairs["castle"], pairs["Mondays"], pairs["Ana"]) == ("B-NUMBER", "B-PLACE", "B-DATE", "B-PERSON")
-    train = generate(Phrasebook(n_train=500, n_valid=10, n_test=10)).train.source
+    train = generate_phrasebook(PhrasebookConfig(n_train=500, n_valid=10, n_test=10)).train.source
     assert all("".join(tagged_words(text)[0]) == text.replace(" ", "") for text in train), "no sign is lost"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.conftest import changed, sit
-from tests.training.test_run import die_and_end_the_same
+from tests.training.test_train_loop import die_and_end_the_same
 from transom.config.recipe import Recipe
 from transom.tasks.embedding.schema import EmbeddingRecipe
-from transom.training.events import Stepped
+from transom.training.events import StepFinished
 
 
 @pytest.fixture(params=["masked", "classes", "pairs", "tags", "languages", "vision", "convolutional"])
@@ -27,10 +27,14 @@ def test_a_killed_run_ends_as_the_run_left_alone(recipe: Recipe, tmp_path: Path)
 def test_two_processes_make_the_steps_of_one(recipe: Recipe, tmp_path: Path) -> None:
     raw = changed(recipe, precision="fp32", max_steps=4).model_dump()
     raw["model"] |= {name: 0.0 for name in raw["model"] if name.endswith("dropout")}
-    seen: dict[int, list[Stepped]] = {1: [], 2: []}
+    seen: dict[int, list[StepFinished]] = {1: [], 2: []}
     for n, steps in seen.items():
         raw["training"]["processes"] = n
-        sit(type(recipe).model_validate(raw), tmp_path / str(n), lambda e, steps=steps: steps.append(e) if isinstance(e, Stepped) else None)
+        sit(
+            type(recipe).model_validate(raw),
+            tmp_path / str(n),
+            lambda e, steps=steps: steps.append(e) if isinstance(e, StepFinished) else None,
+        )
     if isinstance(recipe, EmbeddingRecipe):  # each process tells the pairs of its own half apart, which is easier: ln 2 at the most
         one, two = seen[1][0], seen[2][0]
         assert 0.05 < one.loss - two.loss < math.log(2) and one.n_target_tokens == two.n_target_tokens > 0

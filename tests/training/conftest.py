@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.finetune import NOTHING_ASKED, Asked
+from transom.config.model_overrides import NO_OVERRIDES, UserOverrides
 from transom.config.recipe import Recipe
 from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.embedding.schema import EmbeddingRecipe
@@ -18,20 +18,20 @@ from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.tagging.schema import TaggingRecipe
 from transom.tasks.task import set_up
 from transom.tasks.translation.schema import TranslationRecipe
-from transom.training.events import Finished
-from transom.training.run import train
-from transom.training.setup import Parts
+from transom.training.events import TrainingFinished
+from transom.training.setup import TrainingSetup
+from transom.training.train_loop import train
 
 WIDTHS = {"d_model": 16, "n_heads": 2, "d_ff": 32, "max_seq_len": 16, "dropout": 0.1}
 MODEL: dict[str, Any] = WIDTHS | {"n_layers": 1}
 TRAINING: dict[str, Any] = {
     "max_steps": 10,
     "batch_tokens": 64,
-    "accumulate": 2,
+    "grad_accum_steps": 2,
     "learning_rate": 0.01,
     "schedule": {"kind": "cosine", "warmup_steps": 5},
     "precision": "bf16",
-    "average": {"kind": "checkpoints", "last": 2},
+    "average": {"kind": "checkpoints", "n_checkpoints": 2},
     "validate_every": 4,
     "checkpoint_every": 3,
     "log_every": 2,
@@ -110,9 +110,9 @@ def languages() -> TranslationRecipe:
 VISION = {"kind": "vision-transformer", "image_size": 8, "patch_size": 4, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32}
 CONVOLUTIONAL = {"kind": "convolutional", "image_size": 8, "stem": {"channels": [8, 8]}, "d_model": 16}
 OF_IMAGES: dict[str, Any] = {name: value for name, value in TRAINING.items() if name != "batch_tokens"} | {
-    "batch_images": 16,
+    "batch_size": 16,
     "average": {"kind": "ema", "decay": 0.5},
-    "augmentation": {"shift": 1, "flip": True, "randaugment": 1, "mixup": 0.2, "cutmix": 1.0},
+    "augmentation": {"shift": 1, "horizontal_flip": True, "randaugment": 1, "mixup": 0.2, "cutmix": 1.0},
 }
 
 
@@ -132,7 +132,7 @@ def photos(tmp_path: Path) -> Path:
 
 def of_images(model: dict[str, Any], photos: Path) -> ImageRecipe:
     """Bars, lying or standing, for a network."""
-    data = {"train": {"images": str(photos)}, "valid_share": 0.25}
+    data = {"train": {"images": str(photos)}, "valid_fraction": 0.25}
     return ImageRecipe.model_validate({"data": data, "model": model, "training": OF_IMAGES})
 
 
@@ -155,14 +155,14 @@ def changed(recipe: Recipe, **training: Any) -> Recipe:
     return type(recipe).model_validate(raw)
 
 
-def sit(recipe: Recipe, out: Path, *observers: Any, asked: Asked = NOTHING_ASKED) -> Finished:
+def sit(recipe: Recipe, out: Path, *callbacks: Any, user_overrides: UserOverrides = NO_OVERRIDES) -> TrainingFinished:
     """One sitting of a run in ``out``, going on with what is there."""
     with RunFolder.create(out, resume=True) as folder:
-        return train(set_up(recipe, Path(), folder, asked=asked), observers)
+        return train(set_up(recipe, Path(), folder, user_overrides=user_overrides), callbacks)
 
 
-def measured(parts: Parts) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+def measured(parts: TrainingSetup) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
     """Validate the weights that a run would begin with, in float32: all figures, and the answers that are shown."""
-    model, exactly = parts.validated.float(), torch.autocast("cpu", enabled=False)
-    scores, samples = parts.task.answer(model, exactly, parts.precision)
-    return parts.task.measure(model, exactly) | scores, samples
+    model, exactly = parts.eval_model.float(), torch.autocast("cpu", enabled=False)
+    scores, samples = parts.task.predict_validation(model, exactly, parts.precision)
+    return parts.task.evaluate(model, exactly) | scores, samples

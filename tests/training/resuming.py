@@ -15,29 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.training.test_run import recipe
-from transom.checkpoints.checkpoint import Checkpoints, Groups
+from tests.training.test_train_loop import recipe
+from transom.checkpoints.checkpoint import Checkpoints, TensorGroups
 from transom.checkpoints.run_folder import RunFolder
-from transom.checkpoints.tensors import Origin, digest, pack
-from transom.files.durable import json_bytes, write_folder
-from transom.parallel.world import ALONE
-from transom.planning import machine
+from transom.checkpoints.tensors import Origin, hash_tensors, serialize_tensors
+from transom.files.atomic_io import json_bytes, write_folder
+from transom.parallel.collectives import SINGLE_PROCESS
+from transom.planning import hardware
 from transom.tasks.task import set_up
-from transom.training import run
-from transom.training.run import train
-from transom.training.setup import Parts
+from transom.training import train_loop
+from transom.training.setup import TrainingSetup
+from transom.training.train_loop import train
 
 OLDER, NEWER = 3, 6
 KINDS: dict[str, dict[str, Any]] = {
     "adam-ema": {"optimizer": "adam", "average": {"kind": "ema", "decay": 0.9}},
-    "adamw-checkpoints": {"optimizer": "adamw", "average": {"kind": "checkpoints", "last": 2}},
+    "adamw-checkpoints": {"optimizer": "adamw", "average": {"kind": "checkpoints", "n_checkpoints": 2}},
     "muon": {"optimizer": "muon", "average": "none"},
     "sgd": {"optimizer": "sgd", "average": "none"},
 }
 HARMS = ("resized", "transposed", "retyped", "renamed", "removed", "swapped", "added")
 
 
-def harmed(groups: Groups, others: Groups, group: str, name: str, harm: str) -> Groups:
+def harmed(groups: TensorGroups, others: TensorGroups, group: str, name: str, harm: str) -> TensorGroups:
     """Return the groups of a checkpoint with one tensor altered; ``others`` are those of another step."""
     tensors = dict(groups[group])
     x = tensors[name]
@@ -58,15 +58,15 @@ def harmed(groups: Groups, others: Groups, group: str, name: str, harm: str) -> 
     return {**groups, group: tensors}
 
 
-def rewrite(checkpoints: Checkpoints, step: int, groups: Groups, document: dict[str, Any]) -> None:
+def rewrite(checkpoints: Checkpoints, step: int, groups: TensorGroups, document: dict[str, Any]) -> None:
     """Write a checkpoint with valid hashes of its files around any content."""
     origin = Origin(document["run"], document["step"])
-    files = {f"{name}.safetensors": pack(tensors, origin) for name, tensors in groups.items()}
+    files = {f"{name}.safetensors": serialize_tensors(tensors, origin) for name, tensors in groups.items()}
     shutil.rmtree(checkpoints.path(step))
     write_folder(checkpoints.path(step), files | {"state.json": json_bytes(document)})
 
 
-def cases(groups: Groups, stride: int) -> Iterator[tuple[str, str, str, bool]]:
+def cases(groups: TensorGroups, stride: int) -> Iterator[tuple[str, str, str, bool]]:
     """List (group, tensor, harm, whether ``state.json`` has the altered group's hash)."""
     names = [(group, name) for group, tensors in groups.items() for name in tensors]
     for group, name in names[::stride]:
@@ -76,10 +76,10 @@ def cases(groups: Groups, stride: int) -> Iterator[tuple[str, str, str, bool]]:
                 yield group, name, harm, True
 
 
-def attempt(parts: Parts, touched: list[Tensor]) -> str:
+def attempt(parts: TrainingSetup, touched: list[Tensor]) -> str:
     """Resume a run and return which checkpoint it used. ``touched`` gathers the tensors that reach the optimizer."""
     touched.clear()
-    loop = run._Run(parts, [], ALONE)
+    loop = train_loop._TrainingLoop(parts, [], SINGLE_PROCESS)
     loop.restore()
     assert bool(loop.notes) or loop.progress.step == NEWER, "an older checkpoint is used without a reason"
     return "older" if loop.progress.step == OLDER else "newer"
@@ -98,7 +98,7 @@ def watch(optimizer: torch.optim.Optimizer, touched: list[Tensor]) -> None:
 
 def main(kind: str, stride: int) -> None:
     """Print, as JSON, the number of cases and those in which the altered checkpoint was used or reached the optimizer."""
-    machine.BUDGET = 0.01
+    hardware.BUDGET = 0.01
     failures, n_cases, touched = list[Any](), 0, list[Tensor]()
     with tempfile.TemporaryDirectory() as work, RunFolder.create(Path(work) / "run") as folder:
         whole = recipe(**KINDS[kind], max_steps=NEWER, checkpoint_every=3)
@@ -114,13 +114,15 @@ def main(kind: str, stride: int) -> None:
             groups = harmed(newer, older, group, name, harm)
             if harm == "swapped" and torch.equal(groups[group][name], newer[group][name]):
                 continue
-            hashes = document["groups"] | ({group: digest(groups[group])} if forged else {})
+            hashes = document["groups"] | ({group: hash_tensors(groups[group])} if forged else {})
             rewrite(checkpoints, NEWER, groups, document | {"groups": hashes})
             n_cases += 1
             result = attempt(parts, touched)
             if result != "older" or sorted(tuple(x.shape) for x in touched) != allowed:
                 failures.append([group, name, harm, forged, result])
-        loop = run._Run(parts, [], ALONE)  # a step writes into all that was restored: an overrun would end the process here
+        loop = train_loop._TrainingLoop(
+            parts, [], SINGLE_PROCESS
+        )  # a step writes into all that was restored: an overrun would end the process here
         loop.restore()
         assert loop.fit(lambda: False).step == NEWER
     print(json.dumps({"cases": n_cases, "failures": failures}))

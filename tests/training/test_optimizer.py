@@ -8,21 +8,21 @@ import torch
 from torch import nn
 
 from tests.decoding.models import tiny_model
-from transom.config.adapter import Lora
-from transom.config.model import Decoder
-from transom.config.training import Adam, AdamW, Muon, Sgd
+from transom.config.adapter import LoraConfig
+from transom.config.model import DecoderConfig
+from transom.config.training import AdamConfig, AdamWConfig, MuonConfig, SgdConfig
 from transom.errors import ConfigError
-from transom.models.adapt import adapt
+from transom.models.apply_lora import apply_lora
 from transom.models.build import build_model
-from transom.training.optimizer import build_optimizer, orthogonal
-from transom.training.state import optimizer_tensors, restore_optimizer
+from transom.training.optimizer import build_optimizer, newton_schulz_orthogonalize
+from transom.training.train_state import load_optimizer, optimizer_tensors
 
 
-def one(brick: Sgd | Adam | AdamW) -> tuple[nn.Linear, list[torch.Tensor]]:
+def one(component: SgdConfig | AdamConfig | AdamWConfig) -> tuple[nn.Linear, list[torch.Tensor]]:
     """Take three steps with rate 0.1 on given gradients; return the layer and the weights after each."""
     layer = nn.Linear(2, 1, bias=False).double()
     nn.init.constant_(layer.weight, 1.0)
-    optimizer = build_optimizer(layer, brick)
+    optimizer = build_optimizer(layer, component)
     seen = []
     for gradient in (0.5, -2.0, 1.0):
         optimizer.param_groups[0]["lr"] = 0.1
@@ -34,8 +34,8 @@ def one(brick: Sgd | Adam | AdamW) -> tuple[nn.Linear, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_adam_and_adamw_are_their_equations(decay: float) -> None:
-    brick = AdamW(beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=decay) if decay else Adam(beta1=0.8, beta2=0.9, eps=1e-3)
-    _, seen = one(brick)
+    component = AdamWConfig(beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=decay) if decay else AdamConfig(beta1=0.8, beta2=0.9, eps=1e-3)
+    _, seen = one(component)
     w, m, v = 1.0, 0.0, 0.0
     for t, (g, weight) in enumerate(zip((0.5, -2.0, 1.0), seen, strict=True), 1):
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
@@ -45,7 +45,7 @@ def test_adam_and_adamw_are_their_equations(decay: float) -> None:
 
 
 def test_sgd_is_its_equation() -> None:
-    _, seen = one(Sgd(momentum=0.5, weight_decay=0.0))
+    _, seen = one(SgdConfig(momentum=0.5, weight_decay=0.0))
     w, u = 1.0, 0.0
     for g, weight in zip((0.5, -2.0, 1.0), seen, strict=True):
         u = 0.5 * u + g
@@ -56,7 +56,7 @@ def test_sgd_is_its_equation() -> None:
 def test_adamw_decays_matrices_only() -> None:
     model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3, bias=False))
     model[3].weight = model[0].weight  # a tied output map
-    groups = build_optimizer(model, AdamW(weight_decay=0.1)).param_groups
+    groups = build_optimizer(model, AdamWConfig(weight_decay=0.1)).param_groups
     assert [len(g["params"]) for g in groups] == [1, 4]
     assert groups[0]["params"][0] is model[1].weight
     assert [g["weight_decay"] for g in groups] == [0.1, 0.0]
@@ -87,14 +87,14 @@ def drawn(model: nn.Module, n: int) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_muon_is_its_equation_on_the_blocks_and_adamw_on_the_rest(dtype: torch.dtype) -> None:
     model = tiny_model(11)
-    brick = Muon(momentum=0.8, weight_decay=0.3)
+    component = MuonConfig(momentum=0.8, weight_decay=0.3)
     by_muon = {name for name, p in model.named_parameters() if ".blocks." in name and p.ndim == 2}
     assert {name.rsplit(".", 2)[1] for name in by_muon} == {"q", "k", "v", "o", "up", "down"}
     reference = copy.deepcopy(model)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     gradients = drawn(model, 2)
-    steps(model, build_optimizer(model, brick, dtype), gradients)
-    steps(reference, build_optimizer(reference, AdamW(weight_decay=0.3)), gradients)
+    steps(model, build_optimizer(model, component, dtype), gradients)
+    steps(reference, build_optimizer(reference, AdamWConfig(weight_decay=0.3)), gradients)
     others = dict(reference.named_parameters())
     for name, p in model.named_parameters():
         if name in by_muon:
@@ -104,7 +104,7 @@ def test_muon_is_its_equation_on_the_blocks_and_adamw_on_the_rest(dtype: torch.d
                 size = 0.2 * max(p.shape) ** 0.5
                 w = (1 - 0.01 * 0.3) * w - 0.01 * size * nearly_orthogonal(g + 0.8 * (m - g))
             assert (p - w).norm() < (0.03 if dtype == torch.bfloat16 else 1e-10) * (w - start[name]).norm()
-            assert (p - start[name]).square().mean().sqrt() < 2 * 0.01 * 0.3, "two updates, each of AdamW's usual size, 0.2"
+            assert (p - start[name]).square().mean().sqrt() < 2 * 0.01 * 0.3, "two updates, each of AdamWConfig's usual size, 0.2"
         else:
             assert torch.equal(p, others[name]), name
 
@@ -112,39 +112,39 @@ def test_muon_is_its_equation_on_the_blocks_and_adamw_on_the_rest(dtype: torch.d
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (1, 5)])
 def test_orthogonal_leaves_zeros_alone_and_flattens_singular_values(shape: tuple[int, int]) -> None:
     x = torch.randn(shape, dtype=torch.float64)
-    values = torch.linalg.svdvals(orthogonal(x))
+    values = torch.linalg.svdvals(newton_schulz_orthogonalize(x))
     assert values.min() > 0.6 and values.max() < 1.3
-    torch.testing.assert_close(orthogonal(7 * x), orthogonal(x), rtol=1e-12, atol=1e-12)
-    assert not orthogonal(torch.zeros(shape)).any()
+    torch.testing.assert_close(newton_schulz_orthogonalize(7 * x), newton_schulz_orthogonalize(x), rtol=1e-12, atol=1e-12)
+    assert not newton_schulz_orthogonalize(torch.zeros(shape)).any()
 
 
 @pytest.mark.parametrize(
-    ("brick", "maps"),
+    ("component", "maps"),
     [
-        ({"feed_forward": {"kind": "mixture", "n_experts": 3}}, {"q", "k", "v", "o"}),
-        ({"depth": "mixture"}, {"q", "k", "v", "o", "gate", "up", "down"}),
+        ({"feed_forward": {"kind": "moe", "n_experts": 3}}, {"q", "k", "v", "o"}),
+        ({"depth": "mod"}, {"q", "k", "v", "o", "gate", "up", "down"}),
     ],
 )
-def test_experts_and_routers_are_not_for_muon(brick: dict[str, Any], maps: set[str]) -> None:
-    model = build_model(Decoder.model_validate({"vocab_size": 9, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 8} | brick))
-    group = {id(p) for p in build_optimizer(model, Muon()).param_groups[0]["params"]}
+def test_experts_and_routers_are_not_for_muon(component: dict[str, Any], maps: set[str]) -> None:
+    model = build_model(DecoderConfig.model_validate({"vocab_size": 9, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 8} | component))
+    group = {id(p) for p in build_optimizer(model, MuonConfig()).param_groups[0]["params"]}
     assert {name.rsplit(".", 2)[1] for name, p in model.named_parameters() if id(p) in group} == maps
 
 
 def test_low_rank_maps_are_for_muon() -> None:
     model = tiny_model(11)
-    adapt(model, Lora(rank=2, on=("attn.q",)))
-    groups = build_optimizer(model, Muon()).param_groups
+    apply_lora(model, LoraConfig(rank=2, target_modules=("attn.q",)))
+    groups = build_optimizer(model, MuonConfig()).param_groups
     assert [len(group["params"]) for group in groups] == [2 * 4, 0, 0]
 
 
 def test_muon_put_back_goes_on_the_same() -> None:
     model = tiny_model(11)
-    optimizer, gradients = build_optimizer(model, Muon()), drawn(model, 4)
+    optimizer, gradients = build_optimizer(model, MuonConfig()), drawn(model, 4)
     steps(model, optimizer, gradients[:2])
     other = copy.deepcopy(model)
-    another = build_optimizer(other, Muon())
-    restore_optimizer(other, another, {name: x.clone() for name, x in optimizer_tensors(model, optimizer).items()})
+    another = build_optimizer(other, MuonConfig())
+    load_optimizer(other, another, {name: x.clone() for name, x in optimizer_tensors(model, optimizer).items()})
     steps(model, optimizer, gradients[2:])
     steps(other, another, gradients[2:])
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
@@ -152,4 +152,4 @@ def test_muon_put_back_goes_on_the_same() -> None:
 
 def test_muon_without_matrices_of_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"training\.optimizer: expected .* for muon, found none; use 'adamw'"):
-        build_optimizer(nn.Sequential(nn.Linear(3, 3)), Muon())
+        build_optimizer(nn.Sequential(nn.Linear(3, 3)), MuonConfig())

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_run import MODEL, die, kill_at, same, sit, traces
+from tests.training.test_train_loop import MODEL, die, kill_at, same, sit, traces
 from transom.checkpoints.run_folder import RunFolder
 from transom.errors import ConfigError, TransomError
-from transom.training.events import Event, Saved, Stepped
+from transom.training.events import CheckpointSaved, Event, StepFinished
 
 EXACT = {"precision": "fp32", "max_steps": 6, "checkpoint_every": 3, "validate_every": 6, "validate_bleu": 0, "log_every": 1}
 """No rounding to speak of."""
 
 
-def history(out: Path, **training: Any) -> list[Stepped]:
+def history(out: Path, **training: Any) -> list[StepFinished]:
     seen: list[Event] = []
     sit(out, seen.append, **{**EXACT, **training})
-    return [event for event in seen if isinstance(event, Stepped)]
+    return [event for event in seen if isinstance(event, StepFinished)]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.long)])
@@ -35,7 +35,7 @@ def test_three_processes_make_the_steps_of_one(tmp_path: Path, optimizer: str) -
 def test_a_run_of_two_processes_goes_on_to_the_same_end(tmp_path: Path) -> None:
     sit(tmp_path / "alone", processes=2)
     assert {"generators/cpu", "generators/rank-1.cpu"} <= traces(tmp_path / "alone")[0].keys()
-    die(partial(sit, tmp_path / "killed", processes=2), [kill_at(2, Stepped), kill_at(6, Saved)])
+    die(partial(sit, tmp_path / "killed", processes=2), [kill_at(2, StepFinished), kill_at(6, CheckpointSaved)])
     steps: list[int] = []
     stopped = sit(tmp_path / "killed", lambda e: steps.append(e.step), lambda: bool(steps) and steps[-1] >= 8, processes=2)
     assert stopped.reason == "stopped"
@@ -50,19 +50,19 @@ def test_bad_samples_are_named_from_all_processes(tmp_path: Path) -> None:
     def named(n: int) -> list[set[str]]:
         seen: list[Event] = []
         with pytest.raises(TransomError, match="20 steps in a row"):
-            sit(tmp_path / str(n), seen.append, learning_rate=1e38, clip_norm=None, max_steps=60, processes=n)
-        return [set(event.skipped) for event in seen if isinstance(event, Stepped) and event.skipped]
+            sit(tmp_path / str(n), seen.append, learning_rate=1e38, max_grad_norm=None, max_steps=60, processes=n)
+        return [set(event.skipped) for event in seen if isinstance(event, StepFinished) and event.skipped]
 
     assert named(1)[1:20] == named(2)[1:20]
 
 
 def test_a_stopped_process_ends_the_run_in_one_line_and_its_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transom.parallel.heartbeat.LIMIT", 2.0)
+    monkeypatch.setattr("transom.parallel.heartbeat.TIMEOUT", 2.0)
 
     def stop_the_other(event: Event) -> None:
-        if isinstance(event, Saved):
+        if isinstance(event, CheckpointSaved):
             children = (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
-            (other,) = (int(pid) for pid in children if b"transom.training.follower" in Path("/proc", pid, "cmdline").read_bytes())
+            (other,) = (int(pid) for pid in children if b"transom.training.rank_process" in Path("/proc", pid, "cmdline").read_bytes())
             os.kill(other, signal.SIGSTOP)
 
     with pytest.raises(TransomError, match=r"found none from rank 1 for [2-9] s: it was stopped.*the last checkpoint is kept") as error:

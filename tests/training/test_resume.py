@@ -14,29 +14,29 @@ import pytest
 import torch
 
 from tests.training.resuming import KINDS, NEWER, OLDER, attempt, rewrite
-from tests.training.test_run import recipe, same, sit, traces
+from tests.training.test_train_loop import recipe, same, sit, traces
 from transom.checkpoints.checkpoint import Checkpoints
 from transom.checkpoints.run_files import BASE, WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
-from transom.checkpoints.tensors import Origin, Spec, digest, pack, read_note, read_tensors
+from transom.checkpoints.tensors import Origin, TensorSpec, hash_tensors, read_metadata, read_tensors, serialize_tensors
 from transom.errors import CheckpointError, DataError
-from transom.files.durable import json_bytes, write_folder
-from transom.parallel.world import World
+from transom.files.atomic_io import json_bytes, write_folder
+from transom.parallel.collectives import World
 from transom.tasks.task import set_up
+from transom.training.metrics_window import WINDOW_SUMS, read_metrics_history
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import state_specs
-from transom.training.record import SUMS, read_history
-from transom.training.resume import _check_generators, read_run
-from transom.training.run import train
-from transom.training.setup import Parts
-from transom.training.state import Progress, SavedState, gather_generators, optimizer_names
-from transom.training.step import Stepper
+from transom.training.resume import _check_rng_states, load_resume_state
+from transom.training.setup import TrainingSetup
+from transom.training.train_loop import train
+from transom.training.train_state import CheckpointState, TrainState, gather_rng_states, optimizer_parameter_names
+from transom.training.train_step import TrainStep
 
 ROOT = Path(__file__).parents[2]
 CHECKED_HEAP = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}
 """glibc checks its heap and aborts the process that damaged it."""
 
-AVERAGED: dict[str, Any] = {"max_steps": NEWER, "checkpoint_every": 3, "average": {"kind": "checkpoints", "last": 2}}
+AVERAGED: dict[str, Any] = {"max_steps": NEWER, "checkpoint_every": 3, "average": {"kind": "checkpoints", "n_checkpoints": 2}}
 
 
 def child(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -75,7 +75,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def resumed(out: Path, **training: Any) -> tuple[str, Parts]:
+def resumed(out: Path, **training: Any) -> tuple[str, TrainingSetup]:
     """Tell which checkpoint a resumed run uses."""
     with RunFolder.create(out, resume=True) as folder:
         parts = set_up(recipe(**AVERAGED | training), Path(), folder)
@@ -100,7 +100,7 @@ def alter(checkpoints: Checkpoints, step: int, path: str, value: object) -> None
     groups = checkpoints.load(step).groups
     shutil.rmtree(checkpoints.path(step))
     origin = Origin(document["run"], NEWER) if isinstance(document.get("run"), str) else None
-    files = {f"{name}.safetensors": pack(tensors, origin) for name, tensors in groups.items()}
+    files = {f"{name}.safetensors": serialize_tensors(tensors, origin) for name, tensors in groups.items()}
     write_folder(checkpoints.path(step), files | {"state.json": json_bytes(document)})
 
 
@@ -121,8 +121,8 @@ WRONG: list[tuple[str, object]] = [
     ("state.progress.seconds", float("inf")),
     ("state.progress.seconds", -1.0),
     ("state.progress.n_skipped", NEWER + 1),
-    ("state.progress.skips_in_a_row", 1),
-    ("state.progress.validated_at", NEWER + 1),
+    ("state.progress.consecutive_skips", 1),
+    ("state.progress.last_validation_step", NEWER + 1),
     ("state.progress.best", {"loss": 1.0}),
     ("state.progress.best", {"step": NEWER + 1, "loss": 1.0}),
     ("state.progress.best", {"step": 4, "loss": "low"}),
@@ -158,9 +158,9 @@ def test_a_state_that_does_not_fit_is_passed_over_with_a_reason(run: Path, path:
     assert resumed(run)[0] == "older"  # attempt() asserts that there is a reason
 
 
-@pytest.mark.parametrize(("measured", "used"), [((), "newer"), (("expert_load", "dropped"), "older")])
+@pytest.mark.parametrize(("measured", "used"), [((), "newer"), (("max_expert_load", "expert_overflow"), "older")])
 def test_a_window_has_the_measurements_of_the_models_own_components(run: Path, measured: tuple[str, ...], used: str) -> None:
-    alter(RunFolder.open(run).checkpoints, NEWER, "state.progress.window", dict.fromkeys((*SUMS, *measured), 1))
+    alter(RunFolder.open(run).checkpoints, NEWER, "state.progress.window", dict.fromkeys((*WINDOW_SUMS, *measured), 1))
     assert resumed(run)[0] == used
 
 
@@ -205,7 +205,7 @@ def test_another_runs_checkpoint_and_weights_are_refused(run: Path, tmp_path: Pa
 def test_equal_runs_have_one_id_and_leave_the_same_bytes(trained: Path, tmp_path: Path) -> None:
     sit(tmp_path / "again", **AVERAGED)
     assert (tmp_path / "again" / WEIGHTS).read_bytes() == (trained / WEIGHTS).read_bytes()
-    folder, note = RunFolder.open(trained), read_note(trained / WEIGHTS)
+    folder, note = RunFolder.open(trained), read_metadata(trained / WEIGHTS)
     best = folder.checkpoints.load(NEWER).state["progress"]["best"]
     assert note.origin == (folder.run_id, best["step"]) and note.sha256
 
@@ -219,12 +219,12 @@ def test_weights_that_are_not_finite_are_refused(run: Path) -> None:
     document = json.loads((checkpoints.path(NEWER) / "state.json").read_bytes())
     document["groups"].pop("model")
     altered = {**groups, "model": {**groups["model"], name: broken}}
-    document["groups"]["model"] = digest(altered["model"])
+    document["groups"]["model"] = hash_tensors(altered["model"])
     rewrite(checkpoints, NEWER, altered, document)
     assert resumed(run)[0] == "older"
     weights = read_tensors(run / WEIGHTS)
     weights[next(iter(weights))].view(-1)[0] = torch.nan
-    (run / WEIGHTS).write_bytes(pack(weights))
+    (run / WEIGHTS).write_bytes(serialize_tensors(weights))
     with pytest.raises(CheckpointError, match=r"expected finite weights, found 1 of [\d,]+ values of '.*' NaN or infinite"):
         RunFolder.open(run).load_weights(resumed(run)[1].model)
 
@@ -236,7 +236,7 @@ def as_format_1(checkpoints: Checkpoints, step: int, numbers: dict[str, int]) ->
     groups["optimizer"] = {f"{numbers[(key := name.rpartition('.'))[0]]}.{key[2]}": x for name, x in groups["optimizer"].items()}
     old = {"format_version": 1, "step": step, "groups": list(groups), "state": document["state"]}
     shutil.rmtree(checkpoints.path(step))
-    files = {f"{name}.safetensors": pack(tensors) for name, tensors in groups.items()}
+    files = {f"{name}.safetensors": serialize_tensors(tensors) for name, tensors in groups.items()}
     write_folder(checkpoints.path(step), files | {"state.json": json_bytes(old)})
 
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_of_format_1_goes_on_bit_for_bit(tmp_path: Path, kind: str)
     sit(out, **training, max_steps=NEWER)
     with RunFolder.create(out, resume=True) as folder:
         parts = set_up(recipe(**training), Path(), folder)
-        numbers = {name: number for number, name in enumerate(optimizer_names(parts.model, parts.optimizer))}
+        numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, parts.optimizer))}
         for step in folder.checkpoints.steps():
             as_format_1(folder.checkpoints, step, numbers)
     config = json.loads((out / "config.json").read_bytes())
@@ -274,18 +274,18 @@ def test_an_older_optimizer_of_format_1_is_told_by_its_steps(tmp_path: Path) -> 
     with RunFolder.create(tmp_path, resume=True) as folder:
         checkpoints = folder.checkpoints
         parts = set_up(recipe(**training), Path(), folder)
-        numbers = {name: number for number, name in enumerate(optimizer_names(parts.model, parts.optimizer))}
+        numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, parts.optimizer))}
         for step in (OLDER, NEWER):
             as_format_1(checkpoints, step, numbers)
         contents = {path.name: path.read_bytes() for path in checkpoints.path(NEWER).iterdir() if path.name != "manifest.json"}
         contents["optimizer.safetensors"] = (checkpoints.path(OLDER) / "optimizer.safetensors").read_bytes()
         shutil.rmtree(checkpoints.path(NEWER))
         write_folder(checkpoints.path(NEWER), contents)
-        stepper = Stepper(
+        train_step = TrainStep(
             parts.model, parts.optimizer, parts.recipe.training, torch.float32, CrossEntropy(parts.recipe.training.label_smoothing)
         )
         with pytest.raises(CheckpointError, match=f"expected an optimizer after {NEWER} steps, found one after {OLDER}"):
-            read_run(checkpoints, NEWER, stepper, parts.task)
+            load_resume_state(checkpoints, NEWER, train_step, parts.task)
         assert attempt(parts, []) == "older"
 
 
@@ -299,7 +299,7 @@ def test_an_older_optimizer_of_format_1_is_told_by_its_steps(tmp_path: Path) -> 
         {"kind": "validation", "loss": 1.0, "best": "yes", "seconds": 1.0, "samples": []},
         {"kind": "validation", "loss": 1.0, "best": True, "seconds": 1.0, "samples": ["x"]},
         {"kind": "validation", "loss": 1.0, "best": True},
-        {"kind": "skipped", "places": "line 1"},
+        {"kind": "skipped", "samples": "line 1"},
         {"kind": "thought"},
         {},
     ],
@@ -310,7 +310,7 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
         file.write(json.dumps({"step": 1, **line}) + "\n")
     number = (run / "metrics.jsonl").read_text().count("\n")
     with pytest.raises(CheckpointError, match=rf"metrics\.jsonl:{number}: .*expected what transom writes.*remove this line"):
-        read_history(RunFolder.open(run).metrics)
+        read_metrics_history(RunFolder.open(run).metrics)
     with pytest.raises(CheckpointError, match=rf"metrics\.jsonl:{number}: "):
         resumed(run)
 
@@ -328,19 +328,19 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
     ],
 )
 def test_generators_of_every_process_are_checked(harm: Callable[[dict[str, Any]], object], words: str) -> None:
-    states = {**gather_generators(World()), "rank-1.cpu": torch.get_rng_state(), "cuda.0": torch.get_rng_state()}
-    _check_generators(Path("g"), states, 2)
+    states = {**gather_rng_states(World()), "rank-1.cpu": torch.get_rng_state(), "cuda.0": torch.get_rng_state()}
+    _check_rng_states(Path("g"), states, 2)
     harm(states)
     with pytest.raises(CheckpointError, match=words):
-        _check_generators(Path("g"), states, 2)
+        _check_rng_states(Path("g"), states, 2)
 
 
 def test_the_state_of_a_loss_scaler_comes_back() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    saved = {"progress": Progress().model_dump(), "scaler": scaler.state_dict(), "snapshots": []}
-    state = SavedState.model_validate(json.loads(json.dumps(saved)))
+    saved = {"progress": TrainState().model_dump(), "scaler": scaler.state_dict(), "snapshots": []}
+    state = CheckpointState.model_validate(json.loads(json.dumps(saved)))
     assert state.scaler is not None and state.scaler.model_dump(by_alias=True) == scaler.state_dict()
-    assert SavedState.model_validate({**saved, "scaler": {}}).scaler is None
+    assert CheckpointState.model_validate({**saved, "scaler": {}}).scaler is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -350,16 +350,16 @@ def test_every_optimizer_keeps_what_is_expected_of_it(tmp_path: Path, kind: str)
         train(parts)
     for parameter in parts.model.parameters():
         kept = parts.optimizer.state[parameter]
-        assert {name: Spec.of(x) for name, x in kept.items()} == state_specs(parts.optimizer, parameter)
+        assert {name: TensorSpec.of(x) for name, x in kept.items()} == state_specs(parts.optimizer, parameter)
 
 
 def test_the_weights_that_a_run_adapts_carry_its_id(tmp_path: Path) -> None:
     sit(tmp_path / "first", **AVERAGED)
     adapter = {"kind": "lora", "rank": 2}
-    sit(tmp_path / "tuned", **AVERAGED, start_from=str(tmp_path / "first"), adapter=adapter)
+    sit(tmp_path / "tuned", **AVERAGED, init_from=str(tmp_path / "first"), adapter=adapter)
     tuned = RunFolder.open(tmp_path / "tuned")
-    assert read_note(tuned.path / BASE).origin == (tuned.run_id, 0)
-    sit(tmp_path / "tuned-too", **AVERAGED, start_from=str(tmp_path / "first"), adapter=adapter, seed=2)
+    assert read_metadata(tuned.path / BASE).origin == (tuned.run_id, 0)
+    sit(tmp_path / "tuned-too", **AVERAGED, init_from=str(tmp_path / "first"), adapter=adapter, seed=2)
     shutil.copyfile(tmp_path / "tuned-too" / BASE, tuned.path / BASE)
     with pytest.raises(CheckpointError, match="found those of another run"):
         tuned.read_weights(BASE)

@@ -9,12 +9,21 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from transom.checkpoints.tensors import Origin, digest, pack, read_note, read_tensors
+from transom.checkpoints.tensors import Origin, hash_tensors, read_metadata, read_tensors, serialize_tensors
 from transom.errors import CheckpointError, DiskError
-from transom.files.checked import explain, plain_file, read_json, read_manifest, verify
-from transom.files.durable import FORMAT_VERSION, Content, json_bytes, make_folder, remove, remove_leftovers, write_folder, write_manifest
+from transom.files.atomic_io import (
+    FORMAT_VERSION,
+    Content,
+    json_bytes,
+    make_folder,
+    remove,
+    remove_partial_files,
+    write_folder,
+    write_manifest,
+)
+from transom.files.safe_read import describe_validation_error, read_json, read_manifest, require_regular_file, verify_files
 
-Groups = dict[str, dict[str, Tensor]]
+TensorGroups = dict[str, dict[str, Tensor]]
 """Tensors by group (model, average, optimizer, generators, ...) and name."""
 
 _STATE, _SUFFIX, _WEIGHTS = "state.json", ".safetensors", "model.safetensors"
@@ -25,14 +34,14 @@ _Step = Annotated[int, Field(ge=0, lt=10**18)]
 _Group = Annotated[str, Field(pattern=rf"^{_GROUP.pattern}$")]
 
 
-class _Document(BaseModel):
+class _StateDocument(BaseModel):
     """The content of a checkpoint's ``state.json``.
 
     Attributes:
         format_version: 1 has no run id and no hashes of groups, and numbers the optimizer's parameters.
         step: optimizer steps done.
         run: id of the run, the same in the metadata of every tensor file.
-        groups: the groups of tensors that were saved, with their ``digest``.
+        groups: the groups of tensors that were saved, with their ``hash_tensors``.
         state: what else the run needs; ``training.state`` has its schema.
     """
 
@@ -54,7 +63,7 @@ class _Document(BaseModel):
         return self.groups.get(group) if isinstance(self.groups, dict) else None
 
 
-class Saved(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     """A checkpoint as it was read.
 
     Attributes:
@@ -63,21 +72,21 @@ class Saved(NamedTuple):
         format_version: the format that it was written in.
     """
 
-    groups: Groups
+    groups: TensorGroups
     state: dict[str, Any]
     format_version: int
 
 
-class Latest(NamedTuple):
+class LatestCheckpoint(NamedTuple):
     """The newest checkpoint to go on from.
 
     Attributes:
         step: its step.
-        passed_over: one line per newer one that is damaged or does not fit the run, with the reason.
+        rejected: one line per newer one that is damaged or does not fit the run, with the reason.
     """
 
     step: int
-    passed_over: tuple[str, ...]
+    rejected: tuple[str, ...]
 
 
 class Checkpoints:
@@ -113,15 +122,15 @@ class Checkpoints:
         """
         assert all(_GROUP.fullmatch(name) for name in groups), f"expected plain group names, found {list(groups)}"
         make_folder(self.folder)
-        remove_leftovers(self.folder)
+        remove_partial_files(self.folder)
         run = self._run()
         origin = None if run is None else Origin(run, step)
         hashes: dict[str, str] = {}
         document = {"format_version": FORMAT_VERSION, "step": step, "run": run, "groups": hashes, "state": dict(state)}
 
         def content(group: str) -> bytes:
-            hashes[group] = digest(groups[group])
-            return pack(groups[group], origin, hashes[group])
+            hashes[group] = hash_tensors(groups[group])
+            return serialize_tensors(groups[group], origin, hashes[group])
 
         files: dict[str, Content] = {name + _SUFFIX: partial(content, name) for name in groups}
         try:  # the state comes last, when the hashes of all groups are known
@@ -135,7 +144,7 @@ class Checkpoints:
             if later > step:
                 remove(self.path(later))
 
-    def latest(self, accept: Callable[[int], None] = lambda step: None) -> Latest | None:
+    def latest(self, accept: Callable[[int], None] = lambda step: None) -> LatestCheckpoint | None:
         """Find the newest checkpoint that is whole, undamaged and accepted; None if none was ever saved.
 
         Args:
@@ -144,23 +153,23 @@ class Checkpoints:
         Raises:
             CheckpointError: there are checkpoints, but none to resume from.
         """
-        passed_over: list[str] = []
-        stripped: list[str] = []
+        rejected: list[str] = []
+        weights_only: list[str] = []
         for step in reversed(self.steps()):
             try:
-                manifest, document = self._check(step)
+                manifest, document = self._verify(step)
                 if all(name + _SUFFIX in manifest for name in document.groups):
                     accept(step)
-                    return Latest(step, (*passed_over, *stripped))
-                stripped.append(f"{self.path(step)}: holds weights only")
+                    return LatestCheckpoint(step, (*rejected, *weights_only))
+                weights_only.append(f"{self.path(step)}: holds weights only")
             except CheckpointError as error:
-                passed_over.append(str(error))
+                rejected.append(str(error))
         if steps := self.steps():
-            reason = passed_over[0] if passed_over else f"those of steps {steps[0]} to {steps[-1]} hold weights only"
+            reason = rejected[0] if rejected else f"those of steps {steps[0]} to {steps[-1]} hold weights only"
             raise CheckpointError(f"{self.folder}: no checkpoint to go on from: {reason}; begin anew with another --out")
         return None
 
-    def load(self, step: int, only: Collection[str] | None = None) -> Saved:
+    def load(self, step: int, only: Collection[str] | None = None) -> LoadedCheckpoint:
         """Read the tensors and the state that were saved at ``step``.
 
         Args:
@@ -170,21 +179,21 @@ class Checkpoints:
         Raises:
             CheckpointError: it is missing or damaged, or holds no such group.
         """
-        manifest, document = self._check(step, only)
+        manifest, document = self._verify(step, only)
         wanted = [name for name in document.groups if name + _SUFFIX in manifest] if only is None else only
         groups = {name: read_tensors(self.path(step) / (name + _SUFFIX)) for name in wanted}
-        return Saved(groups, document.state, document.format_version)
+        return LoadedCheckpoint(groups, document.state, document.format_version)
 
     def prune(self, keep_full: int, keep_weights: Collection[int] = ()) -> None:
         """Make room: the newest ``keep_full`` stay whole, those before them of ``keep_weights`` keep only group "model", the rest go."""
         assert keep_full >= 1, "the newest checkpoint must stay"
         for step in self.steps()[:-keep_full]:
             if step in keep_weights:
-                self._strip(step)
+                self._keep_weights_only(step)
             else:
                 remove(self.path(step))
 
-    def _strip(self, step: int) -> None:
+    def _keep_weights_only(self, step: int) -> None:
         """Keep only the weights: first the manifest lets go of the other files, then they go."""
         folder = self.path(step)
         try:
@@ -194,12 +203,12 @@ class Checkpoints:
         kept = {name: entry for name, entry in manifest.items() if name in (_STATE, _WEIGHTS)}
         if kept != manifest:
             write_manifest(folder, kept)
-        remove_leftovers(folder)
+        remove_partial_files(folder)
         for file in list(folder.iterdir()):
             if _FILE.fullmatch(file.name) and file.name not in kept:
                 remove(file)
 
-    def _check(self, step: int, only: Collection[str] | None = None) -> tuple[dict[str, Any], _Document]:
+    def _verify(self, step: int, only: Collection[str] | None = None) -> tuple[dict[str, Any], _StateDocument]:
         """Verify the files of a checkpoint, or of some of its groups; return its manifest and its state document."""
         folder = self.path(step)
         if not folder.is_dir():
@@ -208,27 +217,29 @@ class Checkpoints:
         names = list(manifest) if only is None else [name + _SUFFIX for name in only] + [_STATE]
         if missing := [name for name in names if name not in manifest]:
             raise CheckpointError(f"{folder}: expected {missing[0]}, which is not in this checkpoint")
-        verify(folder, manifest, names)
+        verify_files(folder, manifest, names)
         if _STATE not in manifest:
             raise CheckpointError(f"{folder}: damaged, no {_STATE} in its manifest")
-        raw = read_json(plain_file(folder / _STATE))
+        raw = read_json(require_regular_file(folder / _STATE))
         try:
-            document = _Document.model_validate(raw)
+            document = _StateDocument.model_validate(raw)
         except ValidationError as error:
-            raise CheckpointError(f"{folder / _STATE}: {explain(error)}") from error
+            raise CheckpointError(f"{folder / _STATE}: {describe_validation_error(error)}") from error
         if document.step != step:
             raise CheckpointError(f"{folder}: expected the state of step {step}, found that of step {document.step}")
         if (run := self._run()) is not None and document.run != run and (document.run or document.format_version > 1):
             raise CheckpointError(f"{folder}: expected a checkpoint of run {run[:8]}, found one of another run ({str(document.run)[:8]})")
         for group in [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]:
             file = folder / (group + _SUFFIX)
-            note, expected = read_note(file), document.sha256(group)
-            if note.origin != document.origin:
-                raise CheckpointError(f"{file}: expected tensors of {_spell(document.origin)}, found those of {_spell(note.origin)}")
-            if expected is not None and note.sha256 != expected:
+            metadata, expected = read_metadata(file), document.sha256(group)
+            if metadata.origin != document.origin:
+                raise CheckpointError(
+                    f"{file}: expected tensors of {_format_origin(document.origin)}, found those of {_format_origin(metadata.origin)}"
+                )
+            if expected is not None and metadata.sha256 != expected:
                 raise CheckpointError(f"{file}: expected the tensors that {_STATE} was saved with, found others")
         return manifest, document
 
 
-def _spell(origin: Origin | None) -> str:
+def _format_origin(origin: Origin | None) -> str:
     return "no run" if origin is None else f"step {origin.step} of run {origin.run[:8]}"

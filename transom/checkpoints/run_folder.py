@@ -15,21 +15,41 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from transom.checkpoints.checkpoint import Checkpoints
-from transom.checkpoints.ledger import Ledger
-from transom.checkpoints.metrics import Metrics
-from transom.checkpoints.run_files import CHECKPOINTS, CONFIG, FILES, LEDGER, LOCK, METRICS, RECIPE, WEIGHTS, holds_run, is_ours
-from transom.checkpoints.tensors import Origin, load_into, pack, read_note, read_specs, read_weights
-from transom.config.architecture import Architecture
-from transom.config.explaining import path_of
-from transom.config.model import Model
+from transom.checkpoints.evaluation_access_log import EvaluationAccessLog
+from transom.checkpoints.metrics_log import MetricsLog
+from transom.checkpoints.run_files import (
+    ACCESS_LOG,
+    CHECKPOINTS,
+    CONFIG,
+    FILES,
+    LOCK,
+    METRICS,
+    RECIPE,
+    WEIGHTS,
+    contains_run,
+    is_run_folder,
+)
+from transom.checkpoints.tensors import Origin, load_weights_into, read_metadata, read_specs, read_weights, serialize_tensors
+from transom.config.architecture import ModelConfig
+from transom.config.error_messages import error_path
+from transom.config.model import AnyModel
 from transom.config.plugins import PluginRecord, require_plugins
-from transom.config.registry import tasks
+from transom.config.task_registry import recipes_by_task
 from transom.errors import CheckpointError, ConfigError
-from transom.files.checked import read_bytes, read_json
-from transom.files.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
+from transom.files.atomic_io import (
+    FORMAT_VERSION,
+    Content,
+    convert_disk_errors,
+    json_bytes,
+    make_folder,
+    remove,
+    remove_partial_files,
+    write_file,
+)
+from transom.files.file_lock import lock_file, require_file_locks
 from transom.files.limits import MAX_CONFIG_BYTES
-from transom.files.lock import lock, refuse_without_locks
-from transom.planning.parameters import count_parameters, excess_positions
+from transom.files.safe_read import read_bytes, read_json
+from transom.planning.parameters import count_parameters, position_table_error
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -37,13 +57,13 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 class RunFolder:
     """A run's folder: to write, made by ``create`` and locked until ``close`` or death; to read, by ``open``."""
 
-    def __init__(self, path: Path, lock: int | None = None, fresh: bool = False) -> None:
-        """Use ``create`` or ``open``; a ``fresh`` folder goes again if nothing comes of the run."""
+    def __init__(self, path: Path, lock_file: int | None = None, created: bool = False) -> None:
+        """Use ``create`` or ``open``; a ``created`` folder goes again if nothing comes of the run."""
         self.path = path
         self.checkpoints = Checkpoints(path / CHECKPOINTS, lambda: self.run_id)
-        self.metrics = Metrics(path / METRICS)
-        self.ledger = Ledger(path / LEDGER)
-        self._lock, self._fresh = lock, fresh
+        self.metrics = MetricsLog(path / METRICS)
+        self.access_log = EvaluationAccessLog(path / ACCESS_LOG)
+        self._lock, self._created = lock_file, created
 
     @cached_property
     def run_id(self) -> str | None:
@@ -60,7 +80,7 @@ class RunFolder:
         return run
 
     @property
-    def holds_recipe(self) -> bool:
+    def has_recipe(self) -> bool:
         """Whether a run was begun here; a link that leads nowhere is a recipe that cannot be read, not none."""
         return os.path.lexists(self.path / RECIPE)
 
@@ -80,27 +100,27 @@ class RunFolder:
         """
         if re.search("[\ud800-\udfff]", str(path)):
             raise ConfigError(f"{str(path)!a}: expected a folder whose name is UTF-8, found other bytes in it; give another --out")
-        refuse_without_locks()
-        taken = None
-        while taken is None:  # another process may remove what it made between any two of these lines
-            fresh = not path.exists()
+        require_file_locks()
+        lock_descriptor = None
+        while lock_descriptor is None:  # another process may remove what it made between any two of these lines
+            created = not path.exists()
             make_folder(path)
-            names = _names(path)
-            if names and LOCK not in names and not is_ours(path):
+            names = _list_names(path)
+            if names and LOCK not in names and not is_run_folder(path):
                 raise ConfigError(f"{path} is not empty and not a run's folder (it holds {names[0][:80]!r}); give another --out")
-            taken = _take_lock(path)
-        run = cls(path, taken, fresh)
+            lock_descriptor = _acquire_lock(path)
+        run = cls(path, lock_descriptor, created)
         try:
             for folder in (path, run.checkpoints.folder):
                 if folder.is_dir():
-                    remove_leftovers(folder)
-            if holds_run(path) and not resume:
+                    remove_partial_files(folder)
+            if contains_run(path) and not resume:
                 if not overwrite:
                     raise ConfigError(
-                        f"{path} holds a run already ({run._progress()}); add --resume to go on with it or give another --out"
+                        f"{path} holds a run already ({run._checkpoint_summary()}); add --resume to go on with it or give another --out"
                     )
                 for name in (*FILES, CHECKPOINTS):
-                    if name != LEDGER and os.path.lexists(path / name):
+                    if name != ACCESS_LOG and os.path.lexists(path / name):
                         remove(path / name)
         except BaseException:
             run.close()
@@ -129,7 +149,7 @@ class RunFolder:
         """
         if self._lock is None:
             return
-        if self._fresh and _names(self.path) == [LOCK] and _is_named(self.path / LOCK, self._lock):
+        if self._created and _list_names(self.path) == [LOCK] and _is_named(self.path / LOCK, self._lock):
             (self.path / LOCK).unlink()
             with suppress(OSError):  # another process has put its own lock there
                 self.path.rmdir()
@@ -172,7 +192,7 @@ class RunFolder:
             except ValidationError as error:
                 raise CheckpointError(f"{path}: plugins: expected a list of name and sha256 each, found {raw!r:.80}") from error
 
-    def write_config(self, config: Architecture, run_id: str, plugins: Sequence[PluginRecord] = ()) -> None:
+    def write_config(self, config: ModelConfig, run_id: str, plugins: Sequence[PluginRecord] = ()) -> None:
         """Put ``config.json`` in place: from now on the authority for the model's shape.
 
         Args:
@@ -197,7 +217,7 @@ class RunFolder:
         self.write(CONFIG, json_bytes(document))
         vars(self).pop("run_id", None)  # read anew from now on
 
-    def load_config(self) -> Architecture:
+    def load_config(self) -> ModelConfig:
         """Read the model's configuration; build nothing from it that is larger than the weights beside it.
 
         Raises:
@@ -205,7 +225,7 @@ class RunFolder:
                 the weights file justifies.
             ConfigError: the run needs a plugin that was not named, or that has changed.
         """
-        config, weights = self._read_config(), self._weights()
+        config, weights = self._read_config(), self._weights_path()
         try:
             asked = count_parameters(config).total
         except ConfigError as error:
@@ -213,14 +233,14 @@ class RunFolder:
         found = sum(math.prod(spec.shape) for spec in read_specs(weights).values())
         if asked > found:
             raise CheckpointError(f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they are of different models")
-        if (problem := excess_positions(config)) is not None:
+        if (problem := position_table_error(config)) is not None:
             raise CheckpointError(f"{self.path / CONFIG}: {problem}")
         return config
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], step: int) -> None:
         """Put a file of tensors in place, with their hash, the run's id and ``step`` in its metadata."""
         origin = None if self.run_id is None else Origin(self.run_id, step)
-        self.write(name, lambda: pack(tensors, origin))
+        self.write(name, lambda: serialize_tensors(tensors, origin))
 
     def read_weights(self, name: str) -> dict[str, Tensor]:
         """Read one of the run's files of weights.
@@ -228,7 +248,7 @@ class RunFolder:
         Raises:
             CheckpointError: it is missing, damaged, not finite, or of another run.
         """
-        self._require_own(name)
+        self._require_same_run(name)
         return read_weights(self.path / name)
 
     def load_weights(self, model: nn.Module) -> None:
@@ -237,34 +257,34 @@ class RunFolder:
         Raises:
             CheckpointError: they are not there yet, damaged, or another model's.
         """
-        path = self._weights()
-        self._require_own(WEIGHTS)
-        load_into(model, path)
+        path = self._weights_path()
+        self._require_same_run(WEIGHTS)
+        load_weights_into(model, path)
 
-    def _weights(self) -> Path:
+    def _weights_path(self) -> Path:
         if not (self.path / WEIGHTS).exists():
             raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation, so let the training go on: --resume")
         return self.path / WEIGHTS
 
-    def _require_own(self, name: str) -> None:
+    def _require_same_run(self, name: str) -> None:
         """Refuse a file of tensors that another run wrote; files of format 1 do not say."""
-        origin = read_note(self.path / name).origin
+        origin = read_metadata(self.path / name).origin
         if origin is not None and self.run_id is not None and origin.run != self.run_id:
             raise CheckpointError(
                 f"{self.path / name}: expected weights of run {self.run_id[:8]}, as {CONFIG} says, found those of another run"
                 f" ({origin.run[:8]}); put the run's own file back"
             )
 
-    def _read_config(self) -> Architecture:
+    def _read_config(self) -> ModelConfig:
         self.require_plugins()
-        tasks()  # each registers the networks that it alone has
+        recipes_by_task()  # each registers the networks that it alone has
         path = self.path / CONFIG
         raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:
-            config: Architecture = TypeAdapter(Model).validate_python(raw)
+            config: ModelConfig = TypeAdapter(AnyModel).validate_python(raw)
         except ValidationError as error:
             first = error.errors()[0]
-            field = ".".join(["model", *path_of(first, raw if isinstance(raw, dict) else {})])
+            field = ".".join(["model", *error_path(first, raw if isinstance(raw, dict) else {})])
             raise CheckpointError(
                 f"{path}: {field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
             ) from error
@@ -272,12 +292,12 @@ class RunFolder:
             raise CheckpointError(f"{path}: expected model.{missing[0]}, found none")
         return config
 
-    def _progress(self) -> str:
+    def _checkpoint_summary(self) -> str:
         steps = self.checkpoints.steps()
         return f"newest checkpoint: step {steps[-1]}" if steps else "no checkpoint yet"
 
 
-def _names(path: Path) -> list[str]:
+def _list_names(path: Path) -> list[str]:
     """List a folder's names; none where it is gone."""
     try:
         return sorted(entry.name for entry in path.iterdir())
@@ -294,19 +314,19 @@ def _is_named(path: Path, descriptor: int) -> bool:
     return os.path.samestat(named, os.fstat(descriptor))
 
 
-def _take_lock(path: Path) -> int | None:
+def _acquire_lock(path: Path) -> int | None:
     """Lock a run's folder for this process and return what holds the lock: a descriptor; None if the folder or the lock's file went away.
 
     A lock holds a file, not its name. So the name is looked up again once the lock is held: if it is gone or another file's, whoever
     comes next would lock that other file.
     """
-    with disk_errors(path / LOCK):
+    with convert_disk_errors(path / LOCK):
         try:
             descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             return None
         try:
-            lock(descriptor, wait=False)
+            lock_file(descriptor, wait=False)
             if not _is_named(path / LOCK, descriptor):
                 os.close(descriptor)
                 return None

@@ -12,12 +12,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from transom.errors import CheckpointError
-from transom.files.checked import plain_file
+from transom.files.safe_read import require_regular_file
 
 MAX_HEADER_BYTES = 16 * 2**20
 """Most bytes of a safetensors header that are read; a thousand layers need about one million."""
 
-_NOTE = "transom"
+METADATA_KEY = "transom"
 """The one entry of a file's metadata; of several, the library would write another order each time."""
 
 _DTYPES = {
@@ -41,7 +41,7 @@ _DTYPES = {
 """PyTorch's types by the names they have in a safetensors header."""
 
 
-class Spec(NamedTuple):
+class TensorSpec(NamedTuple):
     """What a file says of a tensor before it is read."""
 
     dtype: torch.dtype
@@ -65,12 +65,12 @@ class Origin(NamedTuple):
     step: int
 
 
-class Note(BaseModel):
+class FileMetadata(BaseModel):
     """The metadata of a file of tensors.
 
     Attributes:
         tied: other names of tensors, and the names that they are stored under.
-        sha256: the tensors' ``digest``; None in the files of format 1 that a manifest protected.
+        sha256: the tensors' ``hash_tensors``; None in the files of format 1 that a manifest protected.
         run: id of the run that wrote it; None in format 1, and for tensors that no run wrote.
         step: optimizer steps done, likewise.
     """
@@ -88,29 +88,29 @@ class Note(BaseModel):
         return None if self.run is None or self.step is None else Origin(self.run, self.step)
 
 
-def pack(tensors: Mapping[str, Tensor], origin: Origin | None = None, sha256: str | None = None) -> bytes:
+def serialize_tensors(tensors: Mapping[str, Tensor], origin: Origin | None = None, sha256: str | None = None) -> bytes:
     """Serialize tensors as a safetensors file, on the CPU and contiguous, with their hash and their origin in its metadata.
 
     Args:
         tensors: by name; a tensor under several names is stored once, and its other names are listed.
         origin: run and step; left out for tensors that no run wrote.
-        sha256: their ``digest``, where it is known already.
+        sha256: their ``hash_tensors``, where it is known already.
     """
     own: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[object, str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        kept = first.setdefault(_identity(tensor) or name, name)
+        kept = first.setdefault(_storage_key(tensor) or name, name)
         if kept == name:
-            own[name] = _alone(tensor, storages)
+            own[name] = _own_memory(tensor, storages)
         else:
             tied[name] = kept
-    note = Note(tied=tied, sha256=sha256 or digest(tensors), **({} if origin is None else origin._asdict()))
-    return save(own, {_NOTE: note.model_dump_json(exclude_none=True)})
+    metadata = FileMetadata(tied=tied, sha256=sha256 or hash_tensors(tensors), **({} if origin is None else origin._asdict()))
+    return save(own, {METADATA_KEY: metadata.model_dump_json(exclude_none=True)})
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     """Hash names, types, shapes and bits of tensors, whatever their order."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
@@ -119,15 +119,15 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def read_specs(path: Path) -> dict[str, Spec]:
+def read_specs(path: Path) -> dict[str, TensorSpec]:
     """Read the types and shapes of what a safetensors file stores, tied tensors once, and no tensor."""
     file = _open(path)
-    return {name: spec for name, spec in file.specs.items() if name not in file.note.tied}
+    return {name: spec for name, spec in file.specs.items() if name not in file.metadata.tied}
 
 
-def read_note(path: Path) -> Note:
+def read_metadata(path: Path) -> FileMetadata:
     """Read the metadata of a safetensors file, and no tensor."""
-    return _open(path).note
+    return _open(path).metadata
 
 
 def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -144,13 +144,13 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
         CheckpointError: the file is damaged, of another kind, or another model's; nothing was allocated unless only the bits are wrong.
     """
     file = _open(path)
-    wanted = {name: spec for name, spec in file.specs.items() if expected is None or name in expected or name not in file.note.tied}
+    wanted = {name: spec for name, spec in file.specs.items() if expected is None or name in expected or name not in file.metadata.tied}
     if expected is not None:
-        _fit(path, wanted, {name: Spec.of(tensor) for name, tensor in expected.items()})
+        _check_specs(path, wanted, {name: TensorSpec.of(tensor) for name, tensor in expected.items()})
     # A clone owns aligned memory: a mapped file may change, and alignment may change the last bit of a matrix product.
-    own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.note.tied}
-    tensors = {name: own[file.note.tied.get(name, name)] for name in file.specs}
-    if file.note.sha256 is not None and digest(tensors) != file.note.sha256:
+    own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.metadata.tied}
+    tensors = {name: own[file.metadata.tied.get(name, name)] for name in file.specs}
+    if file.metadata.sha256 is not None and hash_tensors(tensors) != file.metadata.sha256:
         raise CheckpointError(f"{path}: damaged, its tensors are not those that were saved")
     return {name: tensors[name] for name in wanted}
 
@@ -180,7 +180,7 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def load_into(model: nn.Module, path: Path) -> None:
+def load_weights_into(model: nn.Module, path: Path) -> None:
     """Copy the weights in a safetensors file into a model of the same shapes.
 
     Raises:
@@ -189,44 +189,44 @@ def load_into(model: nn.Module, path: Path) -> None:
     model.load_state_dict(read_weights(path, expected=model.state_dict()))
 
 
-class _Opened(NamedTuple):
+class _OpenFile(NamedTuple):
     """A safetensors file whose header has been checked.
 
     Attributes:
         handle: the library's.
         specs: what the file says of each tensor, tied names included.
-        note: its metadata.
+        metadata: its metadata.
     """
 
     handle: Any
-    specs: dict[str, Spec]
-    note: Note
+    specs: dict[str, TensorSpec]
+    metadata: FileMetadata
 
 
-def _open(path: Path) -> _Opened:
-    _check_kind(path)
+def _open(path: Path) -> _OpenFile:
+    _check_format(path)
     try:
         handle: Any = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: damaged, not a whole safetensors file ({error})") from error
     specs = {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
     try:
-        note = Note.model_validate_json((handle.metadata() or {}).get(_NOTE, "{}"))
+        metadata = FileMetadata.model_validate_json((handle.metadata() or {}).get(METADATA_KEY, "{}"))
     except ValidationError as error:
         raise CheckpointError(f"{path}: damaged, its metadata (table of tied tensors, hash, run, step) cannot be read") from error
-    if not all(kept in specs and name not in specs for name, kept in note.tied.items()):
+    if not all(kept in specs and name not in specs for name, kept in metadata.tied.items()):
         raise CheckpointError(f"{path}: damaged, its table of tied tensors does not fit its tensors")
-    return _Opened(handle, specs | {name: specs[kept] for name, kept in note.tied.items()}, note)
+    return _OpenFile(handle, specs | {name: specs[kept] for name, kept in metadata.tied.items()}, metadata)
 
 
-def _identity(tensor: Tensor) -> object:
+def _storage_key(tensor: Tensor) -> object:
     """What two names of one tensor have in common; None for an empty tensor, which is nobody's."""
     if tensor.numel() == 0:
         return None
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
+def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
     """Return a contiguous tensor on the CPU that shares no memory with those before it, whose ``storages`` are given."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.untyped_storage().data_ptr() in storages:
@@ -235,9 +235,9 @@ def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
     return tensor
 
 
-def _check_kind(path: Path) -> None:
+def _check_format(path: Path) -> None:
     """Refuse what is no safetensors file, by its first bytes."""
-    plain_file(path)
+    require_regular_file(path)
     with path.open("rb") as file:
         start = file.read(8)
     size, header = path.stat().st_size, int.from_bytes(start, "little")
@@ -251,19 +251,19 @@ def _check_kind(path: Path) -> None:
     )
 
 
-def _spec(path: Path, name: str, handle: Any) -> Spec:
-    described = handle.get_slice(name)
-    if (dtype := _DTYPES.get(described.get_dtype())) is None:
-        raise CheckpointError(f"{path}: tensor {name[:200]!r} has the type {described.get_dtype()}, which transom does not use")
-    return Spec(dtype, tuple(described.get_shape()))
+def _spec(path: Path, name: str, handle: Any) -> TensorSpec:
+    tensor_slice = handle.get_slice(name)
+    if (dtype := _DTYPES.get(tensor_slice.get_dtype())) is None:
+        raise CheckpointError(f"{path}: tensor {name[:200]!r} has the type {tensor_slice.get_dtype()}, which transom does not use")
+    return TensorSpec(dtype, tuple(tensor_slice.get_shape()))
 
 
-def _fit(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> None:
+def _check_specs(path: Path, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
     """Compare what a file holds with what a model needs."""
-    missing, foreign = [name for name in expected if name not in found], [name for name in found if name not in expected]
-    if missing or foreign:
+    missing, unexpected = [name for name in expected if name not in found], [name for name in found if name not in expected]
+    if missing or unexpected:
         parts = [
-            f"{len(names)} {word} (first {names[0][:200]!r})" for names, word in ((missing, "missing"), (foreign, "unexpected")) if names
+            f"{len(names)} {word} (first {names[0][:200]!r})" for names, word in ((missing, "missing"), (unexpected, "unexpected")) if names
         ]
         raise CheckpointError(f"{path}: the tensors of another model: {', '.join(parts)}; expected those of the run's config.json")
     for name, spec in expected.items():

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer, table
-from transom.cli.imports import lasting_imports
-from transom.cli.options import Source, Target, To, TranslateTooLong
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import SourceOption, TargetLanguageOption, TargetOption, TranslateTooLong
+from transom.cli.output import JsonOption, align_columns, print_result
 
 EXAMPLES = """
 transom compare runs/a runs/b --source test.en --target test.de
 transom compare runs/en-de runs/joint --to de --source test.en --target test.de
-transom compare runs/a runs/b --source test.en --target test.de --samples 10000 --seed 7 --json
+transom compare runs/a runs/b --source test.en --target test.de --resamples 10000 --seed 7 --json
 """
 
 app = typer.Typer(add_completion=False)
@@ -23,45 +23,45 @@ app = typer.Typer(add_completion=False)
 def compare(
     a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
     b: Annotated[Path, typer.Argument(metavar="RUN_B", help="A second run folder.")],
-    source: Source,
-    target: Target,
-    to: To = None,
+    source: SourceOption,
+    target: TargetOption,
+    to: TargetLanguageOption = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compute BLEU on lower-cased text.")] = False,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=1_000_000, help="Number of bootstrap resamples.")] = 1000,
+    samples: Annotated[int, typer.Option("--resamples", min=1, max=1_000_000, help="Number of bootstrap resamples.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the resampling.")] = 12345,
     too_long: TranslateTooLong = "split",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print BLEU of both models, the difference with 95 % confidence intervals, and the p-value (Koehn 2004).
 
     Each model decodes with its own recipe's settings. --to applies to multilingual models.
     """
-    with lasting_imports():
-        from transom.cli.reading import read_test_set, translate_test_set
+    with gc_frozen_imports():
+        from transom.cli.evaluation_data import read_test_set, translate_test_set
         from transom.decoding.predictors.translator import Translator
         from transom.tasks.load import load_as
-        from transom.training.evaluation import compare as bootstrap
+        from transom.training.translation_metrics import paired_bootstrap as bootstrap
 
     translators = {run: load_as(Translator, run) for run in (a, b)}
-    several = [translator for translator in translators.values() if translator.tokenizers.source.tags]
-    for translator in several or translators.values():
-        translator.tokenizers.source.prefix(to)  # checks `to` before the test set is read and logged
+    multilingual = [translator for translator in translators.values() if translator.tokenizers.source.tags]
+    for translator in multilingual or translators.values():
+        translator.tokenizers.source.language_prefix(to)  # checks `to` before the test set is read and logged
     pairs = read_test_set([a, b], source, target, "compare")
-    found = {
+    translations = {
         run: translate_test_set(
             *(translator, pairs.source, f"sentences by {run}", as_json),
-            to=to if translator in several else None,
+            to=to if translator in multilingual else None,
             too_long=too_long,
             name=str(source),
         )
         for run, translator in translators.items()
     }
-    result = bootstrap(found[a].lines, found[b].lines, pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
-    counts = {"a_n_longer": found[a].n_longer, "b_n_longer": found[b].n_longer}
-    answer({"a_run": str(a), "b_run": str(b), **asdict(result), **counts}, as_json, _lines(a, b, result))
+    result = bootstrap(translations[a].lines, translations[b].lines, pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
+    counts = {"a_n_longer": translations[a].n_too_long, "b_n_longer": translations[b].n_too_long}
+    print_result({"a_run": str(a), "b_run": str(b), **asdict(result), **counts}, as_json, _format_lines(a, b, result))
 
 
-def _lines(a: Path, b: Path, result: Any) -> list[str]:
+def _format_lines(a: Path, b: Path, result: Any) -> list[str]:
     rows = [["", "BLEU", "95 % interval"]]
     for name, value, (low, high) in (
         (str(a), result.a, result.a_interval),
@@ -72,7 +72,7 @@ def _lines(a: Path, b: Path, result: Any) -> list[str]:
     better = f"{b if result.difference > 0 else a} is better"
     verdict = better if result.difference and result.p_value < 0.05 else "no significant difference"
     return [
-        *table(rows),
+        *align_columns(rows),
         "",
         f"p = {result.p_value:.4f}: {verdict}",
         f"{result.n_samples:,} resamples, seed {result.seed}; {result.signature}",

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom.checkpoints.outputs import refuse_output
-from transom.cli.answers import Json, answer, table
-from transom.cli.imports import lasting_imports
-from transom.cli.options import CompareTooLong, Precision, Run, refuse_with
+from transom.checkpoints.output_paths import check_output_path
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import CompareTooLong, PrecisionOption, RunArgument, reject_options
+from transom.cli.output import JsonOption, align_columns, print_result
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transom.inspection.comparison import Comparison
+    from transom.inspection.attention_comparison import AttentionComparison
 
 EXAMPLES = """
 transom compare-attention runs/shakespeare-char --input play.txt
@@ -22,7 +22,7 @@ transom compare-attention runs/stdlib --input module.py --lengths 256,1024,4096 
 transom compare-attention runs/photos --input cat.jpg --json
 """
 
-MOST = 65536
+MAX_NUMBER = 65536
 """Upper limit of the numeric options."""
 
 app = typer.Typer(add_completion=False)
@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def compare_attention(
-    run: Run,
+    run: RunArgument,
     text: Annotated[str | None, typer.Option("--text", help="Input text.")] = None,
     input_file: Annotated[
         Path | None, typer.Option("--input", metavar="FILE", help="Text file (.gz too), or an image for a model of images.")
@@ -41,14 +41,14 @@ def compare_attention(
     features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of random features (Performer).")] = "16,64,256",
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks (Linformer) and numbers of landmarks (Nystrom).")] = "16,64",
     windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes of sliding windows in tokens.")] = "16,64",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Number of timings per method; the median is reported.")] = 5,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Number of timings per method; the median is reported.")] = 5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random features.")] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Also write an HTML page with the results of every layer.")
     ] = None,
     too_long: CompareTooLong = None,
-    precision: Precision = "fp32",
-    as_json: Json = False,
+    precision: PrecisionOption = "fp32",
+    as_json: JsonOption = False,
 ) -> None:
     """Run the model on a text, then compute attention from its queries, keys and values with every applicable method.
 
@@ -56,53 +56,53 @@ def compare_attention(
     attention weights. Nothing is retrained: a model trained with an approximation can do better than these errors suggest.
     """
     given_sizes = {"lengths": lengths, "features": features, "ranks": ranks, "windows": windows}
-    sizes = {name: _numbers(name, numbers) for name, numbers in given_sizes.items()}
+    sizes = {name: _parse_numbers(name, numbers) for name, numbers in given_sizes.items()}
     if (text is None) == (input_file is None):
         raise ConfigError("expected --text or --input, found both or neither; give one of them")
-    with lasting_imports():
-        from transom.files.durable import write_file
-        from transom.inspection.comparison import Settings, compare
-        from transom.inspection.comparison_page import comparison_page
-        from transom.inspection.given import ReadsFiles, given
-        from transom.planning.precision import choose_threads, using_threads
+    with gc_frozen_imports():
+        from transom.files.atomic_io import write_file
+        from transom.inspection.attention_comparison import ComparisonSettings, compare_attention_methods
+        from transom.inspection.attention_comparison_page import comparison_page
+        from transom.inspection.example_batch import SupportsFileInput, build_example_batch
+        from transom.planning.precision import choose_threads, num_threads_set_to
         from transom.tasks.load import load
         from transom.tasks.progress import counting
 
-    refuse_output(out, [run, input_file])
+    check_output_path(out, [run, input_file])
     loaded, threads = load(run, precision), choose_threads()
-    if isinstance(loaded, ReadsFiles):
-        refuse_with({"--too-long": too_long}, "a model of texts", f"a model of {loaded.NOUN}s")
-    with using_threads(threads.count), counting("layers", quiet=as_json) as tell:
-        read = given(loaded, text, input_file, too_long or "truncate")
-        found = compare(loaded.model, read.batch, Settings(**sizes, rounds=rounds, seed=seed), tell)
-    notes = [*read.notes, *found.notes, threads.reason]
+    if isinstance(loaded, SupportsFileInput):
+        reject_options({"--too-long": too_long}, "a model of texts", f"a model of {loaded.NOUN}s")
+    with num_threads_set_to(threads.count), counting("layers", quiet=as_json) as notify:
+        read = build_example_batch(loaded, text, input_file, too_long or "truncate")
+        comparison = compare_attention_methods(loaded.model, read.batch, ComparisonSettings(**sizes, repeats=repeats, seed=seed), notify)
+    notes = [*read.notes, *comparison.notes, threads.reason]
     if out is not None:
-        write_file(out, comparison_page(run.name, found, notes).encode())
+        write_file(out, comparison_page(run.name, comparison, notes).encode())
     value = {
         "run": str(run),
-        "tokens": found.tokens,
-        "n_left_out": read.n_left_out,
-        "kinds": [cost._asdict() for cost in found.kinds],
-        "layers": {address: [cost._asdict() for cost in costs] for address, costs in found.layers.items()},
-        "lengths": {str(length): [cost._asdict() for cost in costs] for length, costs in found.lengths.items()},
+        "tokens": comparison.tokens,
+        "n_dropped_tokens": read.n_dropped_tokens,
+        "kinds": [cost._asdict() for cost in comparison.averages],
+        "layers": {address: [cost._asdict() for cost in costs] for address, costs in comparison.layers.items()},
+        "lengths": {str(length): [cost._asdict() for cost in costs] for length, costs in comparison.lengths.items()},
         "notes": notes,
     }
-    answer(value, as_json, _lines(found, notes))
+    print_result(value, as_json, _format_lines(comparison, notes))
 
 
-def _numbers(name: str, given: str) -> tuple[int, ...]:
+def _parse_numbers(name: str, value: str) -> tuple[int, ...]:
     """Parse numbers separated by commas or spaces."""
-    words = given.replace(",", " ").split()
-    if not all(word.isdecimal() and len(word) <= len(str(MOST)) and 0 < int(word) <= MOST for word in words):
-        raise ConfigError(f"--{name}: expected numbers from 1 to {MOST:,} separated by commas, as in 256,1024, found {given!r:.80}")
+    words = value.replace(",", " ").split()
+    if not all(word.isdecimal() and len(word) <= len(str(MAX_NUMBER)) and 0 < int(word) <= MAX_NUMBER for word in words):
+        raise ConfigError(f"--{name}: expected numbers from 1 to {MAX_NUMBER:,} separated by commas, as in 256,1024, found {value!r:.80}")
     return tuple(dict.fromkeys(int(word) for word in words))
 
 
-def _lines(found: "Comparison", notes: list[str]) -> Iterator[str]:
-    from transom.inspection.comparison_page import COLUMNS, cells, sections
+def _format_lines(comparison: "AttentionComparison", notes: list[str]) -> Iterator[str]:
+    from transom.inspection.attention_comparison_page import COLUMNS, cells, sections
 
-    yield f"mean over {len(found.layers)} attention layers, {max(found.tokens.values()):,} tokens"
-    yield from table([COLUMNS, *map(cells, found.kinds)])
-    for title, costs in sections(found):
-        yield from ("", title, *table([COLUMNS, *map(cells, costs)]))
+    yield f"mean over {len(comparison.layers)} attention layers, {max(comparison.tokens.values()):,} tokens"
+    yield from align_columns([COLUMNS, *map(cells, comparison.averages)])
+    for title, costs in sections(comparison):
+        yield from ("", title, *align_columns([COLUMNS, *map(cells, costs)]))
     yield from ("", *notes)

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer, table
-from transom.cli.options import RecipeName, Set, WithDataOptions
+from transom.cli.options import RecipeArgument, SetOption, WithDataOptions
+from transom.cli.output import JsonOption, align_columns, print_result
 from transom.config.arguments import Files, file_overrides
-from transom.tasks.imports import signals_held
+from transom.tasks.signals import defer_signals
 
 EXAMPLES = """
 transom compare-components copy --with model.norm=rmsnorm --with model.feed_forward=swiglu
@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 @WithDataOptions
 def compare_components(
-    recipe: RecipeName,
+    recipe: RecipeArgument,
     files: Files,
     wanted: Annotated[
         list[str],
@@ -34,39 +34,41 @@ def compare_components(
     steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Optimizer steps per run.")] = 300,
     seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Train each variant with seeds 1 to N.")] = 3,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the runs. Default: runs/compare-NAME.")] = None,
-    overrides: Set = None,
+    overrides: SetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the comparison in --out, if there is one.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Print validation loss, speed and parameters of the recipe and each variant, trained on the same data in the same order.
 
     Differences from the unchanged recipe are computed per seed. The loss is measured after the last step. std is the sample standard
     deviation over the seeds.
     """
-    with signals_held():
-        from transom.tasks.compare_components import CURVE, Comparison, variants_of
+    with defer_signals():
+        from transom.tasks.compare_components import LOSS_CHART, Comparison, build_variants
         from transom.tasks.progress import counting
 
-    sets = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
+    all_overrides = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
     folder = out or Path("runs") / f"compare-{Path(recipe).stem}"
-    comparison = Comparison(recipe, sets, variants_of(recipe, sets, wanted), steps, seeds, folder)
-    with counting("steps", quiet=as_json) as tell:
-        stopped = comparison.train(resume, tell)
+    comparison = Comparison(recipe, all_overrides, build_variants(recipe, all_overrides, wanted), steps, seeds, folder)
+    with counting("steps", quiet=as_json) as notify:
+        stopped = comparison.train(resume, notify)
     if stopped is not None:
-        answer(stopped.to_json(), as_json, [f"stopped; saved in {folder}; repeat the command with --resume to continue"])
+        print_result(stopped.to_json(), as_json, [f"stopped; saved in {folder}; repeat the command with --resume to continue"])
         return stopped.exit_code
-    found = comparison.measured()
+    found = comparison.collect_results()
     rows = [each.to_json(found[0]) for each in found]
-    value = {"recipe": recipe, "steps": steps, "seeds": seeds, "counted": comparison.counted, "folder": str(folder), "components": rows}
-    answer(value, as_json, [*_lines(rows, comparison.counted), f"loss in nats after {steps:,} steps; curves in {folder / CURVE}"])
+    value = {"recipe": recipe, "steps": steps, "seeds": seeds, "counted": comparison.unit, "folder": str(folder), "components": rows}
+    print_result(
+        value, as_json, [*_format_lines(rows, comparison.unit), f"loss in nats after {steps:,} steps; curves in {folder / LOSS_CHART}"]
+    )
     return 0
 
 
-def _lines(rows: Sequence[Mapping[str, Any]], counted: str) -> list[str]:
-    cells = [["component", "parameters", "loss", "spread", "difference", "spread", f"{counted}/s", "spread"]]
+def _format_lines(rows: Sequence[Mapping[str, Any]], counted: str) -> list[str]:
+    cells = [["component", "parameters", "loss", "std", "difference", "std", f"{counted}/s", "std"]]
     for row in rows:
         loss, difference, speed = row["loss"], row["difference"], row["speed"]
-        differs = ["", ""] if row is rows[0] else [f"{difference['mean']:+.4f}", f"{difference['spread']:.4f}"]
-        figures = [f"{loss['mean']:.4f}", f"{loss['spread']:.4f}", *differs, f"{speed['mean']:,.0f}", f"{speed['spread']:,.0f}"]
+        differs = ["", ""] if row is rows[0] else [f"{difference['mean']:+.4f}", f"{difference['std']:.4f}"]
+        figures = [f"{loss['mean']:.4f}", f"{loss['std']:.4f}", *differs, f"{speed['mean']:,.0f}", f"{speed['std']:,.0f}"]
         cells.append([row["name"], f"{row['parameters']:,}", *figures])
-    return table(cells)
+    return align_columns(cells)

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from transom.cli.answers import Json, answer, note_longer
-from transom.cli.imports import lasting_imports
-from transom.cli.options import FillTooLong, Precision, Run
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import FillTooLong, PrecisionOption, RunArgument
+from transom.cli.output import JsonOption, note_too_long, print_result
 from transom.errors import ConfigError
 
 EXAMPLES = """
 transom fill runs/masked "The [MASK] sat on the mat."
-transom fill runs/masked "def [MASK](self):" --top 10
+transom fill runs/masked "def [MASK](self):" --top-k 10
 transom fill runs/masked --input texts.txt --json
 """
 
@@ -21,13 +21,13 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def fill(
-    run: Run,
+    run: RunArgument,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A text with [MASK] in place of each missing word.")] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one per line (.gz too).")] = None,
-    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of predictions per mask.")] = 5,
+    top: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Number of predictions per mask.")] = 5,
     too_long: FillTooLong = "window",
-    precision: Precision = "auto",
-    as_json: Json = False,
+    precision: PrecisionOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Print the most probable tokens and their probabilities per [MASK].
 
@@ -35,26 +35,33 @@ def fill(
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected a TEXT or --input, found both or neither; give one of them")
-    with lasting_imports():
-        from transom.data.text.text import check_text, read_lines
-        from transom.decoding.predictors.filler import Filler
+    with gc_frozen_imports():
+        from transom.data.text.text_io import check_text, read_lines
+        from transom.decoding.predictors.fill_mask import MaskFiller
         from transom.tasks.load import load_as
         from transom.tasks.progress import counting
 
     texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
-    filler = load_as(Filler, run, precision)
-    with counting("texts", quiet=as_json or input_file is None) as tell:
-        found = filler.filled(texts, top, too_long, tell)
+    mask_filler = load_as(MaskFiller, run, precision)
+    with counting("texts", quiet=as_json or input_file is None) as notify:
+        found = mask_filler.fill_with_details(texts, top, too_long, notify)
     records = [
-        {"text": text, "gaps": [[each.to_json() for each in gap] for gap in filled.gaps], "n_left_out": filled.n_left_out}
+        {"text": text, "gaps": [[each.to_json() for each in gap] for gap in filled.masks], "n_dropped_tokens": filled.n_dropped_tokens}
         for text, filled in zip(texts, found, strict=True)
     ]
     lines = []
     for each, filled in zip(texts, found, strict=True):
         lines += [each] * (len(texts) > 1)
         lines += str(filled).split("\n")
-    answer(records, as_json, lines)
+    print_result(records, as_json, lines)
     if not as_json:
-        n_left_out = [filled.n_left_out for filled in found]
-        most = filler.model.config.max_seq_len - 1
-        note_longer(sum(n > 0 for n in n_left_out), len(texts), "texts", most, "read in a window around each mask", sum(n_left_out))
+        n_dropped_tokens = [filled.n_dropped_tokens for filled in found]
+        max_tokens = mask_filler.model.config.max_seq_len - 1
+        note_too_long(
+            sum(n > 0 for n in n_dropped_tokens),
+            len(texts),
+            "texts",
+            max_tokens,
+            "read in a window around each mask",
+            sum(n_dropped_tokens),
+        )

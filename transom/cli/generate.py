@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer, note, options_of
-from transom.cli.imports import lasting_imports
-from transom.cli.options import GenerateTooLong, Run, SearchPrecision
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import DecodingPrecisionOption, GenerateTooLong, RunArgument
+from transom.cli.output import JsonOption, print_note, print_result, select_options
 from transom.errors import ConfigError
 
 EXAMPLES = """
 transom generate runs/shakespeare-char "ROMEO:"
 transom generate runs/stdlib "def read(" --temperature 0.7 --top-p 0.9 --max-new-tokens 400
-transom generate runs/stdlib --input prompts.txt --samples 3 --json
+transom generate runs/stdlib --input prompts.txt --num-samples 3 --json
 transom generate runs/stdlib "class Stack:" --stop "\\n\\n\\n" --seed 7
 """
 
@@ -54,12 +54,12 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling; equ
 
 @app.command()
 def generate(
-    run: Run,
+    run: RunArgument,
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="Text to continue. Default: generate from an empty prompt.")
     ] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Prompts, one per line (.gz too).")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=100_000, metavar="N", help="Number of texts per prompt.")] = 1,
+    samples: Annotated[int, typer.Option("--num-samples", min=1, max=100_000, metavar="N", help="Number of texts per prompt.")] = 1,
     max_new_tokens: MaxNewTokens = None,
     min_new_tokens: MinNewTokens = None,
     temperature: Temperature = None,
@@ -70,12 +70,12 @@ def generate(
     repetition_penalty: RepetitionPenalty = None,
     frequency_penalty: FrequencyPenalty = None,
     presence_penalty: PresencePenalty = None,
-    exit_threshold: ExitThreshold = None,
+    early_exit_threshold: ExitThreshold = None,
     stop: Stop = None,
     seed: Seed = None,
     too_long: GenerateTooLong = "window",
-    precision: SearchPrecision = "auto",
-    as_json: Json = False,
+    precision: DecodingPrecisionOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Print the prompt and its continuation; an instruction-tuned model prints the answer only.
 
@@ -84,76 +84,76 @@ def generate(
     parameters = {**locals()}
     if prompt is not None and input_file is not None:
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
-    with lasting_imports():
-        from transom.data.text.text import check_text, read_lines
-        from transom.decoding.predictors.generator import Generator, Options
+    with gc_frozen_imports():
+        from transom.data.text.text_io import check_text, read_lines
+        from transom.decoding.predictors.generator import GenerateOptions, Generator
         from transom.tasks.load import load_as
         from transom.tasks.progress import counting
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
     stops = None if stop is None else [text.replace("\\n", "\n") for text in stop]
-    options = {**options_of(parameters, Options), "stop": stops, "name": "PROMPT" if input_file is None else str(input_file)}
+    options = {**select_options(parameters, GenerateOptions), "stop": stops, "name": "PROMPT" if input_file is None else str(input_file)}
     generator = load_as(Generator, run, precision)
     if not as_json:
-        _undrawn(generator, options, samples)
+        _note_unused_options(generator, options, samples)
     start = time.perf_counter()
     if input_file is None and samples == 1 and not as_json:
-        exits = _streamed(generator, prompts[0], options)
-        _exited(generator, exits, time.perf_counter() - start)
+        exits = _print_stream(generator, prompts[0], options)
+        _note_early_exit(generator, exits, time.perf_counter() - start)
         return
-    with counting("texts", quiet=as_json or input_file is None) as tell:
-        found = generator.continuations(prompts, samples, **options, tell=tell)
-    _told(prompts, found, generator, as_json)
-    _exited(generator, found.exits, time.perf_counter() - start)
+    with counting("texts", quiet=as_json or input_file is None) as notify:
+        found = generator.continuations(prompts, samples, **options, notify=notify)
+    _print_continuations(prompts, found, generator, as_json)
+    _note_early_exit(generator, found.early_exit, time.perf_counter() - start)
 
 
-OF_THE_DRAW = ("top_k", "top_p", "min_p", "typical_p", "seed")
+SAMPLING_OPTIONS = ("top_k", "top_p", "min_p", "typical_p", "seed")
 
 
-def _undrawn(generator: Any, options: dict[str, Any], samples: int) -> None:
+def _note_unused_options(generator: Any, options: dict[str, Any], samples: int) -> None:
     """Warn that sampling options have no effect at temperature 0."""
     temperature = generator.sampling.temperature if options["temperature"] is None else options["temperature"]
-    asked = [f"--{name.replace('_', '-')}" for name in OF_THE_DRAW if options[name] is not None] + ["--samples"] * (samples > 1)
-    if temperature == 0 and asked:
-        note(f"temperature 0 is greedy decoding, so these options have no effect: {', '.join(asked)}")
+    ignored = [f"--{name.replace('_', '-')}" for name in SAMPLING_OPTIONS if options[name] is not None] + ["--num-samples"] * (samples > 1)
+    if temperature == 0 and ignored:
+        print_note(f"temperature 0 is greedy decoding, so these options have no effect: {', '.join(ignored)}")
 
 
-def _told(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any, as_json: bool) -> None:
+def _print_continuations(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any, as_json: bool) -> None:
     """Print the texts generated for each prompt."""
     records = [
         {"prompt": text, "continuations": [each.to_json() for each in of_prompt]} for text, of_prompt in zip(prompts, found, strict=True)
     ]
-    shown = [""] * len(prompts) if generator.answering else prompts
-    lines = [line for text, of_prompt in zip(shown, found, strict=True) for each in of_prompt for line in (f"{text}{each.text}", "---")]
-    answer(records, as_json, lines[:-1])
-    if grown := sum(each.windows > 0 for of_prompt in found for each in of_prompt):
-        _outgrew(f"{grown:,} texts", generator, as_json)
+    prefixes = [""] * len(prompts) if generator.instruction_tuned else prompts
+    lines = [line for text, of_prompt in zip(prefixes, found, strict=True) for each in of_prompt for line in (f"{text}{each.text}", "---")]
+    print_result(records, as_json, lines[:-1])
+    if n_overflowed := sum(each.windows > 0 for of_prompt in found for each in of_prompt):
+        _note_window_overflow(f"{n_overflowed:,} texts", generator, as_json)
 
 
-def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> Any:
+def _print_stream(generator: Any, prompt: str, options: dict[str, Any]) -> Any:
     """Stream one text to standard output; return its early-exit statistics, None without early exit."""
     pieces = generator.stream(prompt, **options)
-    print("" if generator.answering else prompt, end="", flush=True)
+    print("" if generator.instruction_tuned else prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print(flush=True)
     if pieces.windows:
-        _outgrew("the text", generator, quiet=False)
-    return pieces.exits
+        _note_window_overflow("the text", generator, quiet=False)
+    return pieces.early_exit
 
 
-def _outgrew(what: str, generator: Any, quiet: bool) -> None:
+def _note_window_overflow(what: str, generator: Any, quiet: bool) -> None:
     if not quiet:
-        most = generator.model.config.max_seq_len
-        note(
-            f"{what} exceeded the context window of {most:,} tokens: whenever it was full, generation continued from the last {most // 2:,}"
+        max_tokens = generator.model.config.max_seq_len
+        print_note(
+            f"{what} exceeded the context window of {max_tokens:,} tokens: whenever it was full, generation continued from the last {max_tokens // 2:,}"
         )
 
 
-def _exited(generator: Any, exits: Any, seconds: float) -> None:
+def _note_early_exit(generator: Any, exits: Any, seconds: float) -> None:
     """Report the mean exit depth and the speed, if early exit is enabled."""
     if exits is not None:
-        n_tokens, n_blocks = sum(tokens for tokens, _ in exits.passed), len(exits.model.decoder.blocks)
-        note(f"mean exit after block {exits.mean_exit:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens/s")
-        if not generator.exits_learned:
-            note("the model was trained without training.exits: only its last block was trained to predict tokens")
+        n_tokens, n_blocks = sum(tokens for tokens, _ in exits.depth_stats), len(exits.model.decoder.blocks)
+        print_note(f"mean exit after block {exits.mean_exit_depth:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens/s")
+        if not generator.early_exit_trained:
+            print_note("the model was trained without training.early_exit_loss: only its last block was trained to predict tokens")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer
-from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import PrecisionOption
+from transom.cli.output import JsonOption, print_result
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -25,8 +25,8 @@ app = typer.Typer(add_completion=False)
 def kernels(
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder. Default: print the dispatch table.")] = None,
     training: Annotated[bool, typer.Option("--training", help="Kernels of a training step, with gradients and dropout.")] = False,
-    precision: Precision = "auto",
-    as_json: Json = False,
+    precision: PrecisionOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Each operation has a reference in plain PyTorch and faster kernels, tried in table order; the first supported one is used.
 
@@ -35,14 +35,14 @@ def kernels(
     """
     if run is None and training:
         raise ConfigError("--training: expected a RUN, found none; name a run folder")
-    with lasting_imports():
-        import transom.decoding.backends.searcher
-        import transom.training.loss  # both register operations  # noqa: F401
+    with gc_frozen_imports():
+        import transom.decoding.backends.decoder_backend
+        import transom.training.losses  # both register operations  # noqa: F401
         from transom.inspection.kernel_paths import reference_row
-        from transom.layers.dispatch import REFERENCES, rows_of
+        from transom.layers.dispatch import REFERENCES, kernels_of
 
     if run is not None:
-        _answer_for(run, training, precision, as_json)
+        _print_run_kernels(run, training, precision, as_json)
         return
     records = [
         {
@@ -54,12 +54,12 @@ def kernels(
             "missing": row.missing(),
         }
         for name in sorted(REFERENCES)
-        for row in (*rows_of(name), reference_row(name))
+        for row in (*kernels_of(name), reference_row(name))
     ]
-    answer(records, as_json, _lines_of_table(records))
+    print_result(records, as_json, _dispatch_table_lines(records))
 
 
-def _lines_of_table(records: Iterable[dict[str, Any]]) -> Iterable[str]:
+def _dispatch_table_lines(records: Iterable[dict[str, Any]]) -> Iterable[str]:
     """Format the dispatch table: a block per operation, a line per kernel."""
     operation = None
     for each in records:
@@ -74,27 +74,27 @@ def _lines_of_table(records: Iterable[dict[str, Any]]) -> Iterable[str]:
         yield from (f"  {each['path']}: {here}", f"    {each['why']}")
 
 
-def _answer_for(run: Path, training: bool, precision: str, as_json: bool) -> None:
+def _print_run_kernels(run: Path, training: bool, precision: str, as_json: bool) -> None:
     """Print the kernels used by each layer of a run's model."""
     import torch
 
-    from transom.decoding.backends.compiled import why_not
-    from transom.inspection.kernel_paths import Taken, paths_taken, typical_batch
+    from transom.decoding.backends.native_decoder import unsupported_reason
+    from transom.inspection.kernel_paths import KernelPath, trace_kernel_paths, typical_batch
     from transom.tasks.load import load
 
-    answering = load(run, precision)  # type: ignore[arg-type]  # the option's choices
-    model, chosen = answering.model, answering.precision
+    predictor = load(run, precision)  # type: ignore[arg-type]  # the option's choices
+    model, chosen = predictor.model, predictor.precision
     dtype = torch.float32 if chosen is None else chosen.dtype
     if training:
         model.float()
     batch = typical_batch(model.config, model.unembedding.weight.dtype).to(model.device)
     with torch.autocast(model.device.type, dtype, enabled=training and dtype != torch.float32):
-        found = paths_taken(model, batch, training)
+        found = trace_kernel_paths(model, batch, training)
     if not training:
-        reason = why_not(model)
+        reason = unsupported_reason(model)
         why = reason or "the native decoder supports this model; it decodes in bfloat16 or int8"
-        found.append(Taken("decoder", "decoder_step", "reference" if reason else "C++", why, 1))
+        found.append(KernelPath("decoder", "decoder_step", "reference" if reason else "C++", why, 1))
     lines = [f"{each.layer or '(model)'}  {each.operation}: {each.path} ({each.calls} per pass)" for each in found]
     reasons = {(each.operation, each.path): each.why for each in found}
     lines += ["", *(f"{operation}: {path}, because {why}" for (operation, path), why in reasons.items())]
-    answer([each._asdict() for each in found], as_json, lines)
+    print_result([each._asdict() for each in found], as_json, lines)

@@ -22,10 +22,10 @@ from transom.cli.verbs import command_line
 from transom.errors import TransomError
 from transom.files.limits import MAX_ERROR_CHARACTERS
 
-OK, BUG, MISTAKE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
+SUCCESS, INTERNAL_ERROR, USER_ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
 
-_FOLDED = re.compile(r"\s*\n\s*")
-_POSSIBLE = re.compile(r" \(Possible options: ([^)]*)\)")
+_LINE_BREAKS = re.compile(r"\s*\n\s*")
+_SUGGESTIONS = re.compile(r" \(Possible options: ([^)]*)\)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,39 +35,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 on success; 2 for an error of the user or a plugin, after one ``error:`` line; 1 for a bug in transom, after one
         line that names the file with the traceback; 130 or 143 after Ctrl-C or SIGTERM; 141 for a broken pipe.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGTERM, _terminated)
-    _ready_streams()
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, _handle_sigterm)
+    _configure_streams()
     try:
-        with _announcements():
-            code = _run(given)
+        with _log_to_stderr():
+            code = _run(argv)
         sys.stdout.flush()
     except TransomError as error:
-        return _say(f"error: {error}", MISTAKE)
+        return _print_error(f"error: {error}", USER_ERROR)
     except TyperException as error:
-        return _say(f"error: {_usage(error)}", MISTAKE)
+        return _print_error(f"error: {_format_usage_error(error)}", USER_ERROR)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_output()
+        _discard_output()
         return BROKEN_PIPE
     except OSError as error:
-        _drop_output()
-        return _say(f"error: cannot read or write {_place(error)}: {error.strerror or error}; choose another path", MISTAKE)
+        _discard_output()
+        return _print_error(f"error: cannot read or write {_path_of(error)}: {error.strerror or error}; choose another path", USER_ERROR)
     except Exception as error:  # noqa: BLE001  # the only handler of internal errors
-        if _wants_memory(error):
-            return _say(
+        if _is_out_of_memory(error):
+            return _print_error(
                 "error: expected enough memory, found too little; reduce the model size, training.batch_tokens or decoding.beam_size,"
-                " raise training.accumulate, or stop other programs",
-                MISTAKE,
+                " raise training.grad_accum_steps, or stop other programs",
+                USER_ERROR,
             )
         kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        from transom.config.plugins import passed_plugin, plugin_names
+        from transom.config.plugins import plugin_in_traceback, plugin_names
 
-        if (plugin := passed_plugin(error)) is not None:
-            return _say(f"error: {plugin}: {kind}; fix the plugin (traceback in {_saved(given)})", MISTAKE)
+        if (plugin := plugin_in_traceback(error)) is not None:
+            return _print_error(f"error: {plugin}: {kind}; fix the plugin (traceback in {_save_traceback(argv)})", USER_ERROR)
         at = " or ".join(["transom", *(f"plugin {name}" for name in plugin_names())])
-        return _say(f"internal error: {kind}; this is a bug in {at}, please report it with {_saved(given)}", BUG)
+        return _print_error(f"internal error: {kind}; this is a bug in {at}, please report it with {_save_traceback(argv)}", INTERNAL_ERROR)
     return code
 
 
@@ -79,24 +79,24 @@ def _run(arguments: list[str]) -> int:
             done = command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
-    return done if isinstance(done, int) else OK
+    return done if isinstance(done, int) else SUCCESS
 
 
 @contextmanager
-def _announcements() -> Iterator[None]:
+def _log_to_stderr() -> Iterator[None]:
     """Print the library's log messages, such as compilation notices, to standard error."""
-    logger, shown = logging.getLogger("transom"), logging.StreamHandler(sys.stderr)
+    logger, handler = logging.getLogger("transom"), logging.StreamHandler(sys.stderr)
     level = logger.level
-    logger.addHandler(shown)
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(shown)
+        logger.removeHandler(handler)
         logger.setLevel(level)
 
 
-def _ready_streams() -> None:
+def _configure_streams() -> None:
     """Write UTF-8 regardless of the locale; replace closed standard streams by ``os.devnull``."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -106,26 +106,26 @@ def _ready_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def _drop_output() -> None:
+def _discard_output() -> None:
     """Redirect standard output to ``os.devnull``, so that flushing at exit raises no second error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _place(error: OSError) -> str:
+def _path_of(error: OSError) -> str:
     return str(error.filename or "standard output")[:200]
 
 
-def _wants_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Return whether the error is a failed allocation; PyTorch has an exception class for it on GPUs only."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
-def _say(line: str, code: int) -> int:
+def _print_error(line: str, code: int) -> int:
     print(one_line(line), file=sys.stderr)
     return code
 
 
-def one_line(text: str, most: int = MAX_ERROR_CHARACTERS) -> str:
+def one_line(text: str, max_characters: int = MAX_ERROR_CHARACTERS) -> str:
     r"""Escape a text to one line of printable characters; cut the middle of a long one, since its end names the remedy.
 
     >>> one_line("a\nb\x1b[2J\u202ec")
@@ -133,25 +133,27 @@ def one_line(text: str, most: int = MAX_ERROR_CHARACTERS) -> str:
     >>> one_line("error: expected " + "x" * 100 + "; name another file", 40)
     'error: expected xx ... name another file'
     """
-    if len(text) > 2 * most:  # before escaping: it may be a whole file
-        text = text[:most] + text[-most:]
+    if len(text) > 2 * max_characters:  # before escaping: it may be a whole file
+        text = text[:max_characters] + text[-max_characters:]
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text.strip())
-    if len(line) <= most:
+    if len(line) <= max_characters:
         return line
     gap = " ... "
-    end = (most - len(gap)) // 2
-    return line[: most - len(gap) - end] + gap + line[-end:]
+    end = (max_characters - len(gap)) // 2
+    return line[: max_characters - len(gap) - end] + gap + line[-end:]
 
 
-def _usage(error: TyperException) -> str:
+def _format_usage_error(error: TyperException) -> str:
     """Format a usage error with the closest option or command and a pointer to its help."""
-    message = _POSSIBLE.sub(r"; did you mean \1?", _FOLDED.sub(" ", error.format_message())).replace(". Did you", "; did you").rstrip(".")
+    message = (
+        _SUGGESTIONS.sub(r"; did you mean \1?", _LINE_BREAKS.sub(" ", error.format_message())).replace(". Did you", "; did you").rstrip(".")
+    )
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "transom"
     return f"{message[:1].lower()}{message[1:]}{' ' if message.endswith('?') else '; '}see {path} --help"
 
 
-def _saved(arguments: Sequence[str]) -> str:
+def _save_traceback(arguments: Sequence[str]) -> str:
     """Save the traceback for a bug report and return the file's name."""
     text = f"transom {__version__}, Python {sys.version}\n{shlex.join(['transom', *arguments])}\n\n{traceback.format_exc()}"
     try:
@@ -163,5 +165,5 @@ def _saved(arguments: Sequence[str]) -> str:
     return name
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> None:
+def _handle_sigterm(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(TERMINATED)

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.checkpoints.outputs import data_paths, refuse_output
-from transom.cli.answers import Json, answer, note
-from transom.cli.options import RecipeName, Set, WithDataOptions
+from transom.checkpoints.output_paths import check_output_path, data_paths
+from transom.cli.options import RecipeArgument, SetOption, WithDataOptions
+from transom.cli.output import JsonOption, print_note, print_result
 from transom.config.arguments import Files, file_overrides
 from transom.errors import ConfigError
-from transom.tasks.imports import signals_held
+from transom.tasks.signals import defer_signals
 
 EXAMPLES = """
 transom tokenizer train multi30k-en-de --set data.root=data/multi30k --out tokenizer.json
@@ -26,56 +26,56 @@ app = typer.Typer(add_completion=False, help="transom train trains the tokenizer
 @app.command()
 @partial(WithDataOptions, wanted=lambda option: option.is_text and option.part != "valid")
 def train(
-    recipe: RecipeName,
+    recipe: RecipeArgument,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write.")],
     files: Files,
-    overrides: Set = None,
-    as_json: Json = False,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train the tokenizer of a recipe on its training data and write it to a file."""
-    with signals_held():
+    with defer_signals():
         from transom.config.recipe import load_recipe
-        from transom.data.tokenizer.tokenizer import describe
-        from transom.files.durable import write_file
-        from transom.tasks.task import LearnsSymbols, task_of
+        from transom.data.tokenizer.tokenizer import describe_vocabularies
+        from transom.files.atomic_io import write_file
+        from transom.tasks.task import TrainsTokenizers, task_class
 
-    def tell(line: str) -> None:
+    def notify(line: str) -> None:
         if not as_json:
-            note(line)
+            print_note(line)
 
     read, base = load_recipe(recipe, [*file_overrides(recipe, overrides or [], files), *(overrides or [])])
-    task = task_of(read)
-    if not isinstance(task, LearnsSymbols):
+    task = task_class(read)
+    if not isinstance(task, TrainsTokenizers):
         raise ConfigError(f"{recipe}: expected a recipe with a tokenizer, found task = {read.task!r}; choose another recipe")
-    refuse_output(out, [Path(recipe), *data_paths(read, base)])
-    tell("reading the data ...")
-    tokenizers = task.train_tokenizers(read, base, tell)
+    check_output_path(out, [Path(recipe), *data_paths(read, base)])
+    notify("reading the data ...")
+    tokenizers = task.train_tokenizers(read, base, notify)
     write_file(out, tokenizers.to_bytes())
-    answer({"file": str(out), **_sizes(tokenizers)}, as_json, [*describe(tokenizers), f"wrote {out}"])
+    print_result({"file": str(out), **_summary(tokenizers)}, as_json, [*describe_vocabularies(tokenizers), f"wrote {out}"])
 
 
 @app.command()
 def show(
     where: Annotated[Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder or a tokenizer.json file.")],
     sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Show how the tokenizer segments this sentence.")] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print kind and vocabulary size of a tokenizer, and the tokens of a sentence."""
-    from transom.data.tokenizer.tokenizer import Tokenizers, describe
+    from transom.data.tokenizer.tokenizer import Tokenizers, describe_vocabularies
 
     tokenizers = Tokenizers.load(where / "tokenizer.json" if where.is_dir() else where)
-    sides = {"both": tokenizers.source} if tokenizers.joint else {"source": tokenizers.source, "target": tokenizers.target}
-    value: dict[str, Any] = _sizes(tokenizers)
-    lines = describe(tokenizers)
+    tokenizer_of = {"both": tokenizers.source} if tokenizers.joint else {"source": tokenizers.source, "target": tokenizers.target}
+    value: dict[str, Any] = _summary(tokenizers)
+    lines = describe_vocabularies(tokenizers)
     if sentence is not None:
-        tokens = {side: tokenizer.encode(sentence) for side, tokenizer in sides.items()}
-        value["symbols"] = {side: tokenizer.symbols(tokens[side]) for side, tokenizer in sides.items()}
+        tokens = {side: tokenizer.encode(sentence) for side, tokenizer in tokenizer_of.items()}
+        value["symbols"] = {side: tokenizer.symbols(tokens[side]) for side, tokenizer in tokenizer_of.items()}
         value["tokens"] = tokens
         lines += [f"{side}: {' '.join(symbols)}  ({len(symbols)} symbols)" for side, symbols in value["symbols"].items()]
-    answer(value, as_json, lines)
+    print_result(value, as_json, lines)
 
 
-def _sizes(tokenizers: Any) -> dict[str, Any]:
+def _summary(tokenizers: Any) -> dict[str, Any]:
     return {
         "kind": tokenizers.source.kind,
         "joint": tokenizers.joint,

@@ -8,10 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.checkpoints.outputs import refuse_output
-from transom.cli.answers import Json, answer, note, note_longer, options_of
-from transom.cli.imports import lasting_imports
-from transom.cli.options import SPLIT, Alpha, Beam, Run, SearchPrecision, To, TranslateTooLong
+from transom.checkpoints.output_paths import check_output_path
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import (
+    SPLIT_NOTE,
+    BeamSizeOption,
+    DecodingPrecisionOption,
+    LengthPenaltyOption,
+    RunArgument,
+    TargetLanguageOption,
+    TranslateTooLong,
+)
+from transom.cli.output import JsonOption, note_too_long, print_note, print_result, select_options
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -27,7 +35,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def translate(
-    run: Run,
+    run: RunArgument,
     sentence: Annotated[
         str | None, typer.Argument(metavar="SENTENCE", help="Sentence to translate. Default: --input, else standard input.")
     ] = None,
@@ -35,41 +43,43 @@ def translate(
     output_file: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="File for the translations. Default: standard output.")
     ] = None,
-    to: To = None,
-    beam_size: Beam = None,
-    length_penalty: Alpha = None,
+    to: TargetLanguageOption = None,
+    beam_size: BeamSizeOption = None,
+    length_penalty: LengthPenaltyOption = None,
     n_best: Annotated[int, typer.Option("--n-best", min=1, help="Translations per sentence, as: number ||| text ||| score ||| log p.")] = 1,
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,
     too_long: TranslateTooLong = "split",
-    precision: SearchPrecision = "auto",
-    as_json: Json = False,
+    precision: DecodingPrecisionOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Print one translation per input line, in order; an empty line stays empty."""
     parameters = {**locals()}
     if sentence is not None and input_file is not None:
         raise ConfigError("expected a SENTENCE or --input, found both; remove one")
-    texts, name = _texts(sentence, input_file)
+    texts, name = _read_sources(sentence, input_file)
 
-    with lasting_imports():
-        from transom.decoding.predictors.translator import Options, Translator
+    with gc_frozen_imports():
+        from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load_as
         from transom.tasks.progress import counting
 
-    refuse_output(output_file, [run, input_file])
+    check_output_path(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)
-    with counting("sentences", quiet=as_json or sentence is not None) as tell:
-        found = translator.n_best(texts, n_best, **options_of(parameters, Options), name=name, tell=tell)
-    records = [{"source": text, "translations": [best.to_json() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
-    n_longer = sum(of_text[0].pieces > 1 for of_text in found if of_text)
-    _give(records, n_best, n_longer, output_file, as_json)
+    with counting("sentences", quiet=as_json or sentence is not None) as notify:
+        hypotheses = translator.n_best(texts, n_best, **select_options(parameters, TranslateOptions), name=name, notify=notify)
+    translations = [
+        {"source": text, "translations": [best.to_json() for best in of_text]} for text, of_text in zip(texts, hypotheses, strict=True)
+    ]
+    n_too_long = sum(of_text[0].pieces > 1 for of_text in hypotheses if of_text)
+    _print_translations(translations, n_best, n_too_long, output_file, as_json)
     if not as_json:
-        note_longer(n_longer, len(texts), "sentences", translator.most(to), SPLIT)
+        note_too_long(n_too_long, len(texts), "sentences", translator.max_tokens(to), SPLIT_NOTE)
 
 
-def _texts(sentence: str | None, input_file: Path | None) -> tuple[list[str], str]:
+def _read_sources(sentence: str | None, input_file: Path | None) -> tuple[list[str], str]:
     """Return the lines to translate and the name of their source for messages."""
-    from transom.data.text.text import decode_lines, read_lines
+    from transom.data.text.text_io import decode_lines, read_lines
 
     if sentence is not None:
         content = io.BytesIO(sentence.encode(errors="surrogateescape"))  # the bytes as typed
@@ -77,21 +87,21 @@ def _texts(sentence: str | None, input_file: Path | None) -> tuple[list[str], st
     if input_file is not None:
         return read_lines(input_file), str(input_file)
     if sys.stdin.isatty():
-        note("translating standard input, one sentence per line; end with Ctrl-D")
+        print_note("translating standard input, one sentence per line; end with Ctrl-D")
     return list(decode_lines(sys.stdin.buffer, "standard input")), "standard input"
 
 
-def _give(records: list[dict[str, Any]], n_best: int, n_longer: int, output_file: Path | None, as_json: bool) -> None:
+def _print_translations(translations: list[dict[str, Any]], n_best: int, n_too_long: int, output_file: Path | None, as_json: bool) -> None:
     if output_file is None:
-        answer(records, as_json, _lines(records, n_best))
+        print_result(translations, as_json, _format_lines(translations, n_best))
         return
-    from transom.files.durable import write_file
+    from transom.files.atomic_io import write_file
 
-    write_file(output_file, "".join(f"{line}\n" for line in _lines(records, n_best)).encode())
-    answer({"sentences": len(records), "n_longer": n_longer, "output": str(output_file)}, as_json, [])
+    write_file(output_file, "".join(f"{line}\n" for line in _format_lines(translations, n_best)).encode())
+    print_result({"sentences": len(translations), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])
 
 
-def _lines(records: list[dict[str, Any]], n_best: int) -> Iterator[str]:
-    for number, record in enumerate(records):
+def _format_lines(translations: list[dict[str, Any]], n_best: int) -> Iterator[str]:
+    for number, record in enumerate(translations):
         for best in record["translations"]:
             yield best["text"] if n_best == 1 else f"{number} ||| {best['text']} ||| {best['score']:.4f} ||| {best['log_p']:.4f}"

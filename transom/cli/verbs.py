@@ -10,14 +10,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from transom import __version__
-from transom.config.names import nearest
-from transom.config.options import Verb
-from transom.config.registry import task_helps
+from transom.config.suggestions import suggest
+from transom.config.task_options import Verb
+from transom.config.task_registry import list_task_help
 from transom.errors import ConfigError
-from transom.tasks.imports import signals_held
+from transom.tasks.signals import defer_signals
 
 TRAIN = Verb("train", "Train a model from a recipe or on your own files.")
-OTHERS = (
+BUILT_IN = (
     Verb("score", "Score texts or translations: log-probability and perplexity."),
     Verb("compare", "Test whether two models differ significantly in BLEU (paired bootstrap)."),
     Verb("compare-attention", "Measure error, time and memory of approximate attention on a trained model."),
@@ -30,28 +30,28 @@ OTHERS = (
 )
 """The commands that belong to no task."""
 
-WITHOUT_PLUGINS = {"demo", "plugins", "list", "copy", "show"}
+NO_PLUGIN_COMMANDS = {"demo", "plugins", "list", "copy", "show"}
 """Commands and subcommands without ``--plugin``: they use no components and no tasks."""
 
 
 def verbs() -> dict[str, Verb]:
-    """Return all commands by name in listing order: ``TRAIN``, those of the tasks, ``OTHERS``."""
-    return {verb.name: verb for verb in (TRAIN, *(verb for told in task_helps() for verb in told.verbs), *OTHERS)}
+    """Return all commands by name in listing order: ``TRAIN``, those of the tasks, ``BUILT_IN``."""
+    return {verb.name: verb for verb in (TRAIN, *(verb for task_help in list_task_help() for verb in task_help.verbs), *BUILT_IN)}
 
 
-class Verbs(TyperGroup):
+class LazyGroup(TyperGroup):
     """The group of all commands, each imported on demand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Import the named plugins before ``transom --help``."""
-        if "--help" in args and not set(args) & set(verbs()) and _import_named(args):
+        if "--help" in args and not set(args) & set(verbs()) and _import_plugins(args):
             args = ["--help"]
         found: list[str] = super().parse_args(ctx, args)
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the named plugins, then the command: its options, help and accepted values depend on them."""
-        _import_named(args)
+        _import_plugins(args)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -68,30 +68,30 @@ class Verbs(TyperGroup):
             return self.commands[cmd_name]
         known = verbs()
         if cmd_name not in known:
-            raise ConfigError(f"expected a command, found {cmd_name!r}; {nearest(cmd_name, list(known))}")
+            raise ConfigError(f"expected a command, found {cmd_name!r}; {suggest(cmd_name, list(known))}")
         verb = known[cmd_name]
         module = import_module(verb.module or f"transom.cli.{cmd_name.replace('-', '_')}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
-        command.help = f"{verb.help}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{module.EXAMPLES}{_of_plugins()}".strip()
+        command.help = f"{verb.help}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{module.EXAMPLES}{_plugin_help()}".strip()
         for each in (command, *getattr(command, "commands", {}).values()):
-            if each.name not in WITHOUT_PLUGINS and not hasattr(each, "commands"):
+            if each.name not in NO_PLUGIN_COMMANDS and not hasattr(each, "commands"):
                 each.params.insert(-1, _plugin_option())
-            _without_values(each.get_params(ctx))
+            _hide_flag_metavars(each.get_params(ctx))
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands without importing them."""
         self.commands = {name: TyperCommand(name, help=verb.help) for name, verb in verbs().items()}
-        _without_values(self.get_params(ctx))
+        _hide_flag_metavars(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
 
-def _import_named(arguments: Sequence[str]) -> bool:
+def _import_plugins(arguments: Sequence[str]) -> bool:
     """Import the plugins named in the arguments; return whether there are any."""
-    if not (named := plugins_named(arguments)):
+    if not (named := plugin_arguments(arguments)):
         return False
-    with signals_held():
+    with defer_signals():
         import torch  # noqa: F401  # plugins import it; a signal during the import is deferred, not lost
 
         from transom.config.plugins import import_plugins
@@ -99,7 +99,7 @@ def _import_named(arguments: Sequence[str]) -> bool:
     return True
 
 
-def _of_plugins() -> str:
+def _plugin_help() -> str:
     """Format what the named plugins registered; without plugins nothing is imported."""
     plugins = sys.modules.get("transom.config.plugins")
     lines = plugins.registered_by_plugins() if plugins else []
@@ -110,15 +110,15 @@ def _of_plugins() -> str:
     return "\n\n\b\n[bold]From plugins[/bold]\n" + "\n".join(map(escape, lines))
 
 
-def plugins_named(arguments: Sequence[str]) -> list[str]:
+def plugin_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the values of ``--plugin`` in a command line.
 
-    >>> plugins_named(["train", "my.toml", "--plugin", "my_norm.py", "--plugin=my_task.py", "--", "--plugin", "no.py"])
+    >>> plugin_arguments(["train", "my.toml", "--plugin", "my_norm.py", "--plugin=my_task.py", "--", "--plugin", "no.py"])
     ['my_norm.py', 'my_task.py']
     """
-    given = list(arguments)[: arguments.index("--") if "--" in arguments else None]
-    spelled = [word.removeprefix("--plugin=") for word in given if word.startswith("--plugin=")]
-    return [after for word, after in pairwise(given) if word == "--plugin"] + spelled
+    before_separator = list(arguments)[: arguments.index("--") if "--" in arguments else None]
+    with_equals = [word.removeprefix("--plugin=") for word in before_separator if word.startswith("--plugin=")]
+    return [after for word, after in pairwise(before_separator) if word == "--plugin"] + with_equals
 
 
 def _plugin_option() -> Any:
@@ -142,7 +142,7 @@ def _plugin_option() -> Any:
     return option
 
 
-def _without_values(options: Iterable[Any]) -> None:
+def _hide_flag_metavars(options: Iterable[Any]) -> None:
     """Show no type for flags, which take no value."""
     for option in options:
         if getattr(option, "is_flag", False):
@@ -151,7 +151,7 @@ def _without_values(options: Iterable[Any]) -> None:
 
 def command_line() -> TyperGroup:
     """Build the command line."""
-    app = typer.Typer(cls=Verbs, add_completion=False, epilog="transom COMMAND --help shows the options and examples of a command.")
+    app = typer.Typer(cls=LazyGroup, add_completion=False, epilog="transom COMMAND --help shows the options and examples of a command.")
 
     @app.callback()
     def transom(

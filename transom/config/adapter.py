@@ -4,18 +4,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from transom.config.brick import Brick, Slot
-from transom.config.components import component
+from transom.config.component_registry import register_component
+from transom.config.schema import ComponentConfig, Slot
 
-Adapted = Literal["attn.q", "attn.k", "attn.v", "attn.o", "cross.q", "cross.k", "cross.v", "cross.o", "ff.gate", "ff.up", "ff.down"]
+TargetModule = Literal["attn.q", "attn.k", "attn.v", "attn.o", "cross.q", "cross.k", "cross.v", "cross.o", "ff.gate", "ff.up", "ff.down"]
 """The maps of a block, by the end of their path; of a mixture, ``ff.up`` is every expert's."""
 
 
-Adapter = Annotated[Brick, Slot("adapter")]
+AnyAdapter = Annotated[ComponentConfig, Slot("adapter")]
 
 
-@component("adapter")
-class Lora(Brick):
+@register_component("adapter")
+class LoraConfig(ComponentConfig):
     """Low-rank adaptation (Hu et al. 2022, eq. 3): W x + (alpha / rank) B A x, with W kept as it is and B = 0 at the start.
 
     A is drawn from a normal distribution of deviation d_in^-0.5; the paper gives none. Beside A and B only that learns which the run to
@@ -29,7 +29,7 @@ class Lora(Brick):
     kind: Literal["lora"] = "lora"
     rank: int = Field(8, ge=1, le=65536, description="rows of A and columns of B")
     alpha: float = Field(16.0, gt=0, description="what B A x counts is alpha / rank")
-    on: tuple[Adapted, ...] = Field(
+    target_modules: tuple[TargetModule, ...] = Field(
         ("attn.q", "attn.v"),
         strict=False,
         description="the maps of each block that are adapted: attn and cross have q, k, v and o, ff has up, down and, where gated, gate",
@@ -38,6 +38,8 @@ class Lora(Brick):
 
     @model_validator(mode="after")
     def _something_learns(self) -> Self:
-        if not self.on:
-            raise ValueError("expected at least one map in on, found none; name some, as in on = ['attn.q', 'attn.v']")
+        if not self.target_modules:
+            raise ValueError(
+                "expected at least one map in target_modules, found none; name some, as in target_modules = ['attn.q', 'attn.v']"
+            )
         return self

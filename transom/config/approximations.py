@@ -4,33 +4,33 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.brick import Brick, Slot
-from transom.config.components import component
+from transom.config.component_registry import register_component
+from transom.config.schema import ComponentConfig, Slot
 
 
-class ApproximationBrick(Brick):
+class ApproximationConfig(ComponentConfig):
     """What every approximation has."""
 
-    LOOKS_BACK: ClassVar[bool] = False
+    CAUSAL: ClassVar[bool] = False
     """Whether a token can be kept from what comes after it, as decoders need."""
 
 
-Approximation = Annotated[ApproximationBrick, Slot("approximation", ApproximationBrick)]
+AnyApproximation = Annotated[ApproximationConfig, Slot("approximation", ApproximationConfig)]
 
 
-@component("approximation")
-class NoApproximation(ApproximationBrick):
+@register_component("approximation")
+class NoApproximationConfig(ApproximationConfig):
     """Attention itself: the softmax of the scores of all pairs (Vaswani et al. 2017, eq. 1).
 
     Cost and use: Exact, and the fastest up to some thousand tokens; `transom compare-attention` measures from where on not.
     """
 
-    LOOKS_BACK: ClassVar[bool] = True
+    CAUSAL: ClassVar[bool] = True
     kind: Literal["none"] = "none"
 
 
-@component("approximation")
-class Linear(ApproximationBrick):
+@register_component("approximation")
+class LinearAttentionConfig(ApproximationConfig):
     """Linear attention (Katharopoulos et al. 2020, eq. 4 and 5): phi(q_i)^T sum_j phi(k_j) v_j^T / phi(q_i)^T sum_j phi(k_j).
 
     phi is elu(x) + 1 (elu, eq. 7) or max(0, x) (relu), element by element. A decoder's sums run over the tokens before, and are all that
@@ -40,13 +40,13 @@ class Linear(ApproximationBrick):
     one token out as a softmax can, so it has to be trained with, and is weaker at recall.
     """
 
-    LOOKS_BACK: ClassVar[bool] = True
+    CAUSAL: ClassVar[bool] = True
     kind: Literal["linear"] = "linear"
     feature_map: Literal["elu", "relu"] = Field("elu", description="phi; with relu a query may see nothing")
 
 
-@component("approximation")
-class Performer(ApproximationBrick):
+@register_component("approximation")
+class PerformerConfig(ApproximationConfig):
     """Linear attention that estimates the softmax: positive orthogonal random features, FAVOR+ (Choromanski et al. 2021, lemma 1).
 
     phi(x) = exp(w_r . x - |x|^2 / 2) / sqrt(n_features), x a query or key over d_k^(1/4): the mean of phi(q) . phi(k) over draws is
@@ -57,7 +57,7 @@ class Performer(ApproximationBrick):
     length of queries and keys, which qk_norm keeps in bounds.
     """
 
-    LOOKS_BACK: ClassVar[bool] = True
+    CAUSAL: ClassVar[bool] = True
     kind: Literal["performer"] = "performer"
     n_features: int = Field(
         128, ge=1, le=65536, description="m, random features a head; the paper has d_k ln d_k or more, 256 in most tests"
@@ -65,8 +65,8 @@ class Performer(ApproximationBrick):
     orthogonal: bool = Field(True, description="draw the w_r at right angles to each other, d_k at a time: less error at equal m")
 
 
-@component("approximation")
-class Linformer(ApproximationBrick):
+@register_component("approximation")
+class LinformerConfig(ApproximationConfig):
     """Keys and values of all places mixed to a few (Wang et al. 2020, eq. 7): softmax(Q (E K)^T / sqrt(d_k)) F V.
 
     E and F are learned, ``rank`` times the longest sequence, one each a layer for all its heads (headwise sharing, section 4). Places
@@ -79,8 +79,8 @@ class Linformer(ApproximationBrick):
     rank: int = Field(64, ge=1, le=65536, description="k, mixed keys and values; the paper has 128 to 256 for 512 tokens")
 
 
-@component("approximation")
-class Nystrom(ApproximationBrick):
+@register_component("approximation")
+class NystromConfig(ApproximationConfig):
     """Nystrom's method (Xiong et al. 2021, eq. 13 and 14): softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T) V, all over sqrt(d_k).
 
     The landmarks Q' and K' are means of runs of queries and of keys, the pseudo-inverse is iterated. The paper's convolution of V beside it

@@ -5,20 +5,28 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
 
 from pydantic import Field, model_validator
 
-from transom.config import mixture  # noqa: F401  # registers a feed-forward network
-from transom.config.brick import Brick
-from transom.config.bricks import Attention, FeedForward, FeedForwardNetwork, LayerNorm, MultiHead, Norm, PositionBrick
-from transom.config.depth import Depth, FullDepth
+from transom.config import moe  # noqa: F401  # registers a feed-forward network
+from transom.config.components import (
+    AnyAttention,
+    AnyFeedForward,
+    AnyNorm,
+    FeedForwardConfig,
+    LayerNormConfig,
+    MultiHeadAttentionConfig,
+    PositionConfig,
+)
+from transom.config.depth import AnyDepth, FullDepthConfig
+from transom.config.schema import ComponentConfig
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-Placement = Literal["post", "pre", "sandwich", "parallel"]
-PLACEMENT = (
+NormPlacement = Literal["post", "pre", "sandwich", "parallel"]
+NORM_PLACEMENT_HELP = (
     "after the residual sum (2017), before each sub-layer, both before it and after it, or once for attention and feed-forward side by side"
 )
 
 
-class Architecture(Brick):
+class ModelConfig(ComponentConfig):
     """What the schemas of all networks share."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ()
@@ -68,7 +76,7 @@ class Architecture(Brick):
         return []
 
 
-class TextNetwork(Architecture):
+class TextModelConfig(ModelConfig):
     """What all networks that read text share."""
 
     max_seq_len: int = Field(512, ge=2, description="longest sequence in tokens, special tokens included")
@@ -82,7 +90,7 @@ class TextNetwork(Architecture):
         return [f"sequences of at most {self.max_seq_len:,} tokens"]
 
 
-class TwoSided(TextNetwork):
+class EncoderDecoderConfig(TextModelConfig):
     """What all networks share that read a source and write a target."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("source_vocab_size", "target_vocab_size")
@@ -91,26 +99,26 @@ class TwoSided(TextNetwork):
     n_decoder_layers: int = Field(6, ge=1, le=1000, description="layers of the decoder")
     source_vocab_size: int | None = Field(None, ge=1, description="rows of the source embedding; set from the tokenizer")
     target_vocab_size: int | None = Field(None, ge=1, description="rows of the target embedding; set from the tokenizer")
-    tie: Literal["all", "decoder", "none"] = Field(
+    tie_embeddings: Literal["all", "decoder", "none"] = Field(
         "all",
         description="share one matrix: source, target and output (all, needs a joint vocabulary), target and output (decoder), or nothing",
     )
 
     @model_validator(mode="after")
     def _one_table_has_one_size(self) -> Self:
-        if self.tie == "all" and self.source_vocab_size != self.target_vocab_size:
+        if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
-                f"tie = 'all' needs one joint vocabulary, found {self.source_vocab_size} source and"
+                f"tie_embeddings = 'all' needs one joint vocabulary, found {self.source_vocab_size} source and"
                 f" {self.target_vocab_size} target symbols;"
-                " set tokenizer.joint = true or tie = 'decoder'"
+                " set tokenizer.joint = true or tie_embeddings = 'decoder'"
             )
         return self
 
 
-class Transformer(Architecture):
-    """What all Transformers share: the widths and the bricks of a block."""
+class TransformerConfig(ModelConfig):
+    """What all Transformers share: the widths and the components of a block."""
 
-    LOOKS_BACK: ClassVar[bool] = False
+    CAUSAL: ClassVar[bool] = False
     """Whether it has a decoder, whose tokens see none that come after them."""
 
     n_heads: int = Field(8, ge=1, description="attention heads a layer")
@@ -123,15 +131,15 @@ class Transformer(Architecture):
     dropout: Fraction = Field(0.1, description="on the embeddings and on each sub-layer's output, as in the paper")
     attention_dropout: Fraction = Field(0.0, description="on the attention weights")
     feed_forward_dropout: Fraction = Field(0.0, description="on the feed-forward hidden units")
-    norm: Norm = Field(LayerNorm(), description="the normalisation brick")
-    norm_placement: Placement = Field("post", description=PLACEMENT)
-    position: PositionBrick
-    attention: Attention = Field(MultiHead(), description="the attention brick")
-    feed_forward: FeedForwardNetwork = Field(FeedForward(), description="the feed-forward brick")
-    depth: Depth = Field(FullDepth(), description="how many of the blocks a token passes")
+    norm: AnyNorm = Field(LayerNormConfig(), description="the normalisation component")
+    norm_placement: NormPlacement = Field("post", description=NORM_PLACEMENT_HELP)
+    position: PositionConfig
+    attention: AnyAttention = Field(MultiHeadAttentionConfig(), description="the attention component")
+    feed_forward: AnyFeedForward = Field(FeedForwardConfig(), description="the feed-forward component")
+    depth: AnyDepth = Field(FullDepthConfig(), description="how many of the blocks a token passes")
 
     @model_validator(mode="after")
-    def _shapes_fit(self) -> "Transformer":
+    def _shapes_fit(self) -> "TransformerConfig":
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one of them or set d_head")
         if self.n_heads % self.key_heads:
@@ -139,22 +147,22 @@ class Transformer(Architecture):
         if self.position.kind == "rotary" and self.width_turned < 2:
             raise ValueError(
                 "position.kind = 'rotary' needs at least 2 columns a head that are turned, found"
-                f" {self.width_turned}; raise d_head or position.share"
+                f" {self.width_turned}; raise d_head or position.partial_rotary_factor"
             )
-        if not self.attention.output and self.n_heads * self.width_of_value != self.d_model:
+        if not self.attention.output_projection and self.n_heads * self.width_of_value != self.d_model:
             raise ValueError(
-                f"attention.output = false needs n_heads * d_value = d_model, found"
+                f"attention.output_projection = false needs n_heads * d_value = d_model, found"
                 f" {self.n_heads} * {self.width_of_value} and {self.d_model}"
             )
         return self
 
     @model_validator(mode="after")
-    def _approximations_fit(self) -> "Transformer":
-        brick = self.attention.approximation
-        if brick.kind == "none":
+    def _approximations_fit(self) -> "TransformerConfig":
+        component = self.attention.approximation
+        if component.kind == "none":
             return self
-        named = f"attention.approximation = {brick.kind!r}"
-        if self.LOOKS_BACK and not brick.LOOKS_BACK:
+        named = f"attention.approximation = {component.kind!r}"
+        if self.CAUSAL and not component.CAUSAL:
             raise ValueError(f"{named} is for encoders alone: it lets a token see what comes after it; take 'linear' or 'performer'")
         if self.position.BIASES:
             raise ValueError(f"{named} has no scores for position = {self.position.kind!r} to be added to; take another position")
@@ -167,10 +175,10 @@ class Transformer(Architecture):
         return self
 
     @model_validator(mode="after")
-    def _depths_fit(self) -> "Transformer":
-        if self.depth.kind != "full" and self.feed_forward.kind == "mixture":
+    def _depths_fit(self) -> "TransformerConfig":
+        if self.depth.kind != "full" and self.feed_forward.kind == "moe":
             raise ValueError(
-                "depth.kind = 'mixture' routes tokens past whole blocks, and not with feed_forward.kind = 'mixture' too; change one of them"
+                "depth.kind = 'mod' routes tokens past whole blocks, and not with feed_forward.kind = 'moe' too; change one of them"
             )
         if self.depth.routed(0) and self.attention.value_residual.kind != "none":
             raise ValueError(
@@ -182,7 +190,7 @@ class Transformer(Architecture):
     @property
     @abstractmethod
     def n_positions(self) -> int:
-        """How many places the position brick tells apart."""
+        """How many places the position component tells apart."""
 
     @property
     def position_table(self) -> int:

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transom.config.options import DataOption, flags
-from transom.config.registry import task_helps
+from transom.config.task_options import DataOption, format_flags
+from transom.config.task_registry import list_task_help
 from transom.errors import ConfigError, TransomError
 
 Files = Mapping[DataOption, Any]
@@ -16,7 +16,7 @@ Files = Mapping[DataOption, Any]
 
 def data_arguments(wanted: Callable[[DataOption], bool] = lambda _: True) -> dict[str, DataOption]:
     """Return the options of all registered tasks that name a person's own files, by their names as Python arguments."""
-    every = (option for told in task_helps() for option in told.options if wanted(option))
+    every = (option for told in list_task_help() for option in told.options if wanted(option))
     return {option.flag.removeprefix("--").replace("-", "_"): option for option in every}
 
 
@@ -33,13 +33,13 @@ def training_overrides(
         recipe: name of a packaged recipe, or path of a TOML file.
         files: a person's own files, in place of the recipe's data.
         overrides: such as ``"training.max_steps=300"``.
-        start_from: run folder to fine-tune.
+        init_from: run folder to fine-tune.
         minutes: limit of the training time.
 
     Raises:
         ConfigError: the files are of several kinds or of one that the recipe does not train on, or an option is missing.
     """
-    start = [] if start_from is None else [f"training.start_from={quoted(start_from)}"]
+    start = [] if start_from is None else [f"training.init_from={quoted(init_from)}"]
     limit = [] if minutes is None else [f"training.max_minutes={minutes}"]
     return [*file_overrides(recipe, overrides, files), *start, *overrides, *limit]
 
@@ -55,14 +55,14 @@ def file_overrides(recipe: str | Path, overrides: Sequence[str], files: Files) -
     Raises:
         ConfigError: the files are of several kinds or of one that the recipe does not train on, or an option is missing.
     """
-    from transom.config.recipe import flags_of
+    from transom.config.recipe import data_flags
 
-    kinds = dict.fromkeys(told.options for told in task_helps())
-    given = {flags(kind): sets for kind in kinds if (sets := _overrides(kind, files))}
+    kinds = dict.fromkeys(told.options for told in list_task_help())
+    given = {format_flags(kind): sets for kind in kinds if (sets := _overrides(kind, files))}
     if len(given) > 1:
         raise ConfigError(f"expected files of one kind, found {' beside '.join(given)}; remove all but one")
     for named, sets in given.items():
-        if named != (wanted := flags_of(recipe, overrides)):
+        if named != (wanted := data_flags(recipe, overrides)):
             raise ConfigError(
                 f"{recipe} learns from {wanted}, found {named}; name such files, or choose another recipe (transom recipes lists them)"
             )

@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from transom.config.brick import Brick, Schema, Slot
-from transom.config.components import component
-from transom.config.options import PAIRS, TEXT, DataOption, flags
-from transom.files.limits import MAX_SYMBOLS
+from transom.config.component_registry import register_component
+from transom.config.schema import ComponentConfig, Schema, Slot
+from transom.config.task_options import PAIRS, TEXT, DataOption, format_flags
+from transom.files.limits import MAX_VOCAB_SIZE
 
 
-class Files(Schema):
+class FilesConfig(Schema):
     """Files of examples."""
 
     @property
@@ -26,7 +26,7 @@ class Files(Schema):
         return self.paths
 
 
-class PairFiles(Files):
+class PairFilesConfig(FilesConfig):
     """Parallel text: two aligned files, or one file that holds both sides. Each may be gzipped (``.gz``)."""
 
     source: str | None = Field(None, description="file of source sentences, one a line")
@@ -40,7 +40,7 @@ class PairFiles(Files):
     )
 
     @model_validator(mode="after")
-    def _one_form(self) -> "PairFiles":
+    def _one_form(self) -> "PairFilesConfig":
         if (self.pairs is None) == (self.source is None and self.target is None) or (self.source is None) != (self.target is None):
             raise ValueError("expected either source and target, or pairs")
         return self
@@ -51,11 +51,11 @@ class PairFiles(Files):
         return [path for path in (self.source, self.target, self.pairs) if path is not None]
 
 
-GeneratedPairs = Annotated[Brick, Slot("generated_pairs")]
+AnyGeneratedPairs = Annotated[ComponentConfig, Slot("generated_pairs")]
 
 
-@component("generated_pairs")
-class Phrasebook(Brick):
+@register_component("generated_pairs")
+class PhrasebookConfig(ComponentConfig):
     """English-Spanish sentence pairs from the built-in grammar."""
 
     kind: Literal["phrasebook"] = "phrasebook"
@@ -65,15 +65,15 @@ class Phrasebook(Brick):
     seed: int = Field(1, description="seed of the draw")
 
 
-Rule = Literal["copy", "reverse", "sort"]
+SequenceTaskKind = Literal["copy", "reverse", "sort"]
 """What becomes of a sequence."""
 
 
-@component("generated_pairs")
-class SequenceTask(Brick):
+@register_component("generated_pairs")
+class SequenceTaskConfig(ComponentConfig):
     """Random symbol sequences with a rule for the target: the same, reversed, or sorted."""
 
-    kind: Rule = Field(..., description="the rule")
+    kind: SequenceTaskKind = Field(..., description="the rule")
     n_train: int = Field(20000, ge=100, le=10_000_000, description="training pairs")
     n_valid: int = Field(500, ge=10, le=10_000_000, description="validation pairs")
     n_test: int = Field(1000, ge=10, le=10_000_000, description="test pairs, none of which is in the training set")
@@ -83,14 +83,14 @@ class SequenceTask(Brick):
     seed: int = Field(1, description="seed of the draw")
 
 
-class StandardLibrary(Brick):
+class StandardLibraryConfig(ComponentConfig):
     """The source files of the running Python's standard library, its tests left out: real code that every machine has."""
 
     kind: Literal["python-stdlib"] = "python-stdlib"
     n_files: int | None = Field(None, ge=10, description="most files, chosen by a hash of their names; none takes all")
 
 
-class TextFiles(Files):
+class TextFilesConfig(FilesConfig):
     """Plain text to read on: files, or folders with all that is below them. Each file may be gzipped (``.gz``)."""
 
     files: str | list[str] = Field(..., description="a file or a folder, or a list of them")
@@ -98,12 +98,12 @@ class TextFiles(Files):
     document: Literal["file", "paragraph", "line"] = Field(
         "file", description="what one document is: the whole file, what blank lines set apart, or a line; a .jsonl file has one a line"
     )
-    field: str = Field("text", description="key of the text in the lines of .jsonl files")
+    text_field: str = Field("text", description="key of the text in the lines of .jsonl files")
     start: float = Field(0.0, ge=0, lt=1, description="where in the text to begin, as a share of its characters")
     end: float = Field(1.0, gt=0, le=1, description="where to stop, likewise: a text's last tenth is start = 0.9")
 
     @model_validator(mode="after")
-    def _something_between(self) -> "TextFiles":
+    def _something_between(self) -> "TextFilesConfig":
         if self.start >= self.end:
             raise ValueError(f"expected start below end, found {self.start} and {self.end}")
         return self
@@ -120,11 +120,11 @@ class TextFiles(Files):
         return self.paths if whole else [*self.paths, f"{self.start:g} to {self.end:g} of it"]
 
 
-DATA_LATER = "data later"
+DATA_OPTIONAL = "data later"
 """Context of a validation for which a recipe need not say where its data are."""
 
 
-class Data(Schema):
+class DataConfig(Schema):
     """Where the examples come from; each task has its own form of it."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]]
@@ -134,87 +134,87 @@ class Data(Schema):
     """The fields of which exactly one is given."""
 
     root: str = Field(".", description="folder that relative paths start from; itself relative to the recipe file")
-    train: Files | None
-    valid: Files | None
-    test: Files | None
-    generate: Brick | None
+    train: FilesConfig | None
+    valid: FilesConfig | None
+    test: FilesConfig | None
+    generate: ComponentConfig | None
 
     @model_validator(mode="after")
-    def _one_origin(self, info: Any) -> "Data":
+    def _one_origin(self, info: Any) -> "DataConfig":
         given = [name for name in self.ORIGINS if getattr(self, name)]
-        if not given and info.context == DATA_LATER:
+        if not given and info.context == DATA_OPTIONAL:
             return self
         if len(given) != 1:
             *most, last = (f"data.{name}" for name in self.ORIGINS)
-            raise ValueError(f"expected exactly one of {', '.join(most)} and {last}; name your own files with {flags(self.OPTIONS)}")
+            raise ValueError(f"expected exactly one of {', '.join(most)} and {last}; name your own files with {format_flags(self.OPTIONS)}")
         for name in ("valid", "test"):
             if given != ["train"] and getattr(self, name) is not None:
                 raise ValueError(f"data.{given[0]} has its own {name} part; remove data.{name}")
         return self
 
     @property
-    def test_parts(self) -> list[Files]:
+    def test_parts(self) -> list[FilesConfig]:
         """Files of test examples."""
         return [] if self.test is None else [self.test]
 
     @property
-    def parts(self) -> list[Files]:
+    def parts(self) -> list[FilesConfig]:
         """Files of all examples."""
         return [part for part in (self.train, self.valid, *self.test_parts) if part is not None]
 
     @property
     @abstractmethod
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Say what is taken for validation where no data are named."""
 
 
-OF_PAIRS = "1 % of the training pairs, split off by hash"
+PAIRS_HOLDOUT = "1 % of the training pairs, split off by hash"
 
 
-class PairData(Data):
+class PairDataConfig(DataConfig):
     """Sentence pairs: where they come from and which of them are kept."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = PAIRS
 
-    train: PairFiles | None = Field(None, description="training pairs")
-    valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
-    test: PairFiles | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
-    generate: GeneratedPairs | None = Field(None, description="generated pairs instead of files")
+    train: PairFilesConfig | None = Field(None, description="training pairs")
+    valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
+    test: PairFilesConfig | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
+    generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
 
     @property
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Say what is taken for validation where no data are named."""
-        return OF_PAIRS
+        return PAIRS_HOLDOUT
 
 
-TAG = re.compile("[A-Za-z0-9_-]{1,32}")
+LANGUAGE_TAG = re.compile("[A-Za-z0-9_-]{1,32}")
 """What a target language may be called."""
 
 
-class Language(Schema):
+class LanguageConfig(Schema):
     """Pairs into one target language, behind a tag: with several of these one model translates into several languages.
 
     The tag is a symbol of its own in front of each source sentence (Johnson et al. 2017, section 3: <2es>); no text holds it.
     """
 
     tag: str = Field(..., description="name of the language, which --to asks for: letters, digits, - and _")
-    train: PairFiles | None = Field(None, description="training pairs")
-    valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
-    test: PairFiles | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
-    generate: GeneratedPairs | None = Field(None, description="generated pairs instead of files")
+    train: PairFilesConfig | None = Field(None, description="training pairs")
+    valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
+    test: PairFilesConfig | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
+    generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     reverse: bool = Field(False, description="read all pairs from their target to their source")
-    split_off: ClassVar[str] = OF_PAIRS
+    holdout_description: ClassVar[str] = PAIRS_HOLDOUT
 
     @field_validator("tag")
     @classmethod
     def _is_a_word(cls, tag: str) -> str:
-        if not TAG.fullmatch(tag):
+        if not LANGUAGE_TAG.fullmatch(tag):
             raise ValueError(f"expected 1 to 32 letters, digits, - and _, found {tag!r}")
         return tag
 
     @model_validator(mode="after")
-    def _one_origin(self) -> "Language":
+    def _one_origin(self) -> "LanguageConfig":
         if (self.train is None) == (self.generate is None):
             raise ValueError(f"expected exactly one of train and generate for {self.tag!r}")
         if self.train is None and (self.valid is not None or self.test is not None):
@@ -222,25 +222,27 @@ class Language(Schema):
         return self
 
 
-class TextData(Data):
+class TextDataConfig(DataConfig):
     """Documents of plain text."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = TEXT
 
-    train: TextFiles | None = Field(None, description="training text")
-    valid: TextFiles | None = Field(
+    train: TextFilesConfig | None = Field(None, description="training text")
+    valid: TextFilesConfig | None = Field(
         None, description="validation text; left out, 5 % of the documents are split off by hash, or the last 5 % of a single one"
     )
-    test: TextFiles | None = Field(None, description="test text: only the data report reads it, to tell which documents stand in train")
-    generate: StandardLibrary | None = Field(None, description="text that every machine has, instead of files")
+    test: TextFilesConfig | None = Field(
+        None, description="test text: only the data report reads it, to tell which documents stand in train"
+    )
+    generate: StandardLibraryConfig | None = Field(None, description="text that every machine has, instead of files")
 
     @property
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Say what is taken for validation where no data are named."""
         return "5 % of the documents, split off by hash, or the last 5 % of a single one"
 
 
-class LabelledFiles(Files):
+class LabeledFilesConfig(FilesConfig):
     """Texts with a class each, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
 
     file: str = Field(..., description="the file")
@@ -253,7 +255,7 @@ class LabelledFiles(Files):
         return [self.file]
 
 
-class InstructionFiles(Files):
+class InstructionFilesConfig(FilesConfig):
     """Prompts with their answers, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
 
     file: str = Field(..., description="the file")
@@ -270,7 +272,7 @@ class InstructionFiles(Files):
         return [self.file]
 
 
-class Exercises(Brick):
+class ExercisesConfig(ComponentConfig):
     """Small instructions that every machine has: to translate the phrasebook, either way, and to copy, reverse or sort letters."""
 
     kind: Literal["exercises"] = "exercises"
@@ -280,7 +282,7 @@ class Exercises(Brick):
     seed: int = Field(1, description="seed of the draw")
 
 
-class ImageFiles(Files):
+class ImageFilesConfig(FilesConfig):
     """Images, each in a folder that is named for its class: CLASS/NAME.jpg."""
 
     images: str = Field(..., description="a folder of such folders, or a .zip of them")
@@ -291,7 +293,7 @@ class ImageFiles(Files):
         return [self.images]
 
 
-class Digits(Brick):
+class DigitsConfig(ComponentConfig):
     """Handwritten digits of 8 x 8 pixels, 1,797 of them (Alpaydin & Kaynak 1998; they come with scikit-learn)."""
 
     kind: Literal["digits"] = "digits"
@@ -300,35 +302,35 @@ class Digits(Brick):
     seed: int = Field(1, ge=0, description="seed of the shuffle")
 
     @model_validator(mode="after")
-    def _is_one_of_them(self) -> "Digits":
+    def _is_one_of_them(self) -> "DigitsConfig":
         if self.fold > self.n_folds:
             raise ValueError(f"expected a fold from 1 to n_folds = {self.n_folds}, found {self.fold}")
         return self
 
 
-class Tokenizer(Brick):
+class TokenizerConfig(ComponentConfig):
     """How text becomes tokens: byte-pair encoding (Sennrich et al. 2016), characters, or white-space words."""
 
     kind: Literal["bpe", "char", "whitespace"] = Field("bpe", description="the symbols: sub-words, characters or words")
     vocab_size: int = Field(
         10000,
         ge=8,
-        le=MAX_SYMBOLS,
+        le=MAX_VOCAB_SIZE,
         description="largest number of symbols a side, special symbols included; tags of target languages come on top",
     )
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")
 
 
-class PairTokenizer(Tokenizer):
+class PairTokenizerConfig(TokenizerConfig):
     """How both sides of a pair become tokens."""
 
     joint: bool = Field(True, description="one vocabulary for both sides")
-    dropout: float = Field(
+    bpe_dropout: float = Field(
         0.0, ge=0, lt=1, description="BPE-dropout (Provilkov et al. 2020): probability of skipping a merge, in training only"
     )
 
     @model_validator(mode="after")
-    def _dropout_needs_merges(self) -> "PairTokenizer":
-        if self.dropout and self.kind != "bpe":
-            raise ValueError(f"tokenizer.dropout needs tokenizer.kind = 'bpe', found {self.kind!r}")
+    def _dropout_needs_merges(self) -> "PairTokenizerConfig":
+        if self.bpe_dropout and self.kind != "bpe":
+            raise ValueError(f"tokenizer.bpe_dropout needs tokenizer.kind = 'bpe', found {self.kind!r}")
         return self

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from transom.config.brick import Schema
+from transom.config.schema import Schema
 
 
-class Decoding(Schema):
+class BeamSearchConfig(Schema):
     """How a translation is searched for, in validation and by default afterwards."""
 
     beam_size: int = Field(5, ge=1, le=1024, description="hypotheses kept a sentence; 1 is greedy")
@@ -19,7 +19,7 @@ class Decoding(Schema):
     max_length_ratio: float = Field(3.0, gt=0, description="most target tokens for each source token, plus ten")
 
     @model_validator(mode="after")
-    def _room_for_the_shortest(self) -> "Decoding":
+    def _room_for_the_shortest(self) -> "BeamSearchConfig":
         if self.min_length >= self.max_length:
             raise ValueError(
                 f"expected decoding.min_length below decoding.max_length, found {self.min_length} and {self.max_length}; change one of them"
@@ -27,19 +27,19 @@ class Decoding(Schema):
         return self
 
 
-class Reading(Schema):
+class TextInferenceConfig(Schema):
     """How texts are read that are answered at once."""
 
     batch_tokens: int = Field(8192, ge=1, description="most tokens of a batch, padding included; a longer text is a batch of its own")
 
 
-class ImageReading(Schema):
+class ImageInferenceConfig(Schema):
     """How images are read that are to be classified."""
 
-    batch_images: int = Field(256, ge=1, description="images of a batch")
+    batch_size: int = Field(256, ge=1, description="images of a batch")
 
 
-class Sampling(Schema):
+class SamplingConfig(Schema):
     """How a text is drawn from a language model: what reshapes its distribution, and where the text ends."""
 
     temperature: float = Field(1.0, ge=0, description="log probabilities are divided by it; 0 takes the likeliest token")
@@ -56,12 +56,12 @@ class Sampling(Schema):
     )
     frequency_penalty: float = Field(0.0, ge=-100, le=100, description="taken from a token's log p for each time it was drawn")
     presence_penalty: float = Field(0.0, ge=-100, le=100, description="taken from a token's log p once it was drawn")
-    exit_threshold: float = Field(
+    early_exit_threshold: float = Field(
         1.0,
         ge=0,
         le=1,
         description="a token stops at the first block behind which the two likeliest next tokens are this far apart in probability"
-        " (Schuster et al. 2022); 1 passes all blocks; for models trained with training.exits",
+        " (Schuster et al. 2022); 1 passes all blocks; for models trained with training.early_exit_loss",
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of the draws")
     max_new_tokens: int = Field(256, ge=1, description="most tokens that are drawn, the end symbol not counted")
@@ -71,7 +71,7 @@ class Sampling(Schema):
     )
 
     @model_validator(mode="after")
-    def _room_for_the_shortest(self) -> "Sampling":
+    def _room_for_the_shortest(self) -> "SamplingConfig":
         if self.min_new_tokens >= self.max_new_tokens:
             raise ValueError(
                 "expected decoding.min_new_tokens below decoding.max_new_tokens,"

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from transom.config.brick import Brick, Slot
-from transom.config.components import component
+from transom.config.component_registry import register_component
+from transom.config.schema import ComponentConfig, Slot
 
 
-class DepthBrick(Brick):
+class DepthConfig(ComponentConfig):
     """What every kind has."""
 
     def routed(self, place: int) -> bool:
@@ -21,11 +21,11 @@ class DepthBrick(Brick):
         return n_tokens
 
 
-Depth = Annotated[DepthBrick, Slot("depth", DepthBrick)]
+AnyDepth = Annotated[DepthConfig, Slot("depth", DepthConfig)]
 
 
-@component("depth")
-class FullDepth(DepthBrick):
+@register_component("depth")
+class FullDepthConfig(DepthConfig):
     """Every token passes every block.
 
     Cost and use: The usual one.
@@ -34,26 +34,26 @@ class FullDepth(DepthBrick):
     kind: Literal["full"] = "full"
 
 
-@component("depth")
-class MixtureOfDepths(DepthBrick):
+@register_component("depth")
+class MixtureOfDepthsConfig(DepthConfig):
     """Mixture of depths (Raposo et al. 2024, eq. 1): x'_i = x_i + r_i f(X)_i for chosen tokens, x'_i = x_i for the others, r_i = w x_i + b.
 
     f is what a block adds to the stream, X the chosen tokens alone. Training chooses those of the ``capacity`` largest scores of each row.
     That looks at later tokens, so in evaluation each token decides by itself, by r_i > 0, in encoders too; a loss teaches the router to
-    agree, ``weight`` times the mean cross-entropy between sigmoid(r_i) and whether token i was chosen (section 3.5, the first of two ways).
+    agree, ``aux_loss_coef`` times the mean cross-entropy between sigmoid(r_i) and whether token i was chosen (section 3.5, the first of two ways).
 
     Cost and use: A routed block costs its capacity's share of a block, so deeper models for the same time; the paper's best is every second
     block and 12.5 %. Training is not causal in its choices, evaluation is. How many tokens evaluation takes is learnt, not given:
-    metrics.jsonl has it (depth_alone) beside the share that training takes (depth_share). Answering skips a block where no row of the batch
-    chose it, so one text at a time gains most. Where one token is classified (pool = start or cls) it may pass the last block by, which
-    then does nothing for it; pool = mean has no such token. Not with a mixture of experts or approximated attention; masks are written out,
+    metrics.jsonl has it (mod_fraction_causal) beside the share that training takes (mod_fraction). Answering skips a block where no row of the batch
+    chose it, so one text at a time gains most. Where one token is classified (pooling = start or cls) it may pass the last block by, which
+    then does nothing for it; pooling = mean has no such token. Not with a mixture of experts or approximated attention; masks are written out,
     however sparse.
     """
 
-    kind: Literal["mixture"] = "mixture"
+    kind: Literal["mod"] = "mod"
     capacity: float = Field(0.125, gt=0, le=1, description="share of each row's tokens that a routed block takes in training, rounded up")
     every: int = Field(2, ge=1, description="the last of each so many blocks is routed")
-    weight: float = Field(0.01, ge=0, description="of the loss by which tokens learn to decide alone, once a routed block")
+    aux_loss_coef: float = Field(0.01, ge=0, description="of the loss by which tokens learn to decide alone, once a routed block")
 
     def routed(self, place: int) -> bool:
         """Route the last of every ``every`` blocks."""

@@ -4,34 +4,52 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from transom.config.architecture import PLACEMENT, Architecture, Fraction, Placement, TextNetwork, Transformer, TwoSided
-from transom.config.brick import Brick, Slot
-from transom.config.bricks import FeedForward, FeedForwardNetwork, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
-from transom.config.components import component
-from transom.config.patterns import kinds_of
-from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
-from transom.config.vision import ConvolutionalNetwork, VisionTransformer
-from transom.files.limits import MAX_POSITION_TABLE
+from transom.config.architecture import (
+    NORM_PLACEMENT_HELP,
+    EncoderDecoderConfig,
+    Fraction,
+    ModelConfig,
+    NormPlacement,
+    TextModelConfig,
+    TransformerConfig,
+)
+from transom.config.component_registry import register_component
+from transom.config.components import (
+    AnyFeedForward,
+    AnyNorm,
+    AnyPosition,
+    FeedForwardConfig,
+    GatedFeedForwardConfig,
+    LearnedPositionConfig,
+    RmsNormConfig,
+    RotaryConfig,
+    SinusoidalConfig,
+)
+from transom.config.patterns import pattern_kinds
+from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
+from transom.config.schema import ComponentConfig, Slot
+from transom.config.vision import ConvolutionalNetworkConfig, VisionTransformerConfig
+from transom.files.limits import MAX_POSITION_TABLE_SIZE
 
 
-class TextTransformer(Transformer, TextNetwork):
+class TextTransformerConfig(TransformerConfig, TextModelConfig):
     """What the Transformers that read text share."""
 
-    position: Position = Field(Sinusoidal(), description="the position brick")
+    position: AnyPosition = Field(SinusoidalConfig(), description="the position component")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
 
     @model_validator(mode="after")
-    def _positions_fit(self) -> "TextTransformer":
-        if self.position_table > MAX_POSITION_TABLE:
+    def _positions_fit(self) -> "TextTransformerConfig":
+        if self.position_table > MAX_POSITION_TABLE_SIZE:
             raise ValueError(
-                f"expected a table of {self.position.kind} positions of at most {MAX_POSITION_TABLE} numbers,"
+                f"expected a table of {self.position.kind} positions of at most {MAX_POSITION_TABLE_SIZE} numbers,"
                 f" found max_seq_len {self.max_seq_len} * {self.position_table // self.max_seq_len}; lower max_seq_len"
             )
         return self
 
     @model_validator(mode="after")
-    def _has_no_rows_and_columns(self) -> "TextTransformer":
-        if "window-2d" in kinds_of(self.attention.pattern):
+    def _has_no_rows_and_columns(self) -> "TextTransformerConfig":
+        if "window-2d" in pattern_kinds(self.attention.pattern):
             raise ValueError("attention.pattern: expected a pattern of texts, found 'window-2d', which is of images; take 'window'")
         return self
 
@@ -41,20 +59,20 @@ class TextTransformer(Transformer, TextNetwork):
         return self.max_seq_len
 
 
-class Seq2Seq(TextTransformer, TwoSided):
+class Seq2SeqConfig(TextTransformerConfig, EncoderDecoderConfig):
     """The encoder-decoder Transformer of 2017."""
 
-    LOOKS_BACK: ClassVar[bool] = True
+    CAUSAL: ClassVar[bool] = True
     FAMILY: ClassVar[str] = "an encoder-decoder Transformer"
 
     kind: Literal["seq2seq"] = "seq2seq"
 
 
-Mask = Annotated[Brick, Slot("mask")]
+AnyMask = Annotated[ComponentConfig, Slot("mask")]
 
 
-@component("mask")
-class Causal(Brick):
+@register_component("mask")
+class CausalMaskConfig(ComponentConfig):
     """Each token sees itself and what came before it (Radford et al. 2018): j <= i.
 
     Cost and use: Every token of a text is learnt from; the usual one.
@@ -63,8 +81,8 @@ class Causal(Brick):
     kind: Literal["causal"] = "causal"
 
 
-@component("mask")
-class PrefixLm(Brick):
+@register_component("mask")
+class PrefixMaskConfig(ComponentConfig):
     """A prefix is seen by all of its text, what follows it looks back only (Raffel et al. 2020, section 3.2.1): j <= i or j in the prefix.
 
     The prefix is what a batch says it is: of an instruction the prompt, up to the answer's start symbol. In plain text there is none, and
@@ -74,33 +92,33 @@ class PrefixLm(Brick):
     from. Not with approximated attention.
     """
 
-    kind: Literal["prefix"] = "prefix"
+    kind: Literal["prefix-lm"] = "prefix-lm"
 
 
-class Decoder(TextTransformer):
+class DecoderConfig(TextTransformerConfig):
     """A language model: a decoder without a source, as GPT (Radford et al. 2018) and Llama (Touvron et al. 2023) are.
 
     The defaults are Llama's: RMSNorm before each sub-layer, rotary positions, SwiGLU.
     """
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
-    LOOKS_BACK: ClassVar[bool] = True
+    CAUSAL: ClassVar[bool] = True
     FAMILY: ClassVar[str] = "a decoder-only Transformer"
     STACK: ClassVar[str] = "a decoder"
 
     kind: Literal["decoder"] = "decoder"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
     vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
-    tie: bool = Field(True, description="share one matrix between the embedding and the output map")
-    norm: Norm = Field(RmsNorm(), description="the normalisation brick")
-    norm_placement: Placement = Field("pre", description=PLACEMENT)
-    position: Position = Field(Rotary(), description="the position brick")
-    feed_forward: FeedForwardNetwork = Field(Gated(kind="swiglu"), description="the feed-forward brick")
+    tie_embeddings: bool = Field(True, description="share one matrix between the embedding and the output map")
+    norm: AnyNorm = Field(RmsNormConfig(), description="the normalisation component")
+    norm_placement: NormPlacement = Field("pre", description=NORM_PLACEMENT_HELP)
+    position: AnyPosition = Field(RotaryConfig(), description="the position component")
+    feed_forward: AnyFeedForward = Field(GatedFeedForwardConfig(kind="swiglu"), description="the feed-forward component")
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
-    mask: Mask = Field(Causal(), description="which tokens a token may see; attention.pattern chooses among them")
+    mask: AnyMask = Field(CausalMaskConfig(), description="which tokens a token may see; attention.pattern chooses among them")
 
     @model_validator(mode="after")
-    def _approximations_look_back(self) -> "Decoder":
+    def _approximations_look_back(self) -> "DecoderConfig":
         if self.mask.kind != "causal" and self.attention.approximation.kind != "none":
             raise ValueError(
                 f"attention.approximation = {self.attention.approximation.kind!r} keeps sums of what came before:"
@@ -109,8 +127,8 @@ class Decoder(TextTransformer):
         return self
 
 
-class Encoder(TextTransformer):
-    """An encoder alone, as BERT (Devlin et al. 2019): every token sees its whole text. The defaults are BERT's bricks."""
+class EncoderConfig(TextTransformerConfig):
+    """An encoder alone, as BERT (Devlin et al. 2019): every token sees its whole text. The defaults are BERT's components."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
     STACK: ClassVar[str] = "an encoder"
@@ -121,12 +139,12 @@ class Encoder(TextTransformer):
     )
     mask_token_id: int | None = Field(None, ge=0, description="token that is the mask; default vocab_size, which has a row of its own")
     embedding_norm: bool = Field(True, description="a norm behind the sum of embeddings and positions")
-    position: Position = Field(Learned(), description="the position brick")
-    feed_forward: FeedForwardNetwork = Field(FeedForward(kind="gelu"), description="the feed-forward brick")
+    position: AnyPosition = Field(LearnedPositionConfig(), description="the position component")
+    feed_forward: AnyFeedForward = Field(FeedForwardConfig(kind="gelu"), description="the feed-forward component")
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
 
     @model_validator(mode="after")
-    def _mask_is_a_token(self) -> "Encoder":
+    def _mask_is_a_token(self) -> "EncoderConfig":
         if self.mask_token_id is not None and self.vocab_size is not None and self.mask_token_id > self.vocab_size:
             raise ValueError(f"mask_token_id: expected at most vocab_size, {self.vocab_size}, found {self.mask_token_id}; lower it")
         return self
@@ -138,13 +156,13 @@ class Encoder(TextTransformer):
         return self.vocab_size + (self.mask_token_id in (None, self.vocab_size))
 
 
-class MaskedEncoder(Encoder):
+class MaskedLMConfig(EncoderConfig):
     """An encoder that names the tokens behind masks."""
 
     FAMILY: ClassVar[str] = "an encoder-only Transformer for masked tokens"
 
     kind: Literal["encoder"] = "encoder"
-    tie: bool = Field(True, description="share one matrix between the embedding and the output map")
+    tie_embeddings: bool = Field(True, description="share one matrix between the embedding and the output map")
 
     @property
     def n_logits(self) -> int:
@@ -152,7 +170,7 @@ class MaskedEncoder(Encoder):
         return self.n_embeddings
 
 
-class TextClassifier(Encoder):
+class TextClassifierConfig(EncoderConfig):
     """An encoder that names the class of a text."""
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ("classes",)
@@ -160,19 +178,19 @@ class TextClassifier(Encoder):
 
     kind: Literal["text-classifier"] = "text-classifier"
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
-    pool: Literal["start", "mean"] = Field(
+    pooling: Literal["cls", "mean"] = Field(
         "mean", description="what is classified: the vector of the start symbol, as BERT's, or the mean of all"
     )
     pooler_dropout: Fraction = Field(0.1, description="on the pooled vector")
 
 
-class TextEmbedder(Encoder):
+class TextEmbedderConfig(EncoderConfig):
     """An encoder that gives texts vectors, near to each other for texts that belong together."""
 
     FAMILY: ClassVar[str] = "an encoder-only Transformer for vectors of texts"
 
     kind: Literal["text-embedder"] = "text-embedder"
-    pool: Literal["start", "mean"] = Field("mean", description="a text's vector: that of its start symbol, or the mean of all")
+    pooling: Literal["cls", "mean"] = Field("mean", description="a text's vector: that of its start symbol, or the mean of all")
     temperature: float = Field(0.05, gt=0, le=10, description="cosines are divided by it before their softmax (Gao et al. 2021, eq. 1)")
 
     @property
@@ -181,24 +199,24 @@ class TextEmbedder(Encoder):
         return 0
 
     @model_validator(mode="after")
-    def _vectors_have_no_logits(self) -> "TextEmbedder":
+    def _vectors_have_no_logits(self) -> "TextEmbedderConfig":
         if self.head_bias:
             raise ValueError("head_bias: expected false, found true: a model of vectors has no output map; leave it out")
         return self
 
 
-Model = Annotated[Architecture, Slot("model", Architecture)]
-PairModel = Annotated[Seq2Seq | RecurrentSeq2Seq, Slot("pair_model", Architecture)]
-LanguageModel = Annotated[Decoder | RecurrentDecoder, Slot("language_model", Architecture)]
-ImageModel = Annotated[VisionTransformer | ConvolutionalNetwork, Slot("image_model", Architecture)]
+AnyModel = Annotated[ModelConfig, Slot("model", ModelConfig)]
+AnySeq2SeqModel = Annotated[Seq2SeqConfig | RecurrentSeq2SeqConfig, Slot("pair_model", ModelConfig)]
+AnyLanguageModel = Annotated[DecoderConfig | RecurrentDecoderConfig, Slot("language_model", ModelConfig)]
+AnyImageModel = Annotated[VisionTransformerConfig | ConvolutionalNetworkConfig, Slot("image_model", ModelConfig)]
 """Any network; those that translate, those that continue a text, and those that classify images. A type checker sees the package's own."""
 
-component("model", "pair_model")(Seq2Seq)
-component("model", "pair_model")(RecurrentSeq2Seq)
-component("model", "language_model")(Decoder)
-component("model", "language_model")(RecurrentDecoder)
-component("model")(MaskedEncoder)
-component("model")(TextClassifier)
-component("model")(TextEmbedder)
-component("model", "image_model")(VisionTransformer)
-component("model", "image_model")(ConvolutionalNetwork)
+register_component("model", "pair_model")(Seq2SeqConfig)
+register_component("model", "pair_model")(RecurrentSeq2SeqConfig)
+register_component("model", "language_model")(DecoderConfig)
+register_component("model", "language_model")(RecurrentDecoderConfig)
+register_component("model")(MaskedLMConfig)
+register_component("model")(TextClassifierConfig)
+register_component("model")(TextEmbedderConfig)
+register_component("model", "image_model")(VisionTransformerConfig)
+register_component("model", "image_model")(ConvolutionalNetworkConfig)

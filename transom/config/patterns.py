@@ -4,21 +4,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from transom.config.brick import Brick, Slot
-from transom.config.components import component
+from transom.config.component_registry import register_component
+from transom.config.schema import ComponentConfig, Slot
 
-Pattern = Annotated[Brick, Slot("pattern")]
+AnyBlockPattern = Annotated[ComponentConfig, Slot("pattern")]
 """Of one block."""
 
-AnyPattern = Annotated[Brick, Slot("stack_pattern")]
+AnyPattern = Annotated[ComponentConfig, Slot("stack_pattern")]
 """Of one block, or of several in turn."""
 
 
-@component("pattern", "stack_pattern")
-class Full(Brick):
+@register_component("pattern", "stack_pattern")
+class FullPatternConfig(ComponentConfig):
     """Every token sees all that its family lets it see (Vaswani et al. 2017, section 3.2).
 
-    An image's patches are such tokens, counted row by row: in a row of n patches ``local`` with size n is the row and ``strided`` with
+    An image's patches are such tokens, counted row by row: in a row of n patches ``window`` with size n is the row and ``strided`` with
     stride n the column (axial attention, Ho et al. 2019). A classification token sees all and all see it, whatever the pattern.
 
     Cost and use: Work grows with the square of the length; the best quality, and at some thousand tokens still cheap.
@@ -27,8 +27,8 @@ class Full(Brick):
     kind: Literal["full"] = "full"
 
 
-@component("pattern", "stack_pattern")
-class Window(Brick):
+@register_component("pattern", "stack_pattern")
+class WindowPatternConfig(ComponentConfig):
     """A sliding window (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2): token i sees j where -size < j - i < size.
 
     A decoder's window ends at the token itself, which leaves its last ``size`` tokens. Layers on top of each other see as many windows far.
@@ -40,8 +40,8 @@ class Window(Brick):
     size: int = Field(256, ge=1, description="tokens to a side, the token itself among them")
 
 
-@component("pattern", "stack_pattern")
-class Window2d(Brick):
+@register_component("pattern", "stack_pattern")
+class Window2dPatternConfig(ComponentConfig):
     """A square window on an image (Ramachandran et al. 2019, section 3.1): a patch sees those fewer than size rows and columns away.
 
     At the edges of the image the window is cut off.
@@ -53,8 +53,8 @@ class Window2d(Brick):
     size: int = Field(4, ge=1, description="patches to each side, the patch itself among them")
 
 
-@component("pattern", "stack_pattern")
-class Strided(Brick):
+@register_component("pattern", "stack_pattern")
+class StridedPatternConfig(ComponentConfig):
     """Every stride-th token, counted back from the token itself (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0.
 
     Cost and use: n / stride pairs a token; with a window of size stride in the next layer any token is two steps away.
@@ -64,19 +64,19 @@ class Strided(Brick):
     stride: int = Field(128, ge=1, description="about the square root of the length")
 
 
-@component("pattern", "stack_pattern")
-class Local(Brick):
+@register_component("pattern", "stack_pattern")
+class BlockLocalPatternConfig(ComponentConfig):
     """The token's own block (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size).
 
     Cost and use: size / 2 pairs a token of a decoder; goes with summary, whose columns carry what other blocks hold.
     """
 
-    kind: Literal["local"] = "local"
+    kind: Literal["block-local"] = "block-local"
     size: int = Field(128, ge=1, description="tokens of a block")
 
 
-@component("pattern", "stack_pattern")
-class Summary(Brick):
+@register_component("pattern", "stack_pattern")
+class SummaryPatternConfig(ComponentConfig):
     """The last columns of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns.
 
     Cost and use: n * columns / stride pairs a token; better than strided where the data have no period, as text has none.
@@ -87,25 +87,25 @@ class Summary(Brick):
     columns: int = Field(8, ge=1, description="last tokens of a block, which all later ones see (8 to 32 in the paper)")
 
     @model_validator(mode="after")
-    def _columns_fit(self) -> "Summary":
+    def _columns_fit(self) -> "SummaryPatternConfig":
         if self.columns > self.stride:
             raise ValueError(f"expected at most as many columns as stride, found {self.columns} and {self.stride}")
         return self
 
 
-@component("pattern", "stack_pattern")
-class Logarithmic(Brick):
-    """Near tokens, and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < local or a power of two.
+@register_component("pattern", "stack_pattern")
+class LogSparsePatternConfig(ComponentConfig):
+    """Near tokens, and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < window or a power of two.
 
     Cost and use: log n pairs a token; after log n layers every token has reached every other. For long series.
     """
 
-    kind: Literal["logarithmic"] = "logarithmic"
-    local: int = Field(16, ge=1, description="nearest tokens to a side that are all seen, the token itself among them")
+    kind: Literal["logsparse"] = "logsparse"
+    window: int = Field(16, ge=1, description="nearest tokens to a side that are all seen, the token itself among them")
 
 
-@component("pattern", "stack_pattern")
-class Global(Brick):
+@register_component("pattern", "stack_pattern")
+class GlobalPatternConfig(ComponentConfig):
     """Tokens at the start that see all and that all see (Beltagy et al. 2020, section 3.1; Zaheer et al. 2020, section 2, ITC).
 
     Cost and use: size pairs a token; joined with a window it keeps a text's first symbol, or an attention sink, in sight.
@@ -115,8 +115,8 @@ class Global(Brick):
     size: int = Field(1, ge=1, description="tokens at the start of each text")
 
 
-@component("pattern", "stack_pattern")
-class Random(Brick):
+@register_component("pattern", "stack_pattern")
+class RandomPatternConfig(ComponentConfig):
     """Blocks that are joined at random (Zaheer et al. 2020, section 2): each block with some of those before it, both ways.
 
     The draw is a function of the seed and the numbers of the two blocks, the same at any length and in a decoder's steps. In the paper
@@ -131,8 +131,8 @@ class Random(Brick):
     seed: int = Field(1, ge=0, lt=2**31, description="of the draw")
 
 
-@component("pattern", "stack_pattern")
-class Prefix(Brick):
+@register_component("pattern", "stack_pattern")
+class PrefixPatternConfig(ComponentConfig):
     """The prefix of the token's own text, such as a prompt: token i sees j where j is in it.
 
     Which tokens are in it comes with the batch: an instruction's prompt; other texts, translations among them, have none. A decoder that is
@@ -144,14 +144,14 @@ class Prefix(Brick):
     kind: Literal["prefix"] = "prefix"
 
 
-class Several(Brick):
+class CompoundPatternConfig(ComponentConfig):
     """What holds several patterns."""
 
-    of: tuple[Pattern, ...] = Field(
-        strict=False, description='patterns, as in of = ["window", { kind = "global", size = 2 }]; one may stand alone'
+    patterns: tuple[AnyBlockPattern, ...] = Field(
+        strict=False, description='patterns, as in patterns = ["window", { kind = "global", size = 2 }]; one may stand alone'
     )
 
-    @field_validator("of", mode="before")
+    @field_validator("patterns", mode="before")
     @classmethod
     def _each_spelled_out(cls, value: Any) -> Any:
         patterns = value if isinstance(value, list | tuple) else [value]
@@ -160,8 +160,8 @@ class Several(Brick):
         return [{"kind": pattern} if isinstance(pattern, str) else pattern for pattern in patterns]
 
 
-@component("pattern", "stack_pattern")
-class Joined(Several):
+@register_component("pattern", "stack_pattern")
+class CombinedPatternConfig(CompoundPatternConfig):
     """Patterns put together: a token is seen where any, all or none (not) of them let it be seen.
 
     Cost and use: Any costs as much as its parts together; all, as the cheapest of them; not, what it leaves.
@@ -170,8 +170,8 @@ class Joined(Several):
     kind: Literal["any", "all", "not"]
 
 
-@component("stack_pattern")
-class Cycle(Several):
+@register_component("stack_pattern")
+class CyclePatternConfig(CompoundPatternConfig):
     """A pattern a layer: block k has pattern k mod n (Gemma Team 2024, section 2: window and full in turn).
 
     In a recipe a list is short for it: ``pattern = ["window", "full"]``.
@@ -182,23 +182,23 @@ class Cycle(Several):
     kind: Literal["cycle"]
 
 
-def patterns_of(pattern: AnyPattern) -> tuple[Pattern, ...]:
+def block_patterns(pattern: AnyPattern) -> tuple[AnyBlockPattern, ...]:
     """List the patterns that the blocks of a stack have in turn."""
-    return pattern.of if isinstance(pattern, Cycle) else (pattern,)
+    return pattern.patterns if isinstance(pattern, CyclePatternConfig) else (pattern,)
 
 
-Sight = Literal["none", "some", "all"]
+Coverage = Literal["none", "some", "all"]
 
 
-def sight(pattern: Pattern, of_prefix: Sight) -> Sight:
-    """Tell how much of a text a pattern lets see, where ``prefix`` lets see ``of_prefix``.
+def pattern_coverage(pattern: AnyBlockPattern, prefix_coverage: Coverage) -> Coverage:
+    """Tell how much of a text a pattern lets see, where ``prefix`` lets see ``prefix_coverage``.
 
-    >>> sight(Joined(kind="any", of=(Prefix(), Window())), "none"), sight(Joined(kind="not", of=(Full(),)), "none")
+    >>> sight(Joined(kind="any", patterns=(Prefix(), Window())), "none"), sight(Joined(kind="not", patterns=(Full(),)), "none")
     ('some', 'none')
     """
-    if not isinstance(pattern, Joined):
-        return of_prefix if pattern.kind == "prefix" else "all" if pattern.kind == "full" else "some"
-    parts = {sight(part, of_prefix) for part in pattern.of}
+    if not isinstance(pattern, CombinedPatternConfig):
+        return prefix_coverage if pattern.kind == "prefix" else "all" if pattern.kind == "full" else "some"
+    parts = {pattern_coverage(part, prefix_coverage) for part in pattern.patterns}
     match pattern.kind:
         case "any":
             return "all" if "all" in parts else "none" if parts == {"none"} else "some"
@@ -208,18 +208,18 @@ def sight(pattern: Pattern, of_prefix: Sight) -> Sight:
             return "none" if "all" in parts else "all" if parts == {"none"} else "some"
 
 
-def kinds_of(pattern: AnyPattern) -> set[str]:
+def pattern_kinds(pattern: AnyPattern) -> set[str]:
     """Name the kinds of a pattern and of all that it is put together of."""
-    below = [kinds_of(part) for part in pattern.of] if isinstance(pattern, Several) else []
+    below = [pattern_kinds(part) for part in pattern.patterns] if isinstance(pattern, CompoundPatternConfig) else []
     return {pattern.kind}.union(*below)
 
 
-def spelled(pattern: AnyPattern) -> str:
+def format_pattern(pattern: AnyPattern) -> str:
     """Write a pattern as people read it.
 
-    >>> spelled(Joined(kind="any", of=(Window(size=3), Global())))
+    >>> spelled(Joined(kind="any", patterns=(Window(size=3), Global())))
     'any(window(size=3), global(size=1))'
     """
-    parts = [spelled(part) for part in pattern.of] if isinstance(pattern, Several) else []
-    fields = [] if isinstance(pattern, Several) else [f"{name}={value}" for name, value in pattern if name != "kind"]
+    parts = [format_pattern(part) for part in pattern.patterns] if isinstance(pattern, CompoundPatternConfig) else []
+    fields = [] if isinstance(pattern, CompoundPatternConfig) else [f"{name}={value}" for name, value in pattern if name != "kind"]
     return pattern.kind + (f"({', '.join([*parts, *fields])})" if parts or fields else "")

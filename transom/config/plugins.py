@@ -17,13 +17,13 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from transom.config.brick import SLOTS, Schema, described, kinds
-from transom.config.components import builder_of
-from transom.config.names import nearest
-from transom.config.registry import registered_tasks, tasks
+from transom.config.component_registry import registered_builder
+from transom.config.schema import SLOTS, Schema, kinds, split_docstring
+from transom.config.suggestions import suggest
+from transom.config.task_registry import recipes_by_task, registered_recipes
 from transom.errors import ConfigError
 from transom.files.limits import MAX_PLUGIN_BYTES
-from transom.files.regular import read_regular, resolved
+from transom.files.regular_files import read_regular_file, resolve_path
 
 GROUP = "transom.plugins"
 """The group of entry points under which installed packages announce plugins."""
@@ -91,18 +91,18 @@ def import_plugins(named: Iterable[str | Path]) -> list[Plugin]:
 
 def _import_plugin(named: str) -> Plugin:
     is_file = named.endswith(".py") or "/" in named
-    where = str(resolved(Path(named))) if is_file else _module_name(named)
+    where = str(resolve_path(Path(named))) if is_file else _module_name(named)
     path = Path(where) if is_file else _module_path(named, where)
     if path.suffix != ".py" or not path.exists():
         found = "another one" if path.exists() else "none there"
         raise ConfigError(f"plugin {named}: expected a .py file, found {found}; correct the path")
-    content = read_regular(path, MAX_PLUGIN_BYTES, "a Python file", ConfigError)
+    content = read_regular_file(path, MAX_PLUGIN_BYTES, "a Python file", ConfigError)
     record = PluginRecord(name=path.name if is_file else where, sha256=hashlib.sha256(content).hexdigest())
     if (known := _PLUGINS.get(where)) is not None:
         if known.record != record:
             raise ConfigError(f"plugin {named}: the file changed since this process imported it; begin a new process")
         return known
-    tasks()  # with these the package's own slots and components are registered, whatever the plugin imports
+    recipes_by_task()  # with these the package's own slots and components are registered, whatever the plugin imports
     before = _registered()
     with _Import(named, path):
         name = _run_file(path, content, record.sha256).__name__ if is_file else import_module(where).__name__
@@ -129,7 +129,7 @@ def _module_path(named: str, module: str) -> Path:
             found = find_spec(module) if all(map(find_spec, packages)) else None
     if found is None or not str(found.origin).endswith(".py"):
         known = [plugin.name for plugin in installed_plugins()]
-        advice = nearest(named, known) if known else "no installed package announces one"
+        advice = suggest(named, known) if known else "no installed package announces one"
         raise ConfigError(f"plugin {named}: expected a .py file, an installed plugin or a Python module, found nothing; {advice}")
     return Path(str(found.origin))
 
@@ -166,7 +166,7 @@ class _Import:
             raise ConfigError(f"plugin {self._named}{f', line {line}' if line else ''}: {told}; mend the plugin") from error
 
 
-def passed_plugin(error: BaseException) -> str | None:
+def plugin_in_traceback(error: BaseException) -> str | None:
     """Name the imported plugin whose code an error passed, with the line of its file that is nearest to the error; None for no plugin's."""
     names = {where if where.endswith(".py") else sys.modules[where].__file__: plugin.record.name for where, plugin in _PLUGINS.items()}
     frames = traceback.extract_tb(error.__traceback__)
@@ -182,10 +182,10 @@ def plugin_names() -> list[str]:
 def _registered() -> dict[type[Schema], None]:
     """List the registered components and tasks as keys, in the order of their registration."""
     components = [schema for slot in SLOTS.values() for schema in slot.choices]
-    return dict.fromkeys([*components, *registered_tasks()])
+    return dict.fromkeys([*components, *registered_recipes()])
 
 
-def registered_by_plugins() -> list[str]:
+def describe_plugins() -> list[str]:
     """List what the imported plugins registered, a line each: the plugin, how a recipe names it, and what it is."""
     return [f"{plugin.record.name}: {_named(schema)}" for plugin in _PLUGINS.values() for schema in plugin.schemas]
 
@@ -193,7 +193,7 @@ def registered_by_plugins() -> list[str]:
 def _named(schema: type[Schema]) -> str:
     slots = [slot.name for slot in SLOTS.values() if schema in slot.choices]
     spelled = " or ".join(map(repr, kinds(schema) or (schema.model_fields["task"].default,)))
-    return f"{' and '.join(slots) or 'task'} = {spelled}. {described(schema)[0]}"
+    return f"{' and '.join(slots) or 'task'} = {spelled}. {split_docstring(schema)[0]}"
 
 
 def plugins_of(config: Schema) -> list[Plugin]:
@@ -232,7 +232,7 @@ def require_plugins(records: Sequence[PluginRecord], run: str) -> None:
         )
 
 
-def component_in(plugin: Plugin, name: str) -> type[Schema]:
+def plugin_component(plugin: Plugin, name: str) -> type[Schema]:
     """Find a plugin's component by the name of its schema class, or of what builds it.
 
     Raises:
@@ -240,7 +240,7 @@ def component_in(plugin: Plugin, name: str) -> type[Schema]:
     """
     components = [schema for schema in plugin.schemas if kinds(schema)]
     for schema in components:
-        if name in (schema.__name__, getattr(builder_of(schema), "__name__", None)):
+        if name in (schema.__name__, getattr(registered_builder(schema), "__name__", None)):
             return schema
     known = [schema.__name__ for schema in components]
-    raise ConfigError(f"plugin {plugin.record.name}: expected a component that it registers, found {name!r}; {nearest(name, known)}")
+    raise ConfigError(f"plugin {plugin.record.name}: expected a component that it registers, found {name!r}; {suggest(name, known)}")

@@ -8,18 +8,18 @@ import tomli_w
 from pydantic import model_validator
 
 from transom.config import model as _models  # noqa: F401  # registers the kinds of models
-from transom.config.architecture import Architecture, TextNetwork, Transformer
-from transom.config.brick import SLOTS, Schema
-from transom.config.bricks import MultiHead
-from transom.config.data import Data, PairData, PairTokenizer, Tokenizer
-from transom.config.explaining import check
-from transom.config.names import nearest
-from transom.config.options import TaskHelp, flags
+from transom.config.architecture import ModelConfig, TextModelConfig, TransformerConfig
+from transom.config.components import MultiHeadAttentionConfig
+from transom.config.data import DataConfig, PairDataConfig, PairTokenizerConfig, TokenizerConfig
+from transom.config.error_messages import validate
 from transom.config.packaged import packaged_presets, packaged_recipes
-from transom.config.patterns import Sight, patterns_of, sight, spelled
-from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
-from transom.config.registry import tasks
-from transom.config.training import ConsistentTraining, TextTraining, Training
+from transom.config.patterns import Coverage, block_patterns, format_pattern, pattern_coverage
+from transom.config.schema import SLOTS, Schema
+from transom.config.suggestions import suggest
+from transom.config.task_options import TaskHelp, format_flags
+from transom.config.task_registry import recipes_by_task
+from transom.config.toml_input import Override, find_line, merge_tables, parse_override, parse_toml, read_toml_text
+from transom.config.training import RDropTrainingConfig, TextTrainingConfig, TrainingConfig
 from transom.errors import ConfigError
 
 
@@ -58,23 +58,23 @@ class Recipe(Schema):
     """What may follow the verb and the run folder, and what the method may be called with."""
 
     METRICS: ClassVar[tuple[Metric, ...]] = ()
-    """What validations measure beside the figures that several tasks have (``training/figures.py``)."""
+    """What validations measure beside the figures that several tasks have (``training/validation_metrics.py``)."""
 
-    OF_PREFIX: ClassVar[Sight] = "none"
+    PREFIX_COVERAGE: ClassVar[Coverage] = "none"
     """How much of a text an attention pattern of kind ``prefix`` lets it see: nothing where the task's texts have no prefix."""
 
     GUESSES: ClassVar[bool] = True
     """Whether an answer is one choice among the model's classes or symbols, so that guessing has a loss to compare with."""
 
     task: str
-    data: Data
-    model: Architecture
-    training: Training
+    data: DataConfig
+    model: ModelConfig
+    training: TrainingConfig
     decoding: Schema
 
     @model_validator(mode="after")
     def _statistics_of_one_process(self) -> Self:
-        if isinstance(self.model, Transformer) and self.model.norm.kind == "batchnorm" and self.training.processes > 1:
+        if isinstance(self.model, TransformerConfig) and self.model.norm.kind == "batchnorm" and self.training.processes > 1:
             raise ValueError(
                 "model.norm = 'batchnorm' takes its statistics in one process: expected training.processes = 1, found"
                 f" {self.training.processes}; change one of them"
@@ -84,11 +84,11 @@ class Recipe(Schema):
     @model_validator(mode="after")
     def _tokens_see_something(self) -> Self:
         attention = getattr(self.model, "attention", None)
-        for pattern in patterns_of(attention.pattern) if isinstance(attention, MultiHead) else ():
-            if sight(pattern, self.OF_PREFIX) == "none":
+        for pattern in block_patterns(attention.pattern) if isinstance(attention, MultiHeadAttentionConfig) else ():
+            if pattern_coverage(pattern, self.PREFIX_COVERAGE) == "none":
                 raise ValueError(
                     f"model.attention.pattern: expected a pattern that lets a text of task '{self.task}' see some of itself, found"
-                    f" {spelled(pattern)}, which lets it see nothing; join it with a window"
+                    f" {format_pattern(pattern)}, which lets it see nothing; join it with a window"
                 )
         return self
 
@@ -109,13 +109,13 @@ class Recipe(Schema):
 class TextRecipe(Recipe):
     """What the recipes of tasks on text have beside that: a tokenizer."""
 
-    tokenizer: Tokenizer
-    model: TextNetwork
-    training: TextTraining
+    tokenizer: TokenizerConfig
+    model: TextModelConfig
+    training: TextTrainingConfig
 
     @model_validator(mode="after")
     def _two_readings_need_dropout(self) -> Self:
-        twice = isinstance(self.training, ConsistentTraining) and self.training.r_drop > 0
+        twice = isinstance(self.training, RDropTrainingConfig) and self.training.r_drop > 0
         if twice and not any(value for name, value in self.model if name.endswith("dropout")):
             raise ValueError("training.r_drop draws two readings together that only dropout tells apart; set model.dropout, or r_drop = 0")
         return self
@@ -124,8 +124,8 @@ class TextRecipe(Recipe):
 class PairRecipe(TextRecipe):
     """What the recipes of tasks on pairs of texts have."""
 
-    data: PairData
-    tokenizer: PairTokenizer
+    data: PairDataConfig
+    tokenizer: PairTokenizerConfig
 
 
 def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str | None = None) -> tuple[Recipe, Path]:
@@ -133,7 +133,7 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str |
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
-        overrides: ``"training.max_steps=300"`` and the like; each value is read as TOML, or else taken as text. A brick comes before its
+        overrides: ``"training.max_steps=300"`` and the like; each value is read as TOML, or else taken as text. A component comes before its
             fields, whatever their order, and of two values of a field the last wins. A preset stands in the place of the recipe's model.
         context: ``DATA_LATER`` where the recipe need not say where its data are.
 
@@ -194,10 +194,10 @@ def check_recipe(raw: RawRecipe, context: str | None = None) -> Recipe:
     Raises:
         ConfigError: a field does not fit.
     """
-    return check(_schema(raw.tables, raw.place(("task",))), raw.tables, raw.place, context)
+    return validate(_schema(raw.tables, raw.place(("task",))), raw.tables, raw.place, context)
 
 
-def flags_of(where: str | Path, overrides: Sequence[str] = ()) -> str:
+def data_flags(where: str | Path, overrides: Sequence[str] = ()) -> str:
     """Name the options of ``transom train`` that give a recipe a person's own files, whether or not it is whole without them.
 
     Raises:
@@ -205,7 +205,7 @@ def flags_of(where: str | Path, overrides: Sequence[str] = ()) -> str:
     """
     name, text, _ = _find(where)
     raw, sets = _overridden(name, text, overrides)
-    return flags(_schema(raw, _place(name, text, sets, ("task",))).HELP.options)
+    return format_flags(_schema(raw, _place(name, text, sets, ("task",))).HELP.options)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -219,7 +219,7 @@ def _find(where: str | Path) -> tuple[str, str, Path]:
     recipes = packaged_recipes()
     if str(where) not in recipes:
         raise ConfigError(
-            f"expected a packaged recipe or the path of a .toml file, found {str(where)!r}; {nearest(str(where), list(recipes))}"
+            f"expected a packaged recipe or the path of a .toml file, found {str(where)!r}; {suggest(str(where), list(recipes))}"
         )
     return f"recipe {where}", recipes[str(where)], Path.cwd()
 
@@ -243,39 +243,39 @@ def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[st
 def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:
     """Choose the form of recipe by its task; one without a task is a translator's."""
     task = raw.get("task", "translation")
-    known = tasks()
+    known = recipes_by_task()
     if not isinstance(task, str) or task not in known:
-        raise ConfigError(f"{place}: expected a task, found {task!r}; {nearest(str(task), list(known))}")
+        raise ConfigError(f"{place}: expected a task, found {task!r}; {suggest(str(task), list(known))}")
     return known[task]
 
 
-def model_config(fields: Mapping[str, Any]) -> Architecture:
+def parse_model_config(fields: Mapping[str, Any]) -> ModelConfig:
     """Check the fields of a model, ``kind`` or ``preset`` among them.
 
     Raises:
         ConfigError: a field is unknown or does not fit; the message names it.
     """
     raw = _with_preset(fields, "preset") if "preset" in fields else dict(fields)
-    tasks()  # each registers the networks that it alone has
+    recipes_by_task()  # each registers the networks that it alone has
     kinds = SLOTS["model"].components
     if (kind := raw.get("kind")) not in kinds:
-        raise ConfigError(f"kind: expected a kind of model or a preset, found {kind!r}; {nearest(str(kind), list(kinds))}")
-    return cast(Architecture, check(kinds[kind], raw, lambda path: ".".join(path) or "model"))
+        raise ConfigError(f"kind: expected a kind of model or a preset, found {kind!r}; {suggest(str(kind), list(kinds))}")
+    return cast(ModelConfig, validate(kinds[kind], raw, lambda path: ".".join(path) or "model"))
 
 
 def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:
     own = {name: value for name, value in model.items() if name != "preset"}
     presets = packaged_presets()
     if not isinstance(model["preset"], str) or model["preset"] not in presets:
-        raise ConfigError(f"{place}: expected a preset, found {model['preset']!r}; {nearest(str(model['preset']), list(presets))}")
-    return merged(parse_toml(presets[model["preset"]], f"preset {model['preset']}"), own)
+        raise ConfigError(f"{place}: expected a preset, found {model['preset']!r}; {suggest(str(model['preset']), list(presets))}")
+    return merge_tables(parse_toml(presets[model["preset"]], f"preset {model['preset']}"), own)
 
 
 def _place(name: str, text: str, sets: Sequence[Override], path: tuple[str, ...]) -> str:
     for override in reversed(sets):
         if path[: len(override.path)] == override.path or override.path[: len(path)] == path:
             return f"--set {override.text}"
-    line = line_of(text, path)
+    line = find_line(text, path)
     return f"{name}:{line}" if line else name
 
 

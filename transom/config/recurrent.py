@@ -4,23 +4,23 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from transom.config.architecture import Fraction, TextNetwork, TwoSided
-from transom.config.brick import Brick, Slot
-from transom.config.components import component
+from transom.config.architecture import EncoderDecoderConfig, Fraction, TextModelConfig
+from transom.config.component_registry import register_component
+from transom.config.schema import ComponentConfig, Slot
 
 
-class CellBrick(Brick):
+class CellConfig(ComponentConfig):
     """What every cell has."""
 
-    STATES: ClassVar[int] = 1
+    N_STATES: ClassVar[int] = 1
     """Vectors that go from step to step."""
 
 
-Cell = Annotated[CellBrick, Slot("cell", CellBrick)]
+AnyCell = Annotated[CellConfig, Slot("cell", CellConfig)]
 
 
-@component("cell")
-class Rnn(CellBrick):
+@register_component("cell")
+class RnnConfig(CellConfig):
     """The simple recurrent network (Elman 1990): h_t = tanh(W x_t + U h_{t-1} + b).
 
     Cost and use: One map a token, a quarter of an LSTM's work; forgets within some ten tokens. To see why the others were made.
@@ -29,8 +29,8 @@ class Rnn(CellBrick):
     kind: Literal["rnn"] = "rnn"
 
 
-@component("cell")
-class Lstm(CellBrick):
+@register_component("cell")
+class LstmConfig(CellConfig):
     """Long short-term memory (Hochreiter & Schmidhuber 1997; with the forget gate of Gers et al. 2000).
 
     i, f, o = sigmoid(W x_t + U h_{t-1} + b), g = tanh(W_g x_t + U_g h_{t-1} + b_g), c_t = f c_{t-1} + i g, h_t = o tanh(c_t).
@@ -38,13 +38,13 @@ class Lstm(CellBrick):
     Cost and use: 8 d^2 weights a layer; the cell of the translators of 2014 to 2017, and the fastest of the gated ones here.
     """
 
-    STATES: ClassVar[int] = 2
+    N_STATES: ClassVar[int] = 2
 
     kind: Literal["lstm"] = "lstm"
 
 
-@component("cell")
-class Gru(CellBrick):
+@register_component("cell")
+class GruConfig(CellConfig):
     """The gated recurrent unit (Cho et al. 2014, eq. 5 to 8): z, r = sigmoid(W x_t + U h_{t-1} + b), h_t = z h_{t-1} + (1 - z) n.
 
     n = tanh(W_n x_t + b_n + r (U_n h_{t-1} + b)): the reset gate acts behind the map, as in PyTorch's kernels; the paper has it before.
@@ -55,7 +55,7 @@ class Gru(CellBrick):
     kind: Literal["gru"] = "gru"
 
 
-class SourceAttention(Brick):
+class SourceAttentionConfig(ComponentConfig):
     """What every way for a decoder's steps to look at the source has."""
 
     def fed(self, d_model: int) -> int:
@@ -67,11 +67,11 @@ class SourceAttention(Brick):
         return 0
 
 
-AnySourceAttention = Annotated[SourceAttention, Slot("source_attention", SourceAttention)]
+AnySourceAttention = Annotated[SourceAttentionConfig, Slot("source_attention", SourceAttentionConfig)]
 
 
-@component("source_attention")
-class NoAttention(SourceAttention):
+@register_component("source_attention")
+class NoSourceAttentionConfig(SourceAttentionConfig):
     """None: the decoder starts from the encoder's last states and sees no more of the source (Sutskever et al. 2014).
 
     Cost and use: The cheapest: two plain recurrences. The whole source must fit into a vector a layer; long sentences suffer.
@@ -80,8 +80,8 @@ class NoAttention(SourceAttention):
     kind: Literal["none"] = "none"
 
 
-@component("source_attention")
-class Additive(SourceAttention):
+@register_component("source_attention")
+class AdditiveAttentionConfig(SourceAttentionConfig):
     """Additive attention (Bahdanau et al. 2015, eq. 4 to 6): e_tj = v^T tanh(W s_{t-1} + U h_j), c_t = sum_j softmax(e_t)_j h_j.
 
     The context enters the cell beside the last token, s_t = f(s_{t-1}, [y_{t-1}; c_t]), and the last vector, of which the logits are a
@@ -103,8 +103,8 @@ class Additive(SourceAttention):
         return self.d_attention or d_model
 
 
-@component("source_attention")
-class Luong(SourceAttention):
+@register_component("source_attention")
+class LuongAttentionConfig(SourceAttentionConfig):
     """Luong's attention (Luong et al. 2015): c_t = sum_j softmax(score(h_t, h_j))_j h_j, and the last vector tanh(W_c [c_t; h_t]) (eq. 5).
 
     The score (section 3.1) is h_t^T h_j (dot), h_t^T W h_j (general) or v^T tanh(W h_t + U h_j) (concat).
@@ -132,12 +132,12 @@ class Luong(SourceAttention):
         return self.d_attention or d_model
 
 
-class Recurrent(TextNetwork):
+class RecurrentConfig(TextModelConfig):
     """What all recurrent networks share: the widths and the cell."""
 
     d_embedding: int | None = Field(None, ge=1, description="width of the embeddings; default d_model")
     dropout: Fraction = Field(0.1, description="on the embeddings, between layers and on the last vectors, never from step to step")
-    cell: Cell = Field(Lstm(), description="the cell of the recurrence")
+    cell: AnyCell = Field(LstmConfig(), description="the cell of the recurrence")
 
     @property
     def width_of_embedding(self) -> int:
@@ -153,7 +153,7 @@ class Recurrent(TextNetwork):
             )
 
 
-class RecurrentSeq2Seq(Recurrent, TwoSided):
+class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
     """The recurrent encoder-decoder of 2014 to 2016, with attention or without."""
 
     FAMILY: ClassVar[str] = "a recurrent encoder-decoder"
@@ -162,7 +162,7 @@ class RecurrentSeq2Seq(Recurrent, TwoSided):
     n_encoder_layers: int = Field(1, ge=1, le=1000, description="layers of the encoder")
     n_decoder_layers: int = Field(1, ge=1, le=1000, description="layers of the decoder")
     bidirectional: bool = Field(True, description="half of an encoder layer's columns read the source from its end")
-    attention: AnySourceAttention = Field(Additive(), description="how the decoder sees the source")
+    attention: AnySourceAttention = Field(AdditiveAttentionConfig(), description="how the decoder sees the source")
 
     @property
     def n_directions(self) -> int:
@@ -181,14 +181,14 @@ class RecurrentSeq2Seq(Recurrent, TwoSided):
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
-        if self.tie != "none":
+        if self.tie_embeddings != "none":
             self.refuse_unequal_widths()
         if self.bidirectional and self.d_model % 2:
             raise ValueError(f"expected an even d_model for the halves of a bidirectional encoder, found {self.d_model}")
         return self
 
 
-class RecurrentDecoder(Recurrent):
+class RecurrentDecoderConfig(RecurrentConfig):
     """A recurrent language model (Mikolov et al. 2010; of LSTMs with dropout between layers, Zaremba et al. 2014)."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
@@ -198,7 +198,7 @@ class RecurrentDecoder(Recurrent):
     kind: Literal["recurrent-decoder"] = "recurrent-decoder"
     n_layers: int = Field(2, ge=1, le=1000, description="layers")
     vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
-    tie: bool = Field(True, description="share one matrix between the embedding and the output map")
+    tie_embeddings: bool = Field(True, description="share one matrix between the embedding and the output map")
 
     @property
     def inputs(self) -> list[int]:
@@ -207,6 +207,6 @@ class RecurrentDecoder(Recurrent):
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
-        if self.tie:
+        if self.tie_embeddings:
             self.refuse_unequal_widths()
         return self

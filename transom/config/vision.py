@@ -5,14 +5,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from transom.config.architecture import PLACEMENT, Architecture, Fraction, Placement, Transformer
-from transom.config.brick import Brick, Slot
-from transom.config.bricks import FeedForward, FeedForwardNetwork, Learned, PatchPosition
-from transom.config.components import component
+from transom.config.architecture import NORM_PLACEMENT_HELP, Fraction, ModelConfig, NormPlacement, TransformerConfig
+from transom.config.component_registry import register_component
+from transom.config.components import AnyFeedForward, AnyPatchPosition, FeedForwardConfig, LearnedPositionConfig
+from transom.config.schema import ComponentConfig, Slot
 from transom.files.limits import MAX_PATCHES
 
 
-class ChannelAttentionBrick(Brick):
+class ChannelAttentionConfig(ComponentConfig):
     """What every attention over channels has."""
 
     def products(self, channels: int, size: int) -> int:
@@ -20,11 +20,11 @@ class ChannelAttentionBrick(Brick):
         return 0
 
 
-ChannelAttention = Annotated[ChannelAttentionBrick, Slot("channel_attention", ChannelAttentionBrick)]
+AnyChannelAttention = Annotated[ChannelAttentionConfig, Slot("channel_attention", ChannelAttentionConfig)]
 
 
-@component("channel_attention")
-class NoChannelAttention(ChannelAttentionBrick):
+@register_component("channel_attention")
+class NoChannelAttentionConfig(ChannelAttentionConfig):
     """All channels and places as they are: x.
 
     Cost and use: Free.
@@ -33,8 +33,8 @@ class NoChannelAttention(ChannelAttentionBrick):
     kind: Literal["none"] = "none"
 
 
-@component("channel_attention")
-class SqueezeExcitation(ChannelAttentionBrick):
+@register_component("channel_attention")
+class SqueezeExcitationConfig(ChannelAttentionConfig):
     """Each channel times a weight from the means of all (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c.
 
     Cost and use: 2 c^2 / reduction weights a stage of c channels and next to no time; no gain on 8 x 8 digits.
@@ -52,8 +52,8 @@ class SqueezeExcitation(ChannelAttentionBrick):
         return 2 * channels * self.hidden(channels)
 
 
-@component("channel_attention")
-class Cbam(SqueezeExcitation):
+@register_component("channel_attention")
+class CbamConfig(SqueezeExcitationConfig):
     """First channels, then places are weighted (Woo et al. 2018, eq. 1-3): CBAM.
 
     x' = x sigmoid(MLP(mean(x)) + MLP(max(x))) over places, then x' sigmoid(Conv([mean(x'); max(x')])) over channels.
@@ -62,20 +62,20 @@ class Cbam(SqueezeExcitation):
     """
 
     kind: Literal["cbam"] = "cbam"  # type: ignore[assignment]
-    kernel: int = Field(7, ge=1, le=31, description="width of the convolution over places, odd")
+    kernel_size: int = Field(7, ge=1, le=31, description="width of the convolution over places, odd")
 
     @model_validator(mode="after")
-    def _has_a_middle(self) -> "Cbam":
-        if self.kernel % 2 == 0:
-            raise ValueError(f"expected an odd kernel, found {self.kernel}")
+    def _has_a_middle(self) -> "CbamConfig":
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"expected an odd kernel_size, found {self.kernel_size}")
         return self
 
     def products(self, channels: int, size: int) -> int:
         """Count the multiplications of the perceptron, which reads means and maxima, and of the convolution at every place."""
-        return 2 * super().products(channels, size) + 2 * (self.kernel * size) ** 2
+        return 2 * super().products(channels, size) + 2 * (self.kernel_size * size) ** 2
 
 
-class StemBrick(Brick):
+class StemConfig(ComponentConfig):
     """What every stem has."""
 
     def maps(self, channels: int) -> tuple[int, ...]:
@@ -87,11 +87,11 @@ class StemBrick(Brick):
         return 0
 
 
-Stem = Annotated[StemBrick, Slot("stem", StemBrick)]
+AnyStem = Annotated[StemConfig, Slot("stem", StemConfig)]
 
 
-@component("stem")
-class NoStem(StemBrick):
+@register_component("stem")
+class NoStemConfig(StemConfig):
     """Patches of the image itself (Dosovitskiy et al. 2021, section 3.1).
 
     Cost and use: The plain Vision Transformer; it has to learn from the data what is near to what, and needs many.
@@ -100,11 +100,11 @@ class NoStem(StemBrick):
     kind: Literal["none"] = "none"
 
 
-@component("stem")
-class Convolutional(StemBrick):
+@register_component("stem")
+class ConvStemConfig(StemConfig):
     """Stages of convolutions in front of the patches, each of which halves the image (Xiao et al. 2021; Hassani et al. 2021, section 3.3).
 
-    A stage is ``depth`` times Attention(relu(GroupNorm(Conv_3x3(x)))), then the largest of each 3 x 3 places at every second one.
+    A stage is ``convs_per_stage`` times Attention(relu(GroupNorm(Conv_3x3(x)))), then the largest of each 3 x 3 places at every second one.
 
     Cost and use: Knows from the start that near pixels belong together: much better than plain patches on few images.
     """
@@ -113,8 +113,10 @@ class Convolutional(StemBrick):
     channels: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
         (64, 128), strict=False, min_length=1, max_length=12, description="channels behind each stage"
     )
-    depth: int = Field(1, ge=1, le=100, description="convolutions a stage")
-    attention: ChannelAttention = Field(NoChannelAttention(), description="what weighs channels and places behind each convolution")
+    convs_per_stage: int = Field(1, ge=1, le=100, description="convolutions a stage")
+    attention: AnyChannelAttention = Field(
+        NoChannelAttentionConfig(), description="what weighs channels and places behind each convolution"
+    )
 
     def maps(self, channels: int) -> tuple[int, ...]:
         """Give the channels before and behind each stage."""
@@ -125,19 +127,19 @@ class Convolutional(StemBrick):
         total = 0
         for stage, (before, behind) in enumerate(pairwise(self.maps(channels))):
             width = size >> stage
-            kernels = 9 * behind * (before + (self.depth - 1) * behind) * width**2
-            total += kernels + self.depth * self.attention.products(behind, width)
+            kernels = 9 * behind * (before + (self.convs_per_stage - 1) * behind) * width**2
+            total += kernels + self.convs_per_stage * self.attention.products(behind, width)
         return total
 
 
-class ImageClassifier(Architecture):
+class ImageClassifierConfig(ModelConfig):
     """What networks share that name the class of an image."""
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ("classes", "pixel_mean", "pixel_std")
 
     image_size: int = Field(32, ge=2, le=4096, description="width and height in pixels to which images are brought")
     channels: Literal[1, 3] = Field(3, description="3 for colours, 1 for grey")
-    stem: Stem = Field(NoStem(), description="the brick in front of the patches")
+    stem: AnyStem = Field(NoStemConfig(), description="the component in front of the patches")
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
     pixel_mean: tuple[float, ...] = Field((), strict=False, description="mean of each channel, from 0 to 1; set from the data")
     pixel_std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
@@ -145,7 +147,7 @@ class ImageClassifier(Architecture):
     )
 
     @model_validator(mode="after")
-    def _stages_fit(self) -> "ImageClassifier":
+    def _stages_fit(self) -> "ImageClassifierConfig":
         if self.image_size % self.reduction:
             raise ValueError(f"expected image_size to be a multiple of {self.reduction}, as its stages halve it, found {self.image_size}")
         for name in ("pixel_mean", "pixel_std"):
@@ -175,8 +177,8 @@ class ImageClassifier(Architecture):
         return f"{'colour' if self.channels == 3 else 'grey'} images of {self.image_size} x {self.image_size} pixels"
 
 
-class VisionTransformer(ImageClassifier, Transformer):
-    """An encoder whose tokens are patches of an image (Dosovitskiy et al. 2021). The defaults are ViT's bricks."""
+class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
+    """An encoder whose tokens are patches of an image (Dosovitskiy et al. 2021). The defaults are ViT's components."""
 
     FAMILY: ClassVar[str] = "a Vision Transformer for classes of images"
     STACK: ClassVar[str] = "an encoder"
@@ -184,14 +186,16 @@ class VisionTransformer(ImageClassifier, Transformer):
     kind: Literal["vision-transformer"] = "vision-transformer"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
     patch_size: int = Field(4, ge=1, description="width and height of a patch, in pixels or places behind the stem")
-    pool: Literal["cls", "mean"] = Field("cls", description="what is classified: a token of its own in front, or the mean of all patches")
+    pooling: Literal["cls", "mean"] = Field(
+        "cls", description="what is classified: a token of its own in front, or the mean of all patches"
+    )
     head_dropout: Fraction = Field(0.0, description="on the pooled vector")
-    norm_placement: Placement = Field("pre", description=PLACEMENT)
-    position: PatchPosition = Field(Learned(), description="the position brick")
-    feed_forward: FeedForwardNetwork = Field(FeedForward(kind="gelu"), description="the feed-forward brick")
+    norm_placement: NormPlacement = Field("pre", description=NORM_PLACEMENT_HELP)
+    position: AnyPatchPosition = Field(LearnedPositionConfig(), description="the position component")
+    feed_forward: AnyFeedForward = Field(FeedForwardConfig(kind="gelu"), description="the feed-forward component")
 
     @model_validator(mode="after")
-    def _patches_fit(self) -> "VisionTransformer":
+    def _patches_fit(self) -> "VisionTransformerConfig":
         side = self.reduction * self.patch_size
         if self.image_size % side:
             raise ValueError(
@@ -211,7 +215,7 @@ class VisionTransformer(ImageClassifier, Transformer):
     @property
     def n_positions(self) -> int:
         """As many as there are patches, and one for the classification token."""
-        return self.grid**2 + (self.pool == "cls")
+        return self.grid**2 + (self.pooling == "cls")
 
     @property
     def pictures(self) -> str:
@@ -224,18 +228,18 @@ class VisionTransformer(ImageClassifier, Transformer):
         return self.maps[-1] * self.patch_size**2
 
 
-class ConvolutionalNetwork(ImageClassifier):
+class ConvolutionalNetworkConfig(ImageClassifierConfig):
     """A small convolutional network, the baseline: stages, the mean over all places, one hidden layer (after LeCun et al. 1998)."""
 
     FAMILY: ClassVar[str] = "a convolutional network for classes of images"
 
     kind: Literal["convolutional"] = "convolutional"
     d_model: int = Field(128, ge=1, description="width of the vector that is classified")
-    stem: Convolutional = Field(Convolutional(channels=(32, 64, 128)), description="the stages")
+    stem: ConvStemConfig = Field(ConvStemConfig(channels=(32, 64, 128)), description="the stages")
     dropout: Fraction = Field(0.1, description="on the vector that is classified")
 
     @property
     def described_layers(self) -> str:
         """The stages and their convolutions in words."""
-        depth = self.stem.depth
+        depth = self.stem.convs_per_stage
         return f"{len(self.stem.channels)} stages of {depth} convolution{'' if depth == 1 else 's'}"

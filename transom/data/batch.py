@@ -10,23 +10,23 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _OnDevice:
+class _MovesToDevice:
     """A dataclass whose tensors, nested ones included, move to a device together."""
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on ``device``."""
-        held = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: x.to(device) for name, x in held.items() if isinstance(x, Tensor | _OnDevice)})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: x.to(device) for name, x in values.items() if isinstance(x, Tensor | _MovesToDevice)})
 
 
 @dataclass(frozen=True)
-class Sequences(_OnDevice):
+class PaddedSequences(_MovesToDevice):
     """Token sequences in rows, padded to one length.
 
     A row holds one sequence and padding, or several sequences packed one after another.
@@ -46,12 +46,12 @@ class Sequences(_OnDevice):
     prefix: Bool[Tensor, "batch length"] | None = None
 
     @classmethod
-    def pad(cls, rows: Sequence[Sequence[int]]) -> "Sequences":
+    def pad(cls, rows: Sequence[Sequence[int]]) -> "PaddedSequences":
         """Put one sequence in each row and pad all rows to the longest with ``PAD``."""
-        longest = max(map(len, rows))
+        max_length = max(map(len, rows))
         lengths = torch.tensor([len(row) for row in rows])
-        tokens = torch.tensor([list(row) + [PAD] * (longest - len(row)) for row in rows])
-        positions = torch.arange(longest)[None]
+        tokens = torch.tensor([list(row) + [PAD] * (max_length - len(row)) for row in rows])
+        positions = torch.arange(max_length)[None]
         return cls(tokens, positions, (positions < lengths[:, None]).long(), lengths)
 
 
@@ -65,12 +65,12 @@ class Batch(Protocol):
         ...
 
     @property
-    def counted(self) -> Bool[Tensor, "..."]:
+    def loss_mask(self) -> Bool[Tensor, "..."]:
         """True at the labels that contribute to the loss."""
         ...
 
     @property
-    def samples(self) -> tuple[int, ...]:
+    def sample_ids(self) -> tuple[int, ...]:
         """Index in the data set of the sample that each row is or begins with, for error messages."""
         ...
 
@@ -84,23 +84,23 @@ class Batch(Protocol):
         ...
 
 
-def twice(batch: Any) -> Any:
+def duplicate_batch(batch: Any) -> Any:
     """Concatenate a batch, or its sequences, with itself along the rows.
 
     R-Drop compares two forward passes with different dropout masks (Liang et al. 2021).
     """
 
-    def both(x: Any) -> Any:
+    def doubled(x: Any) -> Any:
         if isinstance(x, Tensor):
             return x if len(x) == 1 < n_rows else torch.cat([x, x])  # a single row of positions serves all rows
-        return twice(x) if isinstance(x, Sequences) else x if x is None else x + x
+        return duplicate_batch(x) if isinstance(x, PaddedSequences) else x if x is None else x + x
 
-    n_rows = len(batch.tokens if isinstance(batch, Sequences) else batch.samples)
-    return replace(batch, **{field.name: both(getattr(batch, field.name)) for field in fields(batch)})
+    n_rows = len(batch.tokens if isinstance(batch, PaddedSequences) else batch.sample_ids)
+    return replace(batch, **{field.name: doubled(getattr(batch, field.name)) for field in fields(batch)})
 
 
 @dataclass(frozen=True)
-class TranslationBatch(_OnDevice):
+class TranslationBatch(_MovesToDevice):
     """Sentence pairs for teacher forcing.
 
     Attributes:
@@ -110,20 +110,20 @@ class TranslationBatch(_OnDevice):
         sample_ids: index of each row's pair in the data set, for error messages.
     """
 
-    source: Sequences
-    target: Sequences
+    source: PaddedSequences
+    decoder_input: PaddedSequences
     labels: Int[Tensor, "batch target"]
-    samples: tuple[int, ...]
+    sample_ids: tuple[int, ...]
 
     @property
-    def counted(self) -> Bool[Tensor, "batch target"]:
+    def loss_mask(self) -> Bool[Tensor, "batch target"]:
         """True at every token that is not padding."""
-        return self.target.segments > 0
+        return self.decoder_input.segments > 0
 
     @property
     def n_target_tokens(self) -> int:
         """Number of target tokens, padding excluded."""
-        return int(self.target.lengths.sum())
+        return int(self.decoder_input.lengths.sum())
 
 
 def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> TranslationBatch:
@@ -131,13 +131,13 @@ def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequen
 
     The decoder reads the start token and the target, and predicts the target and the end-of-sequence token.
     """
-    target = Sequences.pad([[SOS, *row] for row in targets])
-    labels = Sequences.pad([[*row, EOS] for row in targets]).tokens
-    return TranslationBatch(Sequences.pad([[*row, EOS] for row in sources]), target, labels, tuple(samples))
+    target = PaddedSequences.pad([[SOS, *row] for row in targets])
+    labels = PaddedSequences.pad([[*row, EOS] for row in targets]).tokens
+    return TranslationBatch(PaddedSequences.pad([[*row, EOS] for row in sources]), target, labels, tuple(samples))
 
 
 @dataclass(frozen=True)
-class LanguageBatch(_OnDevice):
+class LanguageBatch(_MovesToDevice):
     """Text for next-token prediction: windows of documents, or instructions with their answers.
 
     Attributes:
@@ -147,24 +147,24 @@ class LanguageBatch(_OnDevice):
         sample_ids: index in the data set of the sample that each row begins with, for error messages.
     """
 
-    target: Sequences
+    decoder_input: PaddedSequences
     labels: Int[Tensor, "batch target"]
-    samples: tuple[int, ...]
+    sample_ids: tuple[int, ...]
 
     @property
-    def counted(self) -> Bool[Tensor, "batch target"]:
+    def loss_mask(self) -> Bool[Tensor, "batch target"]:
         """True at every token that is neither padding nor part of a prefix."""
-        real = self.target.segments > 0
-        return real if self.target.prefix is None else real & ~self.target.prefix
+        token_mask = self.decoder_input.segments > 0
+        return token_mask if self.decoder_input.prefix is None else token_mask & ~self.decoder_input.prefix
 
     @property
     def n_target_tokens(self) -> int:
         """Number of tokens in the loss, padding and prefixes excluded."""
-        return int(self.counted.sum())
+        return int(self.loss_mask.sum())
 
 
 @dataclass(frozen=True)
-class MaskedBatch(_OnDevice):
+class MaskedBatch(_MovesToDevice):
     """Texts with masked tokens, for masked language modeling.
 
     Attributes:
@@ -174,24 +174,24 @@ class MaskedBatch(_OnDevice):
         sample_ids: index in the data set of the sample that each row begins with, for error messages.
     """
 
-    source: Sequences
+    source: PaddedSequences
     labels: Int[Tensor, "batch source"]
-    counted: Bool[Tensor, "batch source"]
-    samples: tuple[int, ...]
+    loss_mask: Bool[Tensor, "batch source"]
+    sample_ids: tuple[int, ...]
 
     @property
     def n_target_tokens(self) -> int:
         """Number of selected tokens."""
-        return int(self.counted.sum())
+        return int(self.loss_mask.sum())
 
 
-class _OneLabelEach:
+class _OneLabelPerSample:
     """Base of batches with one label per sample, all of which contribute to the loss."""
 
     labels: Int[Tensor, "batch"]
 
     @property
-    def counted(self) -> Bool[Tensor, "batch"]:
+    def loss_mask(self) -> Bool[Tensor, "batch"]:
         """All True: every sample contributes to the loss."""
         return torch.ones_like(self.labels, dtype=torch.bool)
 
@@ -202,7 +202,7 @@ class _OneLabelEach:
 
 
 @dataclass(frozen=True)
-class LabelledBatch(_OneLabelEach, _OnDevice):
+class LabeledTextBatch(_OneLabelPerSample, _MovesToDevice):
     """Texts with one class each.
 
     Attributes:
@@ -211,13 +211,13 @@ class LabelledBatch(_OneLabelEach, _OnDevice):
         sample_ids: index of each row's text in the data set, for error messages.
     """
 
-    source: Sequences
+    source: PaddedSequences
     labels: Int[Tensor, "batch"]
-    samples: tuple[int, ...]
+    sample_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Mixed(_OnDevice):
+class MixupLabels(_MovesToDevice):
     """Second labels of images mixed by mixup or CutMix.
 
     The loss is lam * CE(own label) + (1 - lam) * CE(partner's label) (Zhang et al. 2018).
@@ -228,11 +228,11 @@ class Mixed(_OnDevice):
     """
 
     labels: Int[Tensor, "batch"]
-    share: Float[Tensor, "batch"]
+    lam: Float[Tensor, "batch"]
 
 
 @dataclass(frozen=True)
-class ImageBatch(_OneLabelEach, _OnDevice):
+class ImageBatch(_OneLabelPerSample, _MovesToDevice):
     """Images with one class each, or two classes each under mixup or CutMix.
 
     Attributes:
@@ -244,12 +244,12 @@ class ImageBatch(_OneLabelEach, _OnDevice):
 
     pixels: Float[Tensor, "batch channels height width"]
     labels: Int[Tensor, "batch"]
-    samples: tuple[int, ...]
-    mixed: Mixed | None = None
+    sample_ids: tuple[int, ...]
+    mixup: MixupLabels | None = None
 
 
 @dataclass(frozen=True)
-class MatchedBatch(_OnDevice):
+class ContrastiveBatch(_MovesToDevice):
     """Pairs of texts for contrastive learning: each row is a positive pair, all other combinations in the batch are negatives.
 
     Attributes:
@@ -258,33 +258,33 @@ class MatchedBatch(_OnDevice):
         sample_ids: index of each row's pair in the data set, for error messages.
     """
 
-    source: Sequences
-    target: Sequences  # row i pairs with row i of source
-    samples: tuple[int, ...]
+    source: PaddedSequences
+    target: PaddedSequences  # row i pairs with row i of source
+    sample_ids: tuple[int, ...]
 
     @property
     def labels(self) -> Int[Tensor, "batch"]:
         """Row of each anchor's positive: its own row."""
-        return torch.arange(len(self.samples), device=self.source.tokens.device)
+        return torch.arange(len(self.sample_ids), device=self.source.tokens.device)
 
     @property
-    def counted(self) -> Bool[Tensor, "batch"]:
+    def loss_mask(self) -> Bool[Tensor, "batch"]:
         """All True: every pair contributes to the loss."""
         return torch.ones_like(self.labels, dtype=torch.bool)
 
     @property
     def n_target_tokens(self) -> int:
         """Number of pairs; each has one label."""
-        return len(self.samples)
+        return len(self.sample_ids)
 
 
-def matched_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> MatchedBatch:
+def contrastive_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> ContrastiveBatch:
     """Build a contrastive batch; each text is preceded by an end-of-sequence token."""
-    left, right = (Sequences.pad([[EOS, *row] for row in side]) for side in (sources, targets))
-    return MatchedBatch(left, right, tuple(samples))
+    left, right = (PaddedSequences.pad([[EOS, *row] for row in side]) for side in (sources, targets))
+    return ContrastiveBatch(left, right, tuple(samples))
 
 
-def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
+def batch_by_tokens(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
     """Split an order of samples into consecutive batches of at most ``batch_tokens`` tokens: samples times the longest length.
 
     Args:
@@ -292,16 +292,16 @@ def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator
         lengths: number of tokens of each sample.
         batch_tokens: maximum number of tokens per batch, padding included; a longer sample forms a batch of its own.
     """
-    start, longest = 0, 0
+    start, max_length = 0, 0
     for end, length in enumerate(lengths[order].tolist()):
-        longest = max(longest, length)
-        if end > start and longest * (end + 1 - start) > batch_tokens:
+        max_length = max(max_length, length)
+        if end > start and max_length * (end + 1 - start) > batch_tokens:
             yield order[start:end]
-            start, longest = end, length
+            start, max_length = end, length
     if start < len(order):
         yield order[start:]
 
 
-def lengths_of(rows: Sequence[Sequence[int]]) -> Indices:
+def sequence_lengths(rows: Sequence[Sequence[int]]) -> Indices:
     """Return the number of tokens of each row."""
     return np.fromiter(map(len, rows), np.int64, len(rows))

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transom.data.batch import Indices, cut_batches
+from transom.data.batch import Indices, batch_by_tokens
 
-Noise = NDArray[np.float64]
+Uniforms = NDArray[np.float64]
 
 
-class Slicing(NamedTuple):
+class MicroBatching(NamedTuple):
     """The split of every batch over data-parallel processes and gradient accumulation steps.
 
     Attributes:
@@ -20,21 +20,21 @@ class Slicing(NamedTuple):
         world_size: number of data-parallel processes.
     """
 
-    accumulate: int = 1
-    shard: int = 0
-    n_shards: int = 1
+    grad_accum_steps: int = 1
+    rank: int = 0
+    world_size: int = 1
 
-    def of(self, batch: Indices) -> list[Indices]:
+    def split(self, batch: Indices) -> list[Indices]:
         """Return this rank's micro-batches of a batch; none is empty, so a small batch has fewer than ``grad_accum_steps``."""
-        rows = batch[self.shard :: self.n_shards]
-        return np.array_split(rows, min(self.accumulate, len(rows))) if len(rows) else []
+        rows = batch[self.rank :: self.world_size]
+        return np.array_split(rows, min(self.grad_accum_steps, len(rows))) if len(rows) else []
 
 
-WHOLE = Slicing()
+FULL_BATCH = MicroBatching()
 """The whole batch as one micro-batch."""
 
 
-def walk(position: int, n: int, plan: Callable[[int], Sequence[Indices]]) -> Iterator[tuple[int, int, Indices]]:
+def iterate_epochs(position: int, n: int, plan: Callable[[int], Sequence[Indices]]) -> Iterator[tuple[int, int, Indices]]:
     """Iterate over batches endlessly, epoch after epoch; from a position inside a batch, the rest of that batch comes first.
 
     Args:
@@ -74,10 +74,10 @@ def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens
     """
     longer = np.maximum(source_lengths, target_lengths)
     assert longer.max(initial=0) <= batch_tokens
-    noise, ties = draws(len(longer), seed, epoch)
+    noise, ties = stateless_uniform(len(longer), seed, epoch)
     difference = source_lengths - target_lengths + 2 * noise
-    batches = list(cut_batches(np.lexsort((ties, np.where(longer % 2, difference, -difference), longer)), longer, batch_tokens))
-    order = np.argsort(draws(len(batches), seed, epoch)[1], kind="stable")
+    batches = list(batch_by_tokens(np.lexsort((ties, np.where(longer % 2, difference, -difference), longer)), longer, batch_tokens))
+    order = np.argsort(stateless_uniform(len(batches), seed, epoch)[1], kind="stable")
     return [batches[number] for number in order]
 
 
@@ -92,7 +92,7 @@ def padding_waste(plan: Sequence[Indices], *sides: Indices) -> float:
     return 1 - sum(int(lengths[batch].sum()) for batch in plan for lengths in sides) / laid_out
 
 
-def draws(n: int, *key: int) -> Noise:
+def stateless_uniform(n: int, *key: int) -> Uniforms:
     """Return a (2, n) array of uniform numbers from [0, 1), determined by a key such as (seed, epoch).
 
     Only numpy's bit generator is used, because its stream is the same in every version of numpy.
@@ -101,7 +101,7 @@ def draws(n: int, *key: int) -> Noise:
     return np.asarray(bits * 2.0**-64, np.float64).reshape(2, n)
 
 
-def tempered(sizes: Sequence[int], temperature: float) -> list[int]:
+def temperature_sampled_sizes(sizes: Sequence[int], temperature: float) -> list[int]:
     """Return the samples per epoch of each language under temperature sampling; their sum is the total number of samples.
 
     p_l ~ (D_l / sum_k D_k)^(1/T) (Arivazhagan et al. 2019): T = 1 is proportional to size, T -> infinity is uniform over languages. Each
@@ -118,7 +118,7 @@ def tempered(sizes: Sequence[int], temperature: float) -> list[int]:
     return [max(1, count) for count in counts.tolist()]
 
 
-def taken(n: int, count: int, epoch: int, *key: int) -> Indices:
+def epoch_subset(n: int, count: int, epoch: int, *key: int) -> Indices:
     """Return the samples that an epoch uses: the next ``count`` samples of a sequence of shuffled passes over all n.
 
     All samples are used equally often, up to one. The result depends on the epoch's index only, not on earlier epochs.
@@ -135,6 +135,6 @@ def taken(n: int, count: int, epoch: int, *key: int) -> Indices:
     if count == n:
         return np.arange(n)
     first, last = epoch * count // n, ((epoch + 1) * count - 1) // n
-    passes = np.concatenate([np.argsort(draws(n, *key, number)[0], kind="stable") for number in range(first, last + 1)])
+    passes = np.concatenate([np.argsort(stateless_uniform(n, *key, number)[0], kind="stable") for number in range(first, last + 1)])
     start = epoch * count - first * n
     return np.sort(passes[start : start + count])

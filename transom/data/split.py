@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
-from transom.config.data import Data, Language
+from transom.config.data import DataConfig, LanguageConfig
 from transom.errors import DataError
 
 
 @runtime_checkable
-class Divisible(Protocol):
+class SplittableData(Protocol):
     """A data set that can be split by sample indices."""
 
     @property
@@ -22,29 +22,31 @@ class Divisible(Protocol):
         """Return the number of samples."""
         ...
 
-    def take(self, samples: list[int], name: str) -> Self:
+    def select(self, samples: list[int], name: str) -> Self:
         """Return the samples at these indices, as a data set of this name."""
         ...
 
 
-Part = TypeVar("Part", bound=Divisible)
+SplittableT = TypeVar("SplittableT", bound=SplittableData)
 
 
 @dataclass(frozen=True)
-class Splits(Generic[Part]):
+class Splits(Generic[SplittableT]):
     """The training, validation and optional test data."""
 
-    train: Part
-    valid: Part
-    test: Part | None = None
+    train: SplittableT
+    valid: SplittableT
+    test: SplittableT | None = None
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, SplittableT]:
         """The existing splits by name."""
         return {name: part for name, part in (("train", self.train), ("valid", self.valid), ("test", self.test)) if part is not None}
 
 
-def read_splits(data: Data | Language, read: Callable[[Any], Part], split: Callable[[Part], tuple[Part, Part]]) -> Splits[Part]:
+def read_splits(
+    data: DataConfig | LanguageConfig, read: Callable[[Any], SplittableT], split: Callable[[SplittableT], tuple[SplittableT, SplittableT]]
+) -> Splits[SplittableT]:
     """Read the splits that a recipe names.
 
     Args:
@@ -62,7 +64,7 @@ def text_hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def least_share(texts: Sequence[str], share: float) -> list[int]:
+def smallest_hashes(texts: Sequence[str], fraction: float) -> list[int]:
     """Select about a fraction of the texts: those with the smallest hashes.
 
     Equal texts are always on the same side. If the fraction would select no text or all texts, the text with the smallest hash is selected.
@@ -75,14 +77,14 @@ def least_share(texts: Sequence[str], share: float) -> list[int]:
         The indices of the selected texts in ascending order; empty if all texts are equal.
     """
     hashes = list(map(text_hash, texts))
-    least, most = min(hashes), max(hashes)
-    threshold = int(share * 2**64)
-    if not least <= threshold < most:
-        threshold = least
-    return [] if least == most else [place for place, value in enumerate(hashes) if value <= threshold]
+    smallest, largest = min(hashes), max(hashes)
+    threshold = int(fraction * 2**64)
+    if not smallest <= threshold < largest:
+        threshold = smallest
+    return [] if smallest == largest else [place for place, value in enumerate(hashes) if value <= threshold]
 
 
-def split_off(data: Part, keys: Sequence[str], share: float, noun: str) -> tuple[Part, Part]:
+def holdout(data: SplittableT, keys: Sequence[str], fraction: float, noun: str) -> tuple[SplittableT, SplittableT]:
     """Hold out validation data by the hash of a key per sample: samples with equal keys are never on both sides.
 
     Args:
@@ -97,10 +99,10 @@ def split_off(data: Part, keys: Sequence[str], share: float, noun: str) -> tuple
     Raises:
         DataError: all keys are equal.
     """
-    chosen = least_share(keys, share)
+    chosen = smallest_hashes(keys, fraction)
     if not chosen:
         raise DataError(
             f"{data.name}: expected at least two different {noun}, to split off validation data, found fewer; set data.valid or add {noun}"
         )
     rest = sorted(set(range(len(data))).difference(chosen))
-    return data.take(rest, data.name), data.take(chosen, f"{len(chosen)} of {len(data)} {noun} of {data.name}, split off by hash")
+    return data.select(rest, data.name), data.select(chosen, f"{len(chosen)} of {len(data)} {noun} of {data.name}, split off by hash")

@@ -10,16 +10,16 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
-from transom.config.brick import Schema
-from transom.config.explaining import check
-from transom.config.names import nearest
+from transom.config.error_messages import validate
+from transom.config.schema import Schema
+from transom.config.suggestions import suggest
 from transom.errors import ConfigError, DataError
 
 Settings = TypeVar("Settings", bound=Schema)
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Progress callback, called after every batch with (done, total)."""
 
 
@@ -39,17 +39,17 @@ class Deferred(Generic[Result]):
             return self._made[0]
 
 
-def unheard(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Ignore progress: the default callback."""
 
 
-def prepare(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def prepare_for_inference(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Prepare a model for inference: cast its weights to ``dtype``, switch to evaluation mode, disable gradients."""
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Switch a model to evaluation mode inside the context; restore training mode on exit if it was on."""
     training = model.training
     if training:
@@ -61,7 +61,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             model.train()
 
 
-def refuse_one(given: object, what: str) -> None:
+def reject_single_item(given: object, what: str) -> None:
     """Reject a single text or file name where a list of them is expected.
 
     Raises:
@@ -71,7 +71,7 @@ def refuse_one(given: object, what: str) -> None:
         raise DataError(f"expected a list of {what}s, found one {what}; put it in brackets: [{what}]")
 
 
-def settled(settings: Settings, options: Mapping[str, object], known: Collection[str]) -> Settings:
+def merge_options(settings: Settings, options: Mapping[str, object], known: Collection[str]) -> Settings:
     """Override settings by the options of a call and validate the result; options that are None are ignored.
 
     Args:
@@ -84,12 +84,12 @@ def settled(settings: Settings, options: Mapping[str, object], known: Collection
     """
     for name in options:
         if name not in known:
-            raise ConfigError(f"expected an option, found {name!r}; {nearest(name, list(known))}")
+            raise ConfigError(f"expected an option, found {name!r}; {suggest(name, list(known))}")
     changes = {name: value for name, value in options.items() if name in type(settings).model_fields and value is not None}
-    return check(type(settings), {**settings.model_dump(), **changes}, lambda path: "decoding") if changes else settings
+    return validate(type(settings), {**settings.model_dump(), **changes}, lambda path: "decoding") if changes else settings
 
 
-def deal_out(work: Callable[[Job], Result], jobs: Sequence[Job], n_workers: int) -> Iterator[tuple[Job, Result]]:
+def parallel_map(work: Callable[[Job], Result], jobs: Sequence[Job], n_workers: int) -> Iterator[tuple[Job, Result]]:
     """Map a function over jobs in threads and yield each (job, result) when it completes.
 
     Results come in order with one worker and in order of completion with several.

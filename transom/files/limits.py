@@ -34,22 +34,22 @@ MAX_JSON_BYTES = 2**26
 MAX_METRICS_BYTES = 2**30
 """Bytes of a run's ``metrics.jsonl``: a few million records."""
 
-MAX_LEDGER_BYTES = 2**26
+MAX_EVALUATION_LOG_BYTES = 2**26
 """Bytes of a run's ``ledger.jsonl``: about 300,000 evaluations."""
 
 MAX_TOKENIZER_BYTES = 2**25
 """Bytes of a ``tokenizer.json``; a million words take about half. Parsing a list of short strings takes ten times its bytes in memory."""
 
-MAX_SYMBOLS = 1_000_000
+MAX_VOCAB_SIZE = 1_000_000
 """Tokens in a vocabulary; the largest published vocabularies have 256,000."""
 
-MAX_SYMBOL_CHARACTERS = 1_000
+MAX_TOKEN_CHARACTERS = 1_000
 """Characters of a token: words have at most 64, runs of white space are unbounded. Nested merges would double the length each time."""
 
-MAX_TOKENIZER_LISTS = MAX_SYMBOLS + 2**16
+MAX_TOKENIZER_LISTS = MAX_VOCAB_SIZE + 2**16
 """Lists in a ``tokenizer.json``: one per merge; each takes eight times its bytes in memory."""
 
-MAX_TOKENIZER_STRINGS = 3 * MAX_SYMBOLS
+MAX_TOKENIZER_STRINGS = 3 * MAX_VOCAB_SIZE
 """Strings in a ``tokenizer.json``: two per merge, one per character or word."""
 
 MAX_LINE_BYTES = 2**20
@@ -64,7 +64,7 @@ MAX_UNPACKED_BYTES = 2**34
 MAX_UNPACKED_RATIO = 100
 """Decompressed bytes per compressed byte of a gzip file; text has 3 to 20, a decompression bomb up to 1,030."""
 
-UNPACKED_FREE_BYTES = 2**20
+MIN_UNPACKED_BYTES_FOR_RATIO = 2**20
 """Decompressed bytes below which the ratio is not checked: small files of repeated lines are harmless; a million empty lines
 take a second."""
 
@@ -83,10 +83,10 @@ MAX_IMAGE_PIXELS = 2**26
 MAX_PATCHES = 2**16
 """Patches per image: attention compares all pairs of patches."""
 
-MAX_POSITION_TABLE = 2**28
+MAX_POSITION_TABLE_SIZE = 2**28
 """Numbers in a position table: learned, or computed by a model with at least as many weights."""
 
-FREE_POSITION_TABLE = 2**24
+MIN_POSITION_TABLE_LIMIT = 2**24
 """Numbers in a computed position table, 64 MiB, allowed for a model of any size; a larger table requires as many weights."""
 
 MAX_ERROR_CHARACTERS = 500

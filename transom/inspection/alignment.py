@@ -7,27 +7,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.config.architecture import Transformer
+from transom.config.architecture import TransformerConfig
 from transom.data.batch import TranslationBatch, translation_batch
-from transom.data.tokenizer.special import EOS
+from transom.data.tokenizer.special_tokens import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.predictors.results import Alignment
 from transom.errors import ConfigError, DataError
-from transom.inspection.recompute import attention_pattern
-from transom.layers.attention import Attends
-from transom.layers.depth import DepthRouter
+from transom.inspection.recompute import recompute_attention_weights
+from transom.layers.attention import SupportsAttentionWeights
+from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.observe import ActivationRecorder
-from transom.models.network import Seq2SeqNetwork
+from transom.models.base import Seq2SeqModel
 
 
-def cross_attentions(model: Seq2SeqNetwork) -> list[str]:
+def cross_attention_addresses(model: Seq2SeqModel) -> list[str]:
     """Return the addresses of the cross-attention layers in order; a recurrent network has at most one."""
-    return [name for name, module in model.named_modules() if name.endswith(".cross") and isinstance(module, Attends)]
+    return [name for name, module in model.named_modules() if name.endswith(".cross") and isinstance(module, SupportsAttentionWeights)]
 
 
 @torch.no_grad()
-def cross_attention(model: Seq2SeqNetwork, source: Sequence[int], target: Sequence[int]) -> Float[Tensor, "n_layers n_heads target source"]:
-    """Compute the weights of all ``cross_attentions`` for one sentence pair.
+def cross_attention_weights(
+    model: Seq2SeqModel, source: Sequence[int], target: Sequence[int]
+) -> Float[Tensor, "n_layers n_heads target source"]:
+    """Compute the weights of all ``cross_attention_addresses`` for one sentence pair.
 
     Row t holds the weights with which target token t is predicted from the tokens before it. The last row and column belong to the
     end-of-sequence token. Tokens that skip a block (mixture of depths) have rows of 0.
@@ -39,32 +41,32 @@ def cross_attention(model: Seq2SeqNetwork, source: Sequence[int], target: Sequen
     """
     assert not model.training, "expected a model in evaluation mode, since dropout changes the weights; call model.eval()"
     batch = translation_batch([source], [target], [0]).to(model.device)
-    attentions = cross_attentions(model)
+    attentions = cross_attention_addresses(model)
     routed = [block for block, module in model.named_modules() if isinstance(getattr(module, "depth", None), DepthRouter)]
     sites = [f"{attention}.{site}" for attention in attentions for site in ("q", "k")]
     recorder = ActivationRecorder(sites + [f"{block}.depth.score" for block in routed])
     model(batch, recorder)
-    return torch.stack([_of_every_token(model, attention, recorder.activations, batch).float().cpu() for attention in attentions])
+    return torch.stack([_weights_of_all_tokens(model, attention, recorder.activations, batch).float().cpu() for attention in attentions])
 
 
-def _of_every_token(
-    model: Seq2SeqNetwork, attention: str, kept: Mapping[str, Tensor], batch: TranslationBatch
+def _weights_of_all_tokens(
+    model: Seq2SeqModel, attention: str, activations: Mapping[str, Tensor], batch: TranslationBatch
 ) -> Float[Tensor, "n_heads target source"]:
     """Return the weights of a batch of one pair, with rows of 0 for tokens that skip the block."""
     block = attention.rpartition(".")[0]
     router = getattr(model.get_submodule(block), "depth", None)
     if not isinstance(router, DepthRouter):
-        return attention_pattern(model, attention, kept, batch)[0]
-    assert isinstance(model.config, Transformer)
-    (real,) = model.tokens(f"{block}.attn", batch)
-    chosen = router.choose(kept[f"{block}.depth.score"], real)[0]
-    weights = torch.zeros(model.config.n_heads, batch.target.tokens.shape[1], batch.source.tokens.shape[1], device=model.device)
+        return recompute_attention_weights(model, attention, activations, batch)[0]
+    assert isinstance(model.config, TransformerConfig)
+    (token_mask,) = model.token_masks(f"{block}.attn", batch)
+    chosen = router.select(activations[f"{block}.depth.score"], token_mask)[0]
+    weights = torch.zeros(model.config.n_heads, batch.decoder_input.tokens.shape[1], batch.source.tokens.shape[1], device=model.device)
     if chosen.any():  # without routed tokens there are no queries
-        weights[:, chosen] = attention_pattern(model, attention, kept, batch)[0].to(weights)
+        weights[:, chosen] = recompute_attention_weights(model, attention, activations, batch)[0].to(weights)
     return weights
 
 
-def clearest_layer(weights: Float[Tensor, "n_layers n_heads target source"]) -> int:
+def choose_alignment_layer(weights: Float[Tensor, "n_layers n_heads target source"]) -> int:
     """Return the layer whose head-averaged weights align best.
 
     The criterion is the mean over source tokens of the largest weight that any target token gives to it: 1 for a one-to-one alignment,
@@ -73,7 +75,7 @@ def clearest_layer(weights: Float[Tensor, "n_layers n_heads target source"]) -> 
     return int(weights.mean(1).amax(-2).mean(-1).argmax())
 
 
-def merge(
+def merge_subwords(
     weights: Float[Tensor, "target source"], source_words: Sequence[int], target_words: Sequence[int]
 ) -> Float[Tensor, "target_words source_words"]:
     """Merge subword weights to word weights: sum over the subwords of a source word, average over those of a target word.
@@ -89,7 +91,7 @@ def merge(
 
 
 def align(
-    model: Seq2SeqNetwork,
+    model: Seq2SeqModel,
     tokenizers: Tokenizers,
     source: str,
     target: str,
@@ -104,7 +106,7 @@ def align(
         tokenizers: source and target tokenizers.
         source: the source sentence.
         target: a translation, by the model or any other.
-        layer: decoder layer, from 0; None for that of ``clearest_layer``.
+        layer: decoder layer, from 0; None for that of ``choose_alignment_layer``.
         words: merge subwords to whitespace-separated words.
         to: tag of the target language of a multilingual model.
 
@@ -112,29 +114,32 @@ def align(
         ConfigError: the layer does not exist, the model has no cross-attention, or ``to`` is missing.
         DataError: a sentence exceeds the context window.
     """
-    config, attentions = model.config, cross_attentions(model)
+    config, attentions = model.config, cross_attention_addresses(model)
     if not attentions:
         raise ConfigError("expected a model with cross-attention, found model.attention.kind = 'none'; use another run")
     if layer is not None and not 0 <= layer < len(attentions):
         raise ConfigError(f"expected a decoder layer from 0 to {len(attentions) - 1}, found {layer}")
-    pieces = [*tokenizers.source.prefix(to), *tokenizers.source.encode(source)], tokenizers.target.encode(target)
+    pieces = [*tokenizers.source.language_prefix(to), *tokenizers.source.encode(source)], tokenizers.target.encode(target)
     for side, tokens in zip(("source", "target"), pieces, strict=True):
         if len(tokens) >= config.max_seq_len:
             raise DataError(f"expected a {side} of at most {config.max_seq_len - 1} tokens to align, found {len(tokens)}; shorten it")
-    every = cross_attention(model, *pieces)
-    chosen = clearest_layer(every) if layer is None else layer
-    columns, read = _labels(tokenizers.source, pieces[0], words)
-    rows, written = _labels(tokenizers.target, pieces[1], words)
-    n_heads = every.shape[1]
+    all_weights = cross_attention_weights(model, *pieces)
+    chosen = choose_alignment_layer(all_weights) if layer is None else layer
+    columns, source_words = _word_labels(tokenizers.source, pieces[0], words)
+    rows, target_words = _word_labels(tokenizers.target, pieces[1], words)
+    n_heads = all_weights.shape[1]
     origin = attentions[chosen] + (f", mean of {n_heads} heads" if n_heads > 1 else "")
-    return Alignment(read, written, merge(every[chosen].mean(0), columns, rows), origin)
+    return Alignment(source_words, target_words, merge_subwords(all_weights[chosen].mean(0), columns, rows), origin)
 
 
-def _labels(tokenizer: Tokenizer, tokens: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
+def _word_labels(tokenizer: Tokenizer, tokens: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
     """Return the word index of each token and of a final end-of-sequence token, and the words."""
     tokens = [*tokens, EOS]
     if not words:
         return list(range(len(tokens))), tuple(tokenizer.symbols(tokens))
-    places = [count - 1 for count in accumulate(map(int, tokenizer.starts_word(tokens)))]
-    groups = [[token for token, place in zip(tokens, places, strict=True) if place == word] for word in range(places[-1] + 1)]
-    return places, tuple(tokenizer.decode(group).strip() or "".join(tokenizer.symbols(group)) for group in groups)
+    word_indices = [count - 1 for count in accumulate(map(int, tokenizer.starts_word(tokens)))]
+    groups = [
+        [token for token, word_index in zip(tokens, word_indices, strict=True) if word_index == word]
+        for word in range(word_indices[-1] + 1)
+    ]
+    return word_indices, tuple(tokenizer.decode(group).strip() or "".join(tokenizer.symbols(group)) for group in groups)

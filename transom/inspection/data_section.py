@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from transom.inspection.figures import compact, percent, whole
+from transom.inspection.html_tables import html_table, key_value_table
 from transom.inspection.markup import node
-from transom.inspection.tables import facts_table, table
+from transom.inspection.number_format import format_compact, format_count, format_percent
 
 _TITLES = {
     "tokens": "Lengths in tokens",
@@ -18,63 +18,63 @@ _TITLES = {
 """Headings of data report fields whose names are not self-explanatory."""
 
 
-def data_section(data: Mapping[str, Any], trained_well: bool = True) -> list[Element]:
+def data_section(data: Mapping[str, Any], training_is_ok: bool = True) -> list[Element]:
     """Render a data report: problems first, then all other fields.
 
     Args:
         data: ``Report.to_json()``. ``problems`` is a list of sentences; every other field is a number, a string, a list or a mapping.
-        trained_well: whether training has no problem; only then a report without problems is confirmed as good.
+        training_is_ok: whether training has no problem; only then a report without problems is confirmed as good.
     """
     problems = data.get("problems") or []
     elements = [node("div", str(problem), class_="note") for problem in problems]
-    if data and trained_well and not problems:
+    if data and training_is_ok and not problems:
         elements.append(node("p", "✓ No problem was found in the data.", class_="good"))
     figures = {key: value for key, value in data.items() if key != "problems" and value not in (None, "", [], {}, ())}
     blocks = [(key, value) for key, value in figures.items() if isinstance(value, Mapping | list | tuple)]
-    tables = [node("div", node("h3", _TITLES.get(key) or _words(key)), _laid_out(value), class_="scroll") for key, value in blocks]
+    tables = [node("div", node("h3", _TITLES.get(key) or _humanize(key)), _render_value(value), class_="scroll") for key, value in blocks]
     plain = [
-        (_TITLES.get(key) or _words(key), percent(value, 1) if key == "padding_waste" else _plain(value))
+        (_TITLES.get(key) or _humanize(key), format_percent(value, 1) if key == "padding_waste" else _format_value(value))
         for key, value in figures.items()
         if key not in dict(blocks)
     ]
     if plain:
-        tables.append(node("div", facts_table(plain), class_="scroll"))
+        tables.append(node("div", key_value_table(plain), class_="scroll"))
     return [*elements, node("div", *tables, class_="blocks")] if tables else elements
 
 
-def _laid_out(value: Mapping[str, Any] | Sequence[Any]) -> Element:
+def _render_value(value: Mapping[str, Any] | Sequence[Any]) -> Element:
     rows = list(value.values()) if isinstance(value, Mapping) else list(value)
     if rows and all(isinstance(row, Mapping) for row in rows):
         keys = list(dict.fromkeys(key for row in rows for key in row))
         names = [[str(name)] for name in value] if isinstance(value, Mapping) else [[] for _ in rows]
         head = [""] if isinstance(value, Mapping) else []
-        return table(
-            head + [_words(key) for key in keys],
-            [name + [_plain(row.get(key)) for key in keys] for name, row in zip(names, rows, strict=True)],
+        return html_table(
+            head + [_humanize(key) for key in keys],
+            [name + [_format_value(row.get(key)) for key in keys] for name, row in zip(names, rows, strict=True)],
         )
     if isinstance(value, Mapping):
-        return facts_table((_words(key), _plain(found)) for key, found in value.items())
-    return node("p", ", ".join(map(_plain, rows)))
+        return key_value_table((_humanize(key), _format_value(found)) for key, found in value.items())
+    return node("p", ", ".join(map(_format_value, rows)))
 
 
-def _words(key: str) -> str:
+def _humanize(key: str) -> str:
     words = key.replace("_", " ")
     return words[:1].upper() + words[1:]
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     match value:
         case None:
             return ""
         case bool():
             return "yes" if value else "no"
         case int():
-            return whole(value)
+            return format_count(value)
         case float():
-            return compact(value)
+            return format_compact(value)
         case Mapping():
-            return ", ".join(f"{key} {_plain(found)}" for key, found in value.items())
+            return ", ".join(f"{key} {_format_value(found)}" for key, found in value.items())
         case list() | tuple():
-            return ", ".join(map(_plain, value))
+            return ", ".join(map(_format_value, value))
         case _:
             return str(value)

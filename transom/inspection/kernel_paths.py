@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transom.config.architecture import Architecture, TextNetwork
-from transom.config.vision import ImageClassifier
+from transom.config.architecture import ModelConfig, TextModelConfig
+from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import Batch, ImageBatch, translation_batch
-from transom.data.tokenizer.special import EOS
-from transom.layers.dispatch import REFERENCES, ROWS, Row, rows_of
-from transom.models.network import Network
+from transom.data.tokenizer.special_tokens import EOS
+from transom.layers.dispatch import KERNEL_TABLE, REFERENCES, Kernel, kernels_of
+from transom.models.base import Network
 
-ROWS_OF_BATCH, LENGTH = 8, 64
+BATCH_SIZE, SEQUENCE_LENGTH = 8, 64
 """Rows and tokens per row of a typical batch; the tokens are limited by the context window."""
 
 
-class Taken(NamedTuple):
+class KernelPath(NamedTuple):
     """The kernel that computed an operation of a layer.
 
     Attributes:
@@ -37,23 +37,23 @@ class Taken(NamedTuple):
     calls: int
 
 
-def reference_row(operation: str) -> Row:
+def reference_row(operation: str) -> Kernel:
     """Return the table row of the reference, used where no kernel applies."""
-    why = "; ".join(f"{row.path} serves {row.when}" for row in rows_of(operation)) or "there are no kernels in this process"
-    return Row(operation, "reference", "everywhere else", lambda *_: True, REFERENCES[operation], 0.0, why)
+    why = "; ".join(f"{row.path} serves {row.when}" for row in kernels_of(operation)) or "there are no kernels in this process"
+    return Kernel(operation, "reference", "everywhere else", lambda *_: True, REFERENCES[operation], 0.0, why)
 
 
-def typical_batch(config: Architecture, dtype: torch.dtype) -> Batch:
+def typical_batch(config: ModelConfig, dtype: torch.dtype) -> Batch:
     """Build a batch for a model family, pixels in ``dtype``; a translation batch has the inputs of every text model."""
-    if isinstance(config, ImageClassifier):
-        pixels = torch.zeros(ROWS_OF_BATCH, config.channels, config.image_size, config.image_size, dtype=dtype)
-        return ImageBatch(pixels, torch.zeros(ROWS_OF_BATCH, dtype=torch.long), tuple(range(ROWS_OF_BATCH)))
-    assert isinstance(config, TextNetwork)
-    row = [EOS] * min(LENGTH, config.max_seq_len - 1)
-    return translation_batch([row] * ROWS_OF_BATCH, [row] * ROWS_OF_BATCH, range(ROWS_OF_BATCH))
+    if isinstance(config, ImageClassifierConfig):
+        pixels = torch.zeros(BATCH_SIZE, config.channels, config.image_size, config.image_size, dtype=dtype)
+        return ImageBatch(pixels, torch.zeros(BATCH_SIZE, dtype=torch.long), tuple(range(BATCH_SIZE)))
+    assert isinstance(config, TextModelConfig)
+    row = [EOS] * min(SEQUENCE_LENGTH, config.max_seq_len - 1)
+    return translation_batch([row] * BATCH_SIZE, [row] * BATCH_SIZE, range(BATCH_SIZE))
 
 
-def paths_taken(model: Network, batch: Batch, training: bool = False) -> list[Taken]:
+def trace_kernel_paths(model: Network, batch: Batch, training: bool = False) -> list[KernelPath]:
     """Run a model on a batch and return the kernel of each operation, in order of first use.
 
     Args:
@@ -61,38 +61,38 @@ def paths_taken(model: Network, batch: Batch, training: bool = False) -> list[Ta
         batch: input of the model.
         training: run with gradients and dropout.
     """
-    found = Counter[tuple[str, Row]]()
+    counts = Counter[tuple[str, Kernel]]()
     was_training = model.training
-    with torch.random.fork_rng([]), torch.set_grad_enabled(training), _noting(model, found):
+    with torch.random.fork_rng([]), torch.set_grad_enabled(training), _count_calls(model, counts):
         model.train(training)(batch)
     model.train(was_training)
-    return [Taken(layer, row.operation, row.path, row.why, calls) for (layer, row), calls in found.items()]
+    return [KernelPath(layer, row.operation, row.path, row.why, calls) for (layer, row), calls in counts.items()]
 
 
 @contextmanager
-def _noting(model: Network, found: Counter[tuple[str, Row]]) -> Iterator[None]:
+def _count_calls(model: Network, counts: Counter[tuple[str, Kernel]]) -> Iterator[None]:
     """Count the calls of each table row per calling module."""
-    open_modules, kept = [""], {name: rows_of(name) for name in REFERENCES}
+    module_stack, original_rows = [""], {name: kernels_of(name) for name in REFERENCES}
 
     def enter(name: str, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        open_modules.append(name)
+        module_stack.append(name)
         try:
             return forward(*args, **named)
         finally:
-            open_modules.pop()
+            module_stack.pop()
 
-    def note(row: Row, *args: Any) -> Any:
-        found[open_modules[-1], row] += 1
+    def note(row: Kernel, *args: Any) -> Any:
+        counts[module_stack[-1], row] += 1
         return row.implementation(*args)
 
     modules = dict(model.named_modules())
     try:
-        for name, rows in kept.items():
-            ROWS[name] = [row._replace(implementation=partial(note, row)) for row in (*rows, reference_row(name))]
+        for name, rows in original_rows.items():
+            KERNEL_TABLE[name] = [row._replace(implementation=partial(note, row)) for row in (*rows, reference_row(name))]
         for name, module in modules.items():
             module.forward = partial(enter, name, module.forward)
         yield
     finally:
-        ROWS.update(kept)
+        KERNEL_TABLE.update(original_rows)
         for module in modules.values():
             del module.forward

@@ -8,19 +8,19 @@ from xml.etree.ElementTree import Element
 Child = Element | str | None
 """Content of an element; ``None`` is skipped."""
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     r"""Replace characters that a page or terminal would interpret: control characters, lone surrogates, bidirectional overrides.
 
     >>> visible("a\x1b[31mb\tc")
     'a␛[31mb c'
     """
-    return "".join(map(_visible_character, text))
+    return "".join(map(_escape_character, text))
 
 
-def _visible_character(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character in "\t\n\r":
         return " "
     if ord(character) < 0x20:
@@ -30,7 +30,7 @@ def _visible_character(character: str) -> str:
     hidden = (
         unicodedata.category(character) in ("Cc", "Cs") or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufffe\uffff"
     )
-    return _REPLACEMENT if hidden else character
+    return _REPLACEMENT_CHARACTER if hidden else character
 
 
 def node(tag: str, *children: Child, **attributes: str | float | None) -> Element:
@@ -38,16 +38,18 @@ def node(tag: str, *children: Child, **attributes: str | float | None) -> Elemen
 
     Args:
         tag: name of the element.
-        children: elements and text in order; text passes through ``visible`` and is escaped on output.
+        children: elements and text in order; text passes through ``escape_control_characters`` and is escaped on output.
         attributes: values; ``None`` is skipped. In names ``_`` becomes ``-`` and a trailing ``_`` is dropped (``class_``).
     """
     element = Element(tag)
     for name, value in attributes.items():
         if value is not None:
-            element.set(name.rstrip("_").replace("_", "-"), visible(f"{value:g}" if isinstance(value, float) else str(value)))
+            element.set(
+                name.rstrip("_").replace("_", "-"), escape_control_characters(f"{value:g}" if isinstance(value, float) else str(value))
+            )
     for child in children:
         if isinstance(child, str):
-            _append_text(element, visible(child))
+            _append_text(element, escape_control_characters(child))
         elif child is not None:
             element.append(child)
     return element
@@ -63,7 +65,7 @@ def _append_text(element: Element, text: str) -> None:
 def preformatted(text: str) -> Element:
     """Render ``text`` as a preformatted block."""
     element = node("pre")
-    element.text = "\n".join(map(visible, text.split("\n")))
+    element.text = "\n".join(map(escape_control_characters, text.split("\n")))
     return element
 
 

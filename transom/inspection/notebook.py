@@ -7,15 +7,15 @@ from importlib import resources
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from transom.decoding.predictors.classifier import Classified
-from transom.decoding.predictors.filler import Filled
+from transom.decoding.predictors.classifier import ClassPrediction
+from transom.decoding.predictors.fill_mask import MaskPredictions
 from transom.decoding.predictors.generator import Continuation
 from transom.decoding.predictors.results import Alignment, Results
 from transom.decoding.predictors.translator import Translation
-from transom.inspection.figures import percent, whole
-from transom.inspection.markup import Child, node, to_html, visible
-from transom.inspection.pictures import alignment_picture, alignment_text
-from transom.training.figures import metrics, tags
+from transom.inspection.alignment_pictures import alignment_svg, alignment_text
+from transom.inspection.markup import Child, escape_control_characters, node, to_html
+from transom.inspection.number_format import format_count, format_percent
+from transom.training.validation_metrics import all_metrics, language_tags
 
 __all__ = ["alignment_text", "bars", "draw", "facts", "framed", "progress_bar", "tagged", "to_notebook", "validation_table"]
 
@@ -45,7 +45,7 @@ def draw(result: object) -> list[Element]:
 def _(result: Results[Any]) -> list[Element]:
     drawn = [part for number, each in enumerate(result[:MAX_RESULTS]) for part in ([node("hr")] * bool(number) + draw(each))]
     rest = len(result) - MAX_RESULTS
-    return [*drawn, node("p", f"and {whole(rest)} more", class_="soft")] if rest > 0 else drawn
+    return [*drawn, node("p", f"and {format_count(rest)} more", class_="soft")] if rest > 0 else drawn
 
 
 @draw.register(list)
@@ -55,7 +55,7 @@ def _(result: list[Any]) -> list[Element]:
 
 @draw.register
 def _(result: Alignment) -> list[Element]:
-    picture = alignment_picture(result)
+    picture = alignment_svg(result)
     for element in picture.iter():
         if (fill := FILLS.get(element.get("class", ""))) is not None:
             element.set("fill", fill)
@@ -71,26 +71,26 @@ def _(result: Translation) -> list[Element]:
 
 
 @draw.register
-def _(result: Classified) -> list[Element]:
-    rest, dropped = len(result.probabilities) - MAX_CLASSES, result.n_left_out
-    notes = [f"and {whole(rest)} less probable classes"] if rest > 0 else []
-    notes += [f"mean over {whole(result.windows)} windows"] if result.windows > 1 else []
-    notes += [f"{whole(dropped)} tokens beyond the context window were not read"] if dropped else []
+def _(result: ClassPrediction) -> list[Element]:
+    rest, dropped = len(result.probabilities) - MAX_CLASSES, result.n_dropped_tokens
+    notes = [f"and {format_count(rest)} less probable classes"] if rest > 0 else []
+    notes += [f"mean over {format_count(result.windows)} windows"] if result.windows > 1 else []
+    notes += [f"{format_count(dropped)} tokens beyond the context window were not read"] if dropped else []
     return [bars(list(result.probabilities.items())[:MAX_CLASSES]), *(node("p", note, class_="soft") for note in notes)]
 
 
 @draw.register
-def _(result: Filled) -> list[Element]:
+def _(result: MaskPredictions) -> list[Element]:
     drawn = list[Element]()
-    for number, gap in enumerate(result.gaps, 1):
-        title = [node("p", f"mask {number}", class_="soft")] if len(result.gaps) > 1 else []
+    for number, gap in enumerate(result.masks, 1):
+        title = [node("p", f"mask {number}", class_="soft")] if len(result.masks) > 1 else []
         drawn += [*title, bars([(guess.text, guess.p) for guess in gap])]
     return drawn
 
 
 @draw.register
 def _(result: Continuation) -> list[Element]:
-    details = f"{whole(result.n_tokens)} tokens, ended by {ENDINGS[result.ended]}"
+    details = f"{format_count(result.n_tokens)} tokens, ended by {ENDINGS[result.finish_reason]}"
     if not result.probabilities:
         return [node("p", result.text, class_="text", dir="auto"), node("p", details, class_="soft")]
     tokens = [_token(text, p) for text, p in zip(result.tokens, result.probabilities, strict=True)]
@@ -104,8 +104,8 @@ ENDINGS = {"end": "the model", "stop": "a stop text", "length": "the limit of ne
 
 
 def _token(text: str, p: float) -> Element:
-    element = node("span", title=f"{text}: {percent(p, 1)}", class_="token", style=_shade(p))
-    element.text = "\n".join(map(visible, text.split("\n")))
+    element = node("span", title=f"{text}: {format_percent(p, 1)}", class_="token", style=_shade(p))
+    element.text = "\n".join(map(escape_control_characters, text.split("\n")))
     return element
 
 
@@ -123,7 +123,7 @@ def bars(rows: Sequence[tuple[str, float]]) -> Element:
                 "tr",
                 node("td", name, class_="lead" if number == 0 else None, dir="auto"),
                 node("td", node("span", node("span", class_="fill", style=f"width:{100 * p:.1f}%"), class_="track")),
-                node("td", percent(p, 1), class_="number"),
+                node("td", format_percent(p, 1), class_="number"),
             )
             for number, (name, p) in enumerate(rows)
         ),
@@ -143,7 +143,7 @@ def tagged(words: Iterable[tuple[str, str | None, str]]) -> Element:
     return node("p", *parts, dir="auto", class_="text")
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> Element:
+def run(rows: Iterable[tuple[str, str]]) -> Element:
     """Return a table of names and values."""
     return node("table", *(node("tr", node("th", name), node("td", value, class_="text", dir="auto")) for name, value in rows))
 
@@ -158,15 +158,15 @@ def validation_table(rows: Sequence[tuple[int, Mapping[str, float], bool]]) -> l
     if not rows:
         return []
     keys = {key for _, figures, _ in rows for key in figures}
-    endings = ["", *(f"/{tag}" for tag in tags(dict.fromkeys(keys)))]
-    columns = [(metric, ending) for ending in endings for metric in metrics() if metric.key + ending in keys]
+    endings = ["", *(f"/{tag}" for tag in language_tags(dict.fromkeys(keys)))]
+    columns = [(metric, ending) for ending in endings for metric in all_metrics() if metric.key + ending in keys]
     titles = [f"{metric.name}{ending.replace('/', ' ')}{f' ({metric.unit})' if metric.unit else ''}" for metric, ending in columns]
     best = max((number for number, row in enumerate(rows) if row[2]), default=-1)
     head = node("tr", *(node("th", title, class_="number") for title in ("step", *titles)))
     body = [
         node(
             "tr",
-            node("td", whole(step), class_="number"),
+            node("td", format_count(step), class_="number"),
             *(
                 node("td", f"{value:.{metric.digits}f}" if (value := figures.get(metric.key + ending)) is not None else "", class_="number")
                 for metric, ending in columns

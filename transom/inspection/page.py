@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
-from transom.inspection.facts import Facts
 from transom.inspection.markup import node, style_sheet, to_html
+from transom.inspection.run_summary import RunSummary
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy: only inline styles and data URLs."""
 
-Part = tuple[str | None, str, Sequence[Element]]
+SectionContent = tuple[str | None, str, Sequence[Element]]
 """A rendered section: anchor (None for a section without a link), title, content."""
 
 
@@ -25,11 +25,16 @@ class Section(NamedTuple):
 
     anchor: str
     title: str
-    render: Callable[[Facts], Sequence[Element]]
+    render: Callable[[RunSummary], Sequence[Element]]
 
 
-def page(
-    title: str, heading: str, parts: Iterable[Part], lead: str | None = None, above: Iterable[Element] = (), footer: str | None = None
+def render_page(
+    title: str,
+    heading: str,
+    parts: Iterable[SectionContent],
+    lead: str | None = None,
+    above: Iterable[Element] = (),
+    footer: str | None = None,
 ) -> str:
     """Render an HTML page; text from data is escaped.
 
@@ -50,7 +55,7 @@ def page(
     head = node(
         "head",
         node("meta", charset="utf-8"),
-        node("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        node("meta", http_equiv="Content-Security-Policy", content=_CONTENT_SECURITY_POLICY),
         node("meta", name="viewport", content="width=device-width, initial-scale=1"),
         node("meta", name="referrer", content="no-referrer"),
         node("title", title),

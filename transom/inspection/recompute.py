@@ -6,12 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.data.batch import Batch
-from transom.layers.attention import Attends
-from transom.layers.depth import DepthRouter
-from transom.models.network import Network
+from transom.layers.attention import SupportsAttentionWeights
+from transom.layers.mixture_of_depths import DepthRouter
+from transom.models.base import Network
 
 
-def attention_pattern(
+def recompute_attention_weights(
     model: Network, attention: str, recorded: Mapping[str, Tensor], batch: Batch
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Recompute attention weights from recorded queries and keys, with the attention layer's own function.
@@ -23,9 +23,9 @@ def attention_pattern(
         batch: the input of the model.
     """
     module = model.get_submodule(attention)
-    assert isinstance(module, Attends)
+    assert isinstance(module, SupportsAttentionWeights)
     block, ctx = attention.rpartition(".")[0], model.attention_context(attention, batch)
     if isinstance(router := getattr(model.get_submodule(block), "depth", None), DepthRouter):
-        token_mask = model.tokens(f"{block}.attn", batch)[0]  # of a contrastive batch only the left side is observed
+        token_mask = model.token_masks(f"{block}.attn", batch)[0]  # of a contrastive batch only the left side is observed
         ctx = router.attention_context(recorded[f"{block}.depth.score"], token_mask, ctx, cross=attention.endswith(".cross"))
-    return module.weights(recorded[f"{attention}.q"], recorded[f"{attention}.k"], ctx)
+    return module.attention_weights(recorded[f"{attention}.q"], recorded[f"{attention}.k"], ctx)

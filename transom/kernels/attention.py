@@ -11,49 +11,49 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.kernels.second_order import differentiable_gradients, wants_graph
-from transom.layers.attention import PLAIN, Terms, per_query_head
-from transom.layers.dropout import keep_mask, rounded
+from transom.kernels.second_order import differentiable_gradients, needs_double_backward
+from transom.layers.attention import DEFAULT_ARGS, AttentionArgs, repeat_kv
+from transom.layers.dropout import draw_dropout_mask, round_probability
 
-SHORT = 1024
+MAX_SHORT_KEYS = 1024
 """Maximum number of keys for explicit attention when training on a CPU: there the fused kernel is 1.4 to 8 times slower, forward and
 backward. Beyond it, the attention weights saved for the gradient, one number per pair of tokens, take too much memory."""
 
 
-def in_groups(x: Float[Tensor, "batch n_heads query width"], kv_heads: int) -> Float[Tensor, "batch kv_heads queries width"]:
+def group_query_heads(x: Float[Tensor, "batch n_heads query width"], kv_heads: int) -> Float[Tensor, "batch kv_heads queries width"]:
     """Concatenate the query heads of a group along the query axis, so that keys and values are not repeated (grouped-query attention)."""
     return x if x.shape[1] == kv_heads else x.reshape(len(x), kv_heads, x.shape[1] // kv_heads * x.shape[2], x.shape[3])
 
 
-class Weights(NamedTuple):
+class SavedWeights(NamedTuple):
     """Attention weights and the values that the backward pass needs.
 
     Attributes:
         p: softmax of the scores.
-        log: logsumexp of each query's scores, in float32 or wider; None unless requested.
-        drop: 0 or 1 / (1 - dropout), the factor of ``p``; None without dropout.
-        blind: True for queries that may attend to no key; None without a mask.
-        slope: derivative of the softcap; None without one.
+        logsumexp: logsumexp of each query's scores, in float32 or wider; None unless requested.
+        dropout_mask: 0 or 1 / (1 - dropout), the factor of ``p``; None without dropout.
+        fully_masked: True for queries that may attend to no key; None without a mask.
+        softcap_gradient: derivative of the softcap; None without one.
     """
 
     p: Float[Tensor, "batch n_heads query key"]
-    log: Float[Tensor, "batch n_heads query 1"] | None
-    drop: Float[Tensor, "batch n_heads query key"] | None
-    blind: Bool[Tensor, "#batch #n_heads query 1"] | None
-    slope: Float[Tensor, "batch n_heads query key"] | None
+    logsumexp: Float[Tensor, "batch n_heads query 1"] | None
+    dropout_mask: Float[Tensor, "batch n_heads query key"] | None
+    fully_masked: Bool[Tensor, "#batch #n_heads query 1"] | None
+    softcap_gradient: Float[Tensor, "batch n_heads query key"] | None
 
     @property
-    def kept(self) -> Float[Tensor, "batch n_heads query key"]:
+    def after_dropout(self) -> Float[Tensor, "batch n_heads query key"]:
         """Attention weights after dropout."""
-        return self.p if self.drop is None else self.p * self.drop
+        return self.p if self.dropout_mask is None else self.p * self.dropout_mask
 
-    def gather(self, v: Float[Tensor, "batch kv_heads key d_value"]) -> Float[Tensor, "batch n_heads query d_value"]:
+    def weighted_values(self, v: Float[Tensor, "batch kv_heads key d_value"]) -> Float[Tensor, "batch n_heads query d_value"]:
         """Return the weighted sum of the values; a query that may attend to no key gives 0, never NaN."""
-        z = (in_groups(self.kept, v.shape[1]) @ v).view(*self.p.shape[:3], v.shape[3])
-        return z if self.blind is None else z.masked_fill_(self.blind, 0.0)
+        z = (group_query_heads(self.after_dropout, v.shape[1]) @ v).view(*self.p.shape[:3], v.shape[3])
+        return z if self.fully_masked is None else z.masked_fill_(self.fully_masked, 0.0)
 
 
-class Lean(NamedTuple):
+class CpuAttention(NamedTuple):
     """Explicit attention with its gradient.
 
     With P = softmax(S), D the dropout mask, Z = (P D) V and G the gradient of Z:
@@ -68,164 +68,169 @@ class Lean(NamedTuple):
     dropout: float = 0.0
     softcap: float | None = None
 
-    def weights(
+    def attention_weights(
         self,
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         mask: Bool[Tensor, "#batch #n_heads #query #key"] | None,
         bias: Float[Tensor, "#batch #n_heads #query #key"] | None,
-        log: bool = False,
-    ) -> Weights:
-        """Compute the attention weights; ``log`` requests the logsumexp of the scores too."""
-        (s, slope), blind = self.scores(q, k), None
+        return_lse: bool = False,
+    ) -> SavedWeights:
+        """Compute the attention weights; ``return_lse`` requests the logsumexp of the scores too."""
+        (s, softcap_gradient), fully_masked = self.attention_scores(q, k), None
         if bias is not None:
             s = s.add_(bias)
         if mask is not None:
-            blind = ~mask.any(-1, keepdim=True)
-            s.add_(torch.zeros(mask.shape, dtype=s.dtype, device=s.device).masked_fill_(~(mask | blind), -torch.inf))
+            fully_masked = ~mask.any(-1, keepdim=True)
+            s.add_(torch.zeros(mask.shape, dtype=s.dtype, device=s.device).masked_fill_(~(mask | fully_masked), -torch.inf))
         p = s.softmax(-1)
-        sums = _log_sums(s, p, blind) if log else None
-        return Weights(p, sums, keep_mask(p, self.dropout) if self.dropout else None, blind, slope)
+        sums = _logsumexp(s, p, fully_masked) if return_lse else None
+        return SavedWeights(p, sums, draw_dropout_mask(p, self.dropout) if self.dropout else None, fully_masked, softcap_gradient)
 
-    def scores(
+    def attention_scores(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> tuple[Float[Tensor, "batch n_heads query key"], Float[Tensor, "batch n_heads query key"] | None]:
         """Return the scores Q K^T / sqrt(d_k), softcapped, and the derivative of the softcap (None without one)."""
-        s = (in_groups(q * q.shape[3] ** -0.5, k.shape[1]) @ k.transpose(-2, -1)).view(*q.shape[:3], k.shape[2])
+        s = (group_query_heads(q * q.shape[3] ** -0.5, k.shape[1]) @ k.transpose(-2, -1)).view(*q.shape[:3], k.shape[2])
         if self.softcap is None:
             return s, None
         s = s.div_(self.softcap).tanh_()
-        slope = 1 - s * s
-        return s * self.softcap if torch.is_grad_enabled() else s.mul_(self.softcap), slope
+        softcap_gradient = 1 - s * s
+        return s * self.softcap if torch.is_grad_enabled() else s.mul_(self.softcap), softcap_gradient
 
 
-def _log_sums(s: Tensor, p: Tensor, blind: Tensor | None) -> Float[Tensor, "batch n_heads query 1"]:
+def _logsumexp(s: Tensor, p: Tensor, fully_masked: Tensor | None) -> Float[Tensor, "batch n_heads query 1"]:
     """Return log sum_j exp(s_j) = s_m - log softmax(s)_m, m the index of the maximum; the lowest finite number for a fully masked query."""
-    wide = torch.promote_types(s.dtype, torch.float32)
+    exact = torch.promote_types(s.dtype, torch.float32)
     if torch.is_grad_enabled():  # after rounding, the maxima of s and p can differ, and their gradients with them
-        log = s.to(wide).logsumexp(-1, keepdim=True)
+        log = s.to(exact).logsumexp(-1, keepdim=True)
     else:
-        log = s.amax(-1, keepdim=True).to(wide) - p.amax(-1, keepdim=True).to(wide).log()
-    return log if blind is None else log.masked_fill(blind, torch.finfo(wide).min)
+        log = s.amax(-1, keepdim=True).to(exact) - p.amax(-1, keepdim=True).to(exact).log()
+    return log if fully_masked is None else log.masked_fill(fully_masked, torch.finfo(exact).min)
 
 
-def gradients(
-    of: Weights,
+def attention_backward(
+    weights: SavedWeights,
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
     grad: Float[Tensor, "batch n_heads query d_value"],
-    inner: Float[Tensor, "batch n_heads query 1"] | None = None,
+    delta: Float[Tensor, "batch n_heads query 1"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys, values and biased scores.
 
     Args:
-        of: the weights.
+        weights: those of the forward pass.
         q: queries.
         k: keys.
         v: values.
         grad: gradient of the output.
-        inner: rowsum(P dP) over all keys = rowsum(G Z), required if ``k`` holds only some of the keys.
+        delta: rowsum(P dP) over all keys = rowsum(G Z), required if ``k`` holds only some of the keys.
     """
     n, scale = k.shape[1], q.shape[3] ** -0.5
-    if of.blind is not None:
-        grad = grad.masked_fill(of.blind, 0.0)
-    grad = in_groups(grad, n)
-    grad_p = (grad @ v.transpose(-2, -1)).view(of.p.shape)
-    if of.drop is not None:
-        grad_p.mul_(of.drop)
-    grad_v = in_groups(of.kept, n).transpose(-2, -1) @ grad
-    grad_b = softmax_gradient(grad_p, of.p) if inner is None else grad_p.sub_(inner).mul_(of.p)
-    grad_s = in_groups(grad_b if of.slope is None else grad_b * of.slope, n)
-    grad_k = grad_s.transpose(-2, -1) @ in_groups(q * scale, n)
+    if weights.fully_masked is not None:
+        grad = grad.masked_fill(weights.fully_masked, 0.0)
+    grad = group_query_heads(grad, n)
+    grad_p = (grad @ v.transpose(-2, -1)).view(weights.p.shape)
+    if weights.dropout_mask is not None:
+        grad_p.mul_(weights.dropout_mask)
+    grad_v = group_query_heads(weights.after_dropout, n).transpose(-2, -1) @ grad
+    grad_b = softmax_backward(grad_p, weights.p) if delta is None else grad_p.sub_(delta).mul_(weights.p)
+    grad_s = group_query_heads(grad_b if weights.softcap_gradient is None else grad_b * weights.softcap_gradient, n)
+    grad_k = grad_s.transpose(-2, -1) @ group_query_heads(q * scale, n)
     return (grad_s @ k).mul_(scale).view(q.shape), grad_k, grad_v, grad_b
 
 
-def softmax_gradient(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> Float[Tensor, "*axes key"]:
+def softmax_backward(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> Float[Tensor, "*axes key"]:
     """Return the softmax gradient P (dP - rowsum(P dP)), with PyTorch's private kernel if it exists."""
     kernel = getattr(torch, "_softmax_backward_data", None)  # private
     return (grad - (grad * p).sum(-1, keepdim=True)) * p if kernel is None else kernel(grad, p, -1, p.dtype)
 
 
-class _Attend(torch.autograd.Function):
+class _ShortAttention(torch.autograd.Function):
     """Explicit attention that saves its weights for the backward pass; ``bias`` gets no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, lean: Lean) -> Tensor:
-        weights = lean.weights(q, k, mask, bias)
-        ctx.lean = lean
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, cpu_attention: CpuAttention) -> Tensor:
+        weights = cpu_attention.attention_weights(q, k, mask, bias)
+        ctx.cpu_attention = cpu_attention
         ctx.save_for_backward(q, k, v, *weights)
-        return weights.gather(v)
+        return weights.weighted_values(v)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *weights = ctx.saved_tensors
-        if wants_graph():
-            return *differentiable_gradients(partial(_attended, Weights(*weights), ctx.lean), (q, k, v), grad), None, None, None
-        return *gradients(Weights(*weights), q, k, v, grad)[:3], None, None, None
+        if needs_double_backward():
+            return (
+                *differentiable_gradients(partial(_recorded_attention, SavedWeights(*weights), ctx.cpu_attention), (q, k, v), grad),
+                None,
+                None,
+                None,
+            )
+        return *attention_backward(SavedWeights(*weights), q, k, v, grad)[:3], None, None, None
 
 
-def _attended(found: Weights, lean: Lean, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Repeat the forward pass of ``_Attend`` with operations that autograd records.
+def _recorded_attention(saved: SavedWeights, cpu_attention: CpuAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Repeat the forward pass of ``_ShortAttention`` with operations that autograd records.
 
     Mask and bias are constants and are not saved but recovered from the weights: log p equals score plus bias minus a constant per
     query, and minus infinity for a masked key.
     """
-    s, _ = lean.scores(q, k)
+    s, _ = cpu_attention.attention_scores(q, k)
     exact = s.to(torch.promote_types(s.dtype, torch.float32))
-    exact = exact + (found.p.to(exact).log() - exact).detach()
-    return found._replace(p=exact.softmax(-1).to(s.dtype)).gather(v)
+    exact = exact + (saved.p.to(exact).log() - exact).detach()
+    return saved._replace(p=exact.softmax(-1).to(s.dtype)).weighted_values(v)
 
 
-def lean(terms: Terms) -> Lean:
-    """Return the CPU attention with the dropout and softcap of ``terms``."""
-    return Lean(rounded(terms.dropout), terms.softcap)
+def cpu_attention(args: AttentionArgs) -> CpuAttention:
+    """Return the CPU attention with the dropout and softcap of ``args``."""
+    return CpuAttention(round_probability(args.dropout), args.softcap)
 
 
-def attend_short(
+def short_attention(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
-    terms: Terms = PLAIN,
+    args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute explicit attention with a hand-written gradient, the fastest way to train with short sequences on a CPU.
 
     Equal to ``attend_explicit`` without sinks; the bias gets no gradient.
     """
-    assert terms.sinks is None, "the hand-written gradient does not support sinks"
+    assert args.sinks is None, "the hand-written gradient does not support sinks"
     q, k, v = (x.contiguous() for x in (q, k, v))
-    z: Tensor = _Attend.apply(q, k, v, terms.mask, terms.bias, lean(terms))  # type: ignore[no-untyped-call]
+    z: Tensor = _ShortAttention.apply(q, k, v, args.mask, args.bias, cpu_attention(args))  # type: ignore[no-untyped-call]
     return z
 
 
-def short_in_training(q: Tensor, k: Tensor, v: Tensor, terms: Terms = PLAIN) -> bool:
-    """Return whether ``attend_short`` applies."""
-    if q.device.type != "cpu" or k.shape[2] > SHORT or not torch.is_grad_enabled():
+def can_use_short_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> bool:
+    """Return whether ``short_attention`` applies."""
+    if q.device.type != "cpu" or k.shape[2] > MAX_SHORT_KEYS or not torch.is_grad_enabled():
         return False
-    learned = terms.bias is not None and terms.bias.requires_grad
-    return terms.sinks is None and terms.score is None and not learned
+    learned = args.bias is not None and args.bias.requires_grad
+    return args.sinks is None and args.score is None and not learned
 
 
-def attend_fused(
+def fused_attention(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
-    terms: Terms = PLAIN,
+    args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute attention with PyTorch's fused kernel; equal to ``attend_explicit`` without softcap and sinks."""
-    assert terms.softcap is None and terms.sinks is None, "the fused kernel supports neither softcap nor sinks"
-    mask = terms.mask
-    if terms.bias is not None:
-        bias = terms.bias.to(q.dtype)
+    assert args.softcap is None and args.sinks is None, "the fused kernel supports neither softcap nor sinks"
+    mask = args.mask
+    if args.bias is not None:
+        bias = args.bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     if k.shape[1] < q.shape[1] and q.shape[2] == 1 and (mask is None or mask.shape[-3] == 1):  # one decoding step: do not copy the cache
         grouped = q.view(len(q), k.shape[1], -1, q.shape[3])  # the query heads of a group become queries of one key head
-        z = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, dropout_p=terms.dropout)
+        z = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, dropout_p=args.dropout)
         return z.reshape(len(q), q.shape[1], 1, -1)
-    k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=terms.dropout)
+    k, v = repeat_kv(k, q.shape[1]), repeat_kv(v, q.shape[1])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=args.dropout)
 
 
-def neither_bounded_nor_sunk(q: Tensor, k: Tensor, v: Tensor, terms: Terms = PLAIN) -> bool:
-    """Return whether ``attend_fused`` applies."""
-    return terms.softcap is None and terms.sinks is None and terms.score is None
+def can_use_fused_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> bool:
+    """Return whether ``fused_attention`` applies."""
+    return args.softcap is None and args.sinks is None and args.score is None

@@ -15,38 +15,38 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from transom.kernels.block_sparse import Side, joined, parts_of, side_of
-from transom.layers.attention import PLAIN, Terms
-from transom.layers.masks.rule import Places, Rule
-from transom.layers.masks.visible_tiles import VisibleTiles
-from transom.layers.position import Position
+from transom.kernels.block_sparse import TileLayout, build_layout, combine_parts, split_rule
+from transom.layers.attention import DEFAULT_ARGS, AttentionArgs
+from transom.layers.masks.block_sparse_mask import BlockSparseMask
+from transom.layers.masks.mask_rules import MaskRule, TokenPositions
+from transom.layers.position_encoding import PositionEncoding
 
-BLOCK = 128
+BLOCK_SIZE = 128
 """Tokens per block; a multiple of the kernel's own tile sizes."""
 
-NARROWEST = 16
+MIN_HEAD_WIDTH = 16
 """Minimum head width that the kernel supports."""
 
 
-class BlockPart(NamedTuple):
+class FlexMaskPart(NamedTuple):
     """A part of a mask: the layouts of its queries and keys, and its block mask."""
 
-    queries: Side
-    keys: Side
+    queries: TileLayout
+    keys: TileLayout
     mask: BlockMask
     pairs: int
 
 
-class Blocks(VisibleTiles):
-    """A block-sparse mask for a GPU; its parts are of type ``BlockPart``."""
+class FlexMask(BlockSparseMask):
+    """A block-sparse mask for a GPU; its parts are of type ``FlexMaskPart``."""
 
 
-def available(device: torch.device) -> bool:
+def is_available(device: torch.device) -> bool:
     """Return whether the kernel can be compiled for a device."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def plan_blocks(rule: Rule, queries: Places, keys: Places, position: Position | None = None) -> Blocks:
+def plan_flex_mask(rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None = None) -> FlexMask:
     """Find the visible blocks of a mask; parts without any are dropped.
 
     Args:
@@ -55,84 +55,91 @@ def plan_blocks(rule: Rule, queries: Places, keys: Places, position: Position | 
         keys: positions of the keys.
         position: position encoding whose bias is added to the scores.
     """
-    parts = [_part(each, side_of(queries, order, BLOCK), side_of(keys, order, BLOCK)) for each, order in parts_of(rule)]
-    return Blocks([part for part in parts if part.pairs], rule, queries, keys, position)
+    parts = [
+        _plan_part(each, build_layout(queries, order, BLOCK_SIZE), build_layout(keys, order, BLOCK_SIZE))
+        for each, order in split_rule(rule)
+    ]
+    return FlexMask([part for part in parts if part.pairs], rule, queries, keys, position)
 
 
-def _part(rule: Rule, queries: Side, keys: Side) -> BlockPart:
-    some, every = (x.clone() for x in torch.broadcast_tensors(*rule.judge(queries.places, keys.places)))
-    every &= some
-    for side, last in ((queries, (slice(None), -1)), (keys, (slice(None), slice(None), -1))):
-        if side.length % BLOCK:  # the kernel evaluates the rule in incomplete blocks
-            every[last] = False
-    partly = (some & ~every)[:, None]
-    listed = (*_listed(partly), *_listed(every[:, None]))
-    sees = _asked(rule, *(side.places.each(lambda x: x.flatten(1).contiguous()) for side in (queries, keys)))
-    mask = BlockMask.from_kv_blocks(*listed, BLOCK, sees, (queries.length, keys.length))
-    return BlockPart(queries, keys, mask, int(some.sum()) * BLOCK**2)
+def _plan_part(rule: MaskRule, queries: TileLayout, keys: TileLayout) -> FlexMaskPart:
+    any_visible, all_visible = (
+        x.clone() for x in torch.broadcast_tensors(*rule.classify_tile(queries.token_positions, keys.token_positions))
+    )
+    all_visible &= any_visible
+    for layout, last in ((queries, (slice(None), -1)), (keys, (slice(None), slice(None), -1))):
+        if layout.length % BLOCK_SIZE:  # the kernel evaluates the rule in incomplete blocks
+            all_visible[last] = False
+    partial_blocks = (any_visible & ~all_visible)[:, None]
+    block_lists = (*_block_counts_and_indices(partial_blocks), *_block_counts_and_indices(all_visible[:, None]))
+    mask_mod = _build_mask_mod(rule, *(layout.token_positions.map(lambda x: x.flatten(1).contiguous()) for layout in (queries, keys)))
+    mask = BlockMask.from_kv_blocks(*block_lists, BLOCK_SIZE, mask_mod, (queries.length, keys.length))
+    return FlexMaskPart(queries, keys, mask, int(any_visible.sum()) * BLOCK_SIZE**2)
 
 
-def _listed(blocks: Bool[Tensor, "batch 1 query_tiles key_tiles"]) -> tuple[Tensor, Tensor]:
+def _block_counts_and_indices(blocks: Bool[Tensor, "batch 1 query_tiles key_tiles"]) -> tuple[Tensor, Tensor]:
     """Return the number of marked key blocks per query block, and the key block indices with the marked ones first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
-def _asked(rule: Rule, queries: Places, keys: Places) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _build_mask_mod(rule: MaskRule, queries: TokenPositions, keys: TokenPositions) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return the ``mask_mod`` of FlexAttention: evaluate the rule for one query index and one key index.
 
     Positions shared by all sequences have a batch size of 1.
     """
     shared = len(queries.positions) == 1
 
-    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         row = batch * 0 if shared else batch
-        return rule.allows(queries.each(lambda x: x[row, query]), keys.each(lambda x: x[row, key]))
+        return rule.mask_mod(queries.map(lambda x: x[row, query]), keys.map(lambda x: x[row, key]))
 
-    return sees
-
-
-def planned_on_gpu(rule: Rule, queries: Places, keys: Places, position: Position | None) -> bool:
-    """Return whether ``plan_blocks`` applies."""
-    return available(queries.segments.device)
+    return mask_mod
 
 
-def over_blocks(q: Tensor, k: Tensor, v: Tensor, tiles: VisibleTiles, terms: Terms = PLAIN) -> bool:
-    """Return whether ``attend_blocks`` applies."""
-    fits = not terms.dropout and terms.score is None and min(q.shape[3], v.shape[3]) >= NARROWEST and q.dtype != torch.float64
-    return fits and isinstance(tiles, Blocks)
+def can_plan_on_gpu(rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None) -> bool:
+    """Return whether ``plan_flex_mask`` applies."""
+    return is_available(queries.segments.device)
 
 
-def attend_blocks(
+def can_use_block_attention(q: Tensor, k: Tensor, v: Tensor, tiles: BlockSparseMask, args: AttentionArgs = DEFAULT_ARGS) -> bool:
+    """Return whether ``flex_block_attention`` applies."""
+    fits = not args.dropout and args.score is None and min(q.shape[3], v.shape[3]) >= MIN_HEAD_WIDTH and q.dtype != torch.float64
+    return fits and isinstance(tiles, FlexMask)
+
+
+def flex_block_attention(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
-    blocks: VisibleTiles,
-    terms: Terms = PLAIN,
+    blocks: BlockSparseMask,
+    args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute attention over the visible blocks of a mask; parts and sinks are combined as in ``block_sparse``."""
     assert blocks.parts, "at least one block is visible"
-    alone = len(blocks.parts) == 1 and terms.sinks is None
-    kernel = flex_attention if q.device.type == "cpu" else _compiled()  # uncompiled, it stores all scores: for tests
+    single_part = len(blocks.parts) == 1 and args.sinks is None
+    kernel = flex_attention if q.device.type == "cpu" else _compiled_flex_attention()  # uncompiled, it stores all scores: for tests
     found = []
     for part in blocks.parts:
         z, aux = kernel(
-            *(side.arrange(x) for side, x in ((part.queries, q), (part.keys, k), (part.keys, v))),
-            score_mod=_score(part, blocks.position, terms.softcap),
+            *(layout.to_order(x) for layout, x in ((part.queries, q), (part.keys, k), (part.keys, v))),
+            score_mod=_build_score_mod(part, blocks.position, args.softcap),
             block_mask=part.mask,
             enable_gqa=k.shape[1] < q.shape[1],
-            return_aux=AuxRequest(lse=not alone),
+            return_aux=AuxRequest(lse=not single_part),
         )
-        log = () if alone else (aux.lse[..., None].clamp(min=torch.finfo(aux.lse.dtype).min),)  # minus infinity for fully masked queries
-        found.append(tuple(part.queries.put_back(x) for x in (z, *log)))
-    return joined(found, terms.sinks).to(v.dtype)
+        lse = (
+            () if single_part else (aux.lse[..., None].clamp(min=torch.finfo(aux.lse.dtype).min),)
+        )  # minus infinity for fully masked queries
+        found.append(tuple(part.queries.from_order(x) for x in (z, *lse)))
+    return combine_parts(found, args.sinks).to(v.dtype)
 
 
-def _score(part: BlockPart, position: Position | None, softcap: float | None) -> Callable[..., Tensor] | None:
+def _build_score_mod(part: FlexMaskPart, position: PositionEncoding | None, softcap: float | None) -> Callable[..., Tensor] | None:
     """Return the ``score_mod`` of FlexAttention: the softcap c tanh(s / c), then the bias; None without either."""
-    bias = None if position is None else position.one_bias()
+    bias = None if position is None else position.bias_mod()
     if softcap is None and bias is None:
         return None
-    queries, keys = (side.places.positions.flatten(1).contiguous() for side in (part.queries, part.keys))
+    queries, keys = (layout.token_positions.positions.flatten(1).contiguous() for layout in (part.queries, part.keys))
     shared = len(queries) == 1
 
     def score(s: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -147,7 +154,7 @@ def _score(part: BlockPart, position: Position | None, softcap: float | None) ->
 
 
 @cache
-def _compiled() -> Any:
+def _compiled_flex_attention() -> Any:
     """Return the compiled kernel; it is specialized for each rule, bias and head width."""
     compile_kernel: Any = torch.compile  # its overloads lack recompile_limit
     return compile_kernel(flex_attention, recompile_limit=64, isolate_recompiles=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.kernels.second_order import differentiable_gradients, wants_graph
+from transom.kernels.second_order import differentiable_gradients, needs_double_backward
 from transom.layers.dispatch import REFERENCES
 
 CHUNK_ELEMENTS = 1 << 25
@@ -15,47 +15,56 @@ CHUNK_ELEMENTS = 1 << 25
 SLICE_ELEMENTS = 1 << 19
 """Logits per softmax slice in float32: few enough to stay in a core's cache through all passes."""
 
-ROUND = 64
+PAD_MULTIPLE = 64
 """Rows are padded to a multiple of this, so that batches of different sizes share a few product shapes. The first product of a shape
 builds its kernel, which for a large vocabulary takes as long as dozens of products."""
 
 
-TINY = 1e-30
+MIN_PROBABILITY = 1e-30
 """Lower bound of the probabilities in a ratio."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        wanted = any(ctx.needs_input_grad[:2])
+        needs_gradients = any(ctx.needs_input_grad[:2])
         with torch.autocast(device, enabled=False):
-            loss, nll, *gradients = _chunked(hidden, weight, labels, smoothing, r_drop, dtype, wanted, frozen=not ctx.needs_input_grad[1])
-        if wanted:
+            loss, nll, *gradients = _chunked_loss(
+                hidden, weight, labels, label_smoothing, r_drop, dtype, needs_gradients, weight_frozen=not ctx.needs_input_grad[1]
+            )
+        if needs_gradients:
             ctx.save_for_backward(hidden, weight, *gradients)
-            ctx.rest = labels, smoothing, r_drop, dtype
+            ctx.rest = labels, label_smoothing, r_drop, dtype
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, *gradients = ctx.saved_tensors
-        if wants_graph():
-            return *differentiable_gradients(_whole, (hidden, weight, *ctx.rest), grad_loss)[:2], None, None, None
+        if needs_double_backward():
+            return *differentiable_gradients(_reference_loss, (hidden, weight, *ctx.rest), grad_loss)[:2], None, None, None
         gradients = [grad * grad_loss.to(grad.dtype) for grad in gradients]
         return gradients[0], gradients[1] if len(gradients) > 1 else None, None, None, None
 
 
-def _whole(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float, dtype: torch.dtype) -> Tensor:
+def _reference_loss(hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float, r_drop: float, dtype: torch.dtype) -> Tensor:
     """Compute the loss by the reference implementation, in the dtype of the forward pass."""
     with torch.autocast(hidden.device.type, dtype, enabled=dtype != weight.dtype):
-        loss: Tensor = REFERENCES["linear_cross_entropy"](hidden, weight, labels, smoothing, r_drop)[0]
+        loss: Tensor = REFERENCES["linear_cross_entropy"](hidden, weight, labels, label_smoothing, r_drop)[0]
         return loss
 
 
-def _chunked(
-    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float, dtype: torch.dtype, wanted: bool, frozen: bool
+def _chunked_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    label_smoothing: float,
+    r_drop: float,
+    dtype: torch.dtype,
+    needs_gradients: bool,
+    weight_frozen: bool,
 ) -> tuple[Tensor, ...]:
     """Compute the loss and, if needed, its gradients (not for frozen weights), with one logits buffer for all chunks.
 
@@ -64,13 +73,16 @@ def _chunked(
     """
     exact = torch.promote_types(dtype, torch.float32)
     (n_tokens, d_model), vocab = hidden.shape, weight.shape[0]
-    w, h_all = weight.to(dtype), F.pad(hidden.to(dtype), (0, 0, 0, -len(hidden) % ROUND))  # rows of zeros contribute nothing to z^T h
+    w, h_all = (
+        weight.to(dtype),
+        F.pad(hidden.to(dtype), (0, 0, 0, -len(hidden) % PAD_MULTIPLE)),
+    )  # rows of zeros contribute nothing to z^T h
     w_sum, w_target = w.sum(0, dtype=exact), w[labels]
     log_sums = hidden.new_empty(len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
     rows, slice_rows = (2 * max(1, min(len(h_all), elements // vocab) // 2) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
-    apart = hidden.new_zeros((), dtype=exact)
+    divergence = hidden.new_zeros((), dtype=exact)
     product, buffer = hidden.new_empty(rows, vocab, dtype=dtype), hidden.new_empty(slice_rows, vocab, dtype=exact)
     for start in range(0, len(h_all), rows):
         h = h_all[start : start + rows]
@@ -79,51 +91,53 @@ def _chunked(
             e = buffer[: len(part)]
             _softmax_(part, e, log_sum)
             if r_drop:
-                apart += _draw_together_(part, e, r_drop)
-        if wanted:
+                divergence += _add_r_drop_gradient_(part, e, r_drop)
+        if needs_gradients:
             torch.mm(z, w, out=grad_hidden[start : start + rows])
-        if wanted and not frozen:
+        if needs_gradients and not weight_frozen:
             chunk_grad = (z.T @ h).to(exact)
             grad_weight = chunk_grad if grad_weight is None else grad_weight.add_(chunk_grad)
     h_all, log_sums, grad_hidden = h_all[:n_tokens], log_sums[:n_tokens], grad_hidden[:n_tokens]
     target = (h_all.to(exact) * w_target.to(exact)).sum(-1)
     nll = (log_sums - target).sum()
-    loss = (1 - smoothing) * nll + smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum() + r_drop * apart
-    if not wanted:
+    loss = (1 - label_smoothing) * nll + label_smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum() + r_drop * divergence
+    if not needs_gradients:
         return loss, nll
-    grad_hidden = grad_hidden.to(exact) - (1 - smoothing) * w_target - smoothing / vocab * w_sum
-    if frozen:
+    grad_hidden = grad_hidden.to(exact) - (1 - label_smoothing) * w_target - label_smoothing / vocab * w_sum
+    if weight_frozen:
         return loss, nll, grad_hidden.to(hidden.dtype)
     if grad_weight is None:  # the batch has no tokens
         grad_weight = torch.zeros_like(weight, dtype=exact)
-    grad_weight.index_add_(0, labels, h_all.to(exact), alpha=smoothing - 1)
-    grad_weight -= smoothing / vocab * h_all.sum(0, dtype=exact)
+    grad_weight.index_add_(0, labels, h_all.to(exact), alpha=label_smoothing - 1)
+    grad_weight -= label_smoothing / vocab * h_all.sum(0, dtype=exact)
     return loss, nll, grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype)
 
 
 def _softmax_(z: Tensor, e: Tensor, log_sum: Tensor) -> None:
     """Replace logits ``z`` by their softmax and write their logsumexp to ``log_sum``; computed in the wider dtype of the buffer ``e``."""
-    largest = e.copy_(z).amax(-1, keepdim=True)
-    total = e.sub_(largest).exp_().sum(-1, keepdim=True)
-    log_sum.copy_((total.log() + largest)[:, 0])
+    max_logit = e.copy_(z).amax(-1, keepdim=True)
+    total = e.sub_(max_logit).exp_().sum(-1, keepdim=True)
+    log_sum.copy_((total.log() + max_logit)[:, 0])
     z.copy_(e.mul_(total.reciprocal_()))
 
 
-def _draw_together_(z: Tensor, e: Tensor, r_drop: float) -> Tensor:
+def _add_r_drop_gradient_(z: Tensor, e: Tensor, r_drop: float) -> Tensor:
     """Return the R-Drop divergence of the softmaxes ``e`` and add ``r_drop`` times its gradient with respect to the logits to ``z``.
 
     Rows 2i and 2i + 1 are the two forward passes p and q of token i (Liang et al. 2021). With r = log p - log q,
     d KL(p || q) / d logits of p = p (r - KL(p || q)) and d KL(q || p) / d logits of p = p - q.
     """
     p, q = e.unflatten(0, (-1, 2)).unbind(1)
-    r = (p.clamp_min(TINY) / q.clamp_min(TINY)).log_()
-    p_from_q, q_from_p = (p * r).sum(-1, keepdim=True), -(q * r).sum(-1, keepdim=True)
-    by_p, by_q = p * (r - p_from_q) + (p - q), q * (-r - q_from_p) + (q - p)
-    z.add_(torch.stack([by_p, by_q], 1).flatten(0, 1), alpha=r_drop / 2)
-    return (p_from_q + q_from_p).sum() / 2
+    r = (p.clamp_min(MIN_PROBABILITY) / q.clamp_min(MIN_PROBABILITY)).log_()
+    kl_p_q, kl_q_p = (p * r).sum(-1, keepdim=True), -(q * r).sum(-1, keepdim=True)
+    grad_p, grad_q = p * (r - kl_p_q) + (p - q), q * (-r - kl_q_p) + (q - p)
+    z.add_(torch.stack([grad_p, grad_q], 1).flatten(0, 1), alpha=r_drop / 2)
+    return (kl_p_q + kl_q_p).sum() / 2
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> tuple[Tensor, Tensor]:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float, r_drop: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Return the loss and the negative log-likelihood, summed over tokens; each chunk's logits exist only while it is computed."""
-    found: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing, r_drop)  # type: ignore[no-untyped-call]
-    return found
+    outputs: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, labels, label_smoothing, r_drop)  # type: ignore[no-untyped-call]
+    return outputs

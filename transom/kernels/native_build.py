@@ -27,16 +27,16 @@ SOURCE = Path(__file__).parent / "step" / "step.cpp"
 CHECK = Path(__file__).parent / "native_check.py"
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread"]
 
-TIMEOUT = 60.0
+COMPILE_TIMEOUT = 60.0
 """Seconds after which a compiler and its child processes are killed."""
 
-STALE = 3600.0
+STALE_SECONDS = 3600.0
 """Age in seconds at which files of an interrupted build are removed."""
 
-REMEMBERED = 3600.0
+FAILURE_SECONDS = 3600.0
 """Seconds for which a failed build is not retried; causes such as a full disk or a busy machine are temporary."""
 
-_SEAL = hashlib.sha256().digest_size
+_DIGEST_SIZE = hashlib.sha256().digest_size
 _BUILD, _FAILED = ".build-", ".failed"
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def find_compiler() -> Compiler:
     raise BuildError("expected a C++ compiler, found none; install g++ or clang++, or set CXX")
 
 
-class Cache:
+class LibraryCache:
     """An open folder of this user in which libraries are cached by the hash of their sources, compiler and flags."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
@@ -125,7 +125,7 @@ class Cache:
         for name in os.listdir(self.descriptor):  # noqa: PTH208 - the open folder, even if its path now names another one
             if name.startswith(_BUILD):
                 status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > STALE:
+                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > STALE_SECONDS:
                     self.remove(name)
 
 
@@ -147,7 +147,7 @@ def cache_folder() -> Path | None:
 
 
 @contextmanager
-def open_cache() -> Iterator[Cache | None]:
+def open_cache() -> Iterator[LibraryCache | None]:
     """Open the cache and create its folder if missing; None if the folder is not private or cannot be opened."""
     if (folder := cache_folder()) is None:
         yield None
@@ -159,12 +159,12 @@ def open_cache() -> Iterator[Cache | None]:
         yield None
         return
     try:
-        yield Cache(folder, descriptor) if is_private(os.fstat(descriptor)) else None
+        yield LibraryCache(folder, descriptor) if is_private(os.fstat(descriptor)) else None
     finally:
         os.close(descriptor)
 
 
-def load(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
+def load_library(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
     """Load the library from the cache, or build it.
 
     Args:
@@ -178,16 +178,16 @@ def load(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()
     Raises:
         BuildError: the library cannot be built or used. A failure is logged once and recorded, so that the next process does not retry.
     """
-    facts = [*compiler.command, *FLAGS, *flags, *processor]
+    build_key = [*compiler.command, *FLAGS, *flags, *processor]
     sources = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
-    name = "step-" + hashlib.sha256(b"\0".join([*sources, compiler.version, "\0".join(facts).encode()])).hexdigest()[:16]
+    name = "step-" + hashlib.sha256(b"\0".join([*sources, compiler.version, "\0".join(build_key).encode()])).hexdigest()[:16]
     with open_cache() as cache:
         if cache is None:
-            with _private_copy(_build(compiler, flags)) as path:
+            with _temporary_copy(_build(compiler, flags)) as path:
                 return ctypes.CDLL(path), "built for this process only: the cache folder is missing or not private"
-        if (library := _load_kept(cache, f"{name}.so")) is None:
-            if (told := cache.read(name + _FAILED, REMEMBERED)) is not None:
-                raise BuildError(f"{told.decode(errors='replace')} (recorded failure; remove {cache.folder / (name + _FAILED)} to retry)")
+        if (library := _load_cached(cache, f"{name}.so")) is None:
+            if (output := cache.read(name + _FAILED, FAILURE_SECONDS)) is not None:
+                raise BuildError(f"{output.decode(errors='replace')} (recorded failure; remove {cache.folder / (name + _FAILED)} to retry)")
             try:
                 content = _build(compiler, flags)
             except BuildError as error:
@@ -197,13 +197,13 @@ def load(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()
                 raise
             cache.remove_stale()
             cache.write(f"{name}.so", content + hashlib.sha256(content).digest())
-            library = _load_kept(cache, f"{name}.so")
+            library = _load_cached(cache, f"{name}.so")
         if library is None:
             raise BuildError(f"{cache.folder / name}.so cannot be read back")
         return library, str(cache.folder / f"{name}.so")
 
 
-def _load_kept(cache: Cache, name: str) -> ctypes.CDLL | None:
+def _load_cached(cache: LibraryCache, name: str) -> ctypes.CDLL | None:
     """Load a cached library through the checked file descriptor; None if it is missing or damaged.
 
     The descriptor stays open until the process ends: the system's loader identifies a library by its path, which contains the descriptor.
@@ -213,7 +213,7 @@ def _load_kept(cache: Cache, name: str) -> ctypes.CDLL | None:
         return None
     with os.fdopen(os.dup(descriptor), "rb") as file:
         data = file.read()
-    if hashlib.sha256(data[:-_SEAL]).digest() != data[-_SEAL:]:
+    if hashlib.sha256(data[:-_DIGEST_SIZE]).digest() != data[-_DIGEST_SIZE:]:
         os.close(descriptor)
         return None
     return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
@@ -223,13 +223,13 @@ def _build(compiler: Compiler, flags: Sequence[str]) -> bytes:
     """Compile the library, check it in a separate process and return its bytes."""
     _log.info("compiling the native decoder for this CPU, once (a few seconds; TRANSOM_NATIVE=0 disables it)")
     with tempfile.TemporaryDirectory(prefix="transom-build-") as scratch:
-        made = Path(scratch) / "step.so"
-        _run([*compiler.command, *FLAGS, *flags, str(SOURCE), "-o", str(made)])
+        library_path = Path(scratch) / "step.so"
+        _run([*compiler.command, *FLAGS, *flags, str(SOURCE), "-o", str(library_path)])
         try:
-            content = made.read_bytes()
+            content = library_path.read_bytes()
         except OSError as error:
             raise BuildError(f"{compiler.command[0]} produced no library: {error.strerror}") from error
-        _run([sys.executable, "-I", str(CHECK), str(made)], "the compiled library failed its check")
+        _run([sys.executable, "-I", str(CHECK), str(library_path)], "the compiled library failed its check")
         return content
 
 
@@ -240,26 +240,26 @@ def _run(command: Sequence[str], what: str = "", check: bool = True) -> bytes:
         BuildError: the program cannot run, times out, or fails and ``check`` is set.
     """
     what = what or f"{command[0]} failed"
-    with tempfile.TemporaryFile() as told:  # not a pipe, which a child process could keep open
+    with tempfile.TemporaryFile() as output:  # not a pipe, which a child process could keep open
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         except OSError as error:
             raise BuildError(f"{what}: {error.strerror}") from error
         try:
-            code = process.wait(TIMEOUT)
+            code = process.wait(COMPILE_TIMEOUT)
         except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{what}: timed out after {TIMEOUT:g} seconds") from error
+            raise BuildError(f"{what}: timed out after {COMPILE_TIMEOUT:g} seconds") from error
         finally:
-            _end_group(process)
-        told.seek(0)
-        printed = told.read(2**20)
+            _kill_process_group(process)
+        output.seek(0)
+        printed = output.read(2**20)
     if check and code:
         lines = printed.decode(errors="replace").strip().splitlines() or [f"exit code {code}"]
         raise BuildError(f"{what}: {next((line for line in lines if 'error' in line), lines[-1])}")
     return printed
 
 
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
+def _kill_process_group(process: "subprocess.Popen[bytes]") -> None:
     """Kill a process and its remaining child processes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -267,7 +267,7 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def _private_copy(content: bytes) -> Iterator[str]:
+def _temporary_copy(content: bytes) -> Iterator[str]:
     """Write a library to a temporary folder for the block."""
     with tempfile.TemporaryDirectory(prefix="transom-build-") as scratch:
         path = Path(scratch) / "step.so"

@@ -9,12 +9,12 @@ import sys
 INNER, OUTER, ROWS = 64, 16, 3
 
 
-class Linear(ctypes.Structure):
-    """Mirrors ``Linear`` in ``products.h``."""
+class LinearStruct(ctypes.Structure):
+    """Mirrors ``LinearStruct`` in ``products.h``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
-        *((name, ctypes.c_int32) for name in ("inner", "outer", "after")),
+        *((name, ctypes.c_int32) for name in ("in_features", "out_features", "activation")),
     ]
 
 
@@ -22,8 +22,8 @@ def main(path: str) -> int:
     """Return 0 if the products of every kind are correct; all numbers here are exact in bfloat16 and int8."""
     library = ctypes.CDLL(path)
     library.transom_packed_bytes.restype = ctypes.c_int64
-    library.transom_open.restype = ctypes.c_void_p
-    if not library.transom_works():
+    library.transom_create_workspace.restype = ctypes.c_void_p
+    if not library.transom_is_supported():
         return 0  # the operating system does not permit use of the matrix unit; reported when loading
     weight = (ctypes.c_float * (INNER * OUTER))(*(1.0 if (i * 7 + o) % 3 else -1.0 for o in range(OUTER) for i in range(INNER)))
     x = (ctypes.c_float * (INNER * ROWS))(*(1.0 if (i + row) % 2 else -1.0 for row in range(ROWS) for i in range(INNER)))
@@ -32,15 +32,15 @@ def main(path: str) -> int:
         packed = (ctypes.c_uint8 * library.transom_packed_bytes(kind, INNER, OUTER))()
         scale, y = (ctypes.c_float * OUTER)(), (ctypes.c_float * (OUTER * ROWS))()
         library.transom_pack(kind, weight, INNER, OUTER, packed, scale)
-        linear = Linear(ctypes.addressof(packed), ctypes.addressof(scale), None, INNER, OUTER, 0)
-        if library.transom_product(kind, ctypes.byref(linear), x, ROWS, y):
+        linear = LinearStruct(ctypes.addressof(packed), ctypes.addressof(scale), None, INNER, OUTER, 0)
+        if library.transom_linear(kind, ctypes.byref(linear), x, ROWS, y):
             return 3
         if any(abs(found - wanted) > 1e-3 for found, wanted in zip(y, expected, strict=True)):
             sys.exit(f"error: wrong product of kind {kind}")
-    workspace = library.transom_open(2)
+    workspace = library.transom_create_workspace(2)
     if not workspace:
         return 5
-    library.transom_close(ctypes.c_void_p(workspace))
+    library.transom_free_workspace(ctypes.c_void_p(workspace))
     return 0
 
 

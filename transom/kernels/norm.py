@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.kernels.second_order import differentiable_gradients, wants_graph
+from transom.kernels.second_order import differentiable_gradients, needs_double_backward
 from transom.layers.dispatch import REFERENCES
 
 
-class _ShortLayerNorm(torch.autograd.Function):
+class _Bfloat16LayerNorm(torch.autograd.Function):
     """Layer normalization in bfloat16 with PyTorch's kernels, except for the gradients of gamma and beta.
 
     PyTorch accumulates these in bfloat16 on a CPU, an error of 8 % over 4,096 tokens. With n = (x - mean) / sigma and G the gradient:
@@ -28,16 +28,16 @@ class _ShortLayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, r = ctx.saved_tensors
-        if wants_graph():
+        if needs_double_backward():
             return *differentiable_gradients(REFERENCES["layer_norm"], (x, weight, bias, ctx.eps), grad)[:3], None
-        grad_x = _gradient_of_input(grad, x, mean, r, weight)
+        grad_x = _layer_norm_input_gradient(grad, x, mean, r, weight)
         flat = grad.reshape(-1, x.shape[-1])
         sums = torch.stack([torch.ones_like(r).flatten(), (mean * r).flatten()]).to(x.dtype) @ flat
         grad_weight = _weighted_sum(r, grad * x) - sums[1]
         return grad_x, grad_weight.to(weight.dtype), None if bias is None else sums[0].to(bias.dtype), None
 
 
-def _gradient_of_input(grad: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor) -> Tensor:
+def _layer_norm_input_gradient(grad: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor) -> Tensor:
     """Return the input gradient of layer normalization, (u - mean(u) - n mean(u n)) r with u = weight * grad and n = (x - mean) r."""
     kernel = getattr(torch.ops.aten, "native_layer_norm_backward", None)  # undocumented
     if kernel is None:
@@ -53,8 +53,8 @@ def _normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tu
     if kernel is None:
         variance, mean = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), -1, correction=0, keepdim=True)
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps), mean, (variance + eps).rsqrt()
-    found: tuple[Tensor, Tensor, Tensor] = kernel(x, x.shape[-1:], weight, bias, eps)
-    return found
+    outputs: tuple[Tensor, Tensor, Tensor] = kernel(x, x.shape[-1:], weight, bias, eps)
+    return outputs
 
 
 def _weighted_sum(r: Tensor, rows: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def _weighted_sum(r: Tensor, rows: Tensor) -> Tensor:
     return (r.to(rows.dtype).reshape(1, -1) @ rows.reshape(-1, rows.shape[-1]))[0]
 
 
-class _RootMeanSquare(torch.autograd.Function):
+class _RmsNorm(torch.autograd.Function):
     """RMS normalization with a hand-written gradient; PyTorch's CPU implementation takes a dozen passes over memory for each direction.
 
     With n = x / r, r = sqrt(mean(x^2) + eps), u = gamma * G and G the gradient of gamma * n: dgamma = sum(G * n),
@@ -81,22 +81,22 @@ class _RootMeanSquare(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, r = ctx.saved_tensors
-        if wants_graph():
+        if needs_double_backward():
             return differentiable_gradients(REFERENCES["rms_norm"], (x, weight, ctx.eps), grad)
         mean = (grad @ weight.to(grad.dtype))[..., None].to(r.dtype) / x.shape[-1]
-        grad_x = _gradient_of_input(grad, x, torch.zeros_like(r), r, weight).add_((mean * r).to(x.dtype))
+        grad_x = _layer_norm_input_gradient(grad, x, torch.zeros_like(r), r, weight).add_((mean * r).to(x.dtype))
         return grad_x, _weighted_sum(r, grad * x).to(weight.dtype), None
 
 
-def in_short_type(x: Tensor, *_: object) -> bool:
-    """Return whether ``short_layer_norm`` applies: 16-bit dtypes on a CPU, in training."""
+def can_use_16_bit_layer_norm(x: Tensor, *_: object) -> bool:
+    """Return whether ``layer_norm_16_bit`` applies: 16-bit dtypes on a CPU, in training."""
     return x.dtype.itemsize < torch.float32.itemsize and x.device.type == "cpu" and torch.is_grad_enabled()
 
 
-short_layer_norm: Callable[..., Tensor] = _ShortLayerNorm.apply
+layer_norm_16_bit: Callable[..., Tensor] = _Bfloat16LayerNorm.apply
 """Apply layer normalization to 16-bit vectors on a CPU."""
 
-written_out_rms_norm: Callable[..., Tensor] = _RootMeanSquare.apply
+explicit_rms_norm: Callable[..., Tensor] = _RmsNorm.apply
 """Apply RMS normalization on a CPU."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transom.kernels.second_order import wants_graph
+from transom.kernels.second_order import needs_double_backward
 
 
 class _Relu(torch.autograd.Function):
@@ -21,7 +21,7 @@ class _Relu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
-        if wants_graph():
+        if needs_double_backward():
             return grad * (y > 0)
         return torch.gt(y, 0, out=torch.empty_like(y)).mul_(grad)
 
@@ -46,12 +46,12 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        pairs = cos.shape[-1]
+        n_pairs = cos.shape[-1]
         exact = x.to(torch.promote_types(x.dtype, cos.dtype))
-        a, b, _ = exact.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
+        a, b, _ = exact.split([n_pairs, n_pairs, x.shape[-1] - 2 * n_pairs], -1)
         out = exact.clone()
-        out[..., :pairs].mul_(cos).addcmul_(b, sin, value=-1)
-        out[..., pairs : 2 * pairs].mul_(cos).addcmul_(a, sin)
+        out[..., :n_pairs].mul_(cos).addcmul_(b, sin, value=-1)
+        out[..., n_pairs : 2 * n_pairs].mul_(cos).addcmul_(a, sin)
         return out.to(x.dtype)
 
     @staticmethod
@@ -60,7 +60,7 @@ class _Rotate(torch.autograd.Function):
         return rotate(grad, cos, -sin), None, None
 
 
-def of_one_type(residual: Tensor, x: Tensor, mask: Tensor) -> bool:
+def can_use_dropout_add(residual: Tensor, x: Tensor, mask: Tensor) -> bool:
     """Return whether ``dropout_add`` applies."""
     return residual.dtype == x.dtype and x.device.type == "cpu"
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def wants_graph() -> bool:
+def needs_double_backward() -> bool:
     """Return whether the running backward pass must be differentiable itself (``create_graph=True``)."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
@@ -15,7 +15,7 @@ def wants_graph() -> bool:
 def differentiable_gradients(forward: Callable[..., Tensor], inputs: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of ``forward(*inputs)`` with their graph; None for an input without gradient.
 
-    A hand-written backward pass calls this if ``wants_graph()``: its own formula reads tensors that the forward pass computed
+    A hand-written backward pass calls this if ``needs_double_backward()``: its own formula reads tensors that the forward pass computed
     without autograd, so the derivative of its result would be wrong.
 
     Args:
@@ -24,8 +24,8 @@ def differentiable_gradients(forward: Callable[..., Tensor], inputs: Sequence[An
         grad: gradient of the output.
     """
     with torch.enable_grad():
-        own = [x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for x in inputs]  # one tensor may be two inputs
-        out = forward(*own)
-    wanted = [x for x in own if isinstance(x, Tensor) and x.requires_grad]
-    found = iter(torch.autograd.grad(out, wanted, grad.to(out.dtype), create_graph=True, allow_unused=True))
-    return tuple(next(found) if isinstance(x, Tensor) and x.requires_grad else None for x in own)
+        views = [x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for x in inputs]  # one tensor may be two inputs
+        out = forward(*views)
+    differentiable = [x for x in views if isinstance(x, Tensor) and x.requires_grad]
+    grads = iter(torch.autograd.grad(out, differentiable, grad.to(out.dtype), create_graph=True, allow_unused=True))
+    return tuple(next(grads) if isinstance(x, Tensor) and x.requires_grad else None for x in views)

@@ -11,53 +11,53 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transom.config.architecture import Transformer
-from transom.config.brick import Brick
-from transom.config.bricks import ScaledDotProduct
-from transom.config.components import build, implements
+from transom.config.architecture import TransformerConfig
+from transom.config.component_registry import build, implements
+from transom.config.components import ScaledDotProductConfig
+from transom.config.schema import ComponentConfig
 from transom.errors import ConfigError
-from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, ProjectedMemory, RoutedCache, SumsCache
+from transom.layers.cache import BlockCache, KeyValues, KVCache, LinearAttentionCache, ProjectedMemory, RoutedKVCache
 from transom.layers.context import AttentionContext
 from transom.layers.dispatch import operation
 from transom.layers.dropout import dropout
-from transom.layers.masks.visible_tiles import VisibleTiles
+from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe
-from transom.layers.position import turn
-from transom.layers.value_residual import FirstValues
+from transom.layers.position_encoding import apply_rotary
+from transom.layers.value_residual import ValueResidualTerm
 
 
-# Masks for cross-attention (same_segment in training, not_padding in decoding) and for inference backends. The mask of
+# Masks for cross-attention (same_segment_mask in training, non_padding_mask in decoding) and for inference backends. The mask of
 # self-attention, causal in a decoder and within segments, is built in layers/masks.
-def same_segment(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
+def same_segment_mask(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
     """Let tokens attend within their own segment. Padding, segment 0, attends to padding only, so that no row is empty."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
 
 
-def not_padding(keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 1 key"]:
+def non_padding_mask(keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 1 key"]:
     """Let every query attend to every key that is not padding."""
     return (keys > 0)[:, None, None]
 
 
-def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> Bool[Tensor, "1 1 query key"]:
+def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None) -> Bool[Tensor, "1 1 query key"]:
     """Let each query attend to itself and earlier keys; the last query is aligned with the last key."""
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)[None, None]
 
 
-Score = Callable[[Tensor, Tensor], Tensor]
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 """Maps queries (batch, n_heads, query, d_head) and keys (batch, n_heads, key, d_head) to scores (batch, n_heads, query, key)."""
 
-implements(ScaledDotProduct)(lambda config, d_head: None)  # the product in ``scores``, which kernels compute faster
+implements(ScaledDotProductConfig)(lambda config, d_head: None)  # the product in ``attention_scores``, which kernels compute faster
 
 
-def build_score(config: Brick, d_head: int) -> Score | None:
+def build_score_function(config: ComponentConfig, d_head: int) -> ScoreFunction | None:
     """Build the score function of a plugin; return None for the scaled dot product.
 
     Raises:
         ConfigError: the plugin built no function.
     """
-    score: Score | None = build(config, d_head)
-    if not isinstance(config, ScaledDotProduct) and not callable(score):
+    score: ScoreFunction | None = build(config, d_head)
+    if not isinstance(config, ScaledDotProductConfig) and not callable(score):
         raise ConfigError(
             f"component {type(config).__name__}: expected a function of queries and keys, found {score!r}; return one from the"
             " function that @implements decorates"
@@ -66,7 +66,7 @@ def build_score(config: Brick, d_head: int) -> Score | None:
 
 
 def custom_scores(
-    q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch n_heads key d_head"], score: Score
+    q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch n_heads key d_head"], score: ScoreFunction
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Compute S = score(Q, K) by a plugin's function.
 
@@ -83,7 +83,7 @@ def custom_scores(
     return s
 
 
-class Terms(NamedTuple):
+class AttentionArgs(NamedTuple):
     """Arguments of attention besides queries, keys and values.
 
     Attributes:
@@ -100,80 +100,82 @@ class Terms(NamedTuple):
     dropout: float = 0.0
     softcap: float | None = None
     sinks: Float[Tensor, "n_heads"] | None = None
-    score: Score | None = None
+    score: ScoreFunction | None = None
 
 
-PLAIN = Terms()
+DEFAULT_ARGS = AttentionArgs()
 """Scaled dot product without mask, bias, dropout, softcap or sinks."""
 
 
-def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
+def repeat_kv(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
     """Repeat key or value heads: query head h uses head h // g, with g = n_heads / kv_heads (Ainslie et al. 2023)."""
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
 
 
-def scores(
-    q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], terms: Terms = PLAIN
+def attention_scores(
+    q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], args: AttentionArgs = DEFAULT_ARGS
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Compute S = Q K^T / sqrt(d_head) (Vaswani et al. 2017, eq. 1), then c tanh(S / c) with a softcap c, then add the bias."""
-    k = per_query_head(k, q.shape[1])
-    s = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) if terms.score is None else custom_scores(q, k, terms.score)
-    if terms.softcap is not None:
-        s = terms.softcap * torch.tanh(s / terms.softcap)
-    return s if terms.bias is None else s + terms.bias
+    k = repeat_kv(k, q.shape[1])
+    s = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) if args.score is None else custom_scores(q, k, args.score)
+    if args.softcap is not None:
+        s = args.softcap * torch.tanh(s / args.softcap)
+    return s if args.bias is None else s + args.bias
 
 
-def pattern(s: Float[Tensor, "batch n_heads query key"], terms: Terms = PLAIN) -> Float[Tensor, "batch n_heads query key"]:
+def attention_weights(
+    s: Float[Tensor, "batch n_heads query key"], args: AttentionArgs = DEFAULT_ARGS
+) -> Float[Tensor, "batch n_heads query key"]:
     """Compute attention weights: the softmax of the scores over the visible keys and the sink, in float32 or wider.
 
     A query with no visible key has weights 0, not NaN. With a sink, the weights of a query sum to less than 1.
     """
     s = s.to(torch.promote_types(s.dtype, torch.float32))
-    mask = terms.mask
+    mask = args.mask
     if mask is not None:
         s = s.masked_fill(~mask, torch.finfo(s.dtype).min)
-    if terms.sinks is None:
+    if args.sinks is None:
         weights = s.softmax(-1)
     else:
-        sink = terms.sinks.to(s.dtype)[:, None, None].expand(len(s), -1, s.shape[2], 1)
+        sink = args.sinks.to(s.dtype)[:, None, None].expand(len(s), -1, s.shape[2], 1)
         weights = torch.cat([s, sink], -1).softmax(-1)[..., :-1]
     return weights if mask is None else weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
-def attend_explicit(
+def explicit_attention(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
-    terms: Terms = PLAIN,
+    args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute Attention(Q, K, V) = Dropout(softmax(Q K^T / sqrt(d_head))) V (Vaswani et al. 2017, eq. 1)."""
-    weights = pattern(scores(q, k, terms), terms)  # (batch, n_heads, query, key)
-    weights = dropout(weights, terms.dropout, training=True)  # ``terms.dropout`` is 0 in evaluation
-    return weights.to(v.dtype) @ per_query_head(v, q.shape[1])
+    weights = attention_weights(attention_scores(q, k, args), args)  # (batch, n_heads, query, key)
+    weights = dropout(weights, args.dropout, training=True)  # ``args.dropout`` is 0 in evaluation
+    return weights.to(v.dtype) @ repeat_kv(v, q.shape[1])
 
 
 @operation("attention")
-def attend(
+def scaled_dot_product_attention(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
-    terms: Terms = PLAIN,
+    args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute ``attend_explicit``, by a fused kernel where one applies (``layers/dispatch.py``)."""
-    return attend_explicit(q, k, v, terms)
+    """Compute ``explicit_attention``, by a fused kernel where one applies (``layers/dispatch.py``)."""
+    return explicit_attention(q, k, v, args)
 
 
-@operation("visible_attention")
-def attend_visible(
+@operation("block_sparse_attention")
+def block_sparse_attention(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
-    tiles: VisibleTiles,
-    terms: Terms = PLAIN,
+    block_mask: BlockSparseMask,
+    args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute attention with a block-sparse mask. Kernels skip tiles without a visible pair; this reference uses the dense mask."""
-    mask, bias = tiles.written_out()
-    return attend(q, k, v, terms._replace(mask=mask, bias=bias))
+    mask, bias = block_mask.dense()
+    return scaled_dot_product_attention(q, k, v, args._replace(mask=mask, bias=bias))
 
 
 class Attention(nn.Module):
@@ -185,20 +187,22 @@ class Attention(nn.Module):
     (grouped-query attention). Head counts are read from the projections, which hold a part of the heads in tensor parallelism.
     """
 
-    def __init__(self, config: Transformer) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         """Initialize W_Q (d_model to n_heads * d_head), W_K and W_V (to n_kv_heads * d_head and n_kv_heads * d_value), and W_O."""
         super().__init__()
         options = config.attention
         self.d_head, self.d_value = config.width_of_head, config.width_of_value  # d_model / n_heads by default
         self.dropout, self.softcap = config.attention_dropout, options.softcap
-        self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, options.bias)
-        self.k = nn.Linear(config.d_model, config.key_heads * self.d_head, options.bias)  # key_heads = n_kv_heads, by default n_heads
-        self.v = nn.Linear(config.d_model, config.key_heads * self.d_value, options.bias)
-        self.o = nn.Linear(config.n_heads * self.d_value, config.d_model, options.output_bias) if options.output else nn.Identity()
+        self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, options.qkv_bias)
+        self.k = nn.Linear(config.d_model, config.key_heads * self.d_head, options.qkv_bias)  # key_heads = n_kv_heads, by default n_heads
+        self.v = nn.Linear(config.d_model, config.key_heads * self.d_value, options.qkv_bias)
+        self.o = (
+            nn.Linear(config.n_heads * self.d_value, config.d_model, options.output_bias) if options.output_projection else nn.Identity()
+        )
         normed = options.qk_norm.kind != "none"
         self.q_norm, self.k_norm = (build_norm(options.qk_norm, self.d_head) if normed else None for _ in range(2))
         self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if options.sinks else None
-        self.score = build_score(options.score, self.d_head)
+        self.score = build_score_function(options.score, self.d_head)
 
     @property
     def n_heads(self) -> int:
@@ -215,7 +219,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "rows query d_model"],
         ctx: AttentionContext = AttentionContext(),
         memory: Float[Tensor, "batch key d_model"] | ProjectedMemory | None = None,
-        first_values: FirstValues | None = None,
+        value_residual: ValueResidualTerm | None = None,
     ) -> tuple[Float[Tensor, "rows query d_model"], Float[Tensor, "batch kv_heads length d_value"]]:
         """Attend from ``x`` to itself and the cached tokens, or to a memory.
 
@@ -225,7 +229,7 @@ class Attention(nn.Module):
                 cache.
             memory: encoder output for cross-attention, or its keys and values by ``project_memory``; None for self-attention. The n_beams
                 rows of ``x`` that belong to one row of ``memory`` share its keys.
-            first_values: V_1 and the two scalars, learned or fixed, of V' = lambda_1 V_1 + lambda_2 V; None for V' = V. Attention
+            value_residual: V_1 and the two scalars, learned or fixed, of V' = lambda_1 V_1 + lambda_2 V; None for V' = V. Attention
                 reads V', and the cache stores it. Self-attention only.
 
         Returns:
@@ -233,7 +237,7 @@ class Attention(nn.Module):
         """
         projected: ProjectedMemory
         if memory is None or isinstance(memory, Tensor):
-            projected, values = self.project(x if memory is None else memory, ctx, first_values)
+            projected, values = self.project_kv(x if memory is None else memory, ctx, value_residual)
         else:
             projected, values = memory, memory[-1]
         q = self.q(x).unflatten(-1, (-1, self.d_head))  # (rows, query, n_heads, d_head)
@@ -241,15 +245,15 @@ class Attention(nn.Module):
         q = q.transpose(1, 2)
         if self.q_norm is not None:
             q = self.q_norm(q, ctx)
-        q = turn(q, ctx.rotation)  # RoPE; unchanged if ``ctx.rotation`` is None, as with learned positions
+        q = apply_rotary(q, ctx.rotary)  # RoPE; unchanged if ``ctx.rotary`` is None, as with learned positions
         q = observe(ctx, self, "q", q)
-        z = self.gather(q, projected, ctx)  # (batch, n_heads, n_beams * query, d_value)
+        z = self.attend(q, projected, ctx)  # (batch, n_heads, n_beams * query, d_value)
         z = observe(ctx, self, "z", z)
         z = z.transpose(1, 2).reshape(*x.shape[:2], -1)  # (rows, query, n_heads * d_value)
         return self.o(z), values
 
-    def project(
-        self, x: Float[Tensor, "batch length d_model"], ctx: AttentionContext, first_values: FirstValues | None = None
+    def project_kv(
+        self, x: Float[Tensor, "batch length d_model"], ctx: AttentionContext, value_residual: ValueResidualTerm | None = None
     ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads length d_value"]]:
         """Project ``x`` to keys and values per head; return them, after RoPE and the mix with V_1, and the values before the mix.
 
@@ -259,38 +263,40 @@ class Attention(nn.Module):
         own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, length, d_value)
         if self.k_norm is not None:
             k = self.k_norm(k, ctx)
-        k = turn(k, ctx.rotation)
+        k = apply_rotary(k, ctx.rotary)
         k = observe(ctx, self, "k", k)
-        v = own if first_values is None else first_values.mix(own)
+        v = own if value_residual is None else value_residual.mix(own)
         v = observe(ctx, self, "v", v)
         return KeyValues(k, v), own
 
-    def gather(
+    def attend(
         self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Compute softmax(Q K^T / sqrt(d_head)) V over the projected and the cached keys (Vaswani et al. 2017, eq. 1).
 
         With a cache, ``memory`` holds the new tokens only; the KV cache appends them, and the queries attend to all tokens so far.
-        ``ctx.visible_keys``, (key,), are the indices of the few keys that are visible to a single new token under a sparse pattern.
-        ``ctx.tiles`` is the block-sparse form of mask and bias for long sequences, in place of ``ctx.mask`` and ``ctx.bias``.
+        ``ctx.key_indices``, (key,), are the indices of the few keys that are visible to a single new token under a sparse pattern.
+        ``ctx.block_mask`` is the block-sparse form of mask and bias for long sequences, in place of ``ctx.mask`` and ``ctx.bias``.
         """
-        assert isinstance(memory, KeyValues) and not isinstance(ctx.cache, SumsCache)
-        k, v = memory if ctx.cache is None else ctx.cache.append(memory)
-        if ctx.visible_keys is not None:
-            k, v = k.index_select(2, ctx.visible_keys), v.index_select(2, ctx.visible_keys)
-        terms = self.terms(ctx)
-        return attend(q, k, v, terms) if ctx.tiles is None else attend_visible(q, k, v, ctx.tiles, terms)
+        assert isinstance(memory, KeyValues) and not isinstance(ctx.cache, LinearAttentionCache)
+        k, v = memory if ctx.cache is None else ctx.cache.update(memory)
+        if ctx.key_indices is not None:
+            k, v = k.index_select(2, ctx.key_indices), v.index_select(2, ctx.key_indices)
+        args = self.attention_args(ctx)
+        return (
+            scaled_dot_product_attention(q, k, v, args) if ctx.block_mask is None else block_sparse_attention(q, k, v, ctx.block_mask, args)
+        )
 
-    def terms(self, ctx: AttentionContext) -> Terms:
+    def attention_args(self, ctx: AttentionContext) -> AttentionArgs:
         """Return mask, bias, dropout (0 in evaluation), softcap, sinks and score function."""
-        return Terms(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks, self.score)
+        return AttentionArgs(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks, self.score)
 
     def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> ProjectedMemory:
         """Project the encoder output to keys and values, once for all decoding steps.
 
         ``segments`` is 0 at padding. Linear attention needs it for its sums; here ``ctx.mask`` hides padding.
         """
-        return self.project(memory, AttentionContext())[0]
+        return self.project_kv(memory, AttentionContext())[0]
 
     def new_cache(self, n_rows: int, max_length: int, like: Tensor, routed: bool = False) -> BlockCache:
         """Allocate an empty key-value cache for self-attention.
@@ -301,26 +307,28 @@ class Attention(nn.Module):
             like: tensor whose dtype and device the cache takes.
             routed: whether the block has a mixture-of-depths router; its cache also records the selected tokens.
         """
-        return (RoutedCache if routed else KeyValueCache)(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
+        return (RoutedKVCache if routed else KVCache)(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
 
-    def update_cache(self, x: Float[Tensor, "rows new d_model"], ctx: AttentionContext, first_values: FirstValues | None = None) -> None:
+    def update_cache(
+        self, x: Float[Tensor, "rows new d_model"], ctx: AttentionContext, value_residual: ValueResidualTerm | None = None
+    ) -> None:
         """Append keys and values of ``x`` to the cache without computing attention, for tokens that exited early."""
-        assert ctx.cache is not None and not isinstance(ctx.cache, SumsCache)
-        ctx.cache.append(self.project(x, ctx, first_values)[0])
+        assert ctx.cache is not None and not isinstance(ctx.cache, LinearAttentionCache)
+        ctx.cache.update(self.project_kv(x, ctx, value_residual)[0])
 
-    def weights(
+    def attention_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Compute softmax(Q K^T / sqrt(d_head)) from recorded ``q`` and ``k``, for inspection; masks in ``ctx`` must be dense."""
-        terms = self.terms(ctx)
-        return pattern(scores(q, k, terms), terms)
+        args = self.attention_args(ctx)
+        return attention_weights(attention_scores(q, k, args), args)
 
 
 @runtime_checkable
-class Attends(Protocol):
+class SupportsAttentionWeights(Protocol):
     """An attention layer whose weights can be recomputed from recorded ``q`` and ``k``, for inspection; no forward pass calls it."""
 
-    def weights(
+    def attention_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Return the attention weights; masked keys have weight 0."""

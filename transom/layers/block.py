@@ -14,36 +14,36 @@ from abc import ABC, abstractmethod
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.config.architecture import Transformer
-from transom.config.depth import MixtureOfDepths
-from transom.layers.approximations.approximate import build_attention
+from transom.config.architecture import TransformerConfig
+from transom.config.depth import MixtureOfDepthsConfig
+from transom.layers.approximations.approximate_attention import build_attention
 from transom.layers.attention import Attention
 from transom.layers.cache import ProjectedMemory
 from transom.layers.context import BlockContext
-from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.feed_forward import build_feed_forward
+from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe
-from transom.layers.value_residual import FirstValues
+from transom.layers.value_residual import ValueResidualTerm
 
-Stream = Float[Tensor, "rows query d_model"]
+ResidualStream = Float[Tensor, "rows query d_model"]
 """The residual stream; ``rows`` is the batch size, in beam search times the number of beams; ``query`` counts this pass's tokens."""
 
 Values = Float[Tensor, "rows kv_heads query d_value"]
 """Self-attention's values V of this pass's tokens, before the value residual; cached tokens are not among them."""
 
-Memory = Float[Tensor, "batch key d_model"] | ProjectedMemory
+BlockMemory = Float[Tensor, "batch key d_model"] | ProjectedMemory
 """Encoder output, or its projection to this block's keys and values (linear attention: sums over them)."""
 
 
-class Residual(nn.Module):
+class ResidualConnection(nn.Module):
     """Residual connection of a sub-layer: its norm, and ``add(x, y)`` = x + Dropout(y).
 
     The block decides whether the norm comes before the sub-layer or after the sum.
     """
 
-    def __init__(self, config: Transformer) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         """Initialize norm and dropout."""
         super().__init__()
         self.norm = build_norm(config.norm, config.d_model)
@@ -54,10 +54,10 @@ class Residual(nn.Module):
         return self.dropout.add(x, y)
 
 
-class SandwichResidual(Residual):
-    """A ``Residual`` with a second norm, ``norm_out``, which the block applies to the sub-layer's output before ``add``."""
+class SandwichResidualConnection(ResidualConnection):
+    """A ``ResidualConnection`` with a second norm, ``norm_out``, which the block applies to the sub-layer's output before ``add``."""
 
-    def __init__(self, config: Transformer) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         """Initialize both norms and dropout."""
         super().__init__(config)
         self.norm_out = build_norm(config.norm, config.d_model)
@@ -85,15 +85,19 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, x: Stream, ctx: BlockContext = BlockContext(), memory: Memory | None = None, first_values: FirstValues | None = None
-    ) -> tuple[Stream, Values]:
+        self,
+        x: ResidualStream,
+        ctx: BlockContext = BlockContext(),
+        memory: BlockMemory | None = None,
+        value_residual: ValueResidualTerm | None = None,
+    ) -> tuple[ResidualStream, Values]:
         """Pass the residual stream through the sub-layers.
 
         Args:
             x: the stream.
             ctx: context of the pass; ``ctx.attention`` is self-attention's part, ``ctx.cross`` cross-attention's.
             memory: keys and values of cross-attention; None without it.
-            first_values: V_1 of the stack's first block and this block's mixing weights; None in the first block and without value
+            value_residual: V_1 of the stack's first block and this block's mixing weights; None in the first block and without value
                 residuals.
 
         Returns:
@@ -101,27 +105,27 @@ class Block(nn.Module, ABC):
         """
 
     @abstractmethod
-    def attention_input(self, x: Stream, ctx: BlockContext) -> Stream:
+    def attention_input(self, x: ResidualStream, ctx: BlockContext) -> ResidualStream:
         """Return the input of self-attention: Norm(x), or x in a post-norm block."""
 
-    def update_cache(self, x: Stream, ctx: BlockContext, first_values: FirstValues | None = None) -> None:
+    def update_cache(self, x: ResidualStream, ctx: BlockContext, value_residual: ValueResidualTerm | None = None) -> None:
         """Append keys and values of ``x`` to the cache without computing the block, for tokens that exited early."""
-        self.attn.update_cache(self.attention_input(x, ctx), ctx.attention, first_values)
+        self.attn.update_cache(self.attention_input(x, ctx), ctx.attention, value_residual)
 
 
 class SequentialBlock(Block):
     """A block whose sub-layers follow one another.
 
-    Each sub-layer has a ``Residual`` with ``norm`` and ``add(x, y)`` = x + Dropout(y);
-    a ``SandwichResidual`` also has ``norm_out``.
+    Each sub-layer has a ``ResidualConnection`` with ``norm`` and ``add(x, y)`` = x + Dropout(y);
+    a ``SandwichResidualConnection`` also has ``norm_out``.
     """
 
-    residual_type: type[Residual] = Residual
-    attn_residual: Residual
-    cross_residual: Residual
-    ff_residual: Residual
+    residual_type: type[ResidualConnection] = ResidualConnection
+    attn_residual: ResidualConnection
+    cross_residual: ResidualConnection
+    ff_residual: ResidualConnection
 
-    def __init__(self, config: Transformer, cross: bool) -> None:
+    def __init__(self, config: TransformerConfig, cross: bool) -> None:
         """Initialize the sub-layers; ``cross`` adds cross-attention between self-attention and feed-forward."""
         super().__init__()
         self.attn, self.attn_residual = build_attention(config), self.residual_type(config)
@@ -131,7 +135,7 @@ class SequentialBlock(Block):
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.ff_residual = self.residual_type(config)
 
-    def attention_input(self, x: Stream, ctx: BlockContext) -> Stream:
+    def attention_input(self, x: ResidualStream, ctx: BlockContext) -> ResidualStream:
         """Return the normalized stream."""
         return self.attn_residual.norm(x, ctx)
 
@@ -140,11 +144,15 @@ class PreNormBlock(SequentialBlock):
     """x' = x + Dropout(f(Norm(x))) for each sub-layer f (Xiong et al. 2020, figure 1b)."""
 
     def forward(
-        self, x: Stream, ctx: BlockContext = BlockContext(), memory: Memory | None = None, first_values: FirstValues | None = None
-    ) -> tuple[Stream, Values]:
+        self,
+        x: ResidualStream,
+        ctx: BlockContext = BlockContext(),
+        memory: BlockMemory | None = None,
+        value_residual: ValueResidualTerm | None = None,
+    ) -> tuple[ResidualStream, Values]:
         """Normalize, attend, add; normalize, transform, add."""
         x = observe(ctx, self, "resid_pre", x)
-        y, values = self.attn(self.attn_residual.norm(x, ctx), ctx.attention, None, first_values)
+        y, values = self.attn(self.attn_residual.norm(x, ctx), ctx.attention, None, value_residual)
         x = self.attn_residual.add(x, y)
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
@@ -157,16 +165,20 @@ class PreNormBlock(SequentialBlock):
 class PostNormBlock(SequentialBlock):
     """x' = Norm(x + Dropout(f(x))) for each sub-layer f (Vaswani et al. 2017, section 5.4)."""
 
-    def attention_input(self, x: Stream, ctx: BlockContext) -> Stream:
+    def attention_input(self, x: ResidualStream, ctx: BlockContext) -> ResidualStream:
         """Return the stream itself."""
         return x
 
     def forward(
-        self, x: Stream, ctx: BlockContext = BlockContext(), memory: Memory | None = None, first_values: FirstValues | None = None
-    ) -> tuple[Stream, Values]:
+        self,
+        x: ResidualStream,
+        ctx: BlockContext = BlockContext(),
+        memory: BlockMemory | None = None,
+        value_residual: ValueResidualTerm | None = None,
+    ) -> tuple[ResidualStream, Values]:
         """Attend, add, normalize; transform, add, normalize."""
         x = observe(ctx, self, "resid_pre", x)
-        y, values = self.attn(x, ctx.attention, None, first_values)
+        y, values = self.attn(x, ctx.attention, None, value_residual)
         x = self.attn_residual.norm(self.attn_residual.add(x, y), ctx)
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
@@ -179,17 +191,21 @@ class PostNormBlock(SequentialBlock):
 class SandwichBlock(SequentialBlock):
     """x' = x + Dropout(Norm_out(f(Norm(x)))) for each sub-layer f (Ding et al. 2021; Gemma Team 2024)."""
 
-    residual_type = SandwichResidual
-    attn_residual: SandwichResidual
-    cross_residual: SandwichResidual
-    ff_residual: SandwichResidual
+    residual_type = SandwichResidualConnection
+    attn_residual: SandwichResidualConnection
+    cross_residual: SandwichResidualConnection
+    ff_residual: SandwichResidualConnection
 
     def forward(
-        self, x: Stream, ctx: BlockContext = BlockContext(), memory: Memory | None = None, first_values: FirstValues | None = None
-    ) -> tuple[Stream, Values]:
+        self,
+        x: ResidualStream,
+        ctx: BlockContext = BlockContext(),
+        memory: BlockMemory | None = None,
+        value_residual: ValueResidualTerm | None = None,
+    ) -> tuple[ResidualStream, Values]:
         """Normalize, attend, normalize, add; normalize, transform, normalize, add."""
         x = observe(ctx, self, "resid_pre", x)
-        y, values = self.attn(self.attn_residual.norm(x, ctx), ctx.attention, None, first_values)
+        y, values = self.attn(self.attn_residual.norm(x, ctx), ctx.attention, None, value_residual)
         x = self.attn_residual.add(x, self.attn_residual.norm_out(y, ctx))
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
@@ -206,7 +222,7 @@ class ParallelBlock(Block):
     With a memory, Dropout(CrossAttention(h, memory)) is added too.
     """
 
-    def __init__(self, config: Transformer, cross: bool) -> None:
+    def __init__(self, config: TransformerConfig, cross: bool) -> None:
         """Initialize the sub-layers and their norm; ``cross`` adds cross-attention."""
         super().__init__()
         self.norm = build_norm(config.norm, config.d_model)
@@ -215,17 +231,21 @@ class ParallelBlock(Block):
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.dropout = Dropout(config.dropout)
 
-    def attention_input(self, x: Stream, ctx: BlockContext) -> Stream:
+    def attention_input(self, x: ResidualStream, ctx: BlockContext) -> ResidualStream:
         """Return the normalized stream."""
         return self.norm(x, ctx)
 
     def forward(
-        self, x: Stream, ctx: BlockContext = BlockContext(), memory: Memory | None = None, first_values: FirstValues | None = None
-    ) -> tuple[Stream, Values]:
+        self,
+        x: ResidualStream,
+        ctx: BlockContext = BlockContext(),
+        memory: BlockMemory | None = None,
+        value_residual: ValueResidualTerm | None = None,
+    ) -> tuple[ResidualStream, Values]:
         """Normalize once; add the output of each sub-layer."""
         x = observe(ctx, self, "resid_pre", x)
         h = self.norm(x, ctx)
-        y, values = self.attn(h, ctx.attention, None, first_values)
+        y, values = self.attn(h, ctx.attention, None, value_residual)
         x = self.dropout.add(x, y)
         if self.cross is not None:
             y, _ = self.cross(h, ctx.cross, memory)
@@ -234,7 +254,7 @@ class ParallelBlock(Block):
         return observe(ctx, self, "resid_post", x), values
 
 
-BLOCKS: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
+BLOCK_TYPES: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
     "pre": PreNormBlock,
     "post": PostNormBlock,
     "sandwich": SandwichBlock,
@@ -243,9 +263,9 @@ BLOCKS: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
 """Block class per ``norm_placement`` of a recipe."""
 
 
-def build_block(config: Transformer, cross: bool, place: int = 0) -> SequentialBlock | ParallelBlock:
-    """Build block ``place`` of a stack, counted from 0; with mixture of depths, blocks 1, 3, 5, ... (by default) get a router."""
-    block = BLOCKS[config.norm_placement](config, cross)
-    if isinstance(config.depth, MixtureOfDepths) and config.depth.routed(place):
+def build_block(config: TransformerConfig, cross: bool, layer_index: int = 0) -> SequentialBlock | ParallelBlock:
+    """Build block ``layer_index`` of a stack, counted from 0; with mixture of depths, blocks 1, 3, 5, ... (by default) get a router."""
+    block = BLOCK_TYPES[config.norm_placement](config, cross)
+    if isinstance(config.depth, MixtureOfDepthsConfig) and config.depth.routed(layer_index):
         block.depth = DepthRouter(config.depth, config.d_model)
     return block

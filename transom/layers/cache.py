@@ -15,7 +15,7 @@ class KeyValues(NamedTuple):
     v: Float[Tensor, "batch kv_heads key d_value"]
 
 
-class KeyValueCache:
+class KVCache:
     """Preallocated KV cache of one self-attention layer."""
 
     def __init__(self, n_rows: int, kv_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
@@ -24,7 +24,7 @@ class KeyValueCache:
         self._v = like.new_empty(n_rows, kv_heads, max_length, d_value)
         self.length = 0
 
-    def append(self, new: KeyValues) -> KeyValues:
+    def update(self, new: KeyValues) -> KeyValues:
         """Append the keys and values of the new tokens and return those of all tokens so far."""
         end = self.length + new.k.shape[2]
         assert end <= self._k.shape[2], f"expected at most {self._k.shape[2]} tokens in the cache, found {end}"
@@ -44,11 +44,11 @@ class KeyValueCache:
         self._k, self._v = self._k[: len(rows)], self._v[: len(rows)]
 
 
-class RoutedCache(KeyValueCache):
+class RoutedKVCache(KVCache):
     """KV cache of a mixture-of-depths block: one slot per token; slots of tokens that skipped the block are masked.
 
     Attributes:
-        chosen: True at tokens that the router selected, (rows, max_length).
+        selected: True at tokens that the router selected, (rows, max_length).
     """
 
     def __init__(self, n_rows: int, kv_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
@@ -56,37 +56,37 @@ class RoutedCache(KeyValueCache):
         super().__init__(n_rows, kv_heads, max_length, d_head, d_value, like)
         self._k.zero_()
         self._v.zero_()
-        self.chosen = like.new_zeros(n_rows, max_length, dtype=torch.bool)
-        self._places: Tensor | None = None
+        self.selected = like.new_zeros(n_rows, max_length, dtype=torch.bool)
+        self._positions: Tensor | None = None
 
-    def expect(self, chosen: Bool[Tensor, "rows new"], places: Int[Tensor, "rows chosen"]) -> Bool[Tensor, "rows key"]:
+    def reserve(self, selected: Bool[Tensor, "rows new"], places: Int[Tensor, "rows selected"]) -> Bool[Tensor, "rows key"]:
         """Reserve slots for the new tokens, of which those at ``places`` are selected; return the selection mask of all tokens so far."""
-        begin, self.length = self.length, self.length + chosen.shape[1]
+        begin, self.length = self.length, self.length + selected.shape[1]
         assert self.length <= self._k.shape[2], f"expected at most {self._k.shape[2]} tokens in the cache, found {self.length}"
-        self.chosen[:, begin : self.length] = chosen
-        self._places = begin + places
-        return self.chosen[:, : self.length]
+        self.selected[:, begin : self.length] = selected
+        self._positions = begin + places
+        return self.selected[:, : self.length]
 
-    def append(self, new: KeyValues) -> KeyValues:
+    def update(self, new: KeyValues) -> KeyValues:
         """Write the keys and values to the reserved slots and return those of all slots."""
-        assert self._places is not None, "slots must be reserved first"
+        assert self._positions is not None, "slots must be reserved first"
         for buffer, x in zip((self._k, self._v), new, strict=True):
-            buffer.scatter_(2, self._places[:, None, :, None].expand_as(x), x)
+            buffer.scatter_(2, self._positions[:, None, :, None].expand_as(x), x)
         return self.read()
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
         """Set row i to old row ``rows[i]``; the batch shrinks to ``len(rows)``."""
         super().reorder(rows)
-        self.chosen = self.chosen[rows]
+        self.selected = self.selected[rows]
 
 
-class Sums(NamedTuple):
+class LinearAttentionState(NamedTuple):
     """State of linear attention: sum_j phi(k_j) [v_j, 1]^T per head. Its size does not depend on the number of tokens."""
 
     sums: Float[Tensor, "batch kv_heads features width"]
 
 
-class SumsCache:
+class LinearAttentionCache:
     """State of one linear self-attention layer during decoding."""
 
     def __init__(self, n_rows: int, kv_heads: int, features: int, d_value: int, like: Tensor) -> None:
@@ -95,23 +95,23 @@ class SumsCache:
         self._sums = like.new_zeros(n_rows, kv_heads, features, d_value + 1, dtype=dtype)
         self.length = 0
 
-    def write(self, sums: Sums, n_new: int) -> None:
+    def write(self, sums: LinearAttentionState, n_new: int) -> None:
         """Replace the sums by those that include ``n_new`` more tokens."""
         self._sums, self.length = sums.sums, self.length + n_new
 
-    def read(self) -> Sums:
+    def read(self) -> LinearAttentionState:
         """Return the sums over all tokens so far."""
-        return Sums(self._sums)
+        return LinearAttentionState(self._sums)
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
         """Set row i to old row ``rows[i]``; the batch shrinks to ``len(rows)``."""
         self._sums = self._sums[rows]
 
 
-BlockCache = KeyValueCache | SumsCache
+BlockCache = KVCache | LinearAttentionCache
 """Cache of one self-attention layer."""
 
-ProjectedMemory = KeyValues | Sums
+ProjectedMemory = KeyValues | LinearAttentionState
 """Encoder output projected for the cross-attention of one layer."""
 
 
@@ -142,7 +142,7 @@ class DecoderCache:
         for block in self.blocks:
             block.reorder(rows)
 
-    def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
+    def select_sources(self, sources: Int[Tensor, "kept"]) -> None:
         """Keep only these sources; select their rows with ``reorder``, in the same order."""
         self.memories = [type(memory)(*(x[sources] for x in memory)) for memory in self.memories]
         if self.memory_mask is not None:

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.layers.cache import BlockCache
-from transom.layers.masks.visible_tiles import VisibleTiles
+from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.observe import ActivationObserver, ActivationRecorder
-from transom.layers.position import Rotation
+from transom.layers.position_encoding import RotaryCosSin
 
 
 class SegmentMask(NamedTuple):
@@ -51,19 +51,19 @@ class AttentionContext(LayerContext):
     Attributes:
         mask: True where a query may attend to a key, broadcastable to (batch, n_heads, query, key); None for no mask.
         bias: added to the attention scores, broadcastable to (batch, n_heads, query, key).
-        rotation: rotary cosines and sines at the positions of this pass's tokens.
-        tiles: block-sparse form of mask and bias, replaces both.
-        visible_keys: indices of the only keys that any query attends to; None for all keys.
-        segments: replaces the mask in linear and low-rank attention, which build no matrix; None for no mask.
+        rotary: rotary cosines and sines at the positions of this pass's tokens.
+        block_mask: block-sparse form of mask and bias, replaces both.
+        key_indices: indices of the only keys that any query attends to; None for all keys.
+        segment_mask: replaces the mask in linear and low-rank attention, which build no matrix; None for no mask.
         cache: keys and values of earlier tokens, updated in place: the only field that a layer writes to.
     """
 
     mask: Bool[Tensor, "..."] | None = None
     bias: Float[Tensor, "..."] | None = None
-    rotation: Rotation | None = None
-    tiles: VisibleTiles | None = None
-    visible_keys: Int[Tensor, "key"] | None = None
-    segments: SegmentMask | None = None
+    rotary: RotaryCosSin | None = None
+    block_mask: BlockSparseMask | None = None
+    key_indices: Int[Tensor, "key"] | None = None
+    segment_mask: SegmentMask | None = None
     cache: BlockCache | None = None
 
 
@@ -89,19 +89,19 @@ class StackContext(LayerContext):
     """Context of a stack, its embedding and its output map in one pass.
 
     Attributes:
-        attentions: contexts of self-attention; block i uses ``attentions[i % len(attentions)]``.
+        attention_contexts: contexts of self-attention; block i uses ``attention_contexts[i % len(attention_contexts)]``.
         cross: context of cross-attention, the same in every block.
         caches: self-attention cache per block; None without caching.
     """
 
-    attentions: Sequence[AttentionContext] = (UNMASKED,)
+    attention_contexts: Sequence[AttentionContext] = (UNMASKED,)
     cross: AttentionContext = UNMASKED
     caches: Sequence[BlockCache] | None = None
 
-    def block(self, index: int) -> BlockContext:
+    def for_block(self, index: int) -> BlockContext:
         """Return the context of block ``index``."""
-        observer = None if self.observer is None else self.observer.block(index)
-        attention = self.attentions[index % len(self.attentions)]
+        observer = None if self.observer is None else self.observer.for_block(index)
+        attention = self.attention_contexts[index % len(self.attention_contexts)]
         if observer is None and self.caches is None:
             return BlockContext(self.token_mask, None, attention, self.cross)
         attention = replace(attention, observer=observer, cache=None if self.caches is None else self.caches[index])
@@ -110,4 +110,4 @@ class StackContext(LayerContext):
 
 def open_observer(recorder: ActivationRecorder | None, stack: str) -> ActivationObserver | None:
     """Return an observer of one pass through ``stack``; None without a recorder."""
-    return None if recorder is None else recorder.open(stack)
+    return None if recorder is None else recorder.start_pass(stack)

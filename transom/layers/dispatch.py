@@ -22,7 +22,7 @@ PLAIN_TYPES = frozenset((Tensor, Parameter))
 """Tensor types that kernels support; any other type, such as a sharded tensor, uses the reference."""
 
 
-class Row(NamedTuple):
+class Kernel(NamedTuple):
     """A fast implementation of an operation.
 
     Attributes:
@@ -60,11 +60,11 @@ def on_cpu(x: Tensor, *_: object) -> bool:
 REFERENCES: dict[str, Callable[..., Any]] = {}
 """Reference function per operation, registered when its module is imported."""
 
-ROWS: defaultdict[str, list[Row]] = defaultdict(list)
-"""Kernels per operation, in the order in which they are tried. Read it through ``rows_of``, which fills it."""
+KERNEL_TABLE: defaultdict[str, list[Kernel]] = defaultdict(list)
+"""Kernels per operation, in the order in which they are tried. Read it through ``kernels_of``, which fills it."""
 
 _lock = Lock()
-_filled = list[bool]()
+_registered = list[bool]()
 
 
 def _find_transforms() -> Callable[[], bool]:
@@ -75,19 +75,19 @@ def _find_transforms() -> Callable[[], bool]:
 _transforms_active = _find_transforms()
 
 
-def _fill() -> bool:
+def _register_kernels() -> bool:
     """Register the kernels of ``kernels/``, if it exists, once per process."""
-    if not _filled:
-        rows: list[Row] = import_module("transom.kernels.rows").selected_rows() if find_spec("transom.kernels") else []
+    if not _registered:
+        kernels: list[Kernel] = import_module("transom.kernels.kernel_registry").selected_kernels() if find_spec("transom.kernels") else []
         with _lock:
-            if not _filled:
-                for row in rows:
-                    ROWS[row.operation].append(row)
-                _filled.append(True)
+            if not _registered:
+                for kernel in kernels:
+                    KERNEL_TABLE[kernel.operation].append(kernel)
+                _registered.append(True)
     return True
 
 
-vars(_fill)["_dynamo_marked_constant"] = True  # torch.compiler.assume_constant_result does the same after a second of imports
+vars(_register_kernels)["_dynamo_marked_constant"] = True  # torch.compiler.assume_constant_result does the same after a second of imports
 
 
 def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -101,11 +101,11 @@ def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @wraps(reference)
         def call(*args: Any) -> Any:
-            _fill()
-            if (rows := ROWS[name]) and _is_plain(args):
-                for row in rows:
-                    if row.condition(*args):
-                        return row.implementation(*args)
+            _register_kernels()
+            if (kernels := KERNEL_TABLE[name]) and _all_plain(args):
+                for kernel in kernels:
+                    if kernel.condition(*args):
+                        return kernel.implementation(*args)
             return cast(Any, reference)(*args)
 
         return cast(Callable[P, R], call)
@@ -113,7 +113,7 @@ def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _is_plain(args: tuple[Any, ...]) -> bool:
+def _all_plain(args: tuple[Any, ...]) -> bool:
     """Return whether all tensors among the arguments, tuples included, are of ``PLAIN_TYPES`` and no function transform is active."""
     for x in args:
         if isinstance(x, tuple):
@@ -125,14 +125,14 @@ def _is_plain(args: tuple[Any, ...]) -> bool:
     return not _transforms_active()
 
 
-def path_of(name: str, *args: Any) -> str:
+def selected_path(name: str, *args: Any) -> str:
     """Return the name of the implementation that a call with these arguments would run; ``reference`` if no kernel applies."""
-    _fill()
-    taken = (row.path for row in ROWS[name] if _is_plain(args) and row.condition(*args))
-    return next(taken, "reference")
+    _register_kernels()
+    paths = (kernel.path for kernel in KERNEL_TABLE[name] if _all_plain(args) and kernel.condition(*args))
+    return next(paths, "reference")
 
 
-def rows_of(name: str) -> list[Row]:
+def kernels_of(name: str) -> list[Kernel]:
     """Return the kernels of an operation, in the order in which they are tried."""
-    _fill()
-    return ROWS[name]
+    _register_kernels()
+    return KERNEL_TABLE[name]

@@ -11,13 +11,13 @@ BYTE, WORD = 2**8, 2**32
 """Number of values of one random byte, and of four bytes, which very small probabilities need."""
 
 
-def rounded(p: float) -> float:
+def round_probability(p: float) -> float:
     """Round a probability below 1 to a multiple of 1/256, the resolution of a random byte; up to 1/512, to a multiple of 2^-32."""
     levels = BYTE if round(p * BYTE) else WORD
     return min(round(p * levels), levels - 1) / levels
 
 
-def keep_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
+def draw_dropout_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
     """Draw a dropout mask: 1 / (1 - p) with probability 1 - p, else 0, with the shape and dtype of ``x``.
 
     One 64-bit random number yields eight elements, or two if ``p`` is below 1/256.
@@ -30,7 +30,7 @@ def keep_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
 
 
 @operation("dropout_add")
-def masked_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], mask: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+def add_masked(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], mask: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     """Compute residual + x * mask."""
     return residual + x * mask
 
@@ -38,20 +38,20 @@ def masked_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], mask
 def dropout(x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor, "*axes"]:
     """Zero elements with probability ``p`` and scale the others by 1 / (1 - p), in training only (Srivastava et al. 2014).
 
-    On a CPU ``p`` is first rounded by ``rounded``.
+    On a CPU ``p`` is first rounded by ``round_probability``.
     """
-    if not training or rounded(p) == 0:
+    if not training or round_probability(p) == 0:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p)
-    return x * keep_mask(x, rounded(p))
+    return x * draw_dropout_mask(x, round_probability(p))
 
 
 def dropout_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor, "*axes"]:
     """Compute ``residual + dropout(x, p, training)``."""
-    if not training or rounded(p) == 0 or x.device.type != "cpu":
+    if not training or round_probability(p) == 0 or x.device.type != "cpu":
         return residual + dropout(x, p, training)
-    return masked_add(residual, x, keep_mask(x, rounded(p)))
+    return add_masked(residual, x, draw_dropout_mask(x, round_probability(p)))
 
 
 class Dropout(nn.Module):

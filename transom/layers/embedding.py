@@ -10,13 +10,13 @@ from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
 from transom.layers.norm import Norm
 from transom.layers.observe import observe
-from transom.layers.position import Position
+from transom.layers.position_encoding import PositionEncoding
 
 
 class Embedding(nn.Module):
     """Token embeddings with positions: h = sqrt(d_model) E[x] + p (Vaswani et al. 2017, section 3.4)."""
 
-    def __init__(self, tokens: nn.Embedding, position: Position, scale: bool, dropout: float, norm: Norm | None = None) -> None:
+    def __init__(self, tokens: nn.Embedding, position: PositionEncoding, scale: bool, dropout: float, norm: Norm | None = None) -> None:
         """Combine an embedding table, which may be shared, and a position encoding.
 
         Args:
@@ -43,10 +43,10 @@ class Embedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x, ctx)
         x = observe(ctx, self, "resid", x)
-        return self.dropout(in_autocast_type(x))
+        return self.dropout(to_autocast_dtype(x))
 
 
-def in_autocast_type(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+def to_autocast_dtype(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     """Cast to autocast's dtype, so that the residual stream has it too and no matrix product starts with a cast."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

@@ -3,29 +3,29 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.config import bricks, mixture
-from transom.config.brick import Brick
-from transom.config.components import build, implements
+from transom.config import components, moe
+from transom.config.component_registry import build, implements
+from transom.config.schema import ComponentConfig
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
-from transom.layers.mixture import Mixture
+from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.observe import observe
 
 
-@implements(bricks.FeedForward)
+@implements(components.FeedForwardConfig)
 class FeedForward(nn.Module):
     """Two linear layers with an activation between: FFN(x) = f(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2, where f is ReLU).
 
     W_1 is ``up`` and W_2 is ``down``; PyTorch stores them transposed.
     """
 
-    def __init__(self, brick: bricks.FeedForward, d_model: int, d_ff: int, dropout: float) -> None:
+    def __init__(self, config: components.FeedForwardConfig, d_model: int, d_ff: int, dropout: float) -> None:
         """Initialize the linear layers d_model to d_ff and back; ``dropout`` acts on the hidden units."""
         super().__init__()
-        self.activation = ACTIVATIONS[brick.kind]
-        self.up = nn.Linear(d_model, d_ff, brick.bias)
-        self.down = nn.Linear(d_ff, d_model, brick.bias)
+        self.activation = ACTIVATIONS[config.kind]
+        self.up = nn.Linear(d_model, d_ff, config.bias)
+        self.down = nn.Linear(d_ff, d_model, config.bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
@@ -35,20 +35,20 @@ class FeedForward(nn.Module):
         return self.down(self.dropout(hidden))
 
 
-@implements(bricks.Gated)
+@implements(components.GatedFeedForwardConfig)
 class GatedFeedForward(nn.Module):
     """Gated linear unit: FFN(x) = (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 6).
 
     W_g is ``gate``, W_1 is ``up`` and W_2 is ``down``; PyTorch stores them transposed.
     """
 
-    def __init__(self, brick: bricks.Gated, d_model: int, d_ff: int, dropout: float) -> None:
+    def __init__(self, config: components.GatedFeedForwardConfig, d_model: int, d_ff: int, dropout: float) -> None:
         """Initialize two linear layers d_model to d_ff and one back; ``dropout`` acts on the gated hidden units."""
         super().__init__()
-        self.activation = GATES[brick.kind]
-        self.gate = nn.Linear(d_model, d_ff, brick.bias)
-        self.up = nn.Linear(d_model, d_ff, brick.bias)
-        self.down = nn.Linear(d_ff, d_model, brick.bias)
+        self.activation = GATES[config.kind]
+        self.gate = nn.Linear(d_model, d_ff, config.bias)
+        self.up = nn.Linear(d_model, d_ff, config.bias)
+        self.down = nn.Linear(d_ff, d_model, config.bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
@@ -58,12 +58,12 @@ class GatedFeedForward(nn.Module):
         return self.down(self.dropout(hidden))
 
 
-@implements(mixture.Mixture)
-def build_mixture(brick: mixture.Mixture, d_model: int, d_ff: int, dropout: float) -> Mixture:
+@implements(moe.MoeConfig)
+def build_mixture_of_experts(config: moe.MoeConfig, d_model: int, d_ff: int, dropout: float) -> MixtureOfExperts:
     """Build a mixture of experts from the configuration of one expert."""
-    return Mixture(brick, d_model, d_ff, lambda width: build_feed_forward(brick.expert, d_model, width, dropout))
+    return MixtureOfExperts(config, d_model, d_ff, lambda width: build_feed_forward(config.expert, d_model, width, dropout))
 
 
-def build_feed_forward(brick: Brick, d_model: int, d_ff: int, dropout: float) -> nn.Module:
+def build_feed_forward(config: ComponentConfig, d_model: int, d_ff: int, dropout: float) -> nn.Module:
     """Build the feed-forward network of a configuration."""
-    return build(brick, d_model, d_ff, dropout)
+    return build(config, d_model, d_ff, dropout)

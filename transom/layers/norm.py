@@ -7,19 +7,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config import bricks
-from transom.config.brick import Brick
-from transom.config.components import build, implements
+from transom.config import components
+from transom.config.component_registry import build, implements
+from transom.config.schema import ComponentConfig
 from transom.layers.context import LayerContext
 from transom.layers.dispatch import operation
 from transom.layers.observe import observe
 
 
-@implements(bricks.NoNorm)
+@implements(components.NoNormConfig)
 class Norm(nn.Module):
     """Base class of norms, and the norm ``none``: the identity."""
 
-    def __init__(self, brick: Any, width: int) -> None:
+    def __init__(self, config: Any, width: int) -> None:
         """Initialize for vectors of ``width`` elements."""
         super().__init__()
 
@@ -34,8 +34,8 @@ def layer_norm(
     x: Float[Tensor, "*axes d_model"], weight: Float[Tensor, "d_model"], bias: Float[Tensor, "d_model"] | None, eps: float
 ) -> Float[Tensor, "*axes d_model"]:
     """Compute gamma * (x - mean) / sqrt(variance + eps) + beta, in float32 or wider (Ba et al. 2016, eq. 4)."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    centered = exact - exact.mean(-1, keepdim=True)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    centered = wide - wide.mean(-1, keepdim=True)
     y = centered * (centered.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
     return (y if bias is None else y + bias).to(x.dtype)
 
@@ -43,23 +43,23 @@ def layer_norm(
 @operation("rms_norm")
 def rms_norm(x: Float[Tensor, "*axes d_model"], weight: Float[Tensor, "d_model"], eps: float) -> Float[Tensor, "*axes d_model"]:
     """Compute gamma * x / sqrt(mean(x^2) + eps), in float32 or wider (Zhang & Sennrich 2019, eq. 4)."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
 
 
-@implements(bricks.LayerNorm)
+@implements(components.LayerNormConfig)
 class LayerNorm(Norm):
     """Layer normalization: gamma * (x - mean) / sqrt(variance + eps) + beta over d_model (Ba et al. 2016, eq. 4).
 
     The variance is the biased estimate. Statistics are computed in float32 or wider.
     """
 
-    def __init__(self, brick: bricks.LayerNorm, width: int) -> None:
+    def __init__(self, config: components.LayerNormConfig, width: int) -> None:
         """Initialize gamma (``weight``, ones) and beta (``bias``, zeros; optional)."""
-        super().__init__(brick, width)
-        self.eps = brick.eps
+        super().__init__(config, width)
+        self.eps = config.eps
         self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if brick.bias else None
+        self.bias = nn.Parameter(torch.zeros(width)) if config.bias else None
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Normalize each vector."""
@@ -67,17 +67,17 @@ class LayerNorm(Norm):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
-@implements(bricks.RmsNorm)
+@implements(components.RmsNormConfig)
 class RmsNorm(Norm):
     """Root-mean-square normalization (RMSNorm): gamma * x / sqrt(mean(x^2) + eps) over d_model (Zhang & Sennrich 2019, eq. 4).
 
     Statistics are computed in float32 or wider.
     """
 
-    def __init__(self, brick: bricks.RmsNorm, width: int) -> None:
+    def __init__(self, config: components.RmsNormConfig, width: int) -> None:
         """Initialize gamma (``weight``, ones)."""
-        super().__init__(brick, width)
-        self.eps = brick.eps
+        super().__init__(config, width)
+        self.eps = config.eps
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
@@ -86,16 +86,16 @@ class RmsNorm(Norm):
         return rms_norm(x, self.weight, self.eps)
 
 
-@implements(bricks.DynamicTanh)
+@implements(components.DynamicTanhConfig)
 class DynamicTanh(Norm):
     """Dynamic tanh, a replacement of normalization: gamma * tanh(alpha * x) + beta (Zhu et al. 2025, eq. 1)."""
 
-    def __init__(self, brick: bricks.DynamicTanh, width: int) -> None:
+    def __init__(self, config: components.DynamicTanhConfig, width: int) -> None:
         """Initialize gamma (``weight``, ones), beta (``bias``, zeros) and alpha."""
-        super().__init__(brick, width)
+        super().__init__(config, width)
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
-        self.alpha = nn.Parameter(torch.tensor(brick.alpha))
+        self.alpha = nn.Parameter(torch.tensor(config.alpha))
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Apply the scaled tanh to each element."""
@@ -103,7 +103,7 @@ class DynamicTanh(Norm):
         return (torch.tanh(self.alpha * x) * self.weight + self.bias).to(x.dtype)
 
 
-class Statistics(NamedTuple):
+class BatchStatistics(NamedTuple):
     """Number of tokens of a pass, and mean and variance of each feature over them."""
 
     n_tokens: Int[Tensor, ""]
@@ -111,7 +111,7 @@ class Statistics(NamedTuple):
     variance: Float[Tensor, "d_model"]
 
 
-@implements(bricks.BatchNorm)
+@implements(components.BatchNormConfig)
 class BatchNorm(Norm):
     """Batch normalization: gamma * (x - mean) / sqrt(variance + eps) + beta, statistics over tokens without padding (Ioffe & Szegedy 2015).
 
@@ -120,10 +120,10 @@ class BatchNorm(Norm):
     step, from all micro-batches together. Statistics are computed in float32 or wider.
     """
 
-    def __init__(self, brick: bricks.BatchNorm, width: int) -> None:
+    def __init__(self, config: components.BatchNormConfig, width: int) -> None:
         """Initialize gamma (``weight``, ones), beta (``bias``, zeros) and the running statistics (``mean`` zeros, ``variance`` ones)."""
-        super().__init__(brick, width)
-        self.eps, self.momentum = brick.eps, brick.momentum
+        super().__init__(config, width)
+        self.eps, self.momentum = config.eps, config.momentum
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
         self.mean: Tensor
@@ -135,16 +135,18 @@ class BatchNorm(Norm):
         """Normalize each feature."""
         x = observe(ctx, self, "x", x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, variance = self.measured(wide, ctx) if self.training else (self.mean, self.variance)
+        mean, variance = self.batch_statistics(wide, ctx) if self.training else (self.mean, self.variance)
         return ((wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
 
-    def measured(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext) -> tuple[Float[Tensor, "d_model"], Float[Tensor, "d_model"]]:
+    def batch_statistics(
+        self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext
+    ) -> tuple[Float[Tensor, "d_model"], Float[Tensor, "d_model"]]:
         """Return mean and biased variance of each feature over the tokens, padding excluded."""
         if ctx.token_mask is None:
-            there = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+            valid = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
         else:
-            there = ctx.token_mask.expand(x.shape[:-1])
-        rows, n_tokens = x[there], there.sum()
+            valid = ctx.token_mask.expand(x.shape[:-1])
+        rows, n_tokens = x[valid], valid.sum()
         n_tokens = observe(ctx, self, "n_tokens", n_tokens)
         mean = rows.sum(0) / n_tokens.clamp_min(1)
         mean = observe(ctx, self, "mean", mean)
@@ -153,19 +155,19 @@ class BatchNorm(Norm):
         return mean, variance
 
     @torch.no_grad()
-    def move_statistics(self, passes: Sequence[Statistics]) -> None:
+    def update_running_statistics(self, passes: Sequence[BatchStatistics]) -> None:
         """Update the running statistics from all micro-batches of a step together, with the unbiased variance."""
         counts = [int(each.n_tokens) for each in passes]
         if (n := sum(counts)) < 2:
             return
-        shares = [count / n for count in counts]
-        mean = sum((share * each.mean for share, each in zip(shares, passes, strict=True)), torch.zeros_like(self.mean))
-        spreads = (share * (each.variance + (each.mean - mean).square()) for share, each in zip(shares, passes, strict=True))
-        variance = sum(spreads, torch.zeros_like(mean)) * n / (n - 1)
+        fractions = [count / n for count in counts]
+        mean = sum((fraction * each.mean for fraction, each in zip(fractions, passes, strict=True)), torch.zeros_like(self.mean))
+        variances = (fraction * (each.variance + (each.mean - mean).square()) for fraction, each in zip(fractions, passes, strict=True))
+        variance = sum(variances, torch.zeros_like(mean)) * n / (n - 1)
         self.mean.lerp_(mean.to(self.mean), self.momentum)
         self.variance.lerp_(variance.to(self.variance), self.momentum)
 
 
-def build_norm(brick: Brick, width: int) -> Norm:
+def build_norm(config: ComponentConfig, width: int) -> Norm:
     """Build the norm of a configuration, for vectors of ``width`` elements."""
-    return build(brick, width)
+    return build(config, width)

@@ -41,7 +41,7 @@ class Edit(NamedTuple):
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     sizes = zip(reversed(shape), reversed(to), strict=False)
-    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in sizes)
+    return len(shape) <= len(to) and all(size in (1, patterns) for size, patterns in sizes)
 
 
 class ActivationObserver:
@@ -51,7 +51,7 @@ class ActivationObserver:
 
     Attributes:
         prefix: prefix of the addresses in this view, such as ``encoder.blocks.3.``; no layer reads it.
-        wanted: patterns of the addresses to record, without the prefix.
+        patterns: patterns of the addresses to record, without the prefix.
         edits: edits by address, without the prefix.
         activations: recorded tensors by address, without the prefix.
     """
@@ -59,13 +59,13 @@ class ActivationObserver:
     def __init__(self, recorder: "ActivationRecorder", number: int, stack: str, block: int | None = None) -> None:
         """Create a view of ``recorder`` for pass ``number`` from a block of a stack, or from around its blocks if ``block`` is None."""
         self.prefix = "" if block is None else f"{stack}.blocks.{block}."
-        self.wanted = _within(recorder.wanted, self.prefix)
+        self.patterns = _relative_patterns(recorder.patterns, self.prefix)
         self.edits = {at.removeprefix(self.prefix): edit for at, edit in recorder.edits.items() if at.startswith(self.prefix)}
         self.activations: dict[str, Tensor] = {}
         self._recorder, self._number, self._stack = recorder, number, stack
         recorder.views.append((number, self))
 
-    def block(self, index: int) -> "ActivationObserver":
+    def for_block(self, index: int) -> "ActivationObserver":
         """Return the view from block ``index`` of the same stack and pass."""
         return ActivationObserver(self._recorder, self._number, self._stack, index)
 
@@ -86,13 +86,13 @@ class ActivationObserver:
             return x
         shapes = self.edits[address].shapes
         if not all(_broadcasts(shape, x.shape) for shape in shapes):
-            found = " where ".join(map(str, shapes))
-            raise ConfigError(f"an edit at {self.prefix}{address} must broadcast to its shape {tuple(x.shape)}, found {found}")
+            by_pass = " where ".join(map(str, shapes))
+            raise ConfigError(f"an edit at {self.prefix}{address} must broadcast to its shape {tuple(x.shape)}, found {by_pass}")
         return self.edits[address].apply(x)
 
     def record(self, address: str, x: Tensor) -> None:
         """Record ``x`` if it is wanted, replacing an earlier record."""
-        if _matches(self.wanted, address):
+        if _matches(self.patterns, address):
             if not torch.compiler.is_compiling():
                 self._recorder.order.setdefault(self.prefix + address, len(self._recorder.order))
             self.activations[address] = x
@@ -103,15 +103,15 @@ def _matches(patterns: tuple[str, ...], address: str) -> bool:
     return any(fnmatchcase(address, pattern) for pattern in patterns)
 
 
-def _within(patterns: tuple[str, ...], prefix: str) -> tuple[str, ...]:
-    """Return the patterns relative to ``prefix``; see ``_remainders``."""
-    return tuple(dict.fromkeys(rest for pattern in patterns for rest in _remainders(pattern, prefix)))
+def _relative_patterns(patterns: tuple[str, ...], prefix: str) -> tuple[str, ...]:
+    """Return the patterns relative to ``prefix``; see ``_suffix_patterns``."""
+    return tuple(dict.fromkeys(rest for pattern in patterns for rest in _suffix_patterns(pattern, prefix)))
 
 
-def _remainders(pattern: str, prefix: str) -> tuple[str, ...]:
+def _suffix_patterns(pattern: str, prefix: str) -> tuple[str, ...]:
     """Return the patterns that the rest of an address must match, given that it begins with ``prefix``; ``*`` matches dots too.
 
-    >>> _remainders("decoder.blocks.*.attn.q", "decoder.blocks.3."), _remainders("encoder.*", "decoder.blocks.3.")
+    >>> _suffix_patterns("decoder.blocks.*.attn.q", "decoder.blocks.3."), _suffix_patterns("encoder.*", "decoder.blocks.3.")
     (('attn.q', '*.attn.q'), ())
     """
     states = [pattern]
@@ -127,7 +127,7 @@ def _remainders(pattern: str, prefix: str) -> tuple[str, ...]:
     return tuple(sorted(states))[::-1] if prefix else (pattern,)
 
 
-for _constant in (_matches, _within):
+for _constant in (_matches, _relative_patterns):
     vars(_constant)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, after a second of imports
 
 
@@ -137,20 +137,20 @@ class ActivationRecorder:
     At an edited site the edited tensor is recorded.
 
     Attributes:
-        wanted: addresses to record, or patterns of them, such as ``decoder.blocks.*.cross.q``; ``*`` matches dots too.
+        patterns: addresses to record, or patterns of them, such as ``decoder.blocks.*.cross.q``; ``*`` matches dots too.
         edits: edits by address.
         views: (number of the pass, observer) of all passes.
         order: addresses, as keys, in the order of the first visit; empty under ``torch.compile``.
     """
 
-    def __init__(self, wanted: Iterable[str] = (), edits: Mapping[str, Edit] | None = None) -> None:
-        """Record activations at ``wanted`` and replace those at ``edits``."""
-        self.wanted, self.edits = tuple(wanted), dict(edits or {})
+    def __init__(self, patterns: Iterable[str] = (), edits: Mapping[str, Edit] | None = None) -> None:
+        """Record activations at ``patterns`` and replace those at ``edits``."""
+        self.patterns, self.edits = tuple(patterns), dict(edits or {})
         self.views: list[tuple[int, ActivationObserver]] = []
         self.order: dict[str, int] = {}
         self._n_passes = Counter[str]()
 
-    def open(self, stack: str) -> ActivationObserver:
+    def start_pass(self, stack: str) -> ActivationObserver:
         """Return an observer of a new pass through ``stack`` and the modules around its blocks."""
         self._n_passes[stack] += 1
         return ActivationObserver(self, self._n_passes[stack] - 1, stack)
@@ -158,10 +158,10 @@ class ActivationRecorder:
     @property
     def passes(self) -> list[dict[str, Tensor]]:
         """Recorded tensors by address, one dict per pass: per batch, side of a pair, or decoding step."""
-        found = [dict[str, Tensor]() for _ in range(1 + max((number for number, _ in self.views), default=-1))]
+        by_pass = [dict[str, Tensor]() for _ in range(1 + max((number for number, _ in self.views), default=-1))]
         for number, view in self.views:
-            found[number] |= {view.prefix + address: x for address, x in view.activations.items()}
-        return [dict(sorted(each.items(), key=lambda item: self.order.get(item[0], 0))) for each in found]
+            by_pass[number] |= {view.prefix + address: x for address, x in view.activations.items()}
+        return [dict(sorted(each.items(), key=lambda item: self.order.get(item[0], 0))) for each in by_pass]
 
     @property
     def activations(self) -> dict[str, Tensor]:
@@ -175,23 +175,23 @@ class UnrolledObserver(ActivationObserver):
     A site then has one tensor for all steps; later steps are 0 until they are reached.
     """
 
-    def __init__(self, observer: ActivationObserver, n_places: int) -> None:
-        """Wrap ``observer`` for a loop of ``n_places`` steps."""
-        self._observer, self._n_places = observer, n_places
-        self._shown: dict[str, tuple[int, Tensor]] = {}
+    def __init__(self, observer: ActivationObserver, n_steps: int) -> None:
+        """Wrap ``observer`` for a loop of ``n_steps`` steps."""
+        self._observer, self._n_steps = observer, n_steps
+        self._recorded: dict[str, tuple[int, Tensor]] = {}
 
     def visit(self, address: str, x: Tensor) -> Tensor:
         """Insert ``x``, (..., 1, width), at the current step of the site's tensor; return it, or its edit."""
-        place, whole = self._shown.get(address) or (0, x.new_zeros(*x.shape[:-2], self._n_places, x.shape[-1]))
-        before, _, after = whole.split([place, 1, self._n_places - place - 1], -2)
+        step, whole = self._recorded.get(address) or (0, x.new_zeros(*x.shape[:-2], self._n_steps, x.shape[-1]))
+        before, _, after = whole.split([step, 1, self._n_steps - step - 1], -2)
         whole = self._observer.edit(address, torch.cat([before, x, after], -2))
         self._observer.record(address, whole)
-        self._shown[address] = place + 1, whole
-        return whole.narrow(-2, place, 1)
+        self._recorded[address] = step + 1, whole
+        return whole.narrow(-2, step, 1)
 
 
 @runtime_checkable
-class Observed(Protocol):
+class HasObserver(Protocol):
     """A context object with an observer."""
 
     @property
@@ -200,7 +200,7 @@ class Observed(Protocol):
         ...
 
 
-def observe(ctx: Observed, module: nn.Module, name: str, x: Tensor) -> Tensor:
+def observe(ctx: HasObserver, module: nn.Module, name: str, x: Tensor) -> Tensor:
     """Declare site ``name`` of ``module``: return ``x``, or its replacement by the observer."""
     if ctx.observer is None:
         return x

@@ -6,28 +6,30 @@ from typing import cast
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config import bricks
-from transom.config.architecture import Transformer
-from transom.config.bricks import PLACEMENTS
+from transom.config import components
+from transom.config.architecture import TransformerConfig
+from transom.config.components import NORM_PLACEMENTS
 from transom.layers.block import ParallelBlock, SequentialBlock, build_block
 from transom.layers.cache import BlockCache, ProjectedMemory
 from transom.layers.context import StackContext
 from transom.layers.norm import build_norm
-from transom.layers.value_residual import FirstValues, ValueResidual
+from transom.layers.value_residual import ValueResidual, ValueResidualTerm
 
 
 class Stack(nn.Module):
     """A sequence of blocks, and a final norm unless each block ends with one."""
 
-    def __init__(self, config: Transformer, n_layers: int, cross: bool) -> None:
+    def __init__(self, config: TransformerConfig, n_layers: int, cross: bool) -> None:
         """Initialize ``n_layers`` blocks; ``cross`` adds cross-attention."""
         super().__init__()
-        blocks = nn.ModuleList(build_block(config, cross, place) for place in range(n_layers))
+        blocks = nn.ModuleList(build_block(config, cross, layer_index) for layer_index in range(n_layers))
         self.blocks = cast(Sequence[SequentialBlock | ParallelBlock], blocks)
-        self.norm = build_norm(config.norm, config.d_model) if PLACEMENTS[config.norm_placement].final_norm else None
-        brick = config.attention.value_residual
-        mixes = [ValueResidual(brick) for _ in range(n_layers - 1)] if isinstance(brick, bricks.ValueResidual) else []
-        self.mixes = cast(Sequence[ValueResidual], nn.ModuleList(mixes))
+        self.norm = build_norm(config.norm, config.d_model) if NORM_PLACEMENTS[config.norm_placement].final_norm else None
+        options = config.attention.value_residual
+        value_residuals = (
+            [ValueResidual(options) for _ in range(n_layers - 1)] if isinstance(options, components.ValueResidualConfig) else []
+        )
+        self.value_residuals = cast(Sequence[ValueResidual], nn.ModuleList(value_residuals))
 
     @property
     def routed(self) -> bool:
@@ -47,20 +49,20 @@ class Stack(nn.Module):
             ctx: masks, rotary tables and caches.
             memory: encoder output, or its projection per block by ``project_memory``.
         """
-        first_values = None
+        first_block_values = None
         for i, block in enumerate(self.blocks):
             block_memory = memory if memory is None or isinstance(memory, Tensor) else memory[i]
-            shared = self.shared_values(i, first_values)
+            value_residual = self.value_residual_of(i, first_block_values)
             if block.depth is None:
-                x, values = block(x, ctx.block(i), block_memory, shared)
-                first_values = values if i == 0 else first_values
+                x, values = block(x, ctx.for_block(i), block_memory, value_residual)
+                first_block_values = values if i == 0 else first_block_values
             else:
-                x = block.depth(x, block, ctx.block(i), block_memory, shared)
+                x = block.depth(x, block, ctx.for_block(i), block_memory, value_residual)
         return self.final_norm(x, ctx)
 
-    def shared_values(self, place: int, first: Float[Tensor, "batch kv_heads key d_value"] | None) -> FirstValues | None:
-        """Return V_1 and the mixing weights of block ``place``; None for block 0 and without value residuals."""
-        return self.mixes[place - 1](first) if place and self.mixes else None
+    def value_residual_of(self, layer_index: int, first: Float[Tensor, "batch kv_heads key d_value"] | None) -> ValueResidualTerm | None:
+        """Return V_1 and the mixing weights of block ``layer_index``; None for block 0 and without value residuals."""
+        return self.value_residuals[layer_index - 1](first) if layer_index and self.value_residuals else None
 
     def final_norm(self, x: Float[Tensor, "rows query d_model"], ctx: StackContext) -> Float[Tensor, "rows query d_model"]:
         """Apply the final norm, if there is one; early exit applies it after an earlier block."""

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.config import bricks
+from transom.config import components
 
 
-class FirstValues(NamedTuple):
+class ValueResidualTerm(NamedTuple):
     """Values of the first block in one pass, and the mixing weights of a later block.
 
     Attributes:
@@ -22,19 +22,19 @@ class FirstValues(NamedTuple):
 
     def mix(self, own: Float[Tensor, "batch kv_heads key d_value"]) -> Float[Tensor, "batch kv_heads key d_value"]:
         """Return lambda_1 V_1 + lambda_2 V."""
-        of_first, of_own = self.weights
-        return of_first * self.values + of_own * own
+        lambda_1, lambda_2 = self.weights
+        return lambda_1 * self.values + lambda_2 * own
 
 
 class ValueResidual(nn.Module):
     """V' = lambda_1 V_1 + lambda_2 V, with V_1 the values of the stack's first block (Zhou et al. 2024)."""
 
-    def __init__(self, brick: bricks.ValueResidual) -> None:
+    def __init__(self, config: components.ValueResidualConfig) -> None:
         """Initialize lambda_1 and lambda_2 (``weight``), learned or fixed."""
         super().__init__()
-        pair = brick.first, brick.own
-        self.weight: nn.Parameter | tuple[float, float] = nn.Parameter(torch.tensor(pair)) if brick.kind == "learned" else pair
+        lambdas = config.lambda_1, config.lambda_2
+        self.weight: nn.Parameter | tuple[float, float] = nn.Parameter(torch.tensor(lambdas)) if config.kind == "learned" else lambdas
 
-    def forward(self, first: Float[Tensor, "batch kv_heads key d_value"]) -> FirstValues:
+    def forward(self, first: Float[Tensor, "batch kv_heads key d_value"]) -> ValueResidualTerm:
         """Return V_1 with this block's mixing weights, for ``Attention``."""
-        return FirstValues(first, self.weight)
+        return ValueResidualTerm(first, self.weight)

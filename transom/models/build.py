@@ -6,17 +6,17 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from transom.config.architecture import Architecture
-from transom.config.components import implementation
-from transom.config.recipe import model_config
+from transom.config.architecture import ModelConfig
+from transom.config.component_registry import implementation
+from transom.config.recipe import parse_model_config
 from transom.errors import ConfigError
 from transom.layers.observe import assign_addresses
 from transom.models import decoder, encoder, recurrent, seq2seq, vision  # noqa: F401  # each registers its models
-from transom.models.initialise import initialise
-from transom.models.network import Network
+from transom.models.base import Network
+from transom.models.initialize import initialize
 
 
-def build(config: Architecture | Mapping[str, Any]) -> Network:
+def build(config: ModelConfig | Mapping[str, Any]) -> Network:
     """Build a model with initial weights from the default random generator.
 
     Args:
@@ -26,8 +26,8 @@ def build(config: Architecture | Mapping[str, Any]) -> Network:
     Raises:
         ConfigError: a field is unknown or invalid, or a size is missing that training would take from tokenizer or data.
     """
-    if not isinstance(config, Architecture):
-        config = model_config(config)
+    if not isinstance(config, ModelConfig):
+        config = parse_model_config(config)
     if missing := [name for name in (*config.VOCABULARIES, "classes") if getattr(config, name, 1) in (None, ())]:
         raise ConfigError(
             f"{missing[0]}: expected a value, found none; training takes it from tokenizer or data, in Python set it yourself"
@@ -35,26 +35,26 @@ def build(config: Architecture | Mapping[str, Any]) -> Network:
     return build_model(config)
 
 
-def build_model(config: Architecture) -> Network:
+def build_model(config: ModelConfig) -> Network:
     """Build the model of ``config`` with initial weights from the default random generator."""
     model = _build(config)
-    initialise(model, config)
+    initialize(model, config)
     return model
 
 
-def build_empty(config: Architecture) -> Network:
+def build_uninitialized(config: ModelConfig) -> Network:
     """Build the model of ``config`` with uninitialized weights, to load saved ones; skipping initialization is faster than loading."""
-    with _NoDraws():
+    with _SkipInit():
         return _build(config)
 
 
-def _build(config: Architecture) -> Network:
+def _build(config: ModelConfig) -> Network:
     model = implementation(config)(config)
     assign_addresses(model)
     return model
 
 
-class _NoDraws(TorchFunctionMode):
+class _SkipInit(TorchFunctionMode):
     """Skips the random initialization in the constructors of PyTorch's layers."""
 
     def __torch_function__(

@@ -6,25 +6,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.components import build, implements
-from transom.config.model import Causal, Decoder, PrefixLm
+from transom.config.component_registry import build, implements
+from transom.config.model import CausalMaskConfig, DecoderConfig, PrefixMaskConfig
 from transom.layers.cache import DecoderCache
 from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
 from transom.layers.embedding import Embedding
-from transom.layers.masks.contexts import build_contexts, build_decode_contexts, of_block
-from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
+from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of
+from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
-from transom.layers.position import build_position
+from transom.layers.position_encoding import build_position_encoding
 from transom.layers.stack import Stack
-from transom.models.network import LanguageNetwork, Sequences, TextBatch
+from transom.models.base import LanguageModel, SequencesLike, TextBatch
 
-# build(config.mask): query i attends to key j of its segment if j <= i; under PrefixLm also if j is in the prefix.
-implements(Causal)(lambda config: LOOKING_BACK)
-implements(PrefixLm)(lambda config: BOTH_WAYS_IN_PREFIX)
+# build(config.mask): query i attends to key j of its segment if j <= i; under PrefixMaskConfig also if j is in the prefix.
+implements(CausalMaskConfig)(lambda config: CAUSAL_IN_SEGMENT)
+implements(PrefixMaskConfig)(lambda config: PREFIX_LM)
 
 
-@implements(Decoder)
-class DecoderTransformer(LanguageNetwork):
+@implements(DecoderConfig)
+class DecoderOnlyTransformer(LanguageModel):
     """A language model: p(y) = prod_t p(y_t | y_<t) (Radford et al. 2018, eq. 1 and 2).
 
     With a prefix x inside which attention is bidirectional, p(y | x) = prod_t p(y_t | x, y_<t) (Raffel et al. 2020, section 3.2.1).
@@ -32,37 +32,37 @@ class DecoderTransformer(LanguageNetwork):
     In GPT-2's names, ``embedding`` is wte + wpe with dropout, ``decoder`` is h and ln_f, ``unembedding`` is lm_head. The recipe chooses
     norm, positions and feed-forward: by default Llama's (RMSNorm, rotary, SwiGLU), with ``preset = "gpt2"`` GPT-2's. The inherited
     ``forward`` returns logits, (batch, length, vocab). The loss is in ``training/objectives``, the initial weights in
-    ``models/initialise.py``.
+    ``models/initialize.py``.
     """
 
-    def __init__(self, config: Decoder) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         """Initialize from a configuration with a vocabulary size."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
-        self.config: Decoder = config
+        self.config: DecoderConfig = config
         tokens = nn.Embedding(config.vocab_size, config.d_model)
-        self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
+        self.embedding = Embedding(tokens, build_position_encoding(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
         # Block i uses rule i modulo their number; GPT-2 has one, causal.
-        self.rules = build_rules(config.attention, build(config.mask))
+        self.mask_rules = build_mask_rules(config.attention, build(config.mask))
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
-        if config.tie:
+        if config.tie_embeddings:
             self.unembedding.weight = tokens.weight
 
-    def hidden(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch length d_model"]:
+    def last_hidden_state(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch length d_model"]:
         """Return Norm(x_N), which ``unembedding`` maps to logits: x_0 = Dropout(s E[token] + P[position]), x_i = Block_i(x_{i-1}).
 
         s is 1, or sqrt(d_model) with ``scale_embeddings``. Rotary positions and score biases act in attention and leave out P. Post-norm
         blocks leave out the last Norm. Under autocast x_0, and so the residual stream, is in autocast's type.
 
-        ``batch.target`` is the decoder's input, not its labels: those are the next tokens, kept in ``batch.labels`` and read by the loss.
+        ``batch.decoder_input`` is the decoder's input, not its labels: those are the next tokens, kept in ``batch.labels`` and read by the loss.
         """
-        text = batch.target
+        text = batch.decoder_input
         ctx = self.context(text, observer)
         x = self.embedding(text.tokens, text.positions, ctx)  # (batch, length, d_model)
         return self.decoder(x, ctx)
 
-    def context(self, text: Sequences, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
+    def context(self, text: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
         """Build masks, rotary tables and score biases for a pass over whole rows, without a cache.
 
         A row is one text and padding, or several packed documents. Query i attends to key j if both are in one segment and the mask rule of
@@ -75,15 +75,15 @@ class DecoderTransformer(LanguageNetwork):
             dense: make masks boolean matrices (batch, 1, length, length), also where long rows would have block-sparse tiles. A depth
                 router needs them: it selects rows and columns of the mask.
         """
-        places = Places(text.positions, text.segments, text.prefix)
-        contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.decoder.routed)
+        token_positions = TokenPositions(text.positions, text.segments, text.prefix)
+        contexts = build_contexts(self.embedding.position, token_positions, token_positions, self.mask_rules, dense or self.decoder.routed)
         token_mask, observed = text.segments > 0, open_observer(observer, "decoder")
         return StackContext(token_mask, observed, contexts, cross=UNMASKED)  # explicit: torch.compile fails on the default
 
-    def start(self, prompt: Sequences, n_beams: int, max_length: int) -> DecoderCache:
+    def start(self, prompt: SequencesLike, n_beams: int, max_length: int) -> DecoderCache:
         """Prefill a new cache with all but the last token of each prompt; the first ``step`` reads the last one.
 
-        Under a PrefixLm mask the tokens read here are the prefix.
+        Under a PrefixMaskConfig mask the tokens read here are the prefix.
 
         Args:
             prompt: tokens (batch, length), the beginning-of-sequence token first; all prompts have the same length and no padding.
@@ -98,19 +98,19 @@ class DecoderTransformer(LanguageNetwork):
         cache = DecoderCache(self.decoder.new_caches(n_rows, n_prefix + max_length, self.unembedding.weight))
         cache.n_prefix = n_prefix
         if n_prefix:
-            self._hidden_step(tokens, cache)
+            self._decode_hidden(tokens, cache)
         return cache
 
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
         """Append the next tokens of each row, one in usual generation, to the cache; return the logits of the token after each."""
-        return self.unembedding(self._hidden_step(tokens, cache, observer))
+        return self.unembedding(self._decode_hidden(tokens, cache, observer))
 
-    def _hidden_step(
+    def _decode_hidden(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new d_model"]:
-        """Return ``hidden`` of the next tokens, computing those only; the blocks append their keys and values to the cache."""
+        """Return ``last_hidden_state`` of the next tokens, computing those only; the blocks append their keys and values to the cache."""
         x, ctx = self._embed_next(tokens, cache, observer)
         return self.decoder(x, ctx)
 
@@ -125,12 +125,12 @@ class DecoderTransformer(LanguageNetwork):
         """
         n_cached, n_new = cache.length, tokens.shape[1]
         positions = torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None]
-        contexts = build_decode_contexts(self.embedding.position, self.rules, n_cached, tokens, cache.n_prefix, self.decoder.routed)
+        contexts = build_decode_contexts(self.embedding.position, self.mask_rules, n_cached, tokens, cache.n_prefix, self.decoder.routed)
         ctx = StackContext(None, open_observer(observer, "decoder"), contexts, cross=UNMASKED, caches=cache.blocks)
         return self.embedding(tokens, positions, ctx), ctx
 
-    def step_until(
-        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, sure: Callable[[Tensor], Tensor]
+    def early_exit_step(
+        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, is_confident: Callable[[Tensor], Tensor]
     ) -> tuple[Float[Tensor, "rows new vocab"], Int[Tensor, "rows new"]]:
         """Do a ``step`` with early exit: a token exits after the first block whose logits are confident (Schuster et al. 2022, section 3).
 
@@ -140,30 +140,30 @@ class DecoderTransformer(LanguageNetwork):
         Args:
             tokens: next tokens of each row.
             cache: updated in place.
-            sure: maps the logits after a block, (rows, new, vocab), to True where a token may exit, (rows, new).
+            is_confident: maps the logits after a block, (rows, new, vocab), to True where a token may exit, (rows, new).
 
         Returns:
             The logits of the token after each, and the number of blocks that each token passed.
         """
         x, ctx = self._embed_next(tokens, cache)
-        exited, n_blocks, first = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens), None
+        exited, n_blocks, first_block_values = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens), None
         for i, block in enumerate(self.decoder.blocks):
-            first_values = self.decoder.shared_values(i, first)  # None in block 0, and without value residuals
+            value_residual = self.decoder.value_residual_of(i, first_block_values)  # None in block 0, and without value residuals
             if bool(exited.all()):
-                block.update_cache(x, ctx.block(i), first_values)
+                block.update_cache(x, ctx.for_block(i), value_residual)
                 continue
-            y, values = block(x, ctx.block(i), None, first_values)
-            first = values if i == 0 else first
+            y, values = block(x, ctx.for_block(i), None, value_residual)
+            first_block_values = values if i == 0 else first_block_values
             x = torch.where(exited[..., None], x, y)
             n_blocks += ~exited
             logits = self.unembedding(self.decoder.final_norm(x, ctx))
-            exited = exited | sure(logits)
+            exited = exited | is_confident(logits)
         return logits, n_blocks
 
-    def encode(self, prompt: Sequences, observer: ActivationRecorder | None = None) -> Sequences:
+    def encode(self, prompt: SequencesLike, observer: ActivationRecorder | None = None) -> SequencesLike:
         """Return the prompts unchanged: a decoder-only model has no encoder; ``start`` reads them."""
         return prompt
 
     def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
         """Return the context, with dense mask and bias, of one attention layer (``decoder.blocks.3.attn``), for inspection."""
-        return of_block(self.context(batch.target, dense=True).attentions, attention)
+        return context_of(self.context(batch.decoder_input, dense=True).attention_contexts, attention)

@@ -27,7 +27,7 @@ class TokenSequences:
     prefix: Bool[Tensor, "batch length"] | None = None
 
     @classmethod
-    def of(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:
+    def from_tokens(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:
         """Build sequences from token ids and a mask, both (batch, length).
 
         Args:
@@ -57,16 +57,17 @@ class TensorBatch:
 
     Attributes:
         source: input of an encoder, or the left side of text pairs.
-        target: a decoder's input, or the right side of text pairs.
+        decoder_input: a decoder's input, or the right side of text pairs.
         pixels: images, from 0 to 1.
     """
 
     source: TokenSequences | None = None
-    target: TokenSequences | None = None
+    decoder_input: TokenSequences | None = None
     pixels: Float[Tensor, "batch channels height width"] | None = None
+    target = property(lambda self: self.decoder_input)  # the second side of pairs
 
 
-def pair_of(
+def make_pair_batch(
     source: Tensor, source_mask: Tensor | None, target: Tensor | None, target_mask: Tensor | None, pad_token_id: int | None
 ) -> TensorBatch:
     """Build a batch of sequence pairs.
@@ -77,4 +78,6 @@ def pair_of(
     if target is None or len(target) != len(source):
         found = "none" if target is None else f"{len(target)} rows for {len(source)} of the source"
         raise TransomError(f"decoder_tokens: expected the target's token ids, one row per source row, found {found}")
-    return TensorBatch(TokenSequences.of(source, source_mask, pad_token_id), TokenSequences.of(target, target_mask, pad_token_id))
+    return TensorBatch(
+        TokenSequences.from_tokens(source, source_mask, pad_token_id), TokenSequences.from_tokens(target, target_mask, pad_token_id)
+    )

@@ -6,76 +6,76 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.components import implements
-from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
+from transom.config.component_registry import implements
+from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
 from transom.errors import TransomError
-from transom.layers.attention import not_padding
+from transom.layers.attention import non_padding_mask
 from transom.layers.context import AttentionContext, LayerContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.observe import ActivationRecorder
-from transom.layers.position import Position
-from transom.layers.recurrent.recurrent import RecurrentEncoder, RecurrentStack
+from transom.layers.position_encoding import PositionEncoding
 from transom.layers.recurrent.recurrent_decoder import DecoderState, RecurrentCache, build_recurrent_decoder
-from transom.models.inputs import TensorBatch, pair_of
-from transom.models.network import LanguageNetwork, PairBatch, Seq2SeqNetwork, Sequences, TextBatch
+from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack
+from transom.models.base import LanguageModel, PairBatch, Seq2SeqModel, SequencesLike, TextBatch
+from transom.models.inputs import TensorBatch, make_pair_batch
 
 
-class RecurrentMemory(NamedTuple):
+class RecurrentEncoderOutput(NamedTuple):
     """Output of the encoder.
 
     Attributes:
         states: states of the last layer, one per source token.
-        ends: final state of each layer.
+        final_states: final state of each layer.
         segments: 1 at tokens, 0 at padding.
     """
 
     states: Float[Tensor, "batch source d_model"]
-    ends: list[Float[Tensor, "batch d_model"]]
+    final_states: list[Float[Tensor, "batch d_model"]]
     segments: Int[Tensor, "batch source"]
 
 
-@implements(RecurrentSeq2Seq)
-class RecurrentEncoderDecoder(Seq2SeqNetwork):
+@implements(RecurrentSeq2SeqConfig)
+class RecurrentEncoderDecoder(Seq2SeqModel):
     """Recurrent sequence-to-sequence model (Sutskever et al. 2014), with Bahdanau's or Luong's attention (2015), or none.
 
     p(y | x) = prod_t p(y_t | y_<t, x), as in the Transformer; each row of a batch holds one sequence. Embeddings are scaled by
     sqrt(d_embedding) as in the Transformer, so that with tied weights embeddings and logits both start near unit variance.
     """
 
-    config: RecurrentSeq2Seq
+    config: RecurrentSeq2SeqConfig
 
-    def __init__(self, config: RecurrentSeq2Seq) -> None:
+    def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
         """Initialize from a configuration with vocabulary sizes."""
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config, c = config, config
         target = nn.Embedding(config.target_vocab_size, config.width_of_embedding)
-        source = target if config.tie == "all" else nn.Embedding(config.source_vocab_size, config.width_of_embedding)
-        self.source_embedding = Embedding(source, Position(c, causal=False), True, c.dropout)
-        self.target_embedding = Embedding(target, Position(c, causal=True), True, c.dropout)
+        source = target if config.tie_embeddings == "all" else nn.Embedding(config.source_vocab_size, config.width_of_embedding)
+        self.source_embedding = Embedding(source, PositionEncoding(c, causal=False), True, c.dropout)
+        self.target_embedding = Embedding(target, PositionEncoding(c, causal=True), True, c.dropout)
         self.encoder = RecurrentEncoder(config)
         self.decoder = build_recurrent_decoder(config)
         self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, config.head_bias)
-        if config.tie != "none":
+        if config.tie_embeddings != "none":
             self.unembedding.weight = target.weight
 
-    def hidden(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
+    def last_hidden_state(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's output vectors, which ``unembedding`` maps to logits."""
-        memory, target = self.encode(batch.source, observer), batch.target
+        memory, target = self.encode(batch.source, observer), batch.decoder_input
         ctx = LayerContext(observer=open_observer(observer, "decoder"))
         y = self.target_embedding(target.tokens, target.positions, ctx)
-        keys = self.decoder.keys(memory.states, memory.segments, ctx)
-        return self.decoder(y, self.decoder.begin(memory.ends), keys, ctx)[0]
+        keys = self.decoder.project_source(memory.states, memory.segments, ctx)
+        return self.decoder(y, self.decoder.initial_state(memory.final_states), keys, ctx)[0]
 
-    def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> RecurrentMemory:
+    def encode(self, source: SequencesLike, observer: ActivationRecorder | None = None) -> RecurrentEncoderOutput:
         """Encode the source, in one or both directions."""
         ctx = LayerContext(observer=open_observer(observer, "encoder"))
         x = self.source_embedding(source.tokens, source.positions, ctx)
-        states, ends = self.encoder(x, source.segments, ctx)
-        return RecurrentMemory(states, ends, source.segments)
+        states, final_states = self.encoder(x, source.segments, ctx)
+        return RecurrentEncoderOutput(states, final_states, source.segments)
 
-    def batch_of(
+    def make_batch(
         self,
         tokens: Tensor,
         attention_mask: Tensor | None = None,
@@ -91,13 +91,13 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
             raise TransomError(
                 "attention_mask: expected padding on the right, found it on the left, where a recurrent encoder starts; pad right"
             )
-        return pair_of(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
+        return make_pair_batch(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
         """Return the context of the attention over the source: a mask of padding."""
-        return AttentionContext(mask=not_padding(batch.source.segments))
+        return AttentionContext(mask=non_padding_mask(batch.source.segments))
 
-    def start(self, memory: RecurrentMemory, n_beams: int, max_length: int) -> RecurrentCache:
+    def start(self, memory: RecurrentEncoderOutput, n_beams: int, max_length: int) -> RecurrentCache:
         """Compute the initial decoder state and project the encoder states, once per source.
 
         Args:
@@ -105,53 +105,53 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
             n_beams: cache rows per source; row ``source * n_beams + beam``.
             max_length: maximum number of target tokens; unused, since the state has a fixed size.
         """
-        ends = [end.repeat_interleave(n_beams, 0) for end in memory.ends]
-        return RecurrentCache(self.decoder.begin(ends), self.decoder.keys(memory.states, memory.segments))
+        final_states = [end.repeat_interleave(n_beams, 0) for end in memory.final_states]
+        return RecurrentCache(self.decoder.initial_state(final_states), self.decoder.project_source(memory.states, memory.segments))
 
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
         """Run the next target tokens of each row; return the logits of the token after each."""
         ctx = LayerContext(observer=open_observer(observer, "decoder"))
-        y = self.target_embedding(tokens, _unsaid(tokens), ctx)
+        y = self.target_embedding(tokens, _unused_positions(tokens), ctx)
         x, cache.state = self.decoder(y, cache.state, cache.source, ctx)
         return self.unembedding(x)
 
 
-@implements(RecurrentDecoder)
-class RecurrentLanguageModel(LanguageNetwork):
+@implements(RecurrentDecoderConfig)
+class RecurrentLanguageModel(LanguageModel):
     """A recurrent language model (Zaremba et al. 2014): p(y) = prod_t p(y_t | y_<t); each sequence of a packed row starts at zero state."""
 
-    config: RecurrentDecoder
+    config: RecurrentDecoderConfig
 
-    def __init__(self, config: RecurrentDecoder) -> None:
+    def __init__(self, config: RecurrentDecoderConfig) -> None:
         """Initialize from a configuration with a vocabulary size."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config = config
         tokens = nn.Embedding(config.vocab_size, config.width_of_embedding)
-        self.embedding = Embedding(tokens, Position(config, causal=True), True, config.dropout)
+        self.embedding = Embedding(tokens, PositionEncoding(config, causal=True), True, config.dropout)
         self.decoder = RecurrentStack(config.cell, config.inputs, config.d_model, config.dropout)
         self.dropout = Dropout(config.dropout)
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
-        if config.tie:
+        if config.tie_embeddings:
             self.unembedding.weight = tokens.weight
 
-    def hidden(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
+    def last_hidden_state(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the states of the last layer, which ``unembedding`` maps to logits."""
-        text, ctx = batch.target, LayerContext(observer=open_observer(observer, "decoder"))
+        text, ctx = batch.decoder_input, LayerContext(observer=open_observer(observer, "decoder"))
         x = self.embedding(text.tokens, text.positions, ctx)
-        return self.dropout(self.decoder.read(x, text.segments, ctx))
+        return self.dropout(self.decoder.forward_packed(x, text.segments, ctx))
 
     def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
         """Raise AssertionError: the model has no attention."""
         raise AssertionError(f"a recurrent language model has no {attention}")
 
-    def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> Sequences:
+    def encode(self, source: SequencesLike, observer: ActivationRecorder | None = None) -> SequencesLike:
         """Return the prompts unchanged; ``start`` reads them."""
         return source
 
-    def start(self, memory: Sequences, n_beams: int, max_length: int) -> RecurrentCache:
+    def start(self, memory: SequencesLike, n_beams: int, max_length: int) -> RecurrentCache:
         """Compute the state after all but the last token of each prompt; the first ``step`` reads the last one.
 
         Args:
@@ -160,20 +160,20 @@ class RecurrentLanguageModel(LanguageNetwork):
             max_length: maximum number of new tokens; unused, since the state has a fixed size.
         """
         read = memory.tokens[:, :-1].repeat_interleave(n_beams, 0)
-        x = self.embedding(read, _unsaid(read))
-        states = tuple(layer.zeros(x) for layer in self.decoder.layers)
-        return RecurrentCache(DecoderState(self.decoder.run(x, states)[1] if read.shape[1] else states))
+        x = self.embedding(read, _unused_positions(read))
+        states = tuple(layer.zero_state(x) for layer in self.decoder.layers)
+        return RecurrentCache(DecoderState(self.decoder.forward_from(x, states)[1] if read.shape[1] else states))
 
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
         """Run the next tokens of each row; return the logits of the token after each."""
         ctx = LayerContext(observer=open_observer(observer, "decoder"))
-        x, layers = self.decoder.run(self.embedding(tokens, _unsaid(tokens), ctx), cache.state.layers, ctx)
+        x, layers = self.decoder.forward_from(self.embedding(tokens, _unused_positions(tokens), ctx), cache.state.layers, ctx)
         cache.state = DecoderState(layers)
         return self.unembedding(x)
 
 
-def _unsaid(tokens: Int[Tensor, "rows new"]) -> Int[Tensor, "1 new"]:
+def _unused_positions(tokens: Int[Tensor, "rows new"]) -> Int[Tensor, "1 new"]:
     """Return positions for ``Embedding``, which ignores them here: the recurrent models have no position encoding."""
     return torch.arange(tokens.shape[1], device=tokens.device)[None]

@@ -6,22 +6,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.components import implements
-from transom.config.model import Seq2Seq
-from transom.layers.attention import not_padding, same_segment
+from transom.config.component_registry import implements
+from transom.config.model import Seq2SeqConfig
+from transom.layers.attention import non_padding_mask, same_segment_mask
 from transom.layers.cache import DecoderCache
 from transom.layers.context import UNMASKED, AttentionContext, SegmentMask, StackContext, open_observer
 from transom.layers.embedding import Embedding
-from transom.layers.masks.contexts import build_contexts, build_decode_contexts, of_block
-from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
+from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of
+from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
-from transom.layers.position import build_position
+from transom.layers.position_encoding import build_position_encoding
 from transom.layers.stack import Stack
-from transom.models.inputs import TensorBatch, pair_of
-from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences
+from transom.models.base import PairBatch, Seq2SeqModel, SequencesLike
+from transom.models.inputs import TensorBatch, make_pair_batch
 
 
-class Memory(NamedTuple):
+class EncoderOutput(NamedTuple):
     """Output of the encoder.
 
     Attributes:
@@ -33,46 +33,48 @@ class Memory(NamedTuple):
     segments: Int[Tensor, "batch source"]
 
 
-@implements(Seq2Seq)
-class Seq2SeqTransformer(Seq2SeqNetwork):
+@implements(Seq2SeqConfig)
+class Seq2SeqTransformer(Seq2SeqModel):
     """The Transformer (Vaswani et al. 2017, figure 1): p(y | x) = prod_t p(y_t | y_<t, x)."""
 
-    def __init__(self, config: Seq2Seq) -> None:
+    def __init__(self, config: Seq2SeqConfig) -> None:
         """Initialize from a configuration with vocabulary sizes."""
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
-        self.config: Seq2Seq = config
+        self.config: Seq2SeqConfig = config
         c = config
         target = nn.Embedding(config.target_vocab_size, config.d_model)
-        source = target if config.tie == "all" else nn.Embedding(config.source_vocab_size, config.d_model)
-        self.source_embedding = Embedding(source, build_position(c, causal=False), c.scale_embeddings, c.dropout)
-        self.target_embedding = Embedding(target, build_position(c, causal=True), c.scale_embeddings, c.dropout)
+        source = target if config.tie_embeddings == "all" else nn.Embedding(config.source_vocab_size, config.d_model)
+        self.source_embedding = Embedding(source, build_position_encoding(c, causal=False), c.scale_embeddings, c.dropout)
+        self.target_embedding = Embedding(target, build_position_encoding(c, causal=True), c.scale_embeddings, c.dropout)
         self.encoder = Stack(config, config.n_encoder_layers, cross=False)
         self.decoder = Stack(config, config.n_decoder_layers, cross=True)
-        self.source_rules, self.target_rules = (build_rules(c.attention, family) for family in (SAME_SEGMENT, LOOKING_BACK))
+        self.source_mask_rules, self.target_mask_rules = (
+            build_mask_rules(c.attention, family) for family in (SAME_SEGMENT, CAUSAL_IN_SEGMENT)
+        )
         self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, config.head_bias)
-        if config.tie != "none":
+        if config.tie_embeddings != "none":
             self.unembedding.weight = target.weight
 
-    def hidden(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
+    def last_hidden_state(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's last hidden states, which ``unembedding`` maps to logits."""
-        return self.decode(batch.target, self.encode(batch.source, observer), observer)
+        return self.decode(batch.decoder_input, self.encode(batch.source, observer), observer)
 
-    def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> Memory:
+    def encode(self, source: SequencesLike, observer: ActivationRecorder | None = None) -> EncoderOutput:
         """Encode the source; each token attends to its own segment."""
         ctx = self.source_context(source, observer)
         x = self.source_embedding(source.tokens, source.positions, ctx)
-        return Memory(self.encoder(x, ctx), source.segments)
+        return EncoderOutput(self.encoder(x, ctx), source.segments)
 
     def decode(
-        self, target: Sequences, memory: Memory, observer: ActivationRecorder | None = None
+        self, target: SequencesLike, memory: EncoderOutput, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's hidden states; each token attends to itself, earlier tokens and the source."""
         ctx = self.target_context(target, memory.segments, observer)
         x = self.target_embedding(target.tokens, target.positions, ctx)
         return self.decoder(x, ctx, memory.states)
 
-    def batch_of(
+    def make_batch(
         self,
         tokens: Tensor,
         attention_mask: Tensor | None = None,
@@ -80,24 +82,26 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         decoder_attention_mask: Tensor | None = None,
     ) -> TensorBatch:
         """Build a batch from source tokens and target tokens shifted right by one, each (batch, length) with its mask."""
-        return pair_of(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
+        return make_pair_batch(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
         """Return the context of an attention layer for a batch, with dense masks and biases."""
         if attention.startswith("encoder."):
-            return of_block(self.source_context(batch.source, dense=True).attentions, attention)
-        ctx = self.target_context(batch.target, batch.source.segments, dense=True)
-        return ctx.cross if attention.endswith(".cross") else of_block(ctx.attentions, attention)
+            return context_of(self.source_context(batch.source, dense=True).attention_contexts, attention)
+        ctx = self.target_context(batch.decoder_input, batch.source.segments, dense=True)
+        return ctx.cross if attention.endswith(".cross") else context_of(ctx.attention_contexts, attention)
 
-    def source_context(self, source: Sequences, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
+    def source_context(self, source: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
         """Build the encoder's context: tokens attend within their segment and the sparsity pattern; ``dense`` builds masks as matrices."""
-        places = Places(source.positions, source.segments)
-        contexts = build_contexts(self.source_embedding.position, places, places, self.source_rules, dense or self.encoder.routed)
+        token_positions = TokenPositions(source.positions, source.segments)
+        contexts = build_contexts(
+            self.source_embedding.position, token_positions, token_positions, self.source_mask_rules, dense or self.encoder.routed
+        )
         return StackContext(source.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def target_context(
         self,
-        target: Sequences,
+        target: SequencesLike,
         source_segments: Int[Tensor, "batch source"],
         observer: ActivationRecorder | None = None,
         dense: bool = False,
@@ -106,15 +110,17 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
 
         Cross-attention has no position bias. ``dense`` builds masks as matrices.
         """
-        places, token_mask = Places(target.positions, target.segments), target.segments > 0
-        contexts = build_contexts(self.target_embedding.position, places, places, self.target_rules, dense or self.decoder.routed)
+        token_positions, token_mask = TokenPositions(target.positions, target.segments), target.segments > 0
+        contexts = build_contexts(
+            self.target_embedding.position, token_positions, token_positions, self.target_mask_rules, dense or self.decoder.routed
+        )
         if self.config.attention.approximation.kind != "none" and not dense:
-            cross = AttentionContext(segments=SegmentMask(target.segments, source_segments, causal=False))
+            cross = AttentionContext(segment_mask=SegmentMask(target.segments, source_segments, causal=False))
         else:
-            cross = AttentionContext(token_mask, mask=same_segment(target.segments, source_segments))
+            cross = AttentionContext(token_mask, mask=same_segment_mask(target.segments, source_segments))
         return StackContext(token_mask, open_observer(observer, "decoder"), contexts, cross)
 
-    def start(self, memory: Memory, n_beams: int, max_length: int) -> DecoderCache:
+    def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> DecoderCache:
         """Allocate the KV caches and project the encoder output for cross-attention, once per source.
 
         Args:
@@ -124,16 +130,16 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         """
         caches = self.decoder.new_caches(n_beams * len(memory.states), max_length, memory.states)
         projected = self.decoder.project_memory(memory.states, memory.segments)
-        return DecoderCache(caches, projected, not_padding(memory.segments))
+        return DecoderCache(caches, projected, non_padding_mask(memory.segments))
 
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
         """Append the next target tokens of each row to the caches; return the logits of the token after each."""
-        read, new = cache.length, tokens.shape[1]
-        position, rules = self.target_embedding.position, self.target_rules
-        contexts = build_decode_contexts(position, rules, read, tokens, dense=self.decoder.routed)
+        n_cached, n_new = cache.length, tokens.shape[1]
+        position, rules = self.target_embedding.position, self.target_mask_rules
+        contexts = build_decode_contexts(position, rules, n_cached, tokens, dense=self.decoder.routed)
         cross = AttentionContext(mask=cache.memory_mask)
         ctx = StackContext(None, open_observer(observer, "decoder"), contexts, cross, cache.blocks)
-        x = self.target_embedding(tokens, torch.arange(read, read + new, device=tokens.device)[None], ctx)
+        x = self.target_embedding(tokens, torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None], ctx)
         return self.unembedding(self.decoder(x, ctx, cache.memories))

@@ -5,40 +5,42 @@ from typing import get_args
 
 from torch import Tensor
 
-from transom.config.adapter import Adapted, Lora
-from transom.config.architecture import Architecture, Transformer
+from transom.config.adapter import LoraConfig, TargetModule
+from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.errors import ConfigError
-from transom.planning.parameters import totals
+from transom.planning.parameters import sum_by_name
 
 
-def adaptable(config: Architecture) -> dict[str, int]:
-    """Return the summed d_in + d_out of the blocks' linear maps by their name in ``training.adapter.on``; empty unless a Transformer."""
+def adaptable_modules(config: ModelConfig) -> dict[str, int]:
+    """Return the summed d_in + d_out of the blocks' linear maps by their name in ``training.adapter.target_modules``; empty unless a Transformer."""
     found = dict[str, int]()
-    for name, size in totals(config, _rows_and_columns).items() if isinstance(config, Transformer) else ():
+    for name, size in sum_by_name(config, _sum_of_dimensions).items() if isinstance(config, TransformerConfig) else ():
         path = re.sub(r"\.(experts|shared)\.", ".", name).removesuffix(".weight").split(".")
-        if (short := ".".join(path[-2:])) in get_args(Adapted):
-            found[short] = found.get(short, 0) + size
+        if (module_name := ".".join(path[-2:])) in get_args(TargetModule):
+            found[module_name] = found.get(module_name, 0) + size
     return found
 
 
-def count_adapters(config: Architecture, brick: Lora) -> int:
+def count_adapter_parameters(config: ModelConfig, adapter: LoraConfig) -> int:
     """Count the parameters of all matrices A and B: rank * (d_in + d_out) per adapted linear map.
 
     Raises:
         ConfigError: the model has no such maps, or has running statistics that training would change.
     """
-    there = adaptable(config)
-    if not there:
+    available = adaptable_modules(config)
+    if not available:
         raise ConfigError(f"training.adapter: expected a Transformer, whose linear maps can be adapted, found {config.kind}; remove it")
-    if isinstance(config, Transformer) and config.norm.kind == "batchnorm":
+    if isinstance(config, TransformerConfig) and config.norm.kind == "batchnorm":
         raise ConfigError(
             "training.adapter: expected a base model that stays unchanged, found model.norm = 'batchnorm', whose running statistics would"
             " change; remove it"
         )
-    if missing := [name for name in brick.on if name not in there]:
-        raise ConfigError(f"training.adapter.on: expected maps of this {config.kind} ({', '.join(there)}), found {missing[0]}; remove it")
-    return brick.rank * sum(there[name] for name in set(brick.on))
+    if missing := [name for name in adapter.target_modules if name not in available]:
+        raise ConfigError(
+            f"training.adapter.target_modules: expected maps of this {config.kind} ({', '.join(available)}), found {missing[0]}; remove it"
+        )
+    return adapter.rank * sum(available[name] for name in set(adapter.target_modules))
 
 
-def _rows_and_columns(parameter: Tensor) -> int:
+def _sum_of_dimensions(parameter: Tensor) -> int:
     return sum(parameter.shape)

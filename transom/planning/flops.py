@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from transom.config.architecture import Architecture, Transformer
-from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
-from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
-from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
-from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
-from transom.layers.masks.visible_tiles import visible_tiles
-from transom.layers.vision.grid import image_places, image_rules
-from transom.planning.approximations import approximate
-from transom.planning.parameters import feed_forward_weights, weights
+from transom.config.architecture import ModelConfig, TransformerConfig
+from transom.config.model import DecoderConfig, EncoderConfig, MaskedLMConfig, Seq2SeqConfig, TextClassifierConfig
+from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
+from transom.config.vision import ConvolutionalNetworkConfig, ImageClassifierConfig, VisionTransformerConfig
+from transom.layers.masks.block_sparse_mask import build_block_sparse_mask
+from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, MaskRule, TokenPositions, build_mask_rules
+from transom.layers.vision.vision_mask import image_mask_rules, image_positions
+from transom.planning.approximations import approximate_attention_flops
+from transom.planning.parameters import count_feed_forward_weights, count_weights
 
-OF_FROZEN_MAPS = 2 / 3
+FROZEN_WEIGHTS_FACTOR = 2 / 3
 """Fraction of the training FLOPs that remain with frozen weights, whose weight gradients are not computed. The few FLOPs of the adapters,
 and of the scores, which need both gradients, are not treated separately."""
 
@@ -35,7 +35,7 @@ class Flops:
         return 3 * self.forward
 
 
-def count_flops(config: Architecture, batch: int, source: int, target: int) -> Flops:
+def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Flops:
     """Count the FLOPs of a forward pass with teacher forcing.
 
     A weight matrix costs 2 FLOPs per weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) per computed pair of
@@ -52,95 +52,102 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
             1 for a class.
     """
     c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
-    feed_forward = 2 * feed_forward_weights(c) if isinstance(c, Transformer) else 0
-    if isinstance(c, ImageClassifier):
+    feed_forward = 2 * count_feed_forward_weights(c) if isinstance(c, TransformerConfig) else 0
+    if isinstance(c, ImageClassifierConfig):
         parts["stem"] = 2 * batch * c.stem.products(c.channels, c.image_size)
-    if isinstance(c, VisionTransformer):
+    if isinstance(c, VisionTransformerConfig):
         parts["patches"] = 2 * batch * c.grid**2 * c.patch_width * c.d_model
-    if isinstance(c, ConvolutionalNetwork):
+    if isinstance(c, ConvolutionalNetworkConfig):
         parts["pooler"] = 2 * batch * c.maps[-1] * c.d_model
-    if isinstance(c, Seq2Seq | Encoder | VisionTransformer):
-        n_layers = c.n_encoder_layers if isinstance(c, Seq2Seq) else c.n_layers
-        parts["encoder.attn"] = _self_attention(c, n_layers, batch, source, SAME_SEGMENT)
-        parts["encoder.ff"] = batch * feed_forward * sum(_passing(c, n_layers, source))
-        parts["encoder.depth"] = _routers(c, n_layers, n_source)
-    if isinstance(c, Seq2Seq | Decoder):
-        n_layers = c.n_decoder_layers if isinstance(c, Seq2Seq) else c.n_layers
-        if isinstance(c, Seq2Seq):
-            passing = _passing(c, n_layers, target)
-            parts["decoder.cross"] = sum(_projections(c, batch * n, n_source) + _across(c, batch, n, source) for n in passing)
-        parts["decoder.attn"] = _self_attention(c, n_layers, batch, target, LOOKING_BACK)
-        parts["decoder.ff"] = batch * feed_forward * sum(_passing(c, n_layers, target))
-        parts["decoder.depth"] = _routers(c, n_layers, n_target)
-    if isinstance(c, RecurrentSeq2Seq):
-        parts |= _recurrent(c, batch, source, target)
-    if isinstance(c, RecurrentDecoder):
-        parts["decoder.layers"] = 2 * n_target * weights(c, "decoder.layers")
-    if isinstance(c, MaskedEncoder):
+    if isinstance(c, Seq2SeqConfig | EncoderConfig | VisionTransformerConfig):
+        n_layers = c.n_encoder_layers if isinstance(c, Seq2SeqConfig) else c.n_layers
+        parts["encoder.attn"] = _self_attention_flops(c, n_layers, batch, source, SAME_SEGMENT)
+        parts["encoder.ff"] = batch * feed_forward * sum(_tokens_per_layer(c, n_layers, source))
+        parts["encoder.depth"] = _router_flops(c, n_layers, n_source)
+    if isinstance(c, Seq2SeqConfig | DecoderConfig):
+        n_layers = c.n_decoder_layers if isinstance(c, Seq2SeqConfig) else c.n_layers
+        if isinstance(c, Seq2SeqConfig):
+            tokens_per_layer = _tokens_per_layer(c, n_layers, target)
+            parts["decoder.cross"] = sum(
+                _projection_flops(c, batch * n, n_source) + _cross_attention_flops(c, batch, n, source) for n in tokens_per_layer
+            )
+        parts["decoder.attn"] = _self_attention_flops(c, n_layers, batch, target, CAUSAL_IN_SEGMENT)
+        parts["decoder.ff"] = batch * feed_forward * sum(_tokens_per_layer(c, n_layers, target))
+        parts["decoder.depth"] = _router_flops(c, n_layers, n_target)
+    if isinstance(c, RecurrentSeq2SeqConfig):
+        parts |= _recurrent_flops(c, batch, source, target)
+    if isinstance(c, RecurrentDecoderConfig):
+        parts["decoder.layers"] = 2 * n_target * count_weights(c, "decoder.layers")
+    if isinstance(c, MaskedLMConfig):
         parts["transform"] = 2 * c.d_model**2 * n_source
-    if isinstance(c, TextClassifier):
+    if isinstance(c, TextClassifierConfig):
         parts["pooler"] = 2 * c.d_model**2 * n_target
     parts["unembedding"] = 2 * c.d_model * c.n_logits * n_target
     return Flops(parts)
 
 
-def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:
+def _self_attention_flops(c: TransformerConfig, n_layers: int, batch: int, length: int, base_rule: MaskRule) -> int:
     """Count all layers of a stack, each with its pattern; with mixture-of-depths, masks are dense and all pairs are counted."""
-    passing = _passing(c, n_layers, length)
-    projections = sum(_projections(c, batch * n, batch * n) for n in passing)
+    tokens_per_layer = _tokens_per_layer(c, n_layers, length)
+    projections = sum(_projection_flops(c, batch * n, batch * n) for n in tokens_per_layer)
     if c.attention.approximation.kind != "none":
-        return projections + n_layers * approximate(c, batch, length, length, family == LOOKING_BACK)
-    image = c if isinstance(c, VisionTransformer) else None
-    rules = build_rules(c.attention, family) if image is None else image_rules(image)
-    pairs = [_pairs(rules[i % len(rules)], n, image) if c.depth.kind == "full" else n**2 for i, n in enumerate(passing)]
-    return projections + _of_pairs(c, batch * sum(pairs))
+        return projections + n_layers * approximate_attention_flops(c, batch, length, length, base_rule == CAUSAL_IN_SEGMENT)
+    vision_config = c if isinstance(c, VisionTransformerConfig) else None
+    rules = build_mask_rules(c.attention, base_rule) if vision_config is None else image_mask_rules(vision_config)
+    pairs = [
+        _count_pairs(rules[i % len(rules)], n, vision_config) if c.depth.kind == "full" else n**2 for i, n in enumerate(tokens_per_layer)
+    ]
+    return projections + _pair_flops(c, batch * sum(pairs))
 
 
-def _passing(c: Transformer, n_layers: int, length: int) -> list[int]:
+def _tokens_per_layer(c: TransformerConfig, n_layers: int, length: int) -> list[int]:
     """Return the tokens per sequence that each layer of a stack processes in training."""
     return [c.depth.n_chosen(length) if c.depth.routed(i) else length for i in range(n_layers)]
 
 
-def _routers(c: Transformer, n_layers: int, n_tokens: int) -> int:
+def _router_flops(c: TransformerConfig, n_layers: int, n_tokens: int) -> int:
     """Count the router scores of all tokens before each routed layer."""
     return 2 * c.d_model * n_tokens * sum(c.depth.routed(i) for i in range(n_layers))
 
 
-def _across(c: Transformer, batch: int, target: int, source: int) -> int:
+def _cross_attention_flops(c: TransformerConfig, batch: int, target: int, source: int) -> int:
     """Count the cross-attention of one layer without projections: every target token attends to all of its source."""
     if c.attention.approximation.kind != "none":
-        return approximate(c, batch, target, source, causal=False)
-    return _of_pairs(c, batch * target * source)
+        return approximate_attention_flops(c, batch, target, source, causal=False)
+    return _pair_flops(c, batch * target * source)
 
 
-def _projections(c: Transformer, n_queries: int, n_keys: int) -> int:
+def _projection_flops(c: TransformerConfig, n_queries: int, n_keys: int) -> int:
     """Count the query, key, value and output projections."""
-    output = c.n_heads * c.width_of_value if c.attention.output else 0
-    of_keys = c.key_heads * (c.width_of_head + c.width_of_value)
-    return 2 * c.d_model * (n_queries * (c.n_heads * c.width_of_head + output) + n_keys * of_keys)
+    output = c.n_heads * c.width_of_value if c.attention.output_projection else 0
+    kv_width = c.key_heads * (c.width_of_head + c.width_of_value)
+    return 2 * c.d_model * (n_queries * (c.n_heads * c.width_of_head + output) + n_keys * kv_width)
 
 
-def _of_pairs(c: Transformer, pairs: int) -> int:
+def _pair_flops(c: TransformerConfig, pairs: int) -> int:
     """Count the scores and weighted values of query-key pairs."""
     return 2 * c.n_heads * (c.width_of_head + c.width_of_value) * pairs
 
 
-def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dict[str, int]:
+def _recurrent_flops(c: RecurrentSeq2SeqConfig, batch: int, source: int, target: int) -> dict[str, int]:
     """Count both recurrences, the decoder's initial state, and its attention over the source."""
     n_source, n_target = batch * source, batch * target
-    asked, answered = weights(c, "decoder.cross.q", "decoder.maxout", "decoder.joined"), weights(c, "decoder.cross.k")
+    query_weights, key_weights = (
+        count_weights(c, "decoder.cross.q", "decoder.maxout", "decoder.output_proj"),
+        count_weights(c, "decoder.cross.k"),
+    )
     pairs = n_target * source * (c.attention.width(c.d_model) + c.d_model) if c.attention.kind != "none" else 0
     return {
-        "encoder.layers": 2 * n_source * weights(c, "encoder.layers"),
-        "decoder.start": 2 * batch * weights(c, "decoder.start"),
-        "decoder.layers": 2 * n_target * weights(c, "decoder.layers"),
-        "decoder.cross": 2 * (n_target * asked + n_source * answered + pairs),
+        "encoder.layers": 2 * n_source * count_weights(c, "encoder.layers"),
+        "decoder.bridge": 2 * batch * count_weights(c, "decoder.bridge"),
+        "decoder.layers": 2 * n_target * count_weights(c, "decoder.layers"),
+        "decoder.cross": 2 * (n_target * query_weights + n_source * key_weights + pairs),
     }
 
 
 @lru_cache(maxsize=256)
-def _pairs(rule: Rule, length: int, image: VisionTransformer | None = None) -> int:
+def _count_pairs(rule: MaskRule, length: int, vision_config: VisionTransformerConfig | None = None) -> int:
     """Count the computed query-key pairs of one sequence or image."""
-    places = Places.of_text(length) if image is None or not length else image_places(image)
-    tiles = visible_tiles(rule, places, places)
-    return length**2 if tiles is None else tiles.pairs
+    token_positions = TokenPositions.single_sequence(length) if vision_config is None or not length else image_positions(vision_config)
+    block_mask = build_block_sparse_mask(rule, token_positions, token_positions)
+    return length**2 if block_mask is None else block_mask.pairs

@@ -13,15 +13,15 @@ BYTES_PER_PARAMETER = 12
 """Minimum memory of training: weights, gradients and the weights that are validated, in float32."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_ON_HEAP, _NEVER = 1 << 30, (1 << 31) - 1
-_LARGEST_BY_DEFAULT = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
+_MAX_HEAP_BLOCK, _NEVER_TRIM = 1 << 30, (1 << 31) - 1
+_MAX_DYNAMIC_MMAP_THRESHOLD = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
 """Upper limit of glibc's dynamic mmap threshold, which grows with the blocks that a process frees (mallopt(3), M_MMAP_THRESHOLD)."""
 
-_ASKED_FOR = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
-_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
+_MALLOC_VARIABLES = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+_GLIBC_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 """Environment variables and tunables with which a user sets these thresholds for the whole process."""
 
-KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4096"}
+ONEDNN_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4096"}
 """Capacity of oneDNN's kernel cache, one kernel per product shape; oneDNN reads the variable once, before its first product.
 
 Batches of sentences have about a hundred shapes, an estimated three thousand product shapes. The default capacity of 1,024 rebuilds the
@@ -29,7 +29,7 @@ others repeatedly, which costs about 6 % of a training step.
 """
 
 
-def refuse_larger_than_memory(n_parameters: int, device: torch.device) -> None:
+def check_fits_in_memory(n_parameters: int, device: torch.device) -> None:
     """Raise ConfigError if a model cannot be trained in the memory of a device.
 
     Args:
@@ -40,57 +40,57 @@ def refuse_larger_than_memory(n_parameters: int, device: torch.device) -> None:
         ConfigError: ``BYTES_PER_PARAMETER`` per parameter exceeds the device's total memory.
     """
     if device.type == "cuda":
-        there = torch.cuda.get_device_properties(device).total_memory
+        available = torch.cuda.get_device_properties(device).total_memory
     else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if n_parameters * BYTES_PER_PARAMETER > there:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if n_parameters * BYTES_PER_PARAMETER > available:
         raise ConfigError(
-            f"model: expected a model that can be trained in {there / 1e9:.1f} GB of memory, found {n_parameters:,} parameters,"
+            f"model: expected a model that can be trained in {available / 1e9:.1f} GB of memory, found {n_parameters:,} parameters,"
             f" which need at least {n_parameters * BYTES_PER_PARAMETER / 1e9:,.1f} GB; lower the widths, the layers or tokenizer.vocab_size"
         )
 
 
-def keep_freed_memory() -> bool:
+def raise_malloc_thresholds() -> bool:
     """Raise glibc's malloc thresholds, so that freed memory is reused instead of returned to the system.
 
     Returned memory comes back as pages that the system clears on first touch, which costs about 10 % of a training step on small models.
-    ``give_back_freed_memory`` returns the memory held this way. Does nothing without glibc, or if the environment sets these thresholds.
+    ``trim_malloc`` returns the memory held this way. Does nothing without glibc, or if the environment sets these thresholds.
 
     Returns:
         Whether the thresholds were set.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _ASKED_FOR & os.environ.keys() or any(name in tunables for name in _TUNABLES):
+    if _MALLOC_VARIABLES & os.environ.keys() or any(name in tunables for name in _GLIBC_TUNABLES):
         return False
-    return _set_thresholds(_LARGEST_ON_HEAP, _NEVER)
+    return _set_thresholds(_MAX_HEAP_BLOCK, _NEVER_TRIM)
 
 
 @contextmanager
-def freed_memory_kept() -> Iterator[None]:
+def raised_malloc_thresholds() -> Iterator[None]:
     """Raise glibc's malloc thresholds in the block; afterwards return free memory and set the thresholds to their usual maximum.
 
     The previous thresholds cannot be read. They start at 128 KiB and grow as larger blocks are freed, up to 32 MiB for mmap and 64 MiB for
     trimming; setting them stops this growth. They are therefore set to this maximum: at 128 KiB, the pages of every larger tensor of the
     caller would be cleared on first touch.
     """
-    kept = keep_freed_memory()
+    raised = raise_malloc_thresholds()
     try:
         yield
     finally:
-        if kept:
-            _set_thresholds(_LARGEST_BY_DEFAULT, 2 * _LARGEST_BY_DEFAULT)
-            give_back_freed_memory()
+        if raised:
+            _set_thresholds(_MAX_DYNAMIC_MMAP_THRESHOLD, 2 * _MAX_DYNAMIC_MMAP_THRESHOLD)
+            trim_malloc()
 
 
-def give_back_freed_memory() -> None:
+def trim_malloc() -> None:
     """Return unused memory from glibc to the system (``malloc_trim``); called occasionally to limit fragmentation."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
-def _set_thresholds(largest_on_heap: int, most_kept: int) -> bool:
+def _set_thresholds(mmap_threshold: int, trim_threshold: int) -> bool:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return False
-    return bool(libc.mallopt(_MMAP_THRESHOLD, largest_on_heap) and libc.mallopt(_TRIM_THRESHOLD, most_kept))
+    return bool(libc.mallopt(_MMAP_THRESHOLD, mmap_threshold) and libc.mallopt(_TRIM_THRESHOLD, trim_threshold))

@@ -10,16 +10,16 @@ from typing import Literal
 import torch
 
 from transom.errors import ConfigError
-from transom.files.processor import processor_flags
+from transom.files.cpu_info import cpu_flags
 
-BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
+BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 """CPU flags of bfloat16 multiply instructions, as named by Linux on x86 and ARM; other CPUs emulate bfloat16.
 
 Measured with matrix products of 512 to 4,096 columns: 3.7 to 7 times the speed of float32 with AMX, 2.1 to 2.2 times with AVX-512 alone.
 The ARM flag follows PyTorch's documentation and was not measured.
 """
 
-_FLOAT16_UNITS = (7, 0)
+_FP16_COMPUTE_CAPABILITY = (7, 0)
 """Minimum compute capability of GPUs that multiply float16 faster than float32."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,7 +44,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Threads:
+class ThreadPlan:
     """The number of threads of one process, and a line explaining the choice."""
 
     count: int
@@ -52,7 +52,7 @@ class Threads:
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessPlan:
     """The number of data-parallel processes, threads per process, and a line explaining the choice."""
 
     count: int
@@ -60,28 +60,28 @@ class Processes:
     reason: str = ""
 
 
-def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:
-    """Choose the dtype of matrix products: ``wanted``, or for "auto" the one that this device multiplies fastest.
+def choose_precision(requested: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:
+    """Choose the dtype of matrix products: ``requested``, or for "auto" the one that this device multiplies fastest.
 
     The choice depends only on the device's instructions, never on a timing, so that a seed gives the same result in every process on a
     machine, whatever else runs.
 
     Raises:
-        ConfigError: ``wanted`` is unknown, or float16 on a CPU.
+        ConfigError: ``requested`` is unknown, or float16 on a CPU.
     """
-    if wanted not in ("auto", *_DTYPES):
-        raise ConfigError(f"precision: expected auto, {', '.join(_DTYPES)}, found {wanted!r}; choose one of them")
-    if wanted == "fp16" and device.type == "cpu":
+    if requested not in ("auto", *_DTYPES):
+        raise ConfigError(f"precision: expected auto, {', '.join(_DTYPES)}, found {requested!r}; choose one of them")
+    if requested == "fp16" and device.type == "cpu":
         raise ConfigError("precision: fp16 requires a GPU, found none; choose bf16, fp32 or auto")
-    if wanted != "auto":
-        return Precision(wanted, f"{wanted}: requested")
+    if requested != "auto":
+        return Precision(requested, f"{requested}: requested")
     return _fastest_on_gpu(device) if device.type == "cuda" else _fastest_on_cpu()
 
 
 def _fastest_on_gpu(device: torch.device) -> Precision:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return Precision("bf16", "bf16: this GPU multiplies bf16 in hardware")
-    if torch.cuda.get_device_capability(device) >= _FLOAT16_UNITS:
+    if torch.cuda.get_device_capability(device) >= _FP16_COMPUTE_CAPABILITY:
         return Precision("fp16", "fp16: this GPU multiplies fp16 in hardware, but not bf16")
     return Precision("fp32", "fp32: this GPU multiplies neither bf16 nor fp16 faster")
 
@@ -89,31 +89,31 @@ def _fastest_on_gpu(device: torch.device) -> Precision:
 def _fastest_on_cpu() -> Precision:
     if not torch.backends.mkldnn.is_available():  # the only PyTorch library that uses these instructions
         return Precision("fp32", "fp32: this PyTorch was built without oneDNN, which multiplies bf16")
-    unit = next((flag for flag in BFLOAT16_UNITS if flag in processor_flags()), None)
-    if unit is None:
+    flag = next((flag for flag in BF16_CPU_FLAGS if flag in cpu_flags()), None)
+    if flag is None:
         return Precision("fp32", "fp32: this CPU has no bf16 instructions")
-    return Precision("bf16", f"bf16: this CPU multiplies bf16 in hardware ({unit})")
+    return Precision("bf16", f"bf16: this CPU multiplies bf16 in hardware ({flag})")
 
 
-def choose_threads() -> Threads:
+def choose_threads() -> ThreadPlan:
     """Choose one thread per physical core available to this process, at most the container's CPU limit; OMP_NUM_THREADS overrides both."""
     if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(asked) > 0:
-        return Threads(int(asked), f"threads {asked}: OMP_NUM_THREADS is set")
+        return ThreadPlan(int(asked), f"threads {asked}: OMP_NUM_THREADS is set")
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores, share = _physical_cores(cpus), _container_share()
-    if share is not None and share < cores:
-        return Threads(max(1, int(share)), f"threads {max(1, int(share))}: this container is limited to {share:g} CPUs")
-    return Threads(cores, f"threads {cores}: physical cores available to this process")
+    cores, cpu_limit = _physical_cores(cpus), _cgroup_cpu_limit()
+    if cpu_limit is not None and cpu_limit < cores:
+        return ThreadPlan(max(1, int(cpu_limit)), f"threads {max(1, int(cpu_limit))}: this container is limited to {cpu_limit:g} CPUs")
+    return ThreadPlan(cores, f"threads {cores}: physical cores available to this process")
 
 
-def share_processors(wanted: int, threads: Threads, device: torch.device) -> Processes:
+def plan_processes(requested: int, threads: ThreadPlan, device: torch.device) -> ProcessPlan:
     """Divide the machine's threads among the data-parallel processes of a recipe.
 
     Threads synchronize after each of the thousands of operations of a step, processes once per step. On an idle machine one process with
     all threads is as fast or faster. On a busy machine it drops to a third of its speed, while several processes keep three quarters.
 
     Args:
-        wanted: processes that share each batch.
+        requested: processes that share each batch.
         threads: threads of the whole machine.
         device: device of the model; on a GPU only one process is supported.
 
@@ -121,25 +121,29 @@ def share_processors(wanted: int, threads: Threads, device: torch.device) -> Pro
         ConfigError: several processes on a GPU, or more than the machine can start.
     """
     if device.type != "cpu":
-        if wanted > 1:
-            raise ConfigError(f"training.processes: expected 1 on a GPU, found {wanted}; data-parallel processes run on a CPU only")
-        return Processes(1, threads.count)
-    if wanted > (most := _PROCESSES_A_PROCESSOR * (os.cpu_count() or 1)):
+        if requested > 1:
+            raise ConfigError(f"training.processes: expected 1 on a GPU, found {requested}; data-parallel processes run on a CPU only")
+        return ProcessPlan(1, threads.count)
+    if requested > (limit := _MAX_PROCESSES_PER_CPU * (os.cpu_count() or 1)):
         raise ConfigError(
-            f"training.processes: expected at most {most} on this machine, {_PROCESSES_A_PROCESSOR} per CPU, found {wanted}; lower it"
+            f"training.processes: expected at most {limit} on this machine, {_MAX_PROCESSES_PER_CPU} per CPU, found {requested}; lower it"
         )
-    each = max(1, threads.count // wanted)
-    if wanted == 1:
-        return Processes(1, each)
-    return Processes(wanted, each, f"{wanted} processes with {each} {'thread' if each == 1 else 'threads'} each share every batch")
+    threads_per_process = max(1, threads.count // requested)
+    if requested == 1:
+        return ProcessPlan(1, threads_per_process)
+    return ProcessPlan(
+        requested,
+        threads_per_process,
+        f"{requested} processes with {threads_per_process} {'thread' if threads_per_process == 1 else 'threads'} each share every batch",
+    )
 
 
-_PROCESSES_A_PROCESSOR = 4
+_MAX_PROCESSES_PER_CPU = 4
 """More processes only wait for each other, and each takes about 0.3 GB and several seconds to start; the limit catches typing errors."""
 
 
 @contextmanager
-def using_threads(count: int) -> Iterator[None]:
+def num_threads_set_to(count: int) -> Iterator[None]:
     """Set PyTorch's thread count to ``count`` in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -149,22 +153,22 @@ def using_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _physical_cores(cpus: set[int], system: Path = Path("/sys")) -> int:
+def _physical_cores(cpus: set[int], root: Path = Path("/sys")) -> int:
     """Count the physical cores of ``cpus``; without topology information each CPU counts as a core."""
     cores = set()
     for cpu in cpus:
-        siblings = system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        siblings = root / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         cores.add(siblings.read_text().strip() if siblings.is_file() else str(cpu))
     return len(cores)
 
 
-def _container_share(system: Path = Path("/sys")) -> float | None:
+def _cgroup_cpu_limit(root: Path = Path("/sys")) -> float | None:
     """Read the CPU limit of the container in CPUs (cgroup version 2, then 1); None if there is no limit."""
-    two, one = system / "fs/cgroup/cpu.max", system / "fs/cgroup/cpu"
-    if two.is_file():
-        quota, period = two.read_text().split()
-    elif (one / "cpu.cfs_quota_us").is_file():
-        quota, period = (one / "cpu.cfs_quota_us").read_text(), (one / "cpu.cfs_period_us").read_text()
+    v2, v1 = root / "fs/cgroup/cpu.max", root / "fs/cgroup/cpu"
+    if v2.is_file():
+        quota, period = v2.read_text().split()
+    elif (v1 / "cpu.cfs_quota_us").is_file():
+        quota, period = (v1 / "cpu.cfs_quota_us").read_text(), (v1 / "cpu.cfs_period_us").read_text()
     else:
         return None
     return None if quota.strip() in ("max", "-1") else int(quota) / int(period)

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.brick import Schema, kinds, members
-from transom.config.finetune import load_training
-from transom.config.plugins import component_in, import_plugins
-from transom.config.reading import parse_override
+from transom.config.model_overrides import load_training_recipe
+from transom.config.plugins import import_plugins, plugin_component
 from transom.config.recipe import Recipe
+from transom.config.schema import Schema, allowed_types, kinds
+from transom.config.toml_input import parse_override
 from transom.errors import ConfigError
-from transom.files.durable import write_file
-from transom.inspection.curves import Line, chart_file, line_chart
+from transom.files.atomic_io import write_file
+from transom.inspection.line_chart import Line, chart_svg_file, line_chart
 from transom.planning.parameters import count_parameters
-from transom.tasks.train import Sitting, run_training
-from transom.training.events import Event, Stepped
-from transom.training.record import read_history
+from transom.tasks.train import RunResult, run_training
+from transom.training.events import Event, StepFinished
+from transom.training.metrics_window import read_metrics_history
 
-CURVE = "loss.svg"
+LOSS_CHART = "loss.svg"
 """File name of the chart of validation losses."""
 
-SAME = ("training.seed", "training.max_steps")
+SHARED_FIELDS = ("training.seed", "training.max_steps")
 """Fields that all compared runs share."""
 
 
@@ -49,7 +49,7 @@ class Variant(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class VariantResult:
     """Results of the runs of a variant, one value per seed.
 
     Attributes:
@@ -71,72 +71,76 @@ class Measured:
         """Mean over the seeds at each validation that all runs have."""
         return [(points[0][0], statistics.fmean(loss for _, loss in points)) for points in zip(*self.curves, strict=False)]
 
-    def to_json(self, base: "Measured") -> dict[str, Any]:
+    def to_json(self, base: "VariantResult") -> dict[str, Any]:
         """Return the results as JSON-serializable data; the difference is the loss minus that of the base with the same seed."""
         differences = [mine - theirs for mine, theirs in zip(self.losses, base.losses, strict=True)]
         return {
             "name": self.name,
             "parameters": self.parameters,
-            "loss": {**_spread(self.losses), "seeds": list(self.losses)},
-            "difference": {**_spread(differences), "seeds": differences},
-            "speed": {**_spread(self.speeds), "seeds": list(self.speeds)},
+            "loss": {**_mean_and_std(self.losses), "seeds": list(self.losses)},
+            "difference": {**_mean_and_std(differences), "seeds": differences},
+            "speed": {**_mean_and_std(self.speeds), "seeds": list(self.speeds)},
             "curve": self.mean_curve,
         }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _mean_and_std(values: Sequence[float]) -> dict[str, float]:
     """Return the mean and sample standard deviation."""
-    return {"mean": statistics.fmean(values), "spread": statistics.stdev(values) if len(values) > 1 else 0.0}
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
-def variants_of(base: str, overrides: Sequence[str], wanted: Iterable[str]) -> list[Variant]:
+def build_variants(base: str, overrides: Sequence[str], component: Iterable[str]) -> list[Variant]:
     """Return the base and one variant per component.
 
     Args:
         base: name of a packaged recipe, or path of a TOML file.
         overrides: changes to the base that all variants share.
-        wanted: ``model.norm=rmsnorm``, or ``my_ff.py:Mine``: a plugin class, which is imported and set in the field that accepts it.
+        component: ``model.norm=rmsnorm``, or ``my_ff.py:Mine``: a plugin class, which is imported and set in the field that accepts it.
 
     Raises:
         ConfigError: a component has neither form, is not a field of the model or training, or is given twice.
     """
-    recipe = load_training(base, overrides)[0]
-    variants = [Variant(Path(base).stem), *(_variant(each, recipe) for each in wanted)]
+    recipe = load_training_recipe(base, overrides)[0]
+    variants = [Variant(Path(base).stem), *(_variant(each, recipe) for each in component)]
     folders = [variant.folder for variant in variants]
     if twice := [variant.name for variant in variants if folders.count(variant.folder) > 1]:
         raise ConfigError(f"--with {twice[-1]}: expected each component once, found it twice; remove one")
     return variants
 
 
-def _variant(wanted: str, recipe: Recipe) -> Variant:
-    if "=" in wanted:
-        path = parse_override(wanted).path
-        if path[0] not in ("model", "training") or len(path) < 2 or ".".join(path) in SAME:
-            raise ConfigError(f"--with {wanted}: expected a field of model or training, found one that all runs share; set it with --set")
-        return Variant(wanted, (wanted,))
-    file, _, name = wanted.rpartition(":")
+def _variant(component: str, recipe: Recipe) -> Variant:
+    if "=" in component:
+        path = parse_override(component).path
+        if path[0] not in ("model", "training") or len(path) < 2 or ".".join(path) in SHARED_FIELDS:
+            raise ConfigError(
+                f"--with {component}: expected a field of model or training, found one that all runs share; set it with --set"
+            )
+        return Variant(component, (component,))
+    file, _, name = component.rpartition(":")
     if not file:
-        raise ConfigError(f"--with {wanted}: expected FIELD=VALUE or FILE.py:CLASS, found neither; as in --with model.norm=rmsnorm")
+        raise ConfigError(f"--with {component}: expected FIELD=VALUE or FILE.py:CLASS, found neither; as in --with model.norm=rmsnorm")
     (plugin,) = import_plugins([file])
-    schema = component_in(plugin, name)
-    if (field := field_of(recipe, schema)) is None:
-        raise ConfigError(f"--with {wanted}: expected a component that task '{recipe.task}' has a field for, found none; use another base")
-    return Variant(wanted, (f"{field}={kinds(schema)[0]}",))
+    schema = plugin_component(plugin, name)
+    if (field := find_field(recipe, schema)) is None:
+        raise ConfigError(
+            f"--with {component}: expected a component that task '{recipe.task}' has a field for, found none; use another base"
+        )
+    return Variant(component, (f"{field}={kinds(schema)[0]}",))
 
 
-def field_of(recipe: Recipe, schema: type[Schema]) -> str | None:
+def find_field(recipe: Recipe, schema: type[Schema]) -> str | None:
     """Return the outermost field of a recipe that accepts a component; None if there is none."""
     waiting: list[tuple[str, Schema]] = [("", recipe)]
     for place, part in waiting:  # the list grows in the loop
         for name, field in type(part).model_fields.items():
-            if schema in members(field):
+            if schema in allowed_types(field):
                 return place + name
             if isinstance(value := getattr(part, name), Schema):
                 waiting.append((f"{place}{name}.", value))
     return None
 
 
-def shortened(recipe: Recipe, steps: int) -> list[str]:
+def short_run_overrides(recipe: Recipe, steps: int) -> list[str]:
     """Return the overrides that shorten a recipe to ``steps`` steps: ten validations and a proportional warmup."""
     warmup = max(recipe.training.schedule.warmup_steps * steps // recipe.training.max_steps, 1)
     return [
@@ -159,14 +163,14 @@ class Comparison:
         Raises:
             ConfigError: a variant does not fit the recipe.
         """
-        short = shortened(load_training(base, overrides)[0], steps)
+        short = short_run_overrides(load_training_recipe(base, overrides)[0], steps)
         shared = [*overrides, *short]
         self.variants, self.n_seeds, self.steps, self.out = variants, n_seeds, steps, out
         self._recipes = {
-            variant: [load_training(base, [*shared, *variant.overrides, f"training.seed={seed}"]) for seed in self.seeds]
+            variant: [load_training_recipe(base, [*shared, *variant.overrides, f"training.seed={seed}"]) for seed in self.seeds]
             for variant in variants
         }
-        self.counted = self._recipes[variants[0]][0][0].COUNTED
+        self.unit = self._recipes[variants[0]][0][0].COUNTED
 
     @property
     def seeds(self) -> range:
@@ -178,49 +182,49 @@ class Comparison:
         """Total number of steps of all runs."""
         return self.steps * self.n_seeds * len(self.variants)
 
-    def train(self, resume: bool, tell: Callable[[int, int], None]) -> Sitting | None:
+    def train(self, resume: bool, notify: Callable[[int, int], None]) -> RunResult | None:
         """Train all runs, seed by seed, so that a temporary slowdown of the machine affects all variants.
 
         Args:
             resume: resume existing runs.
-            tell: progress callback, called with the number of steps done and the total.
+            notify: progress callback, called with the number of steps done and the total.
 
         Returns:
             The result of the run that a signal stopped; None if all runs are done.
         """
         for done, (seed, variant) in enumerate(product(self.seeds, self.variants)):
-            recipe, base, asked = self._recipes[variant][seed - 1]
+            recipe, base, user_overrides = self._recipes[variant][seed - 1]
 
             def step(event: Event, before: int = done * self.steps) -> None:
-                if isinstance(event, Stepped):
-                    tell(before + event.step, self.n_steps)
+                if isinstance(event, StepFinished):
+                    notify(before + event.step, self.n_steps)
 
-            sitting = run_training(recipe, base, self._folder(variant, seed), resume, observers=[step], asked=asked)
-            if sitting.stopped_by:
-                return sitting
+            result = run_training(recipe, base, self._folder(variant, seed), resume, callbacks=[step], user_overrides=user_overrides)
+            if result.stopped_by:
+                return result
         return None
 
-    def measured(self) -> list[Measured]:
+    def collect_results(self) -> list[VariantResult]:
         """Read the results of all runs from their folders, the base first; write the chart of losses."""
-        found = [self._measured(variant) for variant in self.variants]
+        found = [self._variant_result(variant) for variant in self.variants]
         curves = zip([variant.label for variant in self.variants], [each.mean_curve for each in found], strict=True)
         drawn = [Line(label, curve) for label, curve in curves if any(math.isfinite(y) for _, y in curve)]
         if drawn:
             seeds = "one seed" if self.n_seeds == 1 else f"mean of {self.n_seeds} seeds"
-            write_file(self.out / CURVE, chart_file(line_chart(f"validation loss in nats, {seeds}", drawn)).encode())
+            write_file(self.out / LOSS_CHART, chart_svg_file(line_chart(f"validation loss in nats, {seeds}", drawn)).encode())
         return found
 
     def _folder(self, variant: Variant, seed: int) -> Path:
         return self.out / variant.folder / f"seed-{seed}"
 
-    def _measured(self, variant: Variant) -> Measured:
+    def _variant_result(self, variant: Variant) -> VariantResult:
         runs = [RunFolder.open(self._folder(variant, seed)) for seed in self.seeds]
-        histories = [read_history(run.metrics) for run in runs]
+        histories = [read_metrics_history(run.metrics) for run in runs]
         curves = tuple(
-            tuple((line["step"], _number(line["loss"])) for line in lines if line["kind"] == "validation") for lines in histories
+            tuple((line["step"], _loss_or_nan(line["loss"])) for line in lines if line["kind"] == "validation") for lines in histories
         )
         speeds = [[line["target_tokens_per_second"] for line in lines if line["kind"] == "train"] for lines in histories]
-        return Measured(
+        return VariantResult(
             variant.name,
             count_parameters(runs[0].load_config()).total,
             tuple(curve[-1][1] for curve in curves),
@@ -229,6 +233,6 @@ class Comparison:
         )
 
 
-def _number(loss: float | None) -> float:
+def _loss_or_nan(loss: float | None) -> float:
     """Return a recorded loss; None, the record of a non-finite loss, becomes NaN."""
     return math.nan if loss is None else loss

@@ -8,22 +8,22 @@ import torch
 
 from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.architecture import Architecture
-from transom.config.brick import schemas
+from transom.config.architecture import ModelConfig
 from transom.config.plugins import import_plugins
 from transom.config.recipe import Recipe, load_recipe
-from transom.config.registry import tasks
+from transom.config.schema import allowed_schemas
+from transom.config.task_registry import recipes_by_task
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.inference import prepare
+from transom.decoding.inference import prepare_for_inference
 from transom.decoding.predictors.embedder import Embedder
 from transom.errors import CheckpointError, ConfigError
-from transom.models.build import build_empty
-from transom.models.network import Writer
+from transom.models.base import GenerativeModel
+from transom.models.build import build_uninitialized
 from transom.planning.precision import choose_precision
-from transom.tasks.task import LoadedRun, task_of
+from transom.tasks.task import LoadedRun, task_class
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
-Answering = TypeVar("Answering")
+PredictorT = TypeVar("PredictorT")
 
 
 def load(folder: str | Path, precision: PrecisionName = "auto", plugins: Sequence[str | Path] = ()) -> Any:
@@ -51,31 +51,31 @@ def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recip
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = _tokenizers(run, config) if config.VOCABULARIES else None
-    model = build_empty(config)
+    model = build_uninitialized(config)
     run.load_weights(model)
-    eight_bits = precision == "int8"
-    if eight_bits and not isinstance(model, Writer):
+    int8 = precision == "int8"
+    if int8 and not isinstance(model, GenerativeModel):
         raise ConfigError(
             f"precision: int8 is for translators and language models, found a model of kind {config.kind} in {folder}; set it to auto"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision("auto" if precision == "int8" else precision, device)
-    prepare(model, chosen.dtype, device)
-    recipe = load_recipe(run.path / RECIPE)[0] if run.holds_recipe else None
-    schema = type(recipe) if recipe is not None else next(each for each in tasks().values() if _may_have(each, config))
-    if not _may_have(schema, config):
+    prepare_for_inference(model, chosen.dtype, device)
+    recipe = load_recipe(run.path / RECIPE)[0] if run.has_recipe else None
+    schema = type(recipe) if recipe is not None else next(each for each in recipes_by_task().values() if _accepts_model(each, config))
+    if not _accepts_model(schema, config):
         raise CheckpointError(
             f"{run.path / RECIPE}: expected the recipe of a {config.kind} model as in {CONFIG}; the files are from different runs"
         )
-    return task_of(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, eight_bits, str(folder))), schema
+    return task_class(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, int8, str(folder))), schema
 
 
-def _may_have(recipe: type[Recipe], config: Architecture) -> bool:
+def _accepts_model(recipe: type[Recipe], config: ModelConfig) -> bool:
     """Return whether the recipe class accepts models of this configuration class."""
-    return type(config) in schemas(recipe.model_fields["model"].annotation)
+    return type(config) in allowed_schemas(recipe.model_fields["model"].annotation)
 
 
-def _tokenizers(run: RunFolder, config: Architecture) -> Tokenizers:
+def _tokenizers(run: RunFolder, config: ModelConfig) -> Tokenizers:
     tokenizers = Tokenizers.from_bytes(run.read(TOKENIZER), str(run.path / TOKENIZER))
     for name, tokenizer in zip(config.VOCABULARIES, (tokenizers.source, tokenizers.target), strict=False):
         if tokenizer.vocab_size != (expected := getattr(config, name)):
@@ -86,7 +86,7 @@ def _tokenizers(run: RunFolder, config: Architecture) -> Tokenizers:
     return tokenizers
 
 
-def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName = "auto") -> Answering:
+def load_as(kind: type[PredictorT], folder: str | Path, precision: PrecisionName = "auto") -> PredictorT:
     """Load the predictor of a run and check its type.
 
     Raises:
@@ -95,8 +95,8 @@ def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName 
     """
     found, schema = _load(folder, precision)
     if not isinstance(found, kind):
-        wanted = next(each.VERB for each in tasks().values() if task_of(each).PREDICTOR is kind)
-        raise _of_another_task(folder, wanted, schema)
+        wanted = next(each.VERB for each in recipes_by_task().values() if task_class(each).PREDICTOR is kind)
+        raise _wrong_task_error(folder, wanted, schema)
     return found
 
 
@@ -108,10 +108,10 @@ def load_for(verb: str, folder: str | Path, precision: PrecisionName = "auto") -
         ConfigError: the task of the run does not support the verb.
     """
     found, schema = _load(folder, precision)
-    if (made := task_of(schema).VERBS.get(verb)) is not None:
-        return made(found)
+    if (build_for_verb := task_class(schema).VERBS.get(verb)) is not None:
+        return build_for_verb(found)
     if verb != schema.VERB:
-        raise _of_another_task(folder, verb, schema)
+        raise _wrong_task_error(folder, verb, schema)
     return found
 
 
@@ -126,10 +126,10 @@ def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embe
     return found
 
 
-NEEDED = {"embed": ("a run of an encoder", "use a run of an encoder")}
+VERB_REQUIREMENTS = {"embed": ("a run of an encoder", "use a run of an encoder")}
 """Per verb that several tasks support: the expected kind of run, and advice for the error message."""
 
 
-def _of_another_task(folder: str | Path, verb: str, found: type[Recipe]) -> ConfigError:
-    expected, advice = NEEDED.get(verb, (f"a run that transom {verb} can use", "use that command, or another run"))
+def _wrong_task_error(folder: str | Path, verb: str, found: type[Recipe]) -> ConfigError:
+    expected, advice = VERB_REQUIREMENTS.get(verb, (f"a run that transom {verb} can use", "use that command, or another run"))
     return ConfigError(f"{folder}: expected {expected}, found one for transom {found.VERB}; {advice}")

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from transom.inspection.figures import duration, parameters, percent, whole
 from transom.inspection.notebook import facts, framed, progress_bar, validation_table
+from transom.inspection.number_format import format_count, format_duration, format_parameter_count, format_percent
 from transom.tasks.progress import ENDED, validation_line
-from transom.training.events import Event, Finished, Foreseen, Started, Stepped, Validated
+from transom.training.events import Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
 
 SECONDS_BETWEEN_FRAMES = 0.5
 """Between two redraws of the cell."""
@@ -29,24 +29,26 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
         """Show nothing yet."""
         self._cell: Any = None
         self._lines = list[str]()
-        self._validated = list[Validated]()
+        self._validated = list[ValidationFinished]()
         self._state: dict[str, str] = {}
         self._step, self._max_steps, self._unit, self._drawn = 0, 1, "tokens", 0.0
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
         match event:
-            case Started():
+            case TrainingStarted():
                 self._start(event)
-            case Stepped():
+            case StepFinished():
                 self._stepped(event)
-            case Foreseen():
+            case Forecast():
                 self._lines += event.notes
-            case Validated():
+            case ValidationFinished():
                 self._validated.append(event)
-            case Finished():
-                self._state = {"": f"{ENDED[event.reason]} at step {whole(event.step)} after {duration(event.seconds)} of training"}
-        self._draw(at_once=not isinstance(event, Stepped))
+            case TrainingFinished():
+                self._state = {
+                    "": f"{ENDED[event.reason]} at step {format_count(event.step)} after {format_duration(event.seconds)} of training"
+                }
+        self._draw(at_once=not isinstance(event, StepFinished))
 
     def doing(self, what: str) -> None:
         """Show what is done before the first step."""
@@ -57,23 +59,23 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
         """Draw the last state."""
         self._draw(at_once=True)
 
-    def _start(self, event: Started) -> None:
+    def _start(self, event: TrainingStarted) -> None:
         known: Mapping[str, Any] = event.facts
         self._step, self._max_steps, self._unit = event.step, event.max_steps, known["counted"].split()[-1]
         choices = [known[name] for name in ("precision", "threads", "processes") if known[name]]
-        self._lines += [*event.notes, "; ".join([parameters(known["parameters"], known["active_parameters"]), *choices])]
-        self._state = {"step": f"{whole(event.step)} of {whole(event.max_steps)}"}
+        self._lines += [*event.notes, "; ".join([format_parameter_count(known["parameters"], known["active_parameters"]), *choices])]
+        self._state = {"step": f"{format_count(event.step)} of {format_count(event.max_steps)}"}
 
-    def _stepped(self, event: Stepped) -> None:
+    def _stepped(self, event: StepFinished) -> None:
         self._step = event.step
         if event.skipped:
-            self._lines.append(f"step {whole(event.step)}: loss or gradient was not finite, step skipped")
+            self._lines.append(f"step {format_count(event.step)}: loss or gradient was not finite, step skipped")
             return
         self._state = {
-            "step": f"{whole(event.step)} of {whole(self._max_steps)}, epoch {event.epochs:.1f}",
+            "step": f"{format_count(event.step)} of {format_count(self._max_steps)}, epoch {event.epochs:.1f}",
             "loss": f"{event.loss:.3f} nats",
-            "speed": f"{whole(event.target_tokens_per_second)} {self._unit}/s, {percent(event.peak_share)} of peak",
-            "time left": duration(event.seconds_left),
+            "speed": f"{format_count(event.target_tokens_per_second)} {self._unit}/s, {format_percent(event.matmul_utilization)} of peak",
+            "time left": format_duration(event.seconds_left),
         }
 
     def _draw(self, at_once: bool) -> None:

@@ -4,20 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom.config.data import Language
+from transom.config.data import LanguageConfig
 from transom.config.recipe import PairRecipe
-from transom.data.pairs.datasets import load_languages
-from transom.data.pairs.loader import Loader, MakeBatch
-from transom.data.pairs.pairs import Pairs, together
+from transom.data.pairs.datasets import load_multilingual_data
+from transom.data.pairs.loader import CollateFn, PairLoader
+from transom.data.pairs.pairs import Pairs, concatenate
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError
-from transom.training.start import given_tokenizers
-from transom.training.task import Reader
+from transom.training.finetune import load_existing_tokenizers
+from transom.training.task_protocol import TaskContext
 
 
 @dataclass(frozen=True)
-class PairedText:
+class TokenizedPairs:
     """The pairs of a run, by the tag of their target language; the key is None if there is only one language.
 
     Attributes:
@@ -28,51 +28,55 @@ class PairedText:
 
     splits: Mapping[str | None, Splits[Pairs]]
     tokenizers: Tokenizers
-    loaders: Mapping[str | None, Loader]
+    loaders: Mapping[str | None, PairLoader]
 
 
-def read_pairs(recipe: PairRecipe, reader: Reader, make: MakeBatch, languages: Sequence[Language] = ()) -> PairedText:
+def load_tokenized_pairs(
+    recipe: PairRecipe, context: TaskContext, collate_fn: CollateFn, languages: Sequence[LanguageConfig] = ()
+) -> TokenizedPairs:
     """Read the pairs of a recipe, train its tokenizers or load those of another run, and build training batches.
 
     Args:
         recipe: the recipe to train.
-        reader: the context in which the data are read.
-        make: builds a batch.
+        context: the context in which the data are read.
+        collate_fn: builds a batch.
         languages: the target languages of a multilingual recipe.
 
     Raises:
         TransomError: the data cannot be read or do not fit the recipe.
     """
-    reader.tell("reading the data")
-    splits = load_languages(recipe.data, reader.base, languages)
-    reader.tell("preparing the tokenizer")
+    context.notify("reading the data")
+    splits = load_multilingual_data(recipe.data, context.base, languages)
+    context.notify("preparing the tokenizer")
     tags, train = [to for to in splits if to is not None], [of_language.train for of_language in splits.values()]
-    tokenizers = given_tokenizers(recipe, reader.folder) or Tokenizers.train(together(train), recipe.tokenizer, tags)
+    tokenizers = load_existing_tokenizers(recipe, context.folder) or Tokenizers.train(concatenate(train), recipe.tokenizer, tags)
     _check_tags(tags, tokenizers.source.tags)
     training = recipe.training
     loaders = {
-        to: Loader(
+        to: PairLoader(
             of_language.train,
             tokenizers,
             max_seq_len=recipe.model.max_seq_len,
             batch_tokens=training.batch_tokens,
             seed=training.seed,
-            dropout=recipe.tokenizer.dropout,
+            dropout=recipe.tokenizer.bpe_dropout,
             max_length_ratio=recipe.data.max_length_ratio,
-            slicing=reader.slicing(training),
-            make=make,
-            prefix=() if to is None else tokenizers.source.prefix(to),
+            micro_batching=context.micro_batching(training),
+            collate_fn=collate_fn,
+            source_prefix=() if to is None else tokenizers.source.language_prefix(to),
         )
         for to, of_language in splits.items()
     }
-    return PairedText(splits, tokenizers, loaders)
+    return TokenizedPairs(splits, tokenizers, loaders)
 
 
-def train_pair_tokenizers(recipe: PairRecipe, base: Path, tell: Callable[[str], None], languages: Sequence[Language] = ()) -> Tokenizers:
-    """Train the tokenizers of a recipe on its training pairs; call ``tell`` with a line of progress."""
-    splits = load_languages(recipe.data, base, languages)
-    pairs = together([of_language.train for of_language in splits.values()])
-    tell(f"training the tokenizers on {len(pairs.source):,} pairs ...")
+def train_pair_tokenizers(
+    recipe: PairRecipe, base: Path, notify: Callable[[str], None], languages: Sequence[LanguageConfig] = ()
+) -> Tokenizers:
+    """Train the tokenizers of a recipe on its training pairs; call ``notify`` with a line of progress."""
+    splits = load_multilingual_data(recipe.data, base, languages)
+    pairs = concatenate([of_language.train for of_language in splits.values()])
+    notify(f"training the tokenizers on {len(pairs.source):,} pairs ...")
     return Tokenizers.train(pairs, recipe.tokenizer, [to for to in splits if to is not None])
 
 

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-from transom.inspection.figures import compact, duration, parameters, percent, whole
-from transom.training.events import Event, Finished, Foreseen, Started, Stepped, Validated
-from transom.training.figures import spelled
+from transom.inspection.number_format import format_compact, format_count, format_duration, format_parameter_count, format_percent
+from transom.training.events import Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
+from transom.training.validation_metrics import format_metrics
 
 SECONDS_BETWEEN_LINES = 10.0
 """Interval between progress lines without a terminal."""
@@ -41,28 +41,28 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     def __call__(self, event: Event) -> None:
         """Show an event."""
         match event:
-            case Started():
+            case TrainingStarted():
                 self._start(event.step, event.max_steps)
                 for line in event.notes:
-                    self.tell(line)
+                    self.notify(line)
                 facts = event.facts
                 self._counted = facts["counted"].split()[-1]
                 choices = [facts[name] for name in ("precision", "threads", "processes") if facts[name]]
-                self.tell("; ".join([parameters(facts["parameters"], facts["active_parameters"]), *choices]))
+                self.notify("; ".join([format_parameter_count(facts["parameters"], facts["active_parameters"]), *choices]))
                 if event.step:
-                    self.tell(f"resuming from step {whole(event.step)}")
-            case Stepped():
+                    self.notify(f"resuming from step {format_count(event.step)}")
+            case StepFinished():
                 self._step(event)
-            case Foreseen():
+            case Forecast():
                 for line in event.notes:
-                    self.tell(line)
-            case Validated():
-                self.tell(validation_line(event))
-            case Finished():
+                    self.notify(line)
+            case ValidationFinished():
+                self.notify(validation_line(event))
+            case TrainingFinished():
                 self._stop()
-                self.tell(f"{ENDED[event.reason]} at step {whole(event.step)} after {duration(event.seconds)} of training")
+                self.notify(f"{ENDED[event.reason]} at step {format_count(event.step)} after {format_duration(event.seconds)} of training")
 
-    def tell(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._bar is None:
             note(line)
@@ -71,7 +71,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
 
     def doing(self, what: str) -> None:
         """Show what is done before the first step."""
-        self.tell(f"{what} ...")
+        self.notify(f"{what} ...")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Remove the bar."""
@@ -89,20 +89,20 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self._bar.stop()
             self._bar = None
 
-    def _step(self, event: Stepped) -> None:
+    def _step(self, event: StepFinished) -> None:
         if event.skipped:
             names = ", ".join(map(str, event.skipped[:10])) + (" ..." if len(event.skipped) > 10 else "")
-            self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped (samples: {names})")
+            self.notify(f"step {format_count(event.step)}: loss or gradient was not finite, step skipped (samples: {names})")
             return
         figures = (
-            f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} {self._counted}/s"
-            f"  {percent(event.peak_share)} of peak{_load(event.measured)}  {duration(event.seconds_left)} left"
+            f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {format_count(event.target_tokens_per_second)} {self._counted}/s"
+            f"  {format_percent(event.matmul_utilization)} of peak{_load(event.measured)}  {format_duration(event.seconds_left)} left"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, figures=figures)
         elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            note(f"step {whole(event.step)}/{whole(self._max_steps)}  {figures}")
+            note(f"step {format_count(event.step)}/{format_count(self._max_steps)}  {figures}")
 
 
 ENDED = {
@@ -115,16 +115,16 @@ ENDED = {
 
 def _load(measured: Mapping[str, float]) -> str:
     """Format the maximum expert load relative to the mean and the number of overflowed assignments, if there are experts."""
-    if "expert_load" not in measured:
+    if "max_expert_load" not in measured:
         return ""
-    dropped = f", {whole(measured['dropped'])} dropped" if measured["dropped"] else ""
+    dropped = f", {format_count(measured['dropped'])} dropped" if measured["dropped"] else ""
     return f"  max expert load {measured['expert_load']:.2f} x mean{dropped}"
 
 
-def validation_line(event: Validated) -> str:
+def validation_line(event: ValidationFinished) -> str:
     """Return the figures of a validation on one line."""
-    figures = [*spelled(event.figures), *([] if event.weights is None else [f"{event.weights} weights"])]
-    return f"step {whole(event.step)}: validation {', '.join(figures)}{' (best so far)' if event.best else ''}"
+    figures = [*format_metrics(event.figures), *([] if event.weights is None else [f"{event.weights} weights"])]
+    return f"step {format_count(event.step)}: validation {', '.join(figures)}{' (best so far)' if event.best else ''}"
 
 
 @contextmanager
@@ -155,12 +155,12 @@ class _Lines:
         now = time.monotonic()
         if now - self._last > SECONDS_BETWEEN_LINES:
             self._last = now
-            note(f"{whole(done)}/{whole(total)} {self._what}  {_rate(done, total, self._start)}")
+            note(f"{format_count(done)}/{format_count(total)} {self._what}  {_rate(done, total, self._start)}")
 
 
 def _rate(done: int, total: int, start: float) -> str:
     seconds = max(time.monotonic() - start, 1e-6)
-    return f"{compact(done / seconds)}/s  {duration((total - done) * seconds / max(done, 1))} left"
+    return f"{format_compact(done / seconds)}/s  {format_duration((total - done) * seconds / max(done, 1))} left"
 
 
 def _bar(*texts: str) -> Any:

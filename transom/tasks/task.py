@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.finetune import NOTHING_ASKED, Asked
+from transom.config.model_overrides import NO_OVERRIDES, UserOverrides
 from transom.config.recipe import Recipe
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
-from transom.decoding.backends.searcher import searcher_of
-from transom.decoding.inference import Deferred, Tell
-from transom.decoding.predictors.classifier import Classified, Scores
-from transom.decoding.predictors.long_texts import TooLong
-from transom.models.network import Network
+from transom.decoding.backends.decoder_backend import build_decoder_backend
+from transom.decoding.inference import Deferred, ProgressCallback
+from transom.decoding.predictors.classifier import ClassificationMetrics, ClassPrediction
+from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.models.base import Network
 from transom.planning.precision import Precision
 from transom.training import setup
-from transom.training.task import Reader, Task
+from transom.training.task_protocol import Task, TaskContext
 
 
 class LoadedRun(NamedTuple):
@@ -27,7 +27,7 @@ class LoadedRun(NamedTuple):
         tokenizers: the tokenizers; None for models that read no text.
         recipe: the recipe of the run, of this task; None if the folder has none.
         precision: dtype of the matrix products with the reason for the choice.
-        eight_bits: use int8 weights in the decoding steps.
+        int8: use int8 weights in the decoding steps.
         origin: the run folder, for display.
     """
 
@@ -35,7 +35,7 @@ class LoadedRun(NamedTuple):
     tokenizers: Tokenizers | None
     recipe: Any
     precision: Precision
-    eight_bits: bool
+    int8: bool
     origin: str | None = None
 
     @property
@@ -50,15 +50,15 @@ class LoadedRun(NamedTuple):
         return None if self.recipe is None else self.recipe.decoding
 
     @property
-    def searcher(self) -> Any:
+    def decoder_backend(self) -> Any:
         """The fastest implementation of the model's decoding steps; ``Deferred``, because making it may compile C++ for seconds.
 
         Raises:
-            ConfigError: ``eight_bits`` is set, and the model or the machine does not support it.
+            ConfigError: ``int8`` is set, and the model or the machine does not support it.
         """
-        if self.eight_bits:
-            return searcher_of(self.model, eight_bits=True)
-        return Deferred(lambda: searcher_of(self.model))
+        if self.int8:
+            return build_decoder_backend(self.model, int8=True)
+        return Deferred(lambda: build_decoder_backend(self.model))
 
 
 @runtime_checkable
@@ -71,7 +71,7 @@ class TaskClass(Protocol):
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]]
     """Functions that build the object a verb uses from a predictor; ``Recipe.VERB`` is missing if it uses the predictor itself."""
 
-    def read(self, recipe: Any, reader: Reader) -> Task:
+    def read(self, recipe: Any, context: TaskContext) -> Task:
         """Read the data of a recipe and build the task."""
         ...
 
@@ -81,16 +81,16 @@ class TaskClass(Protocol):
 
 
 @runtime_checkable
-class LearnsSymbols(Protocol):
+class TrainsTokenizers(Protocol):
     """A task class that trains tokenizers: a task on text."""
 
-    def train_tokenizers(self, recipe: Any, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Train the tokenizers of a recipe on its training data; call ``tell`` with a line of progress."""
+    def train_tokenizers(self, recipe: Any, base: Path, notify: Callable[[str], None]) -> Tokenizers:
+        """Train the tokenizers of a recipe on its training data; call ``notify`` with a line of progress."""
         ...
 
 
 @runtime_checkable
-class Classifying(Protocol):
+class ClassifyVerb(Protocol):
     """The object that ``transom classify`` uses."""
 
     NOUN: ClassVar[str]
@@ -104,23 +104,27 @@ class Classifying(Protocol):
         """Maximum tokens of an item, special tokens excluded; None if items are never truncated."""
         ...
 
-    def classify(self, items: list[str], too_long: TooLong, tell: Tell) -> list[Classified]:
+    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
         """Predict the class of each item: a text or a file."""
         ...
 
-    def score(self, labelled: Path, too_long: TooLong, tell: Tell) -> Scores:
+    def score(self, labeled_data: Path, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
         """Return classification metrics on labeled data."""
         ...
 
 
-def task_of(recipe: Recipe | type[Recipe]) -> Any:
+def task_class(recipe: Recipe | type[Recipe]) -> Any:
     """Import and return the task class of a recipe, a ``TaskClass``."""
     module, _, name = recipe.TASK.partition(":")
     return getattr(import_module(module), name)
 
 
 def set_up(
-    recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None] = lambda _: None, asked: Asked = NOTHING_ASKED
-) -> setup.Parts:
+    recipe: Recipe,
+    base: Path,
+    folder: RunFolder,
+    notify: Callable[[str], None] = lambda _: None,
+    user_overrides: UserOverrides = NO_OVERRIDES,
+) -> setup.TrainingSetup:
     """Set up the training of a recipe of any task; see ``training.setup.set_up``."""
-    return setup.set_up(recipe, base, folder, task_of(recipe).read, tell, asked)
+    return setup.set_up(recipe, base, folder, task_class(recipe).read, notify, user_overrides)

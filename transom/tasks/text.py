@@ -7,29 +7,29 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.data import TextData
-from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.data import TextDataConfig
+from transom.config.data import TokenizerConfig as TokenizerConfig
 from transom.config.recipe import Recipe, TextRecipe
-from transom.data.reports.report import Report
+from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.text.documents import Documents, load_text
-from transom.data.text.windows import Stream, WindowLoader
+from transom.data.text.windows import TokenStream, WindowLoader
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
-from transom.models.network import Network
+from transom.models.base import Network
+from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.objective import CrossEntropy, Objective
-from transom.training.start import tokenizer_of
-from transom.training.task import Batches, Reader
+from transom.training.task_protocol import TaskContext, TrainLoader
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
-LoaderT = TypeVar("LoaderT", bound="PlacedBatches")
+LoaderT = TypeVar("LoaderT", bound="DescribedBatches")
 ValidT = TypeVar("ValidT")
 
 
 @runtime_checkable
-class PlacedBatches(Batches, Protocol):
+class DescribedBatches(TrainLoader, Protocol):
     """Training batches whose samples can be located in the data."""
 
-    def place(self, sample: int) -> str:
+    def describe_sample(self, sample: int) -> str:
         """Describe a sample by its location in the data, for messages."""
         ...
 
@@ -45,7 +45,7 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
         valid: validation data.
         valid_batches: the validation data in batches.
         report: the data report.
-        data: hash of all training and validation data, in order.
+        data_hash: hash of all training and validation data, in order.
     """
 
     recipe: RecipeT
@@ -53,8 +53,8 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
     loader: LoaderT
     valid: ValidT
     valid_batches: Any
-    report: Report
-    data: str
+    report: DataReport
+    data_hash: str
 
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
@@ -67,9 +67,9 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
         """Save the tokenizers in the run folder."""
         folder.write(TOKENIZER, self.tokenizers.to_bytes())
 
-    def place(self, sample: int) -> str:
+    def describe_sample(self, sample: int) -> str:
         """Describe a training sample by its location in the data."""
-        return self.loader.place(sample)
+        return self.loader.describe_sample(sample)
 
     def objective(self, model: Network) -> Objective:
         """Return the training loss of the task."""
@@ -77,7 +77,7 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
 
 
 @dataclass(frozen=True)
-class Text:
+class TokenizedText:
     """The tokenized text of a run.
 
     Attributes:
@@ -89,7 +89,7 @@ class Text:
 
     splits: Splits[Documents]
     tokenizer: Tokenizer
-    streams: dict[str, Stream]
+    streams: dict[str, TokenStream]
     windows: WindowLoader
 
     @property
@@ -103,36 +103,36 @@ class Text:
         return total.hexdigest()
 
 
-def read_text(recipe: TextRecipe, data: TextData, reader: Reader, token_dropout: float = 0.0) -> Text:
+def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskContext, blank_noising: float = 0.0) -> TokenizedText:
     """Read the text of a recipe, train its tokenizer or load that of another run, and build training windows.
 
     Args:
         recipe: the recipe to train.
         data: data section of the recipe.
-        reader: the context in which the data are read.
-        token_dropout: mean fraction of the training tokens replaced by [UNK].
+        context: the context in which the data are read.
+        blank_noising: mean fraction of the training tokens replaced by [UNK].
 
     Raises:
         TransomError: the text cannot be read or does not fit the tokenizer.
     """
-    reader.tell("reading the text")
-    splits = load_text(data, reader.base)
-    tokenizer = tokenizer_of(splits.train.texts, recipe, reader)
-    reader.tell("tokenizing the text")
-    streams, training = {name: Stream(part, tokenizer) for name, part in splits.parts.items()}, recipe.training
+    context.notify("reading the text")
+    splits = load_text(data, context.base)
+    tokenizer = load_or_train_tokenizer(splits.train.texts, recipe, context)
+    context.notify("tokenizing the text")
+    streams, training = {name: TokenStream(part, tokenizer) for name, part in splits.parts.items()}, recipe.training
     windows = WindowLoader(
         streams["train"],
         max_seq_len=recipe.model.max_seq_len,
         batch_tokens=training.batch_tokens,
         seed=training.seed,
-        token_dropout=token_dropout,
-        slicing=reader.slicing(training),
+        blank_noising=blank_noising,
+        micro_batching=context.micro_batching(training),
     )
-    return Text(splits, tokenizer, streams, windows)
+    return TokenizedText(splits, tokenizer, streams, windows)
 
 
-def train_text_tokenizers(texts: Sequence[str], tokenizer: TokenizerConfig, tell: Callable[[str], None]) -> Tokenizers:
-    """Train a tokenizer on training texts; call ``tell`` with a line of progress."""
-    tell(f"training the tokenizer on {len(texts):,} texts ...")
+def train_text_tokenizers(texts: Sequence[str], tokenizer: TokenizerConfig, notify: Callable[[str], None]) -> Tokenizers:
+    """Train a tokenizer on training texts; call ``notify`` with a line of progress."""
+    notify(f"training the tokenizer on {len(texts):,} texts ...")
     of_text = Tokenizer.train(texts, tokenizer)
     return Tokenizers(of_text, of_text)

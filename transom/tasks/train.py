@@ -9,21 +9,21 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypedDict, Unpack
 
-from transom.checkpoints.outputs import refuse_training_onto_its_inputs
+from transom.checkpoints.output_paths import check_run_folder_is_no_input
 from transom.config.arguments import as_overrides, data_arguments, errors_for_python, training_overrides
-from transom.config.finetune import NOTHING_ASKED, Asked, load_training
-from transom.config.names import nearest
+from transom.config.model_overrides import NO_OVERRIDES, UserOverrides, load_training_recipe
 from transom.config.plugins import import_plugins
 from transom.config.recipe import Recipe
+from transom.config.suggestions import suggest
 from transom.errors import ConfigError
-from transom.inspection.figures import duration
-from transom.tasks.imports import signals_held
-from transom.training.events import Event, Finished, Observer, Reason, Stepped, Validated
-from transom.training.figures import spelled
+from transom.inspection.number_format import format_duration
+from transom.tasks.signals import defer_signals
+from transom.training.events import Callback, Event, StepFinished, StopReason, TrainingFinished, ValidationFinished
+from transom.training.validation_metrics import format_metrics
 
 
 @dataclass(frozen=True)
-class Sitting:
+class RunResult:
     """Result of a training run, or of one part of it if it was resumed.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sitting:
 
     folder: Path
     step: int
-    reason: Reason
+    reason: StopReason
     best: dict[str, float]
     seconds: float
     stopped_by: int
@@ -61,7 +61,7 @@ class Sitting:
     def __repr__(self) -> str:
         """Return one line."""
         ended = f"stopped at step {self.step:,}" if self.stopped_by else f"{self.step:,} steps"
-        figures = "".join(f", {figure}" for figure in spelled(self.best)[:1])
+        figures = "".join(f", {figure}" for figure in format_metrics(self.best)[:1])
         return f"<run {self.folder}: {self.model}{', ' if self.model else ''}{ended}{figures}>"
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Sitting:
     @property
     def summary(self) -> list[tuple[str, str]]:
         """Return what a person wants to know of the run, as names and values; the first has no name."""
-        took = f"{self.step:,} steps in {duration(self.seconds)}"
+        took = f"{self.step:,} steps in {format_duration(self.seconds)}"
         if self.stopped_by:
             return [
                 ("", self.model),
@@ -85,7 +85,7 @@ class Sitting:
                 ("saved in", str(self.folder)),
                 ("next", "the same call with resume=True continues"),
             ]
-        best = ", ".join([*spelled(self.best), *([] if self.weights is None else [f"{self.weights} weights"])])
+        best = ", ".join([*format_metrics(self.best), *([] if self.weights is None else [f"{self.weights} weights"])])
         validated = f"{best}, at step {self.best['step']:,.0f}" if self.best else "none"
         return [
             ("", self.model),
@@ -108,7 +108,7 @@ class Sitting:
         return plain | ({} if self.weights is None else {"weights": self.weights}) | {"problems": list(self.problems)}
 
 
-ENDS: Mapping[Reason, str] = {
+ENDS: Mapping[StopReason, str] = {
     "max_steps": "all steps are done",
     "max_minutes": "the time limit is reached",
     "patience": "validation no longer improves",
@@ -117,7 +117,7 @@ ENDS: Mapping[Reason, str] = {
 """Why a training ended, in words."""
 
 
-class Stop:
+class GracefulStop:
     """Context in which Ctrl-C and SIGTERM stop training after the current step and save; a second signal interrupts immediately."""
 
     def __init__(self) -> None:
@@ -125,14 +125,14 @@ class Stop:
         self.signal = 0
         self._before: dict[int, Any] = {}
 
-    def wanted(self) -> bool:
+    def requested(self) -> bool:
         """Return whether a stop was requested."""
         return self.signal != 0
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "GracefulStop":
         """Install the signal handlers; only possible in the main thread."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -140,7 +140,7 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, number: int, frame: FrameType | None) -> None:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
@@ -152,10 +152,10 @@ def run_training(
     out: Path,
     resume: bool = False,
     overwrite: bool = False,
-    observers: Sequence[Observer] = (),
-    tell: Callable[[str], None] = lambda _: None,
-    asked: Asked = NOTHING_ASKED,
-) -> Sitting:
+    callbacks: Sequence[Callback] = (),
+    notify: Callable[[str], None] = lambda _: None,
+    user_overrides: UserOverrides = NO_OVERRIDES,
+) -> RunResult:
     """Train a recipe into a run folder and write its report and model card; the state of the process is restored afterwards.
 
     Args:
@@ -164,42 +164,42 @@ def run_training(
         out: the run folder.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
-        observers: called with each event of ``training.events``.
-        tell: called with a short description of each stage of the setup before the first step.
-        asked: the fields of the recipe set by the user, from ``load_training``.
+        callbacks: called with each event of ``training.events``.
+        notify: called with a short description of each stage of the setup before the first step.
+        user_overrides: the fields of the recipe set by the user, from ``load_training_recipe``.
 
     Raises:
         TransomError: recipe, data and folder are inconsistent, or the run cannot be resumed.
     """
-    with signals_held():
+    with defer_signals():
         from transom.checkpoints.run_folder import RunFolder
-        from transom.inspection.describe import family, use
-        from transom.inspection.figures import parameters
-        from transom.planning.process import training_process
-        from transom.tasks.pages import write_pages
+        from transom.inspection.describe import describe_family, usage_example
+        from transom.inspection.number_format import format_parameter_count
+        from transom.planning.process_state import preserved_process_state
+        from transom.tasks.run_pages import write_run_pages
         from transom.tasks.task import set_up
-        from transom.training.run import train
+        from transom.training.train_loop import train
 
-    refuse_training_onto_its_inputs(recipe, base, out)
-    with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder, training_process():
-        parts = set_up(recipe, base, folder, tell, asked)
-        boards = [tensorboard_observer(out)] if recipe.training.tensorboard else []
-        with Stop() as stop:
-            finished = train(parts, [*boards, *observers], stop.wanted)
+    check_run_folder_is_no_input(recipe, base, out)
+    with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder, preserved_process_state():
+        parts = set_up(recipe, base, folder, notify, user_overrides)
+        tensorboard = [tensorboard_callback(out)] if recipe.training.tensorboard else []
+        with GracefulStop() as stop:
+            finished = train(parts, [*tensorboard, *callbacks], stop.requested)
             stopped = finished.reason == "stopped"
-            problems = [] if stopped else write_pages(parts, finished)
-    size = parameters(parts.facts["parameters"], parts.facts["active_parameters"])
-    return Sitting(
+            problems = [] if stopped else write_run_pages(parts, finished)
+    size = format_parameter_count(parts.facts["parameters"], parts.facts["active_parameters"])
+    return RunResult(
         folder=out,
         step=finished.step,
         reason=finished.reason,
         best=dict(finished.best),
         seconds=finished.seconds,
         stopped_by=stop.signal if stopped else 0,
-        example=use(parts.recipe, str(out))[0],
+        example=usage_example(parts.recipe, str(out))[0],
         weights=finished.weights,
         problems=problems,
-        model=f"{parts.recipe.task} model: {family(parts.recipe)}, {size}",
+        model=f"{parts.recipe.task} model: {describe_family(parts.recipe)}, {size}",
         call=f"{parts.recipe.VERB}({parts.recipe.example[1]})",
     )
 
@@ -229,7 +229,7 @@ class DataArguments(TypedDict, total=False):
     suffix: str | Sequence[str]
     instructions: str | Path
     valid_instructions: str | Path
-    labelled: str | Path
+    labeled_data: str | Path
     valid_labelled: str | Path
     images: str | Path
     valid_images: str | Path
@@ -249,14 +249,14 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
-    observers: Sequence[Observer] = (),
+    callbacks: Sequence[Callback] = (),
     plugins: Sequence[str | Path] = (),
     **data: Unpack[DataArguments],
-) -> Sitting:
+) -> RunResult:
     """Train a recipe and save the model, its metrics and a report in a run folder; this is ``transom.train``.
 
     The caller's random state, thread count, environment variables and signal handlers are restored on return or error. For the C
-    library's allocator and oneDNN see ``planning.process.training_process``. Ctrl-C finishes the step, saves and returns.
+    library's allocator and oneDNN see ``planning.process.preserved_process_state``. Ctrl-C finishes the step, saves and returns.
 
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.
@@ -268,7 +268,7 @@ def train(
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
         progress: show progress: a bar in a terminal, a table in a notebook, otherwise a line now and then on standard error.
-        observers: called with each event of ``training.events``.
+        callbacks: called with each event of ``training.events``.
         plugins: files and modules to import first, whose components and tasks the recipe may use.
         **data: your own files, in place of the recipe's data; see ``DataArguments``.
 
@@ -279,14 +279,16 @@ def train(
         import_plugins(plugins)
         known, given = data_arguments(), dict[str, Any](data)
         if unknown := [name for name in given if name not in known]:
-            raise ConfigError(f"train: expected an argument, found {unknown[0]!r}; {nearest(unknown[0], list(known))}")
+            raise ConfigError(f"train: expected an argument, found {unknown[0]!r}; {suggest(unknown[0], list(known))}")
         files = {known[name]: value for name, value in given.items()}
         start_from = None if from_ is None else Path(from_)
-        loaded, base, asked = load_training(recipe, training_overrides(recipe, files, as_overrides(set), start_from, minutes))
+        loaded, base, user_overrides = load_training_recipe(
+            recipe, training_overrides(recipe, files, as_overrides(set), start_from, minutes)
+        )
         folder = default_folder(recipe) if out is None else Path(out)
         with _shown(progress) as shown:
-            tell, watching = (_unheard, observers) if shown is None else (shown.doing, [shown, *observers])
-            return run_training(loaded, base, folder, resume, overwrite, watching, tell, asked)
+            notify, watching = (_unheard, callbacks) if shown is None else (shown.doing, [shown, *callbacks])
+            return run_training(loaded, base, folder, resume, overwrite, watching, notify, user_overrides)
 
 
 def _unheard(doing: str) -> None:
@@ -312,7 +314,7 @@ def default_folder(recipe: str | Path) -> Path:
     return Path("runs") / Path(recipe).stem
 
 
-def tensorboard_observer(out: Path) -> Observer:
+def tensorboard_callback(out: Path) -> Callback:
     """Return a callback that writes TensorBoard events to ``out/tensorboard``.
 
     Raises:
@@ -326,14 +328,14 @@ def tensorboard_observer(out: Path) -> Observer:
 
     def write(event: Event) -> None:
         figures: dict[str, float] = {}
-        if isinstance(event, Stepped) and not event.skipped:
-            names = ("loss", "nll", "learning_rate", "grad_norm", "target_tokens_per_second", "peak_share")
+        if isinstance(event, StepFinished) and not event.skipped:
+            names = ("loss", "nll", "learning_rate", "grad_norm", "target_tokens_per_second", "matmul_utilization")
             figures = {f"train/{name}": getattr(event, name) for name in names}
-        elif isinstance(event, Validated):
-            figures = {f"validation/{name}": value for name, value in event.figures.items()}
+        elif isinstance(event, ValidationFinished):
+            figures = {f"validation/{name}": value for name, value in event.metrics.items()}
         for name, value in figures.items():
             writer.add_scalar(name, value, event.step)
-        if isinstance(event, Finished):
+        if isinstance(event, TrainingFinished):
             writer.close()
 
     return write

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Reason = Literal["max_steps", "max_minutes", "patience", "stopped"]
+StopReason = Literal["max_steps", "max_minutes", "patience", "stopped"]
 """Why a run ended: its steps or minutes are over, validation improves no more, or somebody stopped it."""
 
 
 @dataclass(frozen=True)
-class Started:
+class TrainingStarted:
     """The run is set up and takes its first step next.
 
     Attributes:
@@ -29,7 +29,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepFinished:
     """One optimizer step is done.
 
     Attributes:
@@ -40,11 +40,11 @@ class Stepped:
         grad_norm: norm of the whole gradient before clipping.
         n_target_tokens: true target tokens of the batch.
         target_tokens_per_second: true target tokens over the step's time.
-        peak_share: model FLOP/s over the machine's measured peak, from 0 to 1.
+        matmul_utilization: model FLOP/s over the machine's measured peak, from 0 to 1.
         seconds_left: estimate to the end of the run.
         epochs: passes over the training data so far.
         skipped: places in the training data for whose sake the step was skipped; empty when it was taken.
-        measured: what the objectives of the model's components measured, such as the load of its experts.
+        aux_metrics: what the objectives of the model's components measured, such as the load of its experts.
     """
 
     step: int
@@ -54,15 +54,15 @@ class Stepped:
     grad_norm: float
     n_target_tokens: int
     target_tokens_per_second: float
-    peak_share: float
+    matmul_utilization: float
     seconds_left: float
     epochs: float
     skipped: tuple[str, ...] = ()
-    measured: Mapping[str, float] = field(default_factory=dict)
+    aux_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class Forecast:
     """The pace has settled, and tells of the run's end.
 
     Attributes:
@@ -75,26 +75,26 @@ class Foreseen:
 
 
 @dataclass(frozen=True)
-class Validated:
+class ValidationFinished:
     """The validation set was read.
 
     Attributes:
         step: steps done.
-        figures: loss, perplexity and what else the task measures.
+        metrics: loss, perplexity and what else the task measures.
         best: True if these weights are the best so far and were written.
         samples: a few answers of the model, with what they answer to and what was expected.
         weights: "raw" or "averaged", whichever were better; None where the run averages none.
     """
 
     step: int
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     best: bool
     samples: tuple[Mapping[str, str], ...] = ()
     weights: str | None = None
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointSaved:
     """A checkpoint is durably on disk."""
 
     step: int
@@ -102,7 +102,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Finished:
+class TrainingFinished:
     """The run is over.
 
     Attributes:
@@ -115,12 +115,12 @@ class Finished:
     """
 
     step: int
-    reason: Reason
+    reason: StopReason
     best: Mapping[str, float]
     seconds: float
     facts: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
 
 
-Event = Started | Stepped | Foreseen | Validated | Saved | Finished
-Observer = Callable[[Event], None]
+Event = TrainingStarted | StepFinished | Forecast | ValidationFinished | CheckpointSaved | TrainingFinished
+Callback = Callable[[Event], None]

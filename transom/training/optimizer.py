@@ -7,145 +7,145 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.checkpoints.tensors import Spec
-from transom.config.brick import Brick
-from transom.config.components import build, implements
-from transom.config.training import Adam, AdamW, Muon, Sgd
+from transom.checkpoints.tensors import TensorSpec
+from transom.config.component_registry import build, implements
+from transom.config.schema import ComponentConfig
+from transom.config.training import AdamConfig, AdamWConfig, MuonConfig, SgdConfig
 from transom.errors import ConfigError
 from transom.layers.block import Block
-from transom.layers.depth import DepthRouter
-from transom.layers.mixture import Mixture
+from transom.layers.mixture_of_depths import DepthRouter
+from transom.layers.mixture_of_experts import MixtureOfExperts
 
-QUINTIC = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b and c of a s + b s^3 + c s^5, which five times over takes every s from about 0.002 to 1 near 1 (Jordan et al. 2024)."""
 
 
-def build_optimizer(model: nn.Module, brick: Brick, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: ComponentConfig, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
     """Build the optimizer, in PyTorch's fused form where it has one.
 
-    AdamW decays weight matrices only: never vectors (biases, gains) nor embeddings, tied output map included.
+    AdamWConfig decays weight matrices only: never vectors (biases, gains) nor embeddings, tied output map included.
     The learning rate is set before each step by the schedule; it starts at 0.
 
     Args:
         model: whose parameters that are not frozen learn.
-        brick: the kind, and what it needs.
+        config: the kind, and what it needs.
         dtype: in which the run multiplies matrices; Muon's own products follow where that is bfloat16.
 
     Raises:
         ConfigError: Muon is asked for, and no matrix learns that it is for.
     """
-    return build(brick, model, [p for p in model.parameters() if p.requires_grad], dtype)
+    return build(config, model, [p for p in model.parameters() if p.requires_grad], dtype)
 
 
-def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Spec]:
+def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, TensorSpec]:
     """Return the tensors that an optimizer keeps per parameter once the parameter had a gradient: their types and shapes, by name.
 
     One that is not PyTorch's says it itself, by a method ``state_specs(parameter)``.
     """
     if own := getattr(optimizer, "state_specs", None):
         return own(parameter)
-    like = Spec.of(parameter)
+    like = TensorSpec.of(parameter)
     if isinstance(optimizer, torch.optim.SGD):
         return {"momentum_buffer": like} if optimizer.defaults["momentum"] else {}
-    return {"step": Spec(torch.float32, ()), "exp_avg": like, "exp_avg_sq": like}
+    return {"step": TensorSpec(torch.float32, ()), "exp_avg": like, "exp_avg_sq": like}
 
 
-@implements(Sgd)
-def build_sgd(brick: Sgd, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.SGD:
+@implements(SgdConfig)
+def build_sgd(config: SgdConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.SGD:
     """Build stochastic gradient descent."""
-    return torch.optim.SGD(parameters, lr=0.0, momentum=brick.momentum, weight_decay=brick.weight_decay, fused=True)
+    return torch.optim.SGD(parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
-@implements(Adam)
-def build_adam(brick: Adam, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.Adam:
+@implements(AdamConfig)
+def build_adam(config: AdamConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.Adam:
     """Build Adam."""
-    return torch.optim.Adam(parameters, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
+    return torch.optim.Adam(parameters, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
-@implements(AdamW)
-def build_adamw(brick: AdamW, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.AdamW:
-    """Build AdamW, which decays weight matrices only."""
+@implements(AdamWConfig)
+def build_adamw(config: AdamWConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.AdamW:
+    """Build AdamWConfig, which decays weight matrices only."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for p in parameters:
         (decayed if p.ndim > 1 and id(p) not in embeddings else others).append(p)
-    groups = [{"params": decayed, "weight_decay": brick.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
-@implements(Muon)
+@implements(MuonConfig)
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for the maps of attention and feed-forward in blocks, PyTorch's fused AdamW for all the rest; one state, one learning rate.
+    """Muon for the maps of attention and feed-forward in blocks, PyTorch's fused AdamWConfig for all the rest; one state, one learning rate.
 
     Experts and routers are among the rest: a matrix that no token reached would be moved at full size along what is left of its momentum.
     PyTorch's own Muon is not used because it multiplies in bfloat16 everywhere, and where a processor cannot do that fast, very slowly.
     """
 
-    def __init__(self, brick: Muon, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> None:
+    def __init__(self, config: MuonConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> None:
         """Part the parameters between the two.
 
         Raises:
             ConfigError: none is for Muon.
         """
-        ours = {id(p) for p in _matrices_of_blocks(model)}
+        muon_ids = {id(p) for p in _block_matrices(model)}
         matrices, rest = list[nn.Parameter](), list[nn.Parameter]()
         for p in parameters:
-            (matrices if id(p) in ours else rest).append(p)
+            (matrices if id(p) in muon_ids else rest).append(p)
         if not matrices:
             raise ConfigError("training.optimizer: expected matrices in blocks that learn, for muon, found none; use 'adamw'")
-        self.momentum, self.weight_decay = brick.momentum, brick.weight_decay
+        self.momentum, self.weight_decay = config.momentum, config.weight_decay
         self.dtype = dtype if dtype == torch.bfloat16 else None
-        self.adamw = build_adamw(brick, model, rest, dtype)
+        self.adamw = build_adamw(config, model, rest, dtype)
         super().__init__([{"params": matrices, "lr": 0.0}, *self.adamw.param_groups], {})
-        self._share()
+        self._share_state()
 
-    def _share(self) -> None:
-        """Let AdamW work on its groups of this optimizer, and on the one state."""
+    def _share_state(self) -> None:
+        """Let AdamWConfig work on its groups of this optimizer, and on the one state."""
         self.adamw.param_groups, self.adamw.state = self.param_groups[1:], self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Put back what ``state_dict`` gave."""
         super().load_state_dict(state_dict)
-        self._share()
+        self._share_state()
 
-    def state_specs(self, parameter: nn.Parameter) -> dict[str, Spec]:
-        """Return what is kept per parameter: Muon's momentum, or AdamW's state."""
-        ours = any(parameter is p for p in self.param_groups[0]["params"])
-        return {"momentum": Spec.of(parameter)} if ours else state_specs(self.adamw, parameter)
+    def state_specs(self, parameter: nn.Parameter) -> dict[str, TensorSpec]:
+        """Return what is kept per parameter: Muon's momentum, or AdamWConfig's state."""
+        muon_ids = any(parameter is p for p in self.param_groups[0]["params"])
+        return {"momentum": TensorSpec.of(parameter)} if muon_ids else state_specs(self.adamw, parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step with both."""
         assert closure is None, "the gradients are there"
         self.adamw.step()
-        (matrices, rate) = (self.param_groups[0][name] for name in ("params", "lr"))
+        (matrices, lr) = (self.param_groups[0][name] for name in ("params", "lr"))
         for p in matrices:
             if p.grad is not None:
                 state = self.state[p]
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
                 average = state["momentum"].lerp_(p.grad, 1 - self.momentum)
-                update = orthogonal(p.grad.lerp(average, self.momentum), self.dtype)
-                p.mul_(1 - rate * self.weight_decay).add_(update, alpha=-0.2 * rate * max(p.shape) ** 0.5)
+                update = newton_schulz_orthogonalize(p.grad.lerp(average, self.momentum), self.dtype)
+                p.mul_(1 - lr * self.weight_decay).add_(update, alpha=-0.2 * lr * max(p.shape) ** 0.5)
 
 
-def _matrices_of_blocks(model: nn.Module) -> list[nn.Parameter]:
+def _block_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Find the weights of linear maps in blocks, those of mixtures left out; where low-rank maps learn beside a weight, those."""
-    apart = {id(m) for mixture in model.modules() if isinstance(mixture, Mixture | DepthRouter) for m in mixture.modules()}
+    excluded = {id(m) for mixture in model.modules() if isinstance(mixture, MixtureOfExperts | DepthRouter) for m in mixture.modules()}
     blocks = (m for m in model.modules() if isinstance(m, Block))
-    maps = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear) and id(m) not in apart)
-    return [p for m in maps for p in m.parameters(recurse=False) if p.ndim == 2]
+    linears = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear) and id(m) not in excluded)
+    return [p for m in linears for p in m.parameters(recurse=False) if p.ndim == 2]
 
 
-def orthogonal(x: Float[Tensor, "rows columns"], dtype: torch.dtype | None = None) -> Float[Tensor, "rows columns"]:
+def newton_schulz_orthogonalize(x: Float[Tensor, "rows columns"], dtype: torch.dtype | None = None) -> Float[Tensor, "rows columns"]:
     """Return U p(S) V^T of x = U S V^T, p near 1: five Newton-Schulz steps on x over its norm (Jordan et al. 2024).
 
     Args:
         x: any matrix.
         dtype: of the products, where not that of ``x``.
     """
-    a, b, c = QUINTIC
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = (x / x.norm().clamp(min=1e-7)).to(dtype or x.dtype)
     wide = x if x.shape[0] <= x.shape[1] else x.T
     for _ in range(5):

@@ -6,17 +6,17 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from transom.config.decoding import Decoding
+from transom.config.decoding import BeamSearchConfig
 from transom.data.batch import Batch
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.predictors.translator import Translator
-from transom.models.network import Network, Seq2SeqNetwork
-from transom.training.evaluation import corpus_scores
+from transom.models.base import Network, Seq2SeqModel
 from transom.training.objectives.objective import CrossEntropy, forward_pass
+from transom.training.translation_metrics import corpus_scores
 
-SHOWN = 5
+N_SHOWN_TRANSLATIONS = 5
 """Translations that a validation shows, into each language."""
 
 Part = TypeVar("Part")
@@ -29,70 +29,70 @@ def validation_loss(model: Network, batches: Sequence[Batch], autocast: torch.au
 
 def validation_losses(model: Network, batches: Mapping[str | None, Sequence[Batch]], autocast: torch.autocast) -> dict[str, float]:
     """Return the figures of ``validation_loss`` of several languages, by their tags: of all together, and as ``loss/de`` of each."""
-    sums = {to: _nll(model, of_language, autocast) for to, of_language in batches.items()}
-    return _by_language(sums, _of_sums)
+    sums = {to: _sum_nll(model, of_language, autocast) for to, of_language in batches.items()}
+    return _overall_and_per_language(sums, _loss_and_perplexity)
 
 
 @torch.inference_mode()
-def _nll(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> tuple[float, int]:
+def _sum_nll(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> tuple[float, int]:
     """Return the negative log-likelihood of all true target tokens, in nats, and their number."""
     total, n_tokens = 0.0, 0
     for batch in batches:
         with autocast:
-            total += CrossEntropy(smoothing=0.0).loss(forward_pass(model, batch.to(model.device))).nll.item()
+            total += CrossEntropy(label_smoothing=0.0).loss(forward_pass(model, batch.to(model.device))).nll.item()
         n_tokens += batch.n_target_tokens
     return total, n_tokens
 
 
-def _of_sums(sums: Sequence[tuple[float, int]]) -> dict[str, float]:
+def _loss_and_perplexity(sums: Sequence[tuple[float, int]]) -> dict[str, float]:
     loss = sum(total for total, _ in sums) / sum(n_tokens for _, n_tokens in sums)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
-def _by_language(parts: Mapping[str | None, Part], figures: Callable[[Sequence[Part]], dict[str, float]]) -> dict[str, float]:
+def _overall_and_per_language(parts: Mapping[str | None, Part], metrics: Callable[[Sequence[Part]], dict[str, float]]) -> dict[str, float]:
     """Give the figures of all parts together and, as ``loss/de``, of each one that has a tag."""
-    each = {f"{key}/{to}": value for to, part in parts.items() if to is not None for key, value in figures([part]).items()}
-    return figures(list(parts.values())) | each
+    each = {f"{key}/{to}": value for to, part in parts.items() if to is not None for key, value in metrics([part]).items()}
+    return metrics(list(parts.values())) | each
 
 
 @torch.inference_mode()
 def validation_accuracy(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
     """Return the share, in percent, of the labels that the model finds the most probable (``accuracy``)."""
-    right = n = 0
+    n_correct = n = 0
     for batch in (batch.to(model.device) for batch in batches):
         with autocast:
-            hidden, weight = model.output(batch)
-            found = (hidden[batch.counted] @ weight.T.to(hidden)).argmax(-1)
-        right += int((found == batch.labels[batch.counted]).sum())
+            hidden, weight = model.logit_factors(batch)
+            found = (hidden[batch.loss_mask] @ weight.T.to(hidden)).argmax(-1)
+        n_correct += int((found == batch.labels[batch.loss_mask]).sum())
         n += batch.n_target_tokens
-    return {"accuracy": 100 * right / n}
+    return {"accuracy": 100 * n_correct / n}
 
 
-class _Translated(NamedTuple):
+class _Translations(NamedTuple):
     sources: list[str]
     references: list[str]
     translations: list[str]
 
 
-def validation_scores(
-    model: Seq2SeqNetwork,
+def validation_translation_scores(
+    model: Seq2SeqModel,
     pairs: Mapping[str | None, Pairs],
     n_sentences: int,
     tokenizers: Tokenizers,
-    decoding: Decoding,
+    decoding: BeamSearchConfig,
     dtype: torch.dtype,
 ) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
     """Translate the first validation sentences into each language, by products in ``dtype``; return bleu and chrf, and a few of them.
 
     The scores are of all these sentences together and, as ``bleu/de``, of each language's. Case is ignored where the model has none.
     """
-    translator = Translator(model, tokenizers, decoding, searcher=searcher_of(model, dtype))
-    found = dict[str | None, _Translated]()
+    translator = Translator(model, tokenizers, decoding, decoder_backend=build_decoder_backend(model, dtype))
+    found = dict[str | None, _Translations]()
     for to, of_language in pairs.items():
         sources = of_language.source[:n_sentences]
-        found[to] = _Translated(sources, of_language.target[:n_sentences], translator.translate(sources, to=to))
+        found[to] = _Translations(sources, of_language.target[:n_sentences], translator.translate(sources, to=to))
 
-    def scores(parts: Sequence[_Translated]) -> dict[str, float]:
+    def scores(parts: Sequence[_Translations]) -> dict[str, float]:
         translations = [line for part in parts for line in part.translations]
         references = [line for part in parts for line in part.references]
         return corpus_scores(translations, references, lowercase=tokenizers.target.lowercase)
@@ -100,6 +100,6 @@ def validation_scores(
     samples = [
         {"source": source, "reference": reference, "translation": translation} | ({} if to is None else {"to": to})
         for to, part in found.items()
-        for source, reference, translation in list(zip(*part, strict=True))[:SHOWN]
+        for source, reference, translation in list(zip(*part, strict=True))[:N_SHOWN_TRANSLATIONS]
     ]
-    return _by_language(found, scores), tuple(samples)
+    return _overall_and_per_language(found, scores), tuple(samples)

@@ -8,13 +8,13 @@ import torch
 from transom.checkpoints.run_files import LOCK, TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
-from transom.data.batch import Sequences, TranslationBatch
+from transom.data.batch import PaddedSequences, TranslationBatch
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.files.durable import FORMAT_VERSION
-from transom.layers.position import TabulatedPosition
+from transom.files.atomic_io import FORMAT_VERSION
+from transom.layers.position_encoding import TabulatedPositionEncoding
 from transom.models.build import build_model
 from transom.tasks.task import set_up
-from transom.training.run import train
+from transom.training.train_loop import train
 
 HERE = Path(__file__).parent
 SOURCE, TARGET = "c a b", "b a c"
@@ -43,9 +43,9 @@ def logits(folder: Path) -> list[float]:
     run.load_weights(model)
     tokenizers = Tokenizers.load(folder / TOKENIZER)
     source, target = tokenizers.source.encode(SOURCE), tokenizers.target.encode(TARGET)
-    batch = TranslationBatch(Sequences.pad([[*source, 2]]), Sequences.pad([[1, *target]]), torch.tensor([[*target, 2]]), (0,))
+    batch = TranslationBatch(PaddedSequences.pad([[*source, 2]]), PaddedSequences.pad([[1, *target]]), torch.tensor([[*target, 2]]), (0,))
     model = model.double().eval()
-    for place in (module for module in model.modules() if isinstance(module, TabulatedPosition)):
+    for place in (module for module in model.modules() if isinstance(module, TabulatedPositionEncoding)):
         for name, table in place.named_buffers():
             setattr(place, name, table.float().double())  # positions as the run knew them, which was trained in float32
     with torch.no_grad():

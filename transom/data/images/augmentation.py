@@ -8,27 +8,27 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.config.training import Augmentation
-from transom.data.batch import Mixed
-from transom.data.images.randaugment import N_OPERATIONS, operated
+from transom.config.training import ImageAugmentationConfig
+from transom.data.batch import MixupLabels
+from transom.data.images.randaugment import N_OPERATIONS, apply_operations
 
 Images = Float[Tensor, "images channels height width"]
 Numbers = Float[Tensor, "images"]
 
-TRIES = 16
+N_TRIES = 16
 """Maximum number of rejection-sampling attempts for a mixing ratio; each is accepted with probability 1/2 or more."""
 
 
 class Augmenter:
     """Augments and mixes images as a recipe specifies."""
 
-    def __init__(self, config: Augmentation, seed: int) -> None:
+    def __init__(self, config: ImageAugmentationConfig, seed: int) -> None:
         """Store the recipe's augmentation and the seed."""
         self.config, self._seed = config, seed
         self._n_draws = 6 + 2 * config.randaugment
-        self._n_mixing = 3 + 2 * TRIES
+        self._n_mixing = 3 + 2 * N_TRIES
 
-    def changed(self, images: Images, epoch: int, samples: Sequence[int]) -> Images:
+    def augment(self, images: Images, epoch: int, samples: Sequence[int]) -> Images:
         """Augment each image: RandAugment's color operations, then all geometric ones as one affine map with a single interpolation.
 
         Args:
@@ -37,22 +37,26 @@ class Augmenter:
             samples: index of each image in the data set.
         """
         c = self.config
-        u = self._draws(epoch, samples, 0, self._n_draws)
-        turn = torch.eye(3).repeat(len(images), 1, 1)
+        u = self._uniform(epoch, samples, 0, self._n_draws)
+        affine = torch.eye(3).repeat(len(images), 1, 1)
         for number in range(c.randaugment):
             which, sign = u[:, 6 + 2 * number], u[:, 7 + 2 * number]
-            images, move = operated(images, (which * N_OPERATIONS).long(), torch.where(sign < 0.5, -c.magnitude, c.magnitude))
-            turn = turn @ move
+            images, transform = apply_operations(
+                images, (which * N_OPERATIONS).long(), torch.where(sign < 0.5, -c.randaugment_magnitude, c.randaugment_magnitude)
+            )
+            affine = affine @ transform
         height, width = images.shape[2:]
-        side = (1 - u[:, 0] * (1 - c.zoom)).sqrt()  # of the crop, as a fraction of the image
+        side = (1 - u[:, 0] * (1 - c.crop_scale)).sqrt()  # of the crop, as a fraction of the image
         room = 1 - side
         whole = 2 * c.shift + 1
         right, down = (((u[:, k] * whole).floor() - c.shift) * (2 / n) for k, n in ((1, width), (2, height)))
-        mirror = torch.where(u[:, 3] < 0.5, -1.0, 1.0) if c.flip else torch.ones(len(images))
+        mirror = torch.where(u[:, 3] < 0.5, -1.0, 1.0) if c.horizontal_flip else torch.ones(len(images))
         part = _affine(side * mirror, 0, right + room * (2 * u[:, 4] - 1), 0, side, down + room * (2 * u[:, 5] - 1))
-        return warped(images, turn @ part) if c.randaugment or c.shift or c.flip or c.zoom < 1 else images
+        return warp(images, affine @ part) if c.randaugment or c.shift or c.horizontal_flip or c.crop_scale < 1 else images
 
-    def mixed(self, images: Images, partners: Images, labels: Sequence[int], epoch: int, samples: Sequence[int]) -> tuple[Images, Mixed]:
+    def mix(
+        self, images: Images, partners: Images, labels: Sequence[int], epoch: int, samples: Sequence[int]
+    ) -> tuple[Images, MixupLabels]:
         """Mix each image with a partner by mixup or CutMix.
 
         mixup: lam x + (1 - lam) x' (Zhang et al. 2018). CutMix: x with a rectangle of x' (Yun et al. 2019).
@@ -65,31 +69,31 @@ class Augmenter:
             samples: index of each image in the data set.
         """
         c = self.config
-        u = self._draws(epoch, samples, 1, self._n_mixing)
+        u = self._uniform(epoch, samples, 1, self._n_mixing)
         cut = (u[:, 0] < 0.5) if c.mixup and c.cutmix else torch.full((len(images),), bool(c.cutmix))
-        share = torch.where(cut, _beta(u[:, 3:], c.cutmix or 1.0), _beta(u[:, 3:], c.mixup or 1.0))
+        lam = torch.where(cut, _beta(u[:, 3:], c.cutmix or 1.0), _beta(u[:, 3:], c.mixup or 1.0))
         height, width = images.shape[2:]
-        side = (1 - share).sqrt()  # of the rectangle, as a fraction of the image's
-        inside = _within(u[:, 1], side, width)[:, None, None, :] & _within(u[:, 2], side, height)[:, None, :, None]
+        side = (1 - lam).sqrt()  # of the rectangle, as a fraction of the image's
+        inside = _interval_mask(u[:, 1], side, width)[:, None, None, :] & _interval_mask(u[:, 2], side, height)[:, None, :, None]
         left = 1 - inside.float().mean((1, 2, 3))  # fraction of the image that is left after rounding and clipping
-        share = torch.where(cut, left, share)
-        blended = torch.lerp(partners, images, share[:, None, None, None])
+        lam = torch.where(cut, left, lam)
+        blended = torch.lerp(partners, images, lam[:, None, None, None])
         pasted = torch.where(inside, partners, images)
-        return torch.where(cut[:, None, None, None], pasted, blended), Mixed(torch.tensor(labels), share)
+        return torch.where(cut[:, None, None, None], pasted, blended), MixupLabels(torch.tensor(labels), lam)
 
     @property
-    def mixes(self) -> bool:
+    def uses_mixup(self) -> bool:
         """True if images are mixed."""
         return bool(self.config.mixup or self.config.cutmix)
 
-    def _draws(self, epoch: int, samples: Sequence[int], stream: int, n: int) -> Float[Tensor, "images draws"]:
+    def _uniform(self, epoch: int, samples: Sequence[int], stream: int, n: int) -> Float[Tensor, "images draws"]:
         """Return n uniform numbers from [0, 1) per image, using only numpy's bit generator."""
         key = np.random.SeedSequence([self._seed, epoch, stream]).generate_state(2, np.uint64)
         bits = [np.random.Philox(key=key, counter=[0, 0, 0, sample]).random_raw(n) for sample in samples]
         return torch.from_numpy((np.stack(bits) >> np.uint64(11)) * 2.0**-53).float().clamp(max=1 - 2**-24)
 
 
-def _within(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images places"]:
+def _interval_mask(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images places"]:
     """Return a mask of the pixels, of n, inside an interval with a random center and the given length."""
     middle, half = (place * n)[:, None], (side * n)[:, None] / 2
     low, high = (middle - half).round(), (middle + half).round()
@@ -99,7 +103,7 @@ def _within(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images place
 
 def _beta(u: Float[Tensor, "images draws"], alpha: float) -> Numbers:
     """Sample from Beta(alpha, alpha), alpha <= 1, by Johnk's rejection: x / (x + y), x = u^(1/alpha), y = v^(1/alpha), if x + y <= 1."""
-    x, y = (u[:, :TRIES].double() ** (1 / alpha)), (u[:, TRIES:].double() ** (1 / alpha))
+    x, y = (u[:, :N_TRIES].double() ** (1 / alpha)), (u[:, N_TRIES:].double() ** (1 / alpha))
     taken = (x + y <= 1) & (x + y > 0)
     first = taken.float().argmax(1, keepdim=True)
     ratio = (x / (x + y).clamp(min=1e-300)).gather(1, first)[:, 0]
@@ -112,7 +116,7 @@ def _affine(a: Tensor | float, b: Tensor | float, x: Tensor | float, c: Tensor |
     return torch.stack(numbers, -1).reshape(*numbers[0].shape, 3, 3)
 
 
-def warped(images: Images, maps: Float[Tensor, "images 3 3"]) -> Images:
+def warp(images: Images, maps: Float[Tensor, "images 3 3"]) -> Images:
     """Resample images under affine maps with bilinear interpolation and reflection padding."""
     grid = F.affine_grid(maps[:, :2], list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

@@ -8,15 +8,15 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from transom.config.data import Digits
-from transom.data.images.images import Images, pillow
+from transom.config.data import DigitsConfig
+from transom.data.images.image_files import Images, import_pillow
 from transom.errors import ConfigError
 
-BRIGHTEST = 16
+MAX_INTENSITY = 16
 """Maximum pixel value of the digits; the minimum is 0."""
 
 
-def load_digits(config: Digits, size: int, channels: int) -> tuple[Images, Images]:
+def load_digits(config: DigitsConfig, size: int, channels: int) -> tuple[Images, Images]:
     """Return the shuffled digits outside a fold and those in the fold.
 
     Args:
@@ -31,8 +31,8 @@ def load_digits(config: Digits, size: int, channels: int) -> tuple[Images, Image
         from sklearn.datasets import load_digits as read
     except ImportError:
         raise ConfigError("the digits require scikit-learn: pip install 'transom[images]'") from None
-    library, found = pillow(), read()
-    numbers = np.round(found.images * (255 / BRIGHTEST)).astype(np.uint8)
+    library, found = import_pillow(), read()
+    numbers = np.round(found.images * (255 / MAX_INTENSITY)).astype(np.uint8)
     sized = [library.Image.fromarray(each).resize((size, size), library.Image.Resampling.BICUBIC) for each in numbers]
     pixels = torch.from_numpy(np.stack([np.asarray(each) for each in sized]))[:, None].expand(-1, channels, -1, -1)
     bits = np.random.Philox(np.random.SeedSequence(config.seed)).random_raw(len(numbers))
@@ -47,4 +47,4 @@ def load_digits(config: Digits, size: int, channels: int) -> tuple[Images, Image
     digits = Images(names, labels, digests, "digits", 0, load)
     test = sorted(folds[config.fold - 1].tolist())
     rest = sorted(set(range(len(names))).difference(test))
-    return digits.take(rest, f"digits without fold {config.fold}"), digits.take(test, f"digits, fold {config.fold}")
+    return digits.select(rest, f"digits without fold {config.fold}"), digits.select(test, f"digits, fold {config.fold}")

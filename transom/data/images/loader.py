@@ -7,43 +7,43 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transom.config.data import Data, Digits, ImageFiles
-from transom.config.training import Augmentation
-from transom.config.vision import ImageClassifier
+from transom.config.data import DataConfig, DigitsConfig, ImageFilesConfig
+from transom.config.training import ImageAugmentationConfig
+from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import ImageBatch, Indices
 from transom.data.images.augmentation import Augmenter
 from transom.data.images.digits import load_digits
-from transom.data.images.images import Images, read_images
-from transom.data.labeled.classes import numbered
-from transom.data.sampler import WHOLE, Slicing, draws, walk
-from transom.data.split import Splits, read_splits, split_off
-from transom.data.text.text import expanded
+from transom.data.images.image_files import Images, read_images
+from transom.data.labeled.class_labels import encode_labels
+from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, stateless_uniform
+from transom.data.split import Splits, holdout, read_splits
+from transom.data.text.text_io import expand_path
 
-MEASURED = 10_000
+MAX_STATISTICS_IMAGES = 10_000
 """Maximum number of images used to estimate the mean and standard deviation of the channels."""
 
 
-def load_images(data: Data, base: Path, model: ImageClassifier, valid_share: float) -> Splits[Images]:
+def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, valid_share: float) -> Splits[Images]:
     """Read or generate the images of a recipe.
 
     Args:
         data: the recipe's data section.
         base: the recipe's folder, to which ``data.root`` is relative.
         model: the recipe's model, which determines image size and channels.
-        valid_share: fraction that is split off for validation if the recipe names no validation images.
+        valid_fraction: fraction that is split off for validation if the recipe names no validation images.
 
     Raises:
         DataError: an image cannot be read, or there are too few images to split.
     """
-    root = base / expanded(data.root)
+    root = base / expand_path(data.root)
 
-    def read(files: ImageFiles) -> Images:
-        return read_images(root / expanded(files.images), model.image_size, model.channels)
+    def read(files: ImageFilesConfig) -> Images:
+        return read_images(root / expand_path(files.images), model.image_size, model.channels)
 
     def split(images: Images) -> tuple[Images, Images]:
-        return split_off(images, images.digests, valid_share, "images")
+        return holdout(images, images.digests, valid_share, "images")
 
-    if isinstance(data.generate, Digits):
+    if isinstance(data.generate, DigitsConfig):
         digits, test = load_digits(data.generate, model.image_size, model.channels)
         return Splits(*split(digits), test)
     return read_splits(data, read, split)
@@ -51,7 +51,7 @@ def load_images(data: Data, base: Path, model: ImageClassifier, valid_share: flo
 
 def pixel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel, for values from 0 to 1; a constant channel has standard deviation 1."""
-    step = -(-len(images) // MEASURED)
+    step = -(-len(images) // MAX_STATISTICS_IMAGES)
     total, squares, n = torch.zeros(()), torch.zeros(()), 0
     for samples in np.array_split(np.arange(0, len(images), step), -(-len(images) // step // 500) or 1):
         pixels = images.load(samples.tolist()).double() / 255
@@ -61,10 +61,10 @@ def pixel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(mean.tolist()), tuple(torch.where(std > 1e-4, std, 1.0).tolist())
 
 
-def image_batches(images: Images, labels: Sequence[int], batch_images: int) -> Iterator[ImageBatch]:
+def image_batches(images: Images, labels: Sequence[int], batch_size: int) -> Iterator[ImageBatch]:
     """Batch images without augmentation, in order, for one pass such as validation."""
-    for start in range(0, len(images), batch_images):
-        samples = range(start, min(start + batch_images, len(images)))
+    for start in range(0, len(images), batch_size):
+        samples = range(start, min(start + batch_size, len(images)))
         yield ImageBatch(images.load(samples) / 255, torch.tensor([labels[i] for i in samples]), tuple(samples))
 
 
@@ -94,17 +94,17 @@ class ImageLoader:
         images: Images,
         classes: Sequence[str],
         *,
-        batch_images: int,
+        batch_size: int,
         seed: int,
-        augmentation: Augmentation,
-        slicing: Slicing = WHOLE,
+        augmentation: ImageAugmentationConfig,
+        micro_batching: MicroBatching = FULL_BATCH,
     ) -> None:
         """Encode the class labels and set up augmentation.
 
         Args:
             images: labeled images.
             classes: names of the classes by index.
-            batch_images: maximum number of images per batch over all ranks and micro-batches; batches differ by at most one image.
+            batch_size: maximum number of images per batch over all ranks and micro-batches; batches differ by at most one image.
             seed: random seed of order and augmentation.
             augmentation: the recipe's augmentation.
             micro_batching: split of every batch over ranks and micro-batches.
@@ -113,29 +113,29 @@ class ImageLoader:
             DataError: an image has an unknown class.
         """
         self.images, self.n_samples = images, len(images)
-        self.labels = numbered(images.labels, classes, images)
+        self.labels = encode_labels(images.labels, classes, images)
         self._augmenter = Augmenter(augmentation, seed)
-        self._batch_images, self._seed, self._slicing = batch_images, seed, slicing
+        self._batch_size, self._seed, self._micro_batching = batch_size, seed, micro_batching
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[ImageBatch]]]:
         """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
-        for end, epoch, batch in walk(position, self.n_samples, self._plan):
+        for end, epoch, batch in iterate_epochs(position, self.n_samples, self._plan):
             partner = dict(zip(batch.tolist(), np.roll(batch, 1).tolist(), strict=True))
-            yield end, [self._batch(part.tolist(), partner, epoch) for part in self._slicing.of(batch)]
+            yield end, [self._batch(part.tolist(), partner, epoch) for part in self._micro_batching.split(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
-        order = np.argsort(draws(self.n_samples, self._seed, epoch)[0], kind="stable")
-        return np.array_split(order, -(-len(order) // self._batch_images))
+        order = np.argsort(stateless_uniform(self.n_samples, self._seed, epoch)[0], kind="stable")
+        return np.array_split(order, -(-len(order) // self._batch_size))
 
     def _batch(self, rows: list[int], partner: dict[int, int], epoch: int) -> ImageBatch:
         """Augment the images of a micro-batch, and mix each with a partner from the whole batch, whichever rank has it."""
         augmenter, labels = self._augmenter, torch.tensor([self.labels[i] for i in rows])
-        if not augmenter.mixes:
-            return ImageBatch(augmenter.changed(self.images.load(rows) / 255, epoch, rows), labels, tuple(rows))
+        if not augmenter.uses_mixup:
+            return ImageBatch(augmenter.augment(self.images.load(rows) / 255, epoch, rows), labels, tuple(rows))
         others = [partner[row] for row in rows]
         wanted = list(dict.fromkeys([*rows, *others]))
-        changed = augmenter.changed(self.images.load(wanted) / 255, epoch, wanted)
+        changed = augmenter.augment(self.images.load(wanted) / 255, epoch, wanted)
         place = {sample: number for number, sample in enumerate(wanted)}
         own, theirs = changed[[place[row] for row in rows]], changed[[place[row] for row in others]]
-        pixels, mixed = augmenter.mixed(own, theirs, [self.labels[i] for i in others], epoch, rows)
+        pixels, mixed = augmenter.mix(own, theirs, [self.labels[i] for i in others], epoch, rows)
         return ImageBatch(pixels, labels, tuple(rows), mixed)

@@ -13,26 +13,26 @@ from typing import Literal
 import numpy as np
 import torch
 
-from transom.config.data import Data, Exercises, InstructionFiles
-from transom.data.batch import Indices, LanguageBatch, Sequences, lengths_of
+from transom.config.data import DataConfig, ExercisesConfig, InstructionFilesConfig
+from transom.data.batch import Indices, LanguageBatch, PaddedSequences, sequence_lengths
 from transom.data.pairs.loader import encode
 from transom.data.pairs.pairs import Pairs, split_validation
-from transom.data.sampler import WHOLE, Slicing, draws, walk
+from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, stateless_uniform
 from transom.data.split import Splits, read_splits
 from transom.data.synthetic.exercises import generate_exercises
-from transom.data.text.columns import read_columns
-from transom.data.text.text import expanded
-from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.data.text.tabular import read_columns
+from transom.data.text.text_io import expand_path
+from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 
-SYMBOLS = 2
+N_SPECIAL_TOKENS = 2
 """Number of special tokens per instruction: ``[EOS]`` and ``[SOS]``."""
 
-TooLong = Literal["truncate", "drop", "refuse"]
+InstructionLengthPolicy = Literal["truncate", "drop", "refuse"]
 
 
-def load_instructions(data: Data, base: Path) -> Splits[Pairs]:
+def load_instructions(data: DataConfig, base: Path) -> Splits[Pairs]:
     """Read or generate the instructions of a recipe; the target of each pair is the answer.
 
     Args:
@@ -42,20 +42,20 @@ def load_instructions(data: Data, base: Path) -> Splits[Pairs]:
     Raises:
         DataError: a file cannot be read, a prompt has no answer, or there are too few instructions to split.
     """
-    if isinstance(data.generate, Exercises):
+    if isinstance(data.generate, ExercisesConfig):
         return generate_exercises(data.generate)
-    root = base / expanded(data.root)
+    root = base / expand_path(data.root)
     return read_splits(data, lambda files: read_instructions(files, root), split_validation)
 
 
-def read_instructions(files: InstructionFiles, root: Path) -> Pairs:
+def read_instructions(files: InstructionFilesConfig, root: Path) -> Pairs:
     """Read prompts with their answers.
 
     Raises:
         DataError: the file cannot be read, or a record has no prompt or no answer.
         ConfigError: the file's format is unknown, or a field does not fit the format.
     """
-    path = root / expanded(files.file)
+    path = root / expand_path(files.file)
     lines, (prompts, answers) = read_columns(path, (files.prompt_field, files.answer_field), ("prompt", "answer"))
     for line, prompt, answer in zip(lines, prompts, answers, strict=True):
         if not prompt.strip() or not answer.strip():
@@ -79,13 +79,13 @@ class Instructions:
 
     prompts: list["array[int]"]
     answers: list["array[int]"]
-    samples: list[int]
-    whole: Indices
+    sample_ids: list[int]
+    n_tokens: Indices
     truncated: list[int]
-    left_out: list[int]
+    dropped: list[int]
 
     @classmethod
-    def fit(cls, pairs: Pairs, tokenizer: Tokenizer, max_seq_len: int, too_long: TooLong) -> "Instructions":
+    def encode(cls, pairs: Pairs, tokenizer: Tokenizer, max_seq_len: int, too_long: InstructionLengthPolicy) -> "Instructions":
         """Tokenize instructions and fit them into the context window; an instruction whose answer alone is too long is dropped.
 
         Args:
@@ -98,25 +98,25 @@ class Instructions:
             DataError: an instruction is too long and ``too_long`` is "refuse".
         """
         prompts, answers = encode(tokenizer, pairs.source), encode(tokenizer, pairs.target)
-        whole = lengths_of(prompts) + lengths_of(answers) + SYMBOLS
-        longer = np.flatnonzero(whole > max_seq_len).tolist()
+        n_tokens = sequence_lengths(prompts) + sequence_lengths(answers) + N_SPECIAL_TOKENS
+        longer = np.flatnonzero(n_tokens > max_seq_len).tolist()
         if longer and too_long == "refuse":
             raise DataError(
-                f"{pairs.place(longer[0])}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included,"
-                f" found {whole[longer[0]]}; shorten it, or set data.too_long = 'truncate' or 'drop'"
+                f"{pairs.describe_sample(longer[0])}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included,"
+                f" found {n_tokens[longer[0]]}; shorten it, or set data.too_long = 'truncate' or 'drop'"
             )
-        room = {i: max_seq_len - SYMBOLS - len(answers[i]) for i in longer}
+        room = {i: max_seq_len - N_SPECIAL_TOKENS - len(answers[i]) for i in longer}
         truncated = [i for i in longer if too_long == "truncate" and room[i] > 0]
-        left_out = sorted(set(longer).difference(truncated))
-        out, cut = set(left_out), set(truncated)
+        dropped = sorted(set(longer).difference(truncated))
+        out, cut = set(dropped), set(truncated)
         kept = [i for i in range(len(pairs)) if i not in out]
         ends = [prompts[i][-room[i] :] if i in cut else prompts[i] for i in kept]
-        return cls(ends, [answers[i] for i in kept], kept, whole, truncated, left_out)
+        return cls(ends, [answers[i] for i in kept], kept, n_tokens, truncated, dropped)
 
     @property
     def lengths(self) -> Indices:
         """Number of tokens of each instruction, special tokens included."""
-        return lengths_of(self.prompts) + lengths_of(self.answers) + SYMBOLS
+        return sequence_lengths(self.prompts) + sequence_lengths(self.answers) + N_SPECIAL_TOKENS
 
     def batch(self, rows: Sequence[Sequence[int]]) -> LanguageBatch:
         """Build a batch of rows with several instructions each. An instruction is a segment of its own; its prompt is the prefix."""
@@ -126,17 +126,17 @@ class Instructions:
                 column.append([])
             tokens, labels, positions, segments, prefix = (column[-1] for column in columns)
             for number, i in enumerate(row, 1):
-                said = [*self.prompts[i], SOS, *self.answers[i], EOS]
-                n, n_prefix = len(said), 1 + len(self.prompts[i])
-                tokens += [EOS, *said[:-1]]
-                labels += said
+                sequence = [*self.prompts[i], SOS, *self.answers[i], EOS]
+                n, n_prefix = len(sequence), 1 + len(self.prompts[i])
+                tokens += [EOS, *sequence[:-1]]
+                labels += sequence
                 positions += range(n)
                 segments += [number] * n
                 prefix += [1] * n_prefix + [0] * (n - n_prefix)
         lengths = [len(row) for row in columns[0]]
         filled = [torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in column]) for column in columns]
-        text = Sequences(filled[0], filled[2], filled[3], torch.tensor(lengths), filled[4].bool())
-        return LanguageBatch(text, filled[1], tuple(self.samples[row[0]] for row in rows))
+        text = PaddedSequences(filled[0], filled[2], filled[3], torch.tensor(lengths), filled[4].bool())
+        return LanguageBatch(text, filled[1], tuple(self.sample_ids[row[0]] for row in rows))
 
 
 class InstructionLoader:
@@ -161,7 +161,7 @@ class InstructionLoader:
         max_seq_len: int,
         batch_tokens: int,
         seed: int,
-        slicing: Slicing = WHOLE,
+        micro_batching: MicroBatching = FULL_BATCH,
     ) -> None:
         """Set the row length and plan the first epoch.
 
@@ -187,32 +187,35 @@ class InstructionLoader:
                 " or lower model.max_seq_len"
             )
         self._width = min(max_seq_len, batch_tokens)
-        self._most_rows = batch_tokens // self._width
-        self._seed, self._slicing = seed, slicing
+        self._max_rows = batch_tokens // self._width
+        self._seed, self._micro_batching = seed, micro_batching
         laid_out = [[int(self._lengths[row].sum()) for row in first_fit(batch, self._lengths, self._width)] for batch in self._plan(0)]
         self.padding_waste = 1 - int(self._lengths.sum()) / sum(len(rows) * max(rows) for rows in laid_out)
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
         """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
-        for end, _, batch in walk(position, self.n_samples, self._plan):
+        for end, _, batch in iterate_epochs(position, self.n_samples, self._plan):
             rows = first_fit(batch, self._lengths, self._width)
-            yield end, [self.instructions.batch([rows[i] for i in part.tolist()]) for part in self._slicing.of(np.arange(len(rows)))]
+            yield (
+                end,
+                [self.instructions.batch([rows[i] for i in part.tolist()]) for part in self._micro_batching.split(np.arange(len(rows)))],
+            )
 
-    def place(self, sample: int) -> str:
+    def describe_sample(self, sample: int) -> str:
         """Return the line of a row's first instruction, for messages."""
-        return f"the row that starts with line {self.pairs.line(sample)}"
+        return f"the row that starts with line {self.pairs.line_number(sample)}"
 
     def _plan(self, epoch: int) -> list[Indices]:
-        order = np.argsort(draws(self.n_samples, self._seed, epoch)[1], kind="stable")
-        return packed(order, self._lengths, self._width, self._most_rows)
+        order = np.argsort(stateless_uniform(self.n_samples, self._seed, epoch)[1], kind="stable")
+        return pack_batches(order, self._lengths, self._width, self._max_rows)
 
 
-def packed(order: Indices, lengths: Indices, width: int, most_rows: int) -> list[Indices]:
-    """Split an order of samples into consecutive batches that ``first_fit`` packs into at most ``most_rows`` rows."""
+def pack_batches(order: Indices, lengths: Indices, width: int, max_rows: int) -> list[Indices]:
+    """Split an order of samples into consecutive batches that ``first_fit`` packs into at most ``max_rows`` rows."""
     batches, start, rooms = list[Indices](), 0, list[int]()
     for end, length in enumerate(lengths[order].tolist()):
         row = next((i for i, room in enumerate(rooms) if length <= room), None)
-        if row is None and len(rooms) == most_rows:
+        if row is None and len(rooms) == max_rows:
             batches.append(order[start:end])
             start, rooms = end, []
         if row is None:
@@ -241,9 +244,9 @@ def first_fit(order: Indices, lengths: Indices, width: int) -> list[list[int]]:
     return rows
 
 
-def reading_batches(instructions: Instructions, max_seq_len: int, batch_tokens: int) -> list[LanguageBatch]:
+def evaluation_batches(instructions: Instructions, max_seq_len: int, batch_tokens: int) -> list[LanguageBatch]:
     """Batch instructions for one pass such as validation; an instruction longer than a batch is a batch of its own."""
     lengths = instructions.lengths
     order = np.argsort(lengths, kind="stable")
-    batches = packed(order, lengths, max_seq_len, max(1, batch_tokens // max_seq_len))
+    batches = pack_batches(order, lengths, max_seq_len, max(1, batch_tokens // max_seq_len))
     return [instructions.batch(first_fit(batch, lengths, max_seq_len)) for batch in batches]

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transom.config.components import build
-from transom.config.data import Language, PairData
+from transom.config.component_registry import build
+from transom.config.data import LanguageConfig, PairDataConfig
 from transom.data.pairs.pairs import Pairs, load_pairs, split_validation
 from transom.data.split import Splits, read_splits
 from transom.data.synthetic import sequences  # noqa: F401  # registers its builder
 from transom.data.synthetic.phrasebook import generate  # noqa: F401  # registers its builder
-from transom.data.text.text import expanded
+from transom.data.text.text_io import expand_path
 
 
-def load_data(data: PairData, base: Path) -> Splits[Pairs]:
+def load_translation_data(data: PairDataConfig, base: Path) -> Splits[Pairs]:
     """Read or generate the pairs of a recipe with one target language.
 
     Args:
@@ -26,21 +26,21 @@ def load_data(data: PairData, base: Path) -> Splits[Pairs]:
     Raises:
         TransomError: a file cannot be read, or the files do not match.
     """
-    return _load(data, base / expanded(data.root))
+    return _load(data, base / expand_path(data.root))
 
 
-def load_languages(data: PairData, base: Path, languages: Sequence[Language] = ()) -> dict[str | None, Splits[Pairs]]:
-    """Return the splits of each target language by its tag, as ``load_data`` does; the tag is None for a single language."""
+def load_multilingual_data(data: PairDataConfig, base: Path, languages: Sequence[LanguageConfig] = ()) -> dict[str | None, Splits[Pairs]]:
+    """Return the splits of each target language by its tag, as ``load_translation_data`` does; the tag is None for a single language."""
     if not languages:
-        return {None: load_data(data, base)}
-    root, found = base / expanded(data.root), dict[str | None, Splits[Pairs]]()
+        return {None: load_translation_data(data, base)}
+    root, found = base / expand_path(data.root), dict[str | None, Splits[Pairs]]()
     for language in languages:
         splits = _load(language, root)
-        found[language.tag] = Splits(*(part.reversed() for part in splits.parts.values())) if language.reverse else splits
+        found[language.tag] = Splits(*(part.swapped() for part in splits.parts.values())) if language.reverse else splits
     return found
 
 
-def _load(data: PairData | Language, root: Path) -> Splits[Pairs]:
+def _load(data: PairDataConfig | LanguageConfig, root: Path) -> Splits[Pairs]:
     if data.generate is not None:
         return build(data.generate)
     return read_splits(data, lambda files: load_pairs(files, root), split_validation)

@@ -6,22 +6,22 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from transom.data.batch import Indices, cut_batches, lengths_of, translation_batch
+from transom.data.batch import Indices, batch_by_tokens, sequence_lengths, translation_batch
 from transom.data.pairs.pairs import Pairs
-from transom.data.sampler import WHOLE, Slicing, padding_waste, plan_epoch, walk
+from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, padding_waste, plan_epoch
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import ConfigError, DataError
 
-Encoded = list["array[int]"]
+TokenRows = list["array[int]"]
 
-_AT_ONCE = 10_000
+_ENCODE_CHUNK = 10_000
 
 
-MakeBatch = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], Sequence[int]], Any]
+CollateFn = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], Sequence[int]], Any]
 """Builds a batch from the token ids of both sides and the sample indices; as ``collate_fn`` in PyTorch."""
 
 
-class Layout(NamedTuple):
+class BatchOptions(NamedTuple):
     """Options for building batches.
 
     Attributes:
@@ -33,11 +33,11 @@ class Layout(NamedTuple):
 
     batch_tokens: int
     seed: int
-    slicing: Slicing
-    make: MakeBatch
+    micro_batching: MicroBatching
+    collate_fn: CollateFn
 
 
-class Loader:
+class PairLoader:
     """Endless training batches of pairs, resumable at any position.
 
     A position is the number of samples read since the start of training by all ranks: epoch ``position // n_samples``, sample
@@ -66,9 +66,9 @@ class Loader:
         seed: int,
         dropout: float = 0.0,
         max_length_ratio: float | None = None,
-        slicing: Slicing = WHOLE,
-        make: MakeBatch = translation_batch,
-        prefix: Sequence[int] = (),
+        micro_batching: MicroBatching = FULL_BATCH,
+        collate_fn: CollateFn = translation_batch,
+        source_prefix: Sequence[int] = (),
     ) -> None:
         """Tokenize the pairs and drop those that are unusable, recording their indices by reason.
 
@@ -76,7 +76,7 @@ class Loader:
             pairs: sentence pairs.
             tokenizers: tokenizers of both sides.
             max_seq_len: maximum number of tokens per sequence, special tokens included; pairs with a longer side are dropped.
-            batch_tokens: maximum number of tokens per batch, as in ``Layout``.
+            batch_tokens: maximum number of tokens per batch, as in ``BatchOptions``.
             seed: random seed of order and BPE-dropout.
             dropout: probability of skipping a merge (BPE-dropout); if positive, each epoch has its own segmentation.
             max_length_ratio: drop pairs in which one side has more than this many times the tokens of the other; None keeps them.
@@ -88,34 +88,34 @@ class Loader:
             DataError: no pair is left.
             ConfigError: a pair is longer than a batch.
         """
-        self.pairs, self.prefix, self.max_seq_len = pairs, list(prefix), max_seq_len
-        self.layout = Layout(batch_tokens, seed, slicing, make)
-        self._tokenizers, self._dropout, self._longest = tokenizers, dropout, min(max_seq_len, batch_tokens)
-        sides = encode(tokenizers.source, pairs.source, prefix), encode(tokenizers.target, pairs.target)
-        self.lengths = lengths_of(sides[0]), lengths_of(sides[1])
-        self.left_out = _left_out(pairs, *self.lengths, max_seq_len, max_length_ratio)
-        out = {sample for samples in self.left_out.values() for sample in samples}
-        self.kept = [sample for sample in range(len(pairs)) if sample not in out]
-        self.n_samples = len(self.kept)
-        if not self.kept:
-            why = ", ".join(f"{n} {reason}" for reason, n in self.dropped.items()) or "there are no pairs"
+        self.pairs, self.source_prefix, self.max_seq_len = pairs, list(source_prefix), max_seq_len
+        self.batch_options = BatchOptions(batch_tokens, seed, micro_batching, collate_fn)
+        self._tokenizers, self._dropout, self._max_tokens = tokenizers, dropout, min(max_seq_len, batch_tokens)
+        sides = encode(tokenizers.source, pairs.source, source_prefix), encode(tokenizers.target, pairs.target)
+        self.lengths = sequence_lengths(sides[0]), sequence_lengths(sides[1])
+        self.dropped = _find_dropped(pairs, *self.lengths, max_seq_len, max_length_ratio)
+        out = {sample for samples in self.dropped.values() for sample in samples}
+        self.kept_samples = [sample for sample in range(len(pairs)) if sample not in out]
+        self.n_samples = len(self.kept_samples)
+        if not self.kept_samples:
+            why = ", ".join(f"{n} {reason}" for reason, n in self.n_dropped.items()) or "there are no pairs"
             raise DataError(f"{pairs.name}: expected at least one pair to train on, found none ({why}); add pairs or relax the filters")
-        self.whole = [sides[0][i] for i in self.kept], [sides[1][i] for i in self.kept]
-        self._refuse_longer_than_a_batch()
-        self.padding_waste = first_waste([self], np.arange(self.n_samples))
+        self.token_rows = [sides[0][i] for i in self.kept_samples], [sides[1][i] for i in self.kept_samples]
+        self._reject_longer_than_batch()
+        self.padding_waste = first_epoch_padding_waste([self], np.arange(self.n_samples))
 
     @property
-    def dropped(self) -> dict[str, int]:
+    def n_dropped(self) -> dict[str, int]:
         """Number of dropped pairs, by reason."""
-        return {reason: len(samples) for reason, samples in self.left_out.items()}
+        return {reason: len(samples) for reason, samples in self.dropped.items()}
 
-    def place(self, sample: int) -> str:
+    def describe_sample(self, sample: int) -> str:
         """Return a pair's line, for messages."""
-        return f"line {self.pairs.line(sample)}"
+        return f"line {self.pairs.line_number(sample)}"
 
-    def seen(self) -> tuple[set[int], set[int]]:
+    def seen_tokens(self) -> tuple[set[int], set[int]]:
         """Return the set of token ids of each side that occur in the training pairs, segmented without BPE-dropout."""
-        return {token for row in self.whole[0] for token in row}, {token for row in self.whole[1] for token in row}
+        return {token for row in self.token_rows[0] for token in row}, {token for row in self.token_rows[1] for token in row}
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[Any]]]:
         """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches.
@@ -125,35 +125,35 @@ class Loader:
         """
         return batches_from(position, [self], self.n_samples, lambda epoch: np.arange(self.n_samples))
 
-    def rows(self, epoch: int) -> tuple[Encoded, Encoded]:
+    def epoch_rows(self, epoch: int) -> tuple[TokenRows, TokenRows]:
         """Return both sides' token ids for an epoch; a segmentation made too long by BPE-dropout is replaced by the regular one."""
         if not self._dropout:
-            return self.whole
+            return self.token_rows
         sides = []
         for side, (tokenizer, texts) in enumerate(
             ((self._tokenizers.source, self.pairs.source), (self._tokenizers.target, self.pairs.target))
         ):
-            key, prefix = (self.layout.seed, epoch, side), [] if side else self.prefix
-            rows: Encoded = []
-            for sample, whole in zip(self.kept, self.whole[side], strict=True):
+            key, source_prefix = (self.batch_options.seed, epoch, side), [] if side else self.source_prefix
+            rows: TokenRows = []
+            for sample, whole in zip(self.kept_samples, self.token_rows[side], strict=True):
                 (broken,) = tokenizer.encode_with_dropout([texts[sample]], self._dropout, key, [sample])
-                rows.append(array("i", [*prefix, *broken]) if len(prefix) + len(broken) < self._longest else whole)
+                rows.append(array("i", [*source_prefix, *broken]) if len(source_prefix) + len(broken) < self._max_tokens else whole)
             sides.append(rows)
         return sides[0], sides[1]
 
-    def _refuse_longer_than_a_batch(self) -> None:
-        longer = np.maximum(*map(lengths_of, self.whole)) + 1
+    def _reject_longer_than_batch(self) -> None:
+        longer = np.maximum(*map(sequence_lengths, self.token_rows)) + 1
         worst = int(longer.argmax())
-        if longer[worst] > self.layout.batch_tokens:
+        if longer[worst] > self.batch_options.batch_tokens:
             raise ConfigError(
                 f"training.batch_tokens: expected at least {longer[worst]}, the tokens of {self.pairs.name} line"
-                f" {self.pairs.line(self.kept[worst])}, found {self.layout.batch_tokens}; raise it"
+                f" {self.pairs.line_number(self.kept_samples[worst])}, found {self.batch_options.batch_tokens}; raise it"
                 " or lower model.max_seq_len"
             )
 
 
-def batches_from(position: int, loaders: Sequence[Loader], n: int, chosen: Callable[[int], Indices]) -> Iterator[tuple[int, list[Any]]]:
-    """Yield batches of samples selected from several loaders; see ``Loader.batches_from``.
+def batches_from(position: int, loaders: Sequence[PairLoader], n: int, chosen: Callable[[int], Indices]) -> Iterator[tuple[int, list[Any]]]:
+    """Yield batches of samples selected from several loaders; see ``PairLoader.batches_from``.
 
     Args:
         position: number of samples read since the start of training.
@@ -161,42 +161,50 @@ def batches_from(position: int, loaders: Sequence[Loader], n: int, chosen: Calla
         n: samples per epoch.
         chosen: returns an epoch's samples, as indices into the concatenated kept samples of all loaders.
     """
-    layout, sides = loaders[0].layout, loaders[0].whole
+    batch_options, sides = loaders[0].batch_options, loaders[0].token_rows
     starts = np.cumsum([0, *(len(loader.pairs) for loader in loaders[:-1])]).tolist()
-    kept = [start + sample for start, loader in zip(starts, loaders, strict=True) for sample in loader.kept]
+    kept_samples = [start + sample for start, loader in zip(starts, loaders, strict=True) for sample in loader.kept_samples]
 
     def plan(epoch: int) -> list[Indices]:
         nonlocal sides
         sides, of_epoch = _rows(loaders, epoch), chosen(epoch)
-        lengths = (lengths_of(side)[of_epoch] + 1 for side in sides)
-        return [of_epoch[batch] for batch in plan_epoch(*lengths, batch_tokens=layout.batch_tokens, seed=layout.seed, epoch=epoch)]
+        lengths = (sequence_lengths(side)[of_epoch] + 1 for side in sides)
+        return [
+            of_epoch[batch] for batch in plan_epoch(*lengths, batch_tokens=batch_options.batch_tokens, seed=batch_options.seed, epoch=epoch)
+        ]
 
-    for end, _, batch in walk(position, n, plan):
-        parts = [part.tolist() for part in layout.slicing.of(batch)]
-        yield end, [layout.make([sides[0][i] for i in part], [sides[1][i] for i in part], [kept[i] for i in part]) for part in parts]
+    for end, _, batch in iterate_epochs(position, n, plan):
+        parts = [part.tolist() for part in batch_options.micro_batching.split(batch)]
+        yield (
+            end,
+            [
+                batch_options.collate_fn([sides[0][i] for i in part], [sides[1][i] for i in part], [kept_samples[i] for i in part])
+                for part in parts
+            ],
+        )
 
 
-def first_waste(loaders: Sequence[Loader], chosen: Indices) -> float:
+def first_epoch_padding_waste(loaders: Sequence[PairLoader], chosen: Indices) -> float:
     """Return the fraction of padding in the first epoch's batches of the selected samples, segmented without BPE-dropout."""
-    layout = loaders[0].layout
-    lengths = [np.concatenate([lengths_of(loader.whole[side]) for loader in loaders])[chosen] + 1 for side in (0, 1)]
-    return padding_waste(plan_epoch(*lengths, batch_tokens=layout.batch_tokens, seed=layout.seed, epoch=0), *lengths)
+    batch_options = loaders[0].batch_options
+    lengths = [np.concatenate([sequence_lengths(loader.token_rows[side]) for loader in loaders])[chosen] + 1 for side in (0, 1)]
+    return padding_waste(plan_epoch(*lengths, batch_tokens=batch_options.batch_tokens, seed=batch_options.seed, epoch=0), *lengths)
 
 
-def _rows(loaders: Sequence[Loader], epoch: int) -> tuple[Encoded, Encoded]:
+def _rows(loaders: Sequence[PairLoader], epoch: int) -> tuple[TokenRows, TokenRows]:
     """Concatenate the loaders' token ids of an epoch."""
-    every = [loader.rows(epoch) for loader in loaders]
+    every = [loader.epoch_rows(epoch) for loader in loaders]
     return every[0] if len(every) == 1 else ([row for rows, _ in every for row in rows], [row for _, rows in every for row in rows])
 
 
-def ordered_batches(
+def length_sorted_batches(
     pairs: Pairs,
     tokenizers: Tokenizers,
     batch_tokens: int,
     max_seq_len: int,
     too_long: Literal["drop", "refuse"] = "drop",
-    make: MakeBatch = translation_batch,
-    prefix: Sequence[int] = (),
+    collate_fn: CollateFn = translation_batch,
+    source_prefix: Sequence[int] = (),
 ) -> list[Any]:
     """Batch pairs of similar length, in order of length, for one pass such as validation.
 
@@ -215,27 +223,27 @@ def ordered_batches(
     Raises:
         DataError: a pair is too long and ``too_long`` is "refuse", or no pair is left.
     """
-    sources, targets = encode(tokenizers.source, pairs.source, prefix), encode(tokenizers.target, pairs.target)
-    longer = np.maximum(lengths_of(sources), lengths_of(targets)) + 1
+    sources, targets = encode(tokenizers.source, pairs.source, source_prefix), encode(tokenizers.target, pairs.target)
+    longer = np.maximum(sequence_lengths(sources), sequence_lengths(targets)) + 1
     fits = longer <= max_seq_len
     if len(pairs) and (not fits.any() or (too_long == "refuse" and not fits.all())):
         sample = int(np.argmin(fits))
         raise DataError(
             f"{pairs.name}: expected at most model.max_seq_len = {max_seq_len} tokens per sentence, special tokens included, found"
-            f" {longer[sample]} in line {pairs.line(sample)}; shorten or remove it"
+            f" {longer[sample]} in line {pairs.line_number(sample)}; shorten or remove it"
         )
-    order = np.lexsort((lengths_of(sources), longer))
-    batches = cut_batches(order[fits[order]], longer, batch_tokens)
-    return [make([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in map(np.ndarray.tolist, batches)]
+    order = np.lexsort((sequence_lengths(sources), longer))
+    batches = batch_by_tokens(order[fits[order]], longer, batch_tokens)
+    return [collate_fn([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in map(np.ndarray.tolist, batches)]
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str], prefix: Sequence[int] = ()) -> Encoded:
+def encode(tokenizer: Tokenizer, texts: Sequence[str], source_prefix: Sequence[int] = ()) -> TokenRows:
     """Return the token ids of texts as compact arrays, each with the same prefix."""
-    chunks = (texts[start : start + _AT_ONCE] for start in range(0, len(texts), _AT_ONCE))
-    return [array("i", [*prefix, *row]) for chunk in chunks for row in tokenizer.encode_batch(chunk)]
+    chunks = (texts[start : start + _ENCODE_CHUNK] for start in range(0, len(texts), _ENCODE_CHUNK))
+    return [array("i", [*source_prefix, *row]) for chunk in chunks for row in tokenizer.encode_batch(chunk)]
 
 
-def _left_out(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, max_length_ratio: float | None) -> dict[str, list[int]]:
+def _find_dropped(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, max_length_ratio: float | None) -> dict[str, list[int]]:
     """Return the indices of unusable pairs by the first reason that applies."""
     empty = np.array([not s.strip() or not t.strip() for s, t in zip(pairs.source, pairs.target, strict=True)], dtype=bool)
     short, long = np.minimum(source, target), np.maximum(source, target)
@@ -243,9 +251,9 @@ def _left_out(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, 
     if max_length_ratio is not None:
         with np.errstate(over="ignore"):  # an infinite ratio drops nothing
             reasons[f"of a length ratio above {max_length_ratio:g}"] = long > max_length_ratio * short
-    left_out, left = {}, np.ones(len(empty), dtype=bool)
+    dropped, left = {}, np.ones(len(empty), dtype=bool)
     for reason, holds in reasons.items():
         if (samples := np.flatnonzero(holds & left)).size:
-            left_out[reason] = samples.tolist()
+            dropped[reason] = samples.tolist()
         left &= ~holds
-    return left_out
+    return dropped

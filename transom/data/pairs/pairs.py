@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from transom.config.data import PairFiles
-from transom.data.split import split_off
-from transom.data.text.columns import read_columns
-from transom.data.text.text import expanded, read_lines
+from transom.config.data import PairFilesConfig
+from transom.data.split import holdout
+from transom.data.text.tabular import read_columns
+from transom.data.text.text_io import expand_path, read_lines
 from transom.errors import DataError
 
 
@@ -34,24 +34,24 @@ class Pairs:
         """Return the number of pairs."""
         return len(self.source)
 
-    def line(self, sample: int) -> int:
+    def line_number(self, sample: int) -> int:
         """Return the line number, from 1, of a pair."""
         return sample + 1 if self.lines is None else self.lines[sample]
 
-    def place(self, sample: int) -> str:
+    def describe_sample(self, sample: int) -> str:
         """Return a pair's origin and line, for messages."""
-        return f"{self.name}, line {self.line(sample)}"
+        return f"{self.name}, line {self.line_number(sample)}"
 
-    def take(self, samples: list[int], name: str) -> "Pairs":
+    def select(self, samples: list[int], name: str) -> "Pairs":
         """Return the pairs at these indices with their line numbers, as a data set of this name."""
-        return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, [self.line(i) for i in samples])
+        return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, [self.line_number(i) for i in samples])
 
-    def reversed(self) -> "Pairs":
+    def swapped(self) -> "Pairs":
         """Return the pairs with source and target swapped."""
         return Pairs(self.target, self.source, f"{self.name}, reversed", self.lines)
 
 
-def load_pairs(files: PairFiles, root: Path) -> Pairs:
+def load_pairs(files: PairFilesConfig, root: Path) -> Pairs:
     """Read parallel text from two aligned files, or from one file with both sides.
 
     Pairs with an empty side are kept here; the training loader drops and counts them.
@@ -69,18 +69,18 @@ def load_pairs(files: PairFiles, root: Path) -> Pairs:
     """
     if files.pairs is None:
         assert files.source is not None and files.target is not None
-        return _load_two(root / expanded(files.source), root / expanded(files.target))
-    path = root / expanded(files.pairs)
+        return _load_aligned_files(root / expand_path(files.source), root / expand_path(files.target))
+    path = root / expand_path(files.pairs)
     lines, (source, target) = read_columns(path, (files.source_field, files.target_field), ("source", "target"))
     return Pairs(source, target, str(path), lines)
 
 
-def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
-    """Hold out validation pairs by a hash of each pair's text; see ``split_off``."""
-    return split_off(pairs, [f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], share, "pairs")
+def split_validation(pairs: Pairs, fraction: float = 0.01) -> tuple[Pairs, Pairs]:
+    """Hold out validation pairs by a hash of each pair's text; see ``holdout``."""
+    return holdout(pairs, [f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], fraction, "pairs")
 
 
-def together(parts: Sequence[Pairs]) -> Pairs:
+def concatenate(parts: Sequence[Pairs]) -> Pairs:
     """Concatenate pairs; their line numbers are lost."""
     source = [text for pairs in parts for text in pairs.source]
     return Pairs(source, [text for pairs in parts for text in pairs.target], ", ".join(pairs.name for pairs in parts))
@@ -97,15 +97,15 @@ def fingerprint(*parts: Pairs, tags: Sequence[str] = ()) -> str:
     return total.hexdigest()
 
 
-def _load_two(source: Path, target: Path) -> Pairs:
+def _load_aligned_files(source: Path, target: Path) -> Pairs:
     sides = read_lines(source), read_lines(target)
     counts = tuple(map(len, sides))
     if counts[0] != counts[1]:
-        place = first_suspicious_line(*sides)
-        if place > min(counts):
-            hint = f"the shorter file seems to be truncated after line {place - 1:,}"
+        mismatch = first_misaligned_line(*sides)
+        if mismatch > min(counts):
+            hint = f"the shorter file seems to be truncated after line {mismatch - 1:,}"
         else:
-            hint = f"judging by line lengths, the files stop matching near line {place:,}"
+            hint = f"judging by line lengths, the files stop matching near line {mismatch:,}"
         raise DataError(
             f"{source}, {target}: expected aligned files of equal length, found {counts[0]:,} and {counts[1]:,} lines;"
             f" {hint}; correct the files there"
@@ -113,7 +113,7 @@ def _load_two(source: Path, target: Path) -> Pairs:
     return Pairs(*sides, name=f"{source}, {target}")
 
 
-def first_suspicious_line(source: list[str], target: list[str]) -> int:
+def first_misaligned_line(source: list[str], target: list[str]) -> int:
     """Estimate the line at which two files of different length stop being aligned.
 
     The estimate assumes one run of surplus lines. It is the line k that minimizes the sum of |log length ratio - median|, where lines

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from transom.data.images.images import Images
+from transom.data.images.image_files import Images
 from transom.data.reports import findings
-from transom.data.reports.report import Report
+from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 
 
-def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "image") -> Report:
+def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "image") -> DataReport:
     """Examine the images of a run.
 
     Args:
@@ -23,13 +23,15 @@ def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "i
     parts, train = splits.parts, splits.train
     keys = {name: part.digests for name, part in parts.items()}
     counts = findings.class_counts({name: part.labels for name, part in parts.items()}, classes)
-    ignored = f"train: {findings.counted(train.n_ignored, 'file')} among the {noun}s ignored, because their suffix is not that of a {noun}"
+    ignored = (
+        f"train: {findings.count_noun(train.n_ignored, 'file')} among the {noun}s ignored, because their suffix is not that of a {noun}"
+    )
     problems = [
-        *findings.contradictions(train.digests, train.labels, lambda i: train.names[i], noun, "class than the same file before:"),
-        *findings.overlaps(keys, noun),
-        *findings.rare_classes(counts["train"], noun),
+        *findings.contradiction_problems(train.digests, train.labels, lambda i: train.names[i], noun, "class than the same file before:"),
+        *findings.overlap_problems(keys, noun),
+        *findings.rare_class_problems(counts["train"], noun),
         *([ignored] if train.n_ignored else []),
     ]
-    sizes = findings.sizes(parts, keys, noun)
-    lines = findings.summary(sizes, noun, lambda name: [f"classes: {findings.class_shares(counts[name])}"])
-    return Report(problems, {f"{noun}s": sizes, "classes": counts}, lines)
+    sizes = findings.split_sizes(parts, keys, noun)
+    lines = findings.summarize_sizes(sizes, noun, lambda name: [f"classes: {findings.format_class_fractions(counts[name])}"])
+    return DataReport(problems, {f"{noun}s": sizes, "classes": counts}, lines)

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from transom.data.batch import Indices, lengths_of
-from transom.data.pairs.loader import Loader, encode
-from transom.data.pairs.mixture import LanguageMixture
+from transom.data.batch import Indices, sequence_lengths
+from transom.data.pairs.loader import PairLoader, encode
+from transom.data.pairs.multilingual import MultilingualLoader
 from transom.data.pairs.pairs import Pairs
 from transom.data.reports import findings
-from transom.data.reports.report import Report
+from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
 
@@ -21,9 +21,9 @@ _OUTLIER_TOKENS = 5
 def report_languages(
     splits: Mapping[str | None, Splits[Pairs]],
     tokenizers: Tokenizers,
-    loaders: Mapping[str | None, Loader],
-    mixture: LanguageMixture | None,
-) -> Report:
+    loaders: Mapping[str | None, PairLoader],
+    mixture: MultilingualLoader | None,
+) -> DataReport:
     """Examine the data of a run, language by language.
 
     Args:
@@ -35,30 +35,39 @@ def report_languages(
     reports = {to: report_pairs(splits[to], tokenizers, loader) for to, loader in loaders.items()}
     if mixture is None:
         return reports[None]
-    facts: dict[str, Any] = {"pairs": {}, "tokens": {}, "longest": [], "dropped": {}, "unseen": {}, "padding_waste": mixture.padding_waste}
+    statistics: dict[str, Any] = {
+        "pairs": {},
+        "tokens": {},
+        "longest": [],
+        "dropped": {},
+        "unseen": {},
+        "padding_waste": mixture.padding_waste,
+    }
     for to, report in reports.items():
         for name in ("pairs", "tokens", "dropped", "unseen"):
-            facts[name] |= {f"{to} {key}": value for key, value in report.facts[name].items()}
-        facts["pairs"][f"{to} train"]["an epoch"] = mixture.counts[str(to)]
-        facts["longest"] += [{"to": to, **pair} for pair in report.facts["longest"]]
-    return _report([f"{to} {problem}" for to, report in reports.items() for problem in report.problems], facts)
+            statistics[name] |= {f"{to} {key}": value for key, value in report.statistics[name].items()}
+        statistics["pairs"][f"{to} train"]["samples per epoch"] = mixture.samples_per_epoch[str(to)]
+        statistics["longest"] += [{"to": to, **pair} for pair in report.statistics["longest"]]
+    return _report([f"{to} {problem}" for to, report in reports.items() for problem in report.problems], statistics)
 
 
-def _report(problems: list[str], facts: dict[str, Any]) -> Report:
+def _report(problems: list[str], statistics: dict[str, Any]) -> DataReport:
     longest = ", ".join(
         f"{pair.get('to', '')} {pair['line']:,} ({max(pair['source_tokens'], pair['target_tokens'])} tokens)".strip()
-        for pair in facts["longest"]
+        for pair in statistics["longest"]
     )
     lines = [
-        *findings.summary(facts["pairs"], "pair", lambda name: findings.tokens_told(facts["tokens"], name, ("source", "target"))),
+        *findings.summarize_sizes(
+            statistics["pairs"], "pair", lambda name: findings.format_token_lengths(statistics["tokens"], name, ("source", "target"))
+        ),
         f"longest training lines: {longest}",
-        *(f"dropped from training: {n:,} {reason}" for reason, n in facts["dropped"].items()),
-        f"padding: {facts['padding_waste']:.1%} of the tokens in the first epoch's batches",
+        *(f"dropped from training: {n:,} {reason}" for reason, n in statistics["dropped"].items()),
+        f"padding: {statistics['padding_waste']:.1%} of the tokens in the first epoch's batches",
     ]
-    return Report(problems, facts, lines)
+    return DataReport(problems, statistics, lines)
 
 
-def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: Loader) -> Report:
+def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: PairLoader) -> DataReport:
     """Examine the data of a run.
 
     Args:
@@ -69,47 +78,53 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: Loader) 
     Returns:
         A report with the statistics: per split, size, origin, duplicates and pairs that also occur in training (``pairs``); per split and
         side, the distribution of lengths in tokens, without special tokens but with the target language's tag (``tokens``); the longest
-        training pairs with their lines (``longest``); dropped training pairs by reason (``dropped``); per split and side except training,
+        training pairs with their lines (``longest``); dropped training pairs by reason (``n_dropped``); per split and side except training,
         the symbols absent from the training data (``unseen``); the fraction of padding in the first epoch (``padding_waste``).
     """
     train, keys = splits.train, {name: list(zip(part.source, part.target, strict=True)) for name, part in splits.parts.items()}
-    problems = [_lines_of(loader.pairs, samples, f"dropped {reason}") for reason, samples in loader.left_out.items()]
-    if found := findings.again(keys["train"]):
+    problems = [_lines_of(loader.pairs, samples, f"dropped {reason}") for reason, samples in loader.dropped.items()]
+    if found := findings.duplicate_indices(keys["train"]):
         problems.append(_lines_of(train, found, "train: the same as an earlier pair"))
     problems += _outliers(train, *loader.lengths)
-    pairs: dict[str, findings.Row] = {
-        name: {**facts, "different sources": len(set(part.source))}
-        for (name, part), facts in zip(splits.parts.items(), findings.sizes(splits.parts, keys, "pair").values(), strict=True)
+    pairs: dict[str, findings.SplitStatistics] = {
+        name: {**statistics, "different sources": len(set(part.source))}
+        for (name, part), statistics in zip(splits.parts.items(), findings.split_sizes(splits.parts, keys, "pair").values(), strict=True)
     }
-    tokens, unseen = _distributions("train", *loader.lengths), dict[str, findings.Row]()
-    known, sources, seen = set(keys["train"]), set(train.source), loader.seen()
+    tokens, unseen = _distributions("train", *loader.lengths), dict[str, findings.SplitStatistics]()
+    known, sources, seen = set(keys["train"]), set(train.source), loader.seen_tokens()
     for name, other in list(splits.parts.items())[1:]:
-        also = sum(pair in known for pair in keys[name])
-        pairs[name] |= {"also in training": also, "sources also in training": sum(source in sources for source in other.source)}
-        if also:
+        n_overlapping = sum(pair in known for pair in keys[name])
+        pairs[name] |= {"also in training": n_overlapping, "sources also in training": sum(source in sources for source in other.source)}
+        if n_overlapping:
             problems.append(
-                f"{name}: {also:,} of {findings.counted(len(other), 'pair')} also in training, so its scores are too optimistic"
+                f"{name}: {n_overlapping:,} of {findings.count_noun(len(other), 'pair')} also in training, so its scores are too optimistic"
             )
-        rows = encode(tokenizers.source, other.source, loader.prefix), encode(tokenizers.target, other.target)
-        lengths = [lengths_of(side) for side in rows]
+        rows = encode(tokenizers.source, other.source, loader.source_prefix), encode(tokenizers.target, other.target)
+        lengths = [sequence_lengths(side) for side in rows]
         tokens |= _distributions(name, *lengths)
         too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
         if too_long:
             problems.append(_lines_of(other, too_long, f"{name}: dropped longer than {loader.max_seq_len} tokens"))
-        unseen[f"{name} source"] = findings.unseen(tokenizers.source, rows[0], seen[0])
-        unseen[f"{name} target"] = findings.unseen(tokenizers.target, rows[1], seen[1])
+        unseen[f"{name} source"] = findings.unseen_symbols(tokenizers.source, rows[0], seen[0])
+        unseen[f"{name} target"] = findings.unseen_symbols(tokenizers.target, rows[1], seen[1])
     problems += findings.unseen_problems(unseen)
-    facts = {"pairs": pairs, "tokens": tokens, "longest": _longest(train, *loader.lengths), "dropped": loader.dropped, "unseen": unseen}
-    return _report(problems, {**facts, "padding_waste": loader.padding_waste})
+    statistics = {
+        "pairs": pairs,
+        "tokens": tokens,
+        "longest": _longest(train, *loader.lengths),
+        "dropped": loader.n_dropped,
+        "unseen": unseen,
+    }
+    return _report(problems, {**statistics, "padding_waste": loader.padding_waste})
 
 
 def _distributions(name: str, source: Indices, target: Indices) -> dict[str, findings.Distribution]:
-    return {f"{name} {side}": findings.distribution(lengths) for side, lengths in (("source", source), ("target", target))}
+    return {f"{name} {side}": findings.length_distribution(lengths) for side, lengths in (("source", source), ("target", target))}
 
 
 def _longest(pairs: Pairs, source: Indices, target: Indices) -> list[dict[str, int]]:
-    order = np.argsort(-np.maximum(source, target), kind="stable")[: findings.SHOWN].tolist()
-    return [{"line": pairs.line(i), "source_tokens": int(source[i]), "target_tokens": int(target[i])} for i in order]
+    order = np.argsort(-np.maximum(source, target), kind="stable")[: findings.MAX_EXAMPLES].tolist()
+    return [{"line": pairs.line_number(i), "source_tokens": int(source[i]), "target_tokens": int(target[i])} for i in order]
 
 
 def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
@@ -124,5 +139,5 @@ def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
 
 
 def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:
-    lines = findings.shown([pairs.line(sample) for sample in samples])
-    return f"{what}: {len(samples):,} of {findings.counted(len(pairs), 'pair')}, line{'s' if len(samples) > 1 else ''} {lines}"
+    lines = findings.first_examples([pairs.line_number(sample) for sample in samples])
+    return f"{what}: {len(samples):,} of {findings.count_noun(len(pairs), 'pair')}, line{'s' if len(samples) > 1 else ''} {lines}"

@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Report:
+class DataReport:
     """Statistics of a run's data and the problems found in it.
 
     Attributes:
@@ -15,13 +15,13 @@ class Report:
     """
 
     problems: list[str]
-    facts: dict[str, Any]
+    statistics: dict[str, Any]
     summary_lines: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return {"problems": self.problems, **self.facts}
+        return {"problems": self.problems, **self.statistics}
 
     def lines(self) -> list[str]:
         """Return the report as lines of text, problems last."""
-        return [*self.summary_lines, *(f"look at this: {problem}" for problem in self.problems)]
+        return [*self.summary_lines, *(f"warning: {problem}" for problem in self.problems)]

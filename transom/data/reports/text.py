@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from transom.data.reports import findings
-from transom.data.reports.report import Report
+from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.text.documents import Documents
-from transom.data.text.windows import Stream, WindowLoader
-from transom.data.tokenizer.special import UNK
+from transom.data.text.windows import TokenStream, WindowLoader
+from transom.data.tokenizer.special_tokens import UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 
 
-def report_text(splits: Splits[Documents], streams: dict[str, Stream], tokenizer: Tokenizer, loader: WindowLoader) -> Report:
+def report_text(splits: Splits[Documents], streams: dict[str, TokenStream], tokenizer: Tokenizer, loader: WindowLoader) -> DataReport:
     """Examine the text of a run.
 
     Args:
@@ -31,37 +31,40 @@ def report_text(splits: Splits[Documents], streams: dict[str, Stream], tokenizer
     parts = splits.parts
     text = {name: _sizes(part, streams[name]) for name, part in parts.items()}
     seen, known = set(np.unique(streams["train"].tokens).tolist()), set(splits.train.texts)
-    doubles = findings.again(splits.train.texts)
-    problems = [f"train: {_named(splits.train, doubles, 'the same as an earlier one')}"] if doubles else []
-    never = dict[str, findings.Row]()
+    duplicates = findings.duplicate_indices(splits.train.texts)
+    problems = [f"train: {_named(splits.train, duplicates, 'the same as an earlier one')}"] if duplicates else []
+    never = dict[str, findings.SplitStatistics]()
     for name in list(parts)[1:]:
         also = [i for i, each in enumerate(parts[name].texts) if each in known]
         text[name]["also in training"] = len(also)
         if also:
             problems.append(f"{name}: {_named(parts[name], also, 'also in training')}, so its metrics are too optimistic")
-        never[name] = findings.unseen(tokenizer, [streams[name].tokens.tolist()], seen)
+        never[name] = findings.unseen_symbols(tokenizer, [streams[name].tokens.tolist()], seen)
         problems += findings.unseen_problems({name: never[name]})
     if tokenizer.kind != "bpe":
         for name, stream in streams.items():
             if n := int((stream.tokens == UNK).sum()):
-                outside = findings.counted(n, "token")
+                outside = findings.count_noun(n, "token")
                 problems.append(f"{name}: {outside} outside the vocabulary; raise tokenizer.vocab_size or set tokenizer.kind = 'bpe'")
-    lengths = {name: findings.distribution(stream.lengths) for name, stream in streams.items()}
-    order = np.argsort(-streams["train"].lengths, kind="stable")[: findings.SHOWN].tolist()
-    longest = [{"document": splits.train.places[i], "tokens": int(streams["train"].lengths[i])} for i in order]
-    windows = {"windows": loader.n_samples, "tokens": loader.length, "a batch": loader.batch_windows}
+    lengths = {name: findings.length_distribution(stream.lengths) for name, stream in streams.items()}
+    order = np.argsort(-streams["train"].lengths, kind="stable")[: findings.MAX_EXAMPLES].tolist()
+    longest = [{"document": splits.train.origins[i], "tokens": int(streams["train"].lengths[i])} for i in order]
+    windows = {"windows": loader.n_samples, "tokens": loader.window_length, "windows per batch": loader.windows_per_batch}
     lines = []
-    for name, facts in text.items():
+    for name, statistics in text.items():
         lines += [
-            f"{name}: {findings.counted(int(facts['documents']), 'document')}, {facts['bytes']:,} bytes ({facts['from']})",
-            f"  {facts['tokens']:,} tokens, {facts['bytes a token']:g} bytes per token;"
+            f"{name}: {findings.count_noun(int(statistics['documents']), 'document')}, {statistics['bytes']:,} bytes"
+            f" ({statistics['from']})",
+            f"  {statistics['tokens']:,} tokens, {statistics['bytes per token']:g} bytes per token;"
             f" median document {lengths[name]['median']:g}, longest {lengths[name]['longest']:,}",
         ]
-    lines.append(f"windows: {loader.n_samples:,} of {loader.length:,} tokens per epoch, at most {loader.batch_windows:,} per batch")
-    return Report(problems, {"text": text, "tokens": lengths, "longest": longest, "unseen": never, "windows": windows}, lines)
+    lines.append(
+        f"windows: {loader.n_samples:,} of {loader.window_length:,} tokens per epoch, at most {loader.windows_per_batch:,} per batch"
+    )
+    return DataReport(problems, {"text": text, "tokens": lengths, "longest": longest, "unseen": never, "windows": windows}, lines)
 
 
-def _sizes(documents: Documents, stream: Stream) -> dict[str, str | int | float]:
+def _sizes(documents: Documents, stream: TokenStream) -> dict[str, str | int | float]:
     n_bytes, n_tokens = documents.n_bytes, stream.n_tokens
     return {
         "documents": len(documents),
@@ -69,11 +72,11 @@ def _sizes(documents: Documents, stream: Stream) -> dict[str, str | int | float]
         "characters": sum(map(len, documents.texts)),
         "bytes": n_bytes,
         "tokens": n_tokens,
-        "bytes a token": round(n_bytes / n_tokens, 3),
-        "doubles": len(documents) - len(set(documents.texts)),
+        "bytes per token": round(n_bytes / n_tokens, 3),
+        "duplicates": len(documents) - len(set(documents.texts)),
     }
 
 
 def _named(documents: Documents, samples: Sequence[int], what: str) -> str:
-    places = findings.shown([documents.places[i] for i in samples])
-    return f"{len(samples):,} of {findings.counted(len(documents), 'document')} {what} ({places})"
+    origins = findings.first_examples([documents.origins[i] for i in samples])
+    return f"{len(samples):,} of {findings.count_noun(len(documents), 'document')} {what} ({origins})"

@@ -7,20 +7,20 @@ from transom.data.pairs.pairs import Pairs
 from transom.data.split import Splits, text_hash
 from transom.errors import ConfigError
 
-Part = Literal["train", "valid", "test"]
+SplitName = Literal["train", "valid", "test"]
 
-_PATIENCE = 20000
+_MAX_MISSES = 20000
 """Consecutive samples without a new pair after which the stream is considered exhausted."""
 
 
-def part_by_hash(text: str, test_share: float, valid_share: float) -> Part:
+def split_by_hash(text: str, test_fraction: float, valid_fraction: float) -> SplitName:
     """Return a text's split by its hash alone: "test" and "valid" with these probabilities, otherwise "train"."""
-    share = text_hash(text) / 2**64
-    return "test" if share < test_share else "valid" if share < test_share + valid_share else "train"
+    fraction = text_hash(text) / 2**64
+    return "test" if fraction < test_fraction else "valid" if fraction < test_fraction + valid_fraction else "train"
 
 
-def collect(
-    stream: Iterable[tuple[Part | None, str, str]], n_train: int, n_valid: int, n_test: int, name: str, more: str = ""
+def collect_splits(
+    stream: Iterable[tuple[SplitName | None, str, str]], n_train: int, n_valid: int, n_test: int, name: str, hint: str = ""
 ) -> Splits[Pairs]:
     """Collect the first distinct pairs of each split; a larger split only adds pairs to a smaller one and changes no other split.
 
@@ -49,10 +49,10 @@ def collect(
             misses += 1
         if not missing:
             return Splits(*(Pairs(list(pairs), list(pairs.values()), f"{name}, {part}") for part, pairs in found.items()))
-        if misses > _PATIENCE:
+        if misses > _MAX_MISSES:
             break
     short = next(part for part in wanted if len(found[part]) < wanted[part])
     raise ConfigError(
         f"data.generate: expected {wanted[short]:,} distinct {short} pairs of {name}, found only {len(found[short]):,}; lower n_{short}"
-        + (f" or {more}" if more else "")
+        + (f" or {hint}" if hint else "")
     )

@@ -3,16 +3,16 @@
 from itertools import chain, zip_longest
 from typing import get_args
 
-from transom.config.data import Exercises, Phrasebook, Rule, SequenceTask
+from transom.config.data import ExercisesConfig, PhrasebookConfig, SequenceTaskConfig, SequenceTaskKind
 from transom.data.pairs.pairs import Pairs
 from transom.data.split import Splits
-from transom.data.synthetic.phrasebook.generate import generate
+from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 from transom.data.synthetic.sequences import generate_sequences
 
-RULES: tuple[Rule, ...] = get_args(Rule)
+RULES: tuple[SequenceTaskKind, ...] = get_args(SequenceTaskKind)
 
 
-def generate_exercises(config: Exercises) -> Splits[Pairs]:
+def generate_exercises(config: ExercisesConfig) -> Splits[Pairs]:
     """Generate instructions with answers: one half translations, one half operations on letters.
 
     As in the underlying generators, validation and test contain no word combination and no letter sequence of the training split.
@@ -25,16 +25,18 @@ def generate_exercises(config: Exercises) -> Splits[Pairs]:
     """
     sizes = config.n_train, config.n_valid, config.n_test
     halves = tuple(-(-n // 2) for n in sizes)
-    sentences = generate(Phrasebook(n_train=halves[0], n_valid=halves[1], n_test=halves[2], seed=config.seed))
+    sentences = generate_phrasebook(PhrasebookConfig(n_train=halves[0], n_valid=halves[1], n_test=halves[2], seed=config.seed))
     n_train, n_valid, n_test = (-(-n // len(RULES)) for n in halves)
     letters = {
-        rule: generate_sequences(SequenceTask(kind=rule, n_train=n_train, n_valid=n_valid, n_test=n_test, max_length=8, seed=config.seed))
+        rule: generate_sequences(
+            SequenceTaskConfig(kind=rule, n_train=n_train, n_valid=n_valid, n_test=n_test, max_length=8, seed=config.seed)
+        )
         for rule in RULES
     }
     parts = []
     for part, n in zip(sentences.parts, sizes, strict=True):
         translated = _both_ways(sentences.parts[part])
-        ordered = chain.from_iterable(zip(*(_told(rule, of_rule.parts[part]) for rule, of_rule in letters.items()), strict=True))
+        ordered = chain.from_iterable(zip(*(_prefixed(rule, of_rule.parts[part]) for rule, of_rule in letters.items()), strict=True))
         both = [each for two in zip_longest(translated, ordered) for each in two if each is not None][:n]
         parts.append(Pairs([prompt for prompt, _ in both], [answer for _, answer in both], f"exercises, {part}"))
     return Splits(*parts)
@@ -48,5 +50,5 @@ def _both_ways(pairs: Pairs) -> list[tuple[str, str]]:
     ]
 
 
-def _told(rule: str, pairs: Pairs) -> list[tuple[str, str]]:
+def _prefixed(rule: str, pairs: Pairs) -> list[tuple[str, str]]:
     return [(f"{rule.capitalize()}: {source}", target) for source, target in zip(pairs.source, pairs.target, strict=True)]

@@ -4,20 +4,20 @@ from collections.abc import Callable, Iterator
 from random import Random
 from string import ascii_lowercase
 
-from transom.config.components import implements
-from transom.config.data import Rule, SequenceTask
+from transom.config.component_registry import implements
+from transom.config.data import SequenceTaskConfig, SequenceTaskKind
 from transom.data.pairs.pairs import Pairs
 from transom.data.split import Splits
-from transom.data.synthetic.collect import Part, collect, part_by_hash
+from transom.data.synthetic.collect import SplitName, collect_splits, split_by_hash
 from transom.errors import ConfigError
 
-_RULES: dict[Rule, Callable[[list[str]], list[str]]] = {"copy": list, "reverse": lambda symbols: symbols[::-1], "sort": sorted}
-_TEST_SHARE = 0.2
-_VALID_SHARE = 0.1
+_RULES: dict[SequenceTaskKind, Callable[[list[str]], list[str]]] = {"copy": list, "reverse": lambda symbols: symbols[::-1], "sort": sorted}
+_TEST_FRACTION = 0.2
+_VALID_FRACTION = 0.1
 
 
-@implements(SequenceTask)
-def generate_sequences(config: SequenceTask) -> Splits[Pairs]:
+@implements(SequenceTaskConfig)
+def generate_sequences(config: SequenceTaskConfig) -> Splits[Pairs]:
     """Generate sequences of letters and the result of the rule: ``c a b`` and, for "sort", ``a b c``.
 
     Lengths are sampled uniformly, then letters. A hash assigns each sequence to one split, so that every split has short and long sequences
@@ -39,11 +39,11 @@ def generate_sequences(config: SequenceTask) -> Splits[Pairs]:
     uniform = Random(config.seed).random
     rule = _RULES[config.kind]
 
-    def stream() -> Iterator[tuple[Part, str, str]]:
+    def stream() -> Iterator[tuple[SplitName, str, str]]:
         while True:
             length = config.min_length + int(uniform() * (config.max_length - config.min_length + 1))
             symbols = [ascii_lowercase[int(uniform() * config.n_symbols)] for _ in range(length)]
             source = " ".join(symbols)
-            yield part_by_hash(f"{config.seed} {source}", _TEST_SHARE, _VALID_SHARE), source, " ".join(rule(symbols))
+            yield split_by_hash(f"{config.seed} {source}", _TEST_FRACTION, _VALID_FRACTION), source, " ".join(rule(symbols))
 
-    return collect(stream(), config.n_train, config.n_valid, config.n_test, config.kind, "raise max_length or n_symbols")
+    return collect_splits(stream(), config.n_train, config.n_valid, config.n_test, config.kind, "raise max_length or n_symbols")

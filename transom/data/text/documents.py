@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom.config.data import StandardLibrary, TextData, TextFiles
-from transom.data.split import Splits, read_splits, split_off, text_hash
-from transom.data.text.json_lines import json_rows
-from transom.data.text.text import expanded, read_lines
+from transom.config.data import StandardLibraryConfig, TextDataConfig, TextFilesConfig
+from transom.data.split import Splits, holdout, read_splits, text_hash
+from transom.data.text.json_lines import read_json_records
+from transom.data.text.text_io import expand_path, read_lines
 from transom.errors import DataError
 from transom.files.limits import MAX_DOCUMENT_LINE_BYTES
 
-VALID_SHARE = 0.05
+VALID_FRACTION = 0.05
 """Fraction of the text that is split off for validation if the recipe names no validation text."""
 
 _PARAGRAPHS = re.compile(r"\n(?:[^\S\n]*\n)+")
@@ -32,7 +32,7 @@ class Documents:
     """
 
     texts: list[str]
-    places: list[str]
+    origins: list[str]
     name: str
 
     def __len__(self) -> int:
@@ -44,25 +44,25 @@ class Documents:
         """Total size of the texts in UTF-8 bytes."""
         return sum(len(text.encode()) for text in self.texts)
 
-    def take(self, samples: Sequence[int], name: str) -> "Documents":
+    def select(self, samples: Sequence[int], name: str) -> "Documents":
         """Return the documents at these indices, as a data set of this name."""
-        return Documents([self.texts[i] for i in samples], [self.places[i] for i in samples], name)
+        return Documents([self.texts[i] for i in samples], [self.origins[i] for i in samples], name)
 
-    def part(self, start: float, end: float) -> "Documents":
+    def slice(self, start: float, end: float) -> "Documents":
         """Return the text between two positions, as fractions of all characters; a document across a border is cut there."""
         total = sum(map(len, self.texts))
         first, last, done = int(start * total), int(end * total), 0
-        texts, places = list[str](), list[str]()
-        for text, place in zip(self.texts, self.places, strict=True):
+        texts, origins = list[str](), list[str]()
+        for text, place in zip(self.texts, self.origins, strict=True):
             kept = text[max(first - done, 0) : max(last - done, 0)]
             done += len(text)
             if kept.strip():
                 texts.append(kept)
-                places.append(place)
-        return Documents(texts, places, f"{start:.4g} to {end:.4g} of {self.name}")
+                origins.append(place)
+        return Documents(texts, origins, f"{start:.4g} to {end:.4g} of {self.name}")
 
 
-def load_text(data: TextData, base: Path) -> Splits[Documents]:
+def load_text(data: TextDataConfig, base: Path) -> Splits[Documents]:
     """Read the documents of a recipe.
 
     Args:
@@ -72,13 +72,13 @@ def load_text(data: TextData, base: Path) -> Splits[Documents]:
     Raises:
         DataError: a file cannot be read, or the text is too short to split.
     """
-    root = base / expanded(data.root)
+    root = base / expand_path(data.root)
     if data.generate is not None:
-        return Splits(*split_validation(standard_library(data.generate)))
+        return Splits(*split_validation(read_standard_library(data.generate)))
     return read_splits(data, lambda files: read_documents(files, root), split_validation)
 
 
-def read_documents(files: TextFiles, root: Path) -> Documents:
+def read_documents(files: TextFilesConfig, root: Path) -> Documents:
     r"""Read text files; every line end becomes ``\n``.
 
     Args:
@@ -88,43 +88,43 @@ def read_documents(files: TextFiles, root: Path) -> Documents:
     Raises:
         DataError: a file is missing or not clean text, or the files contain no text.
     """
-    texts, places = list[str](), list[str]()
+    texts, origins = list[str](), list[str]()
     names = _names(files)
-    for path in files_of(files, root):
+    for path in list_files(files, root):
         try:
-            for place, text in _read(path, files):
+            for place, text in _split_documents(path, files):
                 if text.strip():
                     texts.append(text)
-                    places.append(place)
+                    origins.append(place)
         except DataError as error:
-            if path in (root / expanded(name) for name in names):
+            if path in (root / expand_path(name) for name in names):
                 raise
             raise DataError(f"{error}; or exclude the file: select suffixes (--suffix .txt), or name other files") from error
-    found = Documents(texts, places, ", ".join(names))
+    found = Documents(texts, origins, ", ".join(names))
     if files.start > 0 or files.end < 1:
-        found = found.part(files.start, files.end)
+        found = found.slice(files.start, files.end)
     if not found.texts:
         raise DataError(f"{', '.join(str(root / name) for name in names)}: expected some text, found none; name other files")
     return found
 
 
-def files_of(files: TextFiles, root: Path) -> list[Path]:
+def list_files(files: TextFilesConfig, root: Path) -> list[Path]:
     """List the named files, and the files in the named folders.
 
     Raises:
         DataError: a folder contains no matching file.
     """
-    return [path for name in _names(files) for path in _files(root / expanded(name), files.suffixes)]
+    return [path for name in _names(files) for path in _files_in(root / expand_path(name), files.suffixes)]
 
 
-def standard_library(config: StandardLibrary) -> Documents:
+def read_standard_library(config: StandardLibraryConfig) -> Documents:
     """Read the source files of the running Python's standard library without its tests, sorted by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     version = f"the standard library of Python {sys.version_info.major}.{sys.version_info.minor}"
     found = {}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
-        if not _NOT_LIBRARY.intersection(name.parts):
+        if not _EXCLUDED_FOLDERS.intersection(name.parts):
             with tokenize.open(path) as file:  # decodes by the encoding that the file declares
                 text = file.read()
             if text.strip() and "\0" not in text:
@@ -135,7 +135,7 @@ def standard_library(config: StandardLibrary) -> Documents:
     return Documents([found[name] for name in chosen], chosen, version)
 
 
-_NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+_EXCLUDED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Folders below the standard library that do not belong to it."""
 
 
@@ -146,20 +146,20 @@ def split_validation(documents: Documents) -> tuple[Documents, Documents]:
         DataError: the text is too short to split.
     """
     if len(documents) == 1:
-        parts = documents.part(0.0, 1 - VALID_SHARE), documents.part(1 - VALID_SHARE, 1.0)
+        parts = documents.slice(0.0, 1 - VALID_FRACTION), documents.slice(1 - VALID_FRACTION, 1.0)
         if not all(part.texts for part in parts):
             raise DataError(
                 f"{documents.name}: expected enough text to split off validation text, found too little; set data.valid or add text"
             )
         return parts
-    return split_off(documents, documents.texts, VALID_SHARE, "documents")
+    return holdout(documents, documents.texts, VALID_FRACTION, "documents")
 
 
-def _names(files: TextFiles) -> list[str]:
+def _names(files: TextFilesConfig) -> list[str]:
     return [files.files] if isinstance(files.files, str) else files.files
 
 
-def _files(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
+def _files_in(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
     """Return a file itself, or a folder's files sorted by name, hidden ones excluded."""
     if not path.is_dir():
         return [path]
@@ -172,11 +172,11 @@ def _files(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
     return wanted
 
 
-def _read(path: Path, files: TextFiles) -> Iterator[tuple[str, str]]:
+def _split_documents(path: Path, files: TextFilesConfig) -> Iterator[tuple[str, str]]:
     """Yield the origin and the text of each document in a file."""
-    lines = read_lines(path, empty=True, most_bytes=MAX_DOCUMENT_LINE_BYTES)
+    lines = read_lines(path, allow_empty=True, max_line_bytes=MAX_DOCUMENT_LINE_BYTES)
     if path.name.removesuffix(".gz").endswith(".jsonl"):
-        for number, (text,) in json_rows(path, lines, [files.field], "set field to the key of the text"):
+        for number, (text,) in read_json_records(path, lines, [files.text_field], "set text_field to the key of the text"):
             yield f"{path}:{number}", text
         return
     if files.document == "line":

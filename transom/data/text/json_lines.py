@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transom.data.text.text import check_text
+from transom.data.text.text_io import check_text
 from transom.errors import DataError
-from transom.files.regular import parse_json
+from transom.files.regular_files import parse_json
 
 
-def json_rows(
-    path: Path, lines: Iterable[str], fields: Sequence[str | int], advice: str, numbers: bool = False
+def read_json_records(
+    path: Path, lines: Iterable[str], fields: Sequence[str | int], hint: str, numbers_as_text: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
     """Read fields of JSON lines; an empty line is a record of empty texts.
 
@@ -34,7 +34,7 @@ def json_rows(
             continue
         where = f"{path}:{number}"
         record = _parse(line, where)
-        yield number, [_field(record, field, where, advice, numbers) for field in fields]
+        yield number, [_field(record, field, where, hint, numbers_as_text) for field in fields]
 
 
 def _parse(line: str, where: str) -> Any:
@@ -48,13 +48,13 @@ def _parse(line: str, where: str) -> Any:
         raise DataError(f"{where}: expected one plain JSON object per line, found {error}; correct or remove the line") from error
 
 
-def _field(record: Any, field: str | int, where: str, advice: str, numbers: bool) -> str:
+def _field(record: Any, field: str | int, where: str, hint: str, numbers_as_text: bool) -> str:
     places = range(len(record)) if isinstance(record, list) else record if isinstance(record, dict) else ()
     if field not in places:
         found = f"fields {', '.join(map(repr, record)) or '(none)'}" if isinstance(record, dict) else f"a {type(record).__name__}"
-        raise DataError(f"{where}: expected JSON with the field {field!r}, found {found:.100}; {advice}")
+        raise DataError(f"{where}: expected JSON with the field {field!r}, found {found:.100}; {hint}")
     value = record[field]
-    if numbers and isinstance(value, int):
+    if numbers_as_text and isinstance(value, int):
         return json.dumps(value)
     if not isinstance(value, str):
         raise DataError(f"{where}: expected text in the field {field!r}, found {json.dumps(value)[:100]}; correct or remove the line")

@@ -8,21 +8,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transom.config.data import TAG, PairTokenizer
-from transom.config.data import Tokenizer as TokenizerConfig
-from transom.config.names import nearest
+from transom.config.data import LANGUAGE_TAG, PairTokenizerConfig
+from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.suggestions import suggest
 from transom.data.pairs.pairs import Pairs
-from transom.data.tokenizer.bpe import BytePairs
-from transom.data.tokenizer.closed import Characters, Closed, Words
-from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.data.tokenizer.bpe import BytePairEncoding
+from transom.data.tokenizer.char_word_tokenizer import CharacterVocabulary, ClosedVocabulary, WordVocabulary
+from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.files.limits import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS, MAX_TOKENIZER_STRINGS
-from transom.files.regular import parse_json, read_regular
+from transom.files.regular_files import parse_json, read_regular_file
 
 FORMAT_VERSION = 1
 
-_KINDS: dict[str, type[BytePairs] | type[Closed]] = {"bpe": BytePairs, "char": Characters, "whitespace": Words}
-_SILENT = frozenset({PAD, SOS, EOS})
+_KINDS: dict[str, type[BytePairEncoding] | type[ClosedVocabulary]] = {
+    "bpe": BytePairEncoding,
+    "char": CharacterVocabulary,
+    "whitespace": WordVocabulary,
+}
+_NO_TEXT = frozenset({PAD, SOS, EOS})
 
 
 class Tokenizer:
@@ -34,7 +38,7 @@ class Tokenizer:
         tags: the target languages of a multilingual model; empty for a single target language.
     """
 
-    def __init__(self, symbols: BytePairs | Closed, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
+    def __init__(self, symbols: BytePairEncoding | ClosedVocabulary, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
         """Wrap a vocabulary."""
         self._segmenter, self.lowercase, self.kind, self.tags = symbols, lowercase, symbols.kind, tuple(tags)
         self._symbols = [*symbols.symbols, *(f"<2{tag}>" for tag in self.tags)]
@@ -53,7 +57,7 @@ class Tokenizer:
         """
         if config.lowercase:
             texts = map(str.lower, texts)
-        return cls(_KINDS[config.kind].learn(texts, config.vocab_size), config.lowercase, tags)
+        return cls(_KINDS[config.kind].train(texts, config.vocab_size), config.lowercase, tags)
 
     @property
     def vocab_size(self) -> int:
@@ -65,7 +69,7 @@ class Tokenizer:
         """Token ids of the tags, after all ids of text: no text is encoded as a tag, whatever a user types."""
         return range(len(self._segmenter.symbols), self.vocab_size)
 
-    def prefix(self, to: str | None) -> list[int]:
+    def language_prefix(self, to: str | None) -> list[int]:
         """Return the token ids before a source: the tag of the target language, or nothing for a single target language.
 
         The tag is the first source token, so that both encoder and decoder depend on it (Johnson et al. 2017, section 3).
@@ -84,7 +88,7 @@ class Tokenizer:
             raise ConfigError(f"expected no target language, because the model has only one, found {to!r}; remove --to (to=)")
         if to is None:
             raise ConfigError(f"expected a target language, found none; name one of {', '.join(self.tags)} by --to (to=)")
-        raise ConfigError(f"expected one of the target languages {', '.join(self.tags)}, found {to!r}; {nearest(to, self.tags)}")
+        raise ConfigError(f"expected one of the target languages {', '.join(self.tags)}, found {to!r}; {suggest(to, self.tags)}")
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without start and end of sequence."""
@@ -96,7 +100,7 @@ class Tokenizer:
         Raises:
             DataError: a text contains half a surrogate pair.
         """
-        return self._segmenter.encode_batch(self._prepared(texts))
+        return self._segmenter.encode_batch(self._normalize(texts))
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
         """Return the token ids of texts under BPE-dropout (see ``MergeDropout``): a pure function of text, key and sample.
@@ -111,14 +115,14 @@ class Tokenizer:
             ConfigError: the kind has no merges.
             DataError: a text contains half a surrogate pair.
         """
-        return self._segmenter.encode_with_dropout(self._prepared(texts), p, key, samples)
+        return self._segmenter.encode_with_dropout(self._normalize(texts), p, key, samples)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of token ids; start, end, padding and tags are skipped."""
         n_of_text = len(self._segmenter.symbols)
-        return self._segmenter.join(token for token in tokens if token not in _SILENT and token < n_of_text)
+        return self._segmenter.decode(token for token in tokens if token not in _NO_TEXT and token < n_of_text)
 
-    def decode_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+    def decode_continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that ``tokens`` add to the text of ``before``, including a space between the two."""
         return self.decode([*before, *tokens])[len(self.decode(before)) :]
 
@@ -130,7 +134,7 @@ class Tokenizer:
         """Return, per token, whether it starts a whitespace-separated word; a special token is a word of its own."""
         starts, alone = [], True
         for token in tokens:
-            special = token in _SILENT or token in self.tag_tokens
+            special = token in _NO_TEXT or token in self.tag_tokens
             starts.append(alone or special or self.kind == "whitespace" or self._symbols[token][0].isspace())
             alone = special
         return starts
@@ -150,11 +154,15 @@ class Tokenizer:
         if not isinstance(value, dict) or value.get("kind") not in list(_KINDS) or not isinstance(value.get("lowercase"), bool):
             raise CheckpointError(f"expected a tokenizer with a kind ({', '.join(_KINDS)}) and lowercase (true or false)")
         tags = value.get("tags", [])
-        if not isinstance(tags, list) or not all(isinstance(tag, str) and TAG.fullmatch(tag) for tag in tags) or len(set(tags)) < len(tags):
+        if (
+            not isinstance(tags, list)
+            or not all(isinstance(tag, str) and LANGUAGE_TAG.fullmatch(tag) for tag in tags)
+            or len(set(tags)) < len(tags)
+        ):
             raise CheckpointError("expected distinct tags of letters, digits, - and _")
         return cls(_KINDS[value["kind"]].from_dict(value), value["lowercase"], tags)
 
-    def _prepared(self, texts: Sequence[str]) -> list[str]:
+    def _normalize(self, texts: Sequence[str]) -> list[str]:
         try:
             "\n".join(texts).encode()
         except UnicodeEncodeError as error:
@@ -177,7 +185,7 @@ class Tokenizers:
         return self.source is self.target
 
     @classmethod
-    def train(cls, pairs: Pairs, config: PairTokenizer, tags: Sequence[str] = ()) -> "Tokenizers":
+    def train(cls, pairs: Pairs, config: PairTokenizerConfig, tags: Sequence[str] = ()) -> "Tokenizers":
         """Learn the vocabularies of training pairs.
 
         Args:
@@ -245,7 +253,7 @@ class Tokenizers:
         """
         path = Path(path)
         try:
-            return cls.from_bytes(read_regular(path, MAX_TOKENIZER_BYTES, "a tokenizer", CheckpointError), str(path))
+            return cls.from_bytes(read_regular_file(path, MAX_TOKENIZER_BYTES, "a tokenizer", CheckpointError), str(path))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}; name a complete run folder") from error
 
@@ -253,17 +261,17 @@ class Tokenizers:
 def _too_large(content: bytes) -> str | None:
     """Return the limit that a file exceeds, or None. Brackets and quotes, also in strings, are counted to bound memory before parsing."""
     n_lists, n_strings = content.count(b"[") + content.count(b"{"), content.count(b'"') // 2
-    for found, most, what in (
+    for found, maximum, what in (
         (len(content), MAX_TOKENIZER_BYTES, "bytes"),
         (n_lists, MAX_TOKENIZER_LISTS, "merges"),
         (n_strings, MAX_TOKENIZER_STRINGS, "symbols"),
     ):
-        if found > most:
-            return f"expected at most {most:,} {what}, found {found:,}"
+        if found > maximum:
+            return f"expected at most {maximum:,} {what}, found {found:,}"
     return None
 
 
-def describe(tokenizers: Tokenizers) -> list[str]:
+def describe_vocabularies(tokenizers: Tokenizers) -> list[str]:
     """Return a few lines that describe the vocabularies."""
     sides = [("both sides", tokenizers.source)] if tokenizers.joint else [("source", tokenizers.source), ("target", tokenizers.target)]
     lines = []
@@ -271,6 +279,6 @@ def describe(tokenizers: Tokenizers) -> list[str]:
         case = ", lower-cased" if tokenizer.lowercase else ""
         tags = f", target languages {', '.join(tokenizer.tags)}" if tokenizer.tags else ""
         lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}{tags}")
-        longest = sorted(range(len(_SILENT), tokenizer.vocab_size), key=lambda n: len(tokenizer.decode([n])), reverse=True)[:5]
+        longest = sorted(range(len(_NO_TEXT), tokenizer.vocab_size), key=lambda n: len(tokenizer.decode([n])), reverse=True)[:5]
         lines.append(f"  longest: {' '.join(tokenizer.symbols(longest))}")
     return lines

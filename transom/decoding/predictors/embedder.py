@@ -8,57 +8,63 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.data.batch import LabelledBatch
-from transom.decoding.inference import Tell, unheard
+from transom.data.batch import LabeledTextBatch
+from transom.decoding.inference import ProgressCallback, ignore_progress
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
-from transom.decoding.predictors.long_texts import TooLong
-from transom.models.encoder import EncoderTransformer, mean_pooled
+from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.models.encoder import EncoderOnlyTransformer, mean_pool
 
 
-class Embedded(NamedTuple):
+class Embeddings(NamedTuple):
     """Embeddings of texts.
 
     Attributes:
         vectors: one embedding per text.
-        n_left_out: number of truncated tokens of each text.
+        n_dropped_tokens: number of truncated tokens of each text.
         windows: number of windows each text was read in.
     """
 
     vectors: Float[Tensor, "texts d_model"]
-    n_left_out: list[int]
+    n_dropped_tokens: list[int]
     windows: list[int]
 
     @property
-    def n_longer(self) -> int:
+    def n_too_long(self) -> int:
         """Number of texts longer than the context window."""
-        return sum(left_out > 0 or count > 1 for left_out, count in zip(self.n_left_out, self.windows, strict=True))
+        return sum(n_dropped > 0 or count > 1 for n_dropped, count in zip(self.n_dropped_tokens, self.windows, strict=True))
 
 
-class Embedder(EncoderPredictor[EncoderTransformer]):
+class Embedder(EncoderPredictor[EncoderOnlyTransformer]):
     """Embeds texts."""
 
-    def embedded(self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard) -> Embedded:
+    def embed_with_details(
+        self,
+        texts: Sequence[str],
+        normalize: bool = True,
+        too_long: LongTextPolicy = "truncate",
+        notify: ProgressCallback = ignore_progress,
+    ) -> Embeddings:
         """Embed each text: mean pooling over the last hidden states of its tokens (Reimers & Gurevych 2019, section 3).
 
         Args:
             texts: any number of texts.
-            normalise: scale every embedding to unit L2 norm, so that dot products are cosine similarities.
+            normalize: scale every embedding to unit L2 norm, so that dot products are cosine similarities.
             too_long: for a text longer than the context window: "truncate" it, average over the tokens of all its "window"s, or
                 "refuse" it.
-            tell: progress callback, called with the number of windows done.
+            notify: progress callback, called with the number of windows done.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
-        read, d_model = self.windows(texts, too_long), self.model.config.d_model
+        read, d_model = self.split_windows(texts, too_long), self.model.config.d_model
         sizes = torch.tensor([len(row) + 1.0 for row in read.rows])[:, None]  # the start token is part of the mean
-        every = self.read(read.rows, torch.empty(len(read.rows), d_model), _mean, tell)
-        of_texts = zip(every.split(read.counts), sizes.split(read.counts), strict=True)
-        found = [(means * (n_tokens / n_tokens.sum())).sum(0) for means, n_tokens in of_texts]
-        vectors = torch.stack(found) if found else torch.empty(0, d_model)
-        return Embedded(F.normalize(vectors, dim=-1) if normalise else vectors, read.n_left_out, read.counts)
+        pooled = self.run_batched(read.rows, torch.empty(len(read.rows), d_model), _mean, notify)
+        of_texts = zip(pooled.split(read.counts), sizes.split(read.counts), strict=True)
+        embeddings = [(means * (n_tokens / n_tokens.sum())).sum(0) for means, n_tokens in of_texts]
+        vectors = torch.stack(embeddings) if embeddings else torch.empty(0, d_model)
+        return Embeddings(F.normalize(vectors, dim=-1) if normalize else vectors, read.n_dropped_tokens, read.counts)
 
 
-def _mean(model: EncoderTransformer, batch: LabelledBatch) -> Float[Tensor, "windows d_model"]:
-    return mean_pooled(model.encode(batch.source), batch.source)
+def _mean(model: EncoderOnlyTransformer, batch: LabeledTextBatch) -> Float[Tensor, "windows d_model"]:
+    return mean_pool(model.encode(batch.source), batch.source)

@@ -10,17 +10,17 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transom.config.decoding import Reading
-from transom.data.batch import LabelledBatch
-from transom.data.labeled.labelled import label_batch, text_batches
+from transom.config.decoding import TextInferenceConfig
+from transom.data.batch import LabeledTextBatch
+from transom.data.labeled.labeled_texts import labeled_text_batch, labeled_text_batches
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
-from transom.decoding.predictors.long_texts import TooLong, Windows, windows_of
+from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item
+from transom.decoding.predictors.long_texts import LongTextPolicy, Windows, split_windows
 from transom.decoding.predictors.results import described
-from transom.models.encoder import EncoderTransformer
+from transom.models.encoder import EncoderOnlyTransformer
 from transom.planning.precision import Precision
 
-Encoder = TypeVar("Encoder", bound=EncoderTransformer)
+Encoder = TypeVar("Encoder", bound=EncoderOnlyTransformer)
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,17 +30,17 @@ class EncoderPredictor(Generic[Encoder]):
     Attributes:
         model: an encoder, prepared for inference.
         tokenizer: the tokenizer of the texts.
-        reading: inference settings of the recipe.
+        inference_config: inference settings of the recipe.
         precision: dtype of the matrix products with the reason for the choice; None if none was chosen.
-        reader: a faster implementation of the same encoder; None runs the model itself.
+        encoder_backend: a faster implementation of the same encoder; None runs the model itself.
         origin: folder it was loaded from; None if it was not loaded.
     """
 
     model: Encoder
     tokenizer: Tokenizer
-    reading: Reading = field(default_factory=Reading)
+    inference_config: TextInferenceConfig = field(default_factory=TextInferenceConfig)
     precision: Precision | None = None
-    reader: Encoder | None = None
+    encoder_backend: Encoder | None = None
     origin: str | None = None
 
     def __repr__(self) -> str:
@@ -52,63 +52,67 @@ class EncoderPredictor(Generic[Encoder]):
         )
 
     def embed(
-        self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard
+        self,
+        texts: Sequence[str],
+        normalize: bool = True,
+        too_long: LongTextPolicy = "truncate",
+        notify: ProgressCallback = ignore_progress,
     ) -> NDArray[np.float32]:
-        """Embed texts: the mean of the encoder's last vectors, (texts, d_model); arguments and errors as of ``Embedder.embedded``."""
+        """Embed texts: the mean of the encoder's last vectors, (texts, d_model); arguments and errors as of ``Embedder.embed_with_details``."""
         from transom.decoding.predictors.embedder import Embedder
 
-        embedder = Embedder(self.model, self.tokenizer, self.reading, self.precision, self.reader)
-        vectors: NDArray[np.float32] = embedder.embedded(texts, normalise, too_long, tell).vectors.numpy()
+        embedder = Embedder(self.model, self.tokenizer, self.inference_config, self.precision, self.encoder_backend)
+        vectors: NDArray[np.float32] = embedder.embed_with_details(texts, normalize, too_long, notify).vectors.numpy()
         return vectors
 
-    def windows(self, texts: Sequence[str], too_long: TooLong) -> Windows:
+    def split_windows(self, texts: Sequence[str], too_long: LongTextPolicy) -> Windows:
         """Tokenize texts and split those longer than the context window.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
             DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is a single text.
         """
-        refuse_one(texts, "text")
-        return windows_of(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
+        reject_single_item(texts, "text")
+        return split_windows(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
 
     def encode(self, text: str) -> list[int]:
         """Return the token IDs of a text, without special tokens."""
         return self.tokenizer.encode(text)
 
-    def text_batch(self, tokens: Sequence[int]) -> tuple[LabelledBatch, list[str]]:
+    def text_batch(self, tokens: Sequence[int]) -> tuple[LabeledTextBatch, list[str]]:
         """Build a batch of one text from its token IDs, for ``inspection.given``."""
-        return label_batch([tokens], [0], [0]), []
+        return labeled_text_batch([tokens], [0], [0]), []
 
     @torch.inference_mode()
-    def read(
+    def run_batched(
         self,
         rows: Sequence[Sequence[int]],
         result: Float[Tensor, "windows width"],
-        answer: Callable[[Encoder, LabelledBatch], Tensor],
-        tell: Tell,
+        forward: Callable[[Encoder, LabeledTextBatch], Tensor],
+        notify: ProgressCallback,
     ) -> Float[Tensor, "windows width"]:
         """Run the encoder once on each window, in batches of similar length.
 
         Args:
             rows: token IDs of each window, without special tokens.
             result: output buffer, filled in place and returned.
-            answer: computes the outputs of a batch from (encoder, batch).
-            tell: progress callback, called with the number of windows done.
+            forward: computes the outputs of a batch from (encoder, batch).
+            notify: progress callback, called with the number of windows done.
         """
         n_done = 0
-        with evaluating(self.model):
-            for batch in text_batches(rows, [0] * len(rows), self.model.config.max_seq_len, self.reading.batch_tokens):
-                result[list(batch.samples)] = answer(self.reader or self.model, batch.to(self.model.device)).to(result)
-                n_done += len(batch.samples)
-                tell(n_done, len(rows))
+        with eval_mode(self.model):
+            for batch in labeled_text_batches(rows, [0] * len(rows), self.model.config.max_seq_len, self.inference_config.batch_tokens):
+                result[list(batch.sample_ids)] = forward(self.encoder_backend or self.model, batch.to(self.model.device)).to(result)
+                n_done += len(batch.sample_ids)
+                notify(n_done, len(rows))
         return result
 
 
-def classes_in_short(classes: Sequence[str], most: int = 5) -> list[str]:
+def classes_in_short(classes: Sequence[str], max_tokens: int = 5) -> list[str]:
     """Name the number of classes and the first of them, for ``repr``; nothing where there are none.
 
     >>> classes_in_short(["cat", "dog"]), classes_in_short("abcdef")
     (['2 classes (cat, dog)'], ['6 classes (a, b, c, d, e, ...)'])
     """
-    rest = ["..."] if len(classes) > most else []
-    return [f"{len(classes)} classes ({', '.join([*classes[:most], *rest])})"] if classes else []
+    rest = ["..."] if len(classes) > max_tokens else []
+    return [f"{len(classes)} classes ({', '.join([*classes[:max_tokens], *rest])})"] if classes else []

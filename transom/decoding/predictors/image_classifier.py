@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.config.decoding import ImageReading
+from transom.config.decoding import ImageInferenceConfig
 from transom.data.batch import ImageBatch
-from transom.data.images.images import decode, read_file
-from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
-from transom.decoding.predictors.classifier import Classified, ranked
+from transom.data.images.image_files import decode_image, read_file
+from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item
+from transom.decoding.predictors.classifier import ClassPrediction, rank_classes
 from transom.decoding.predictors.encoder_predictor import classes_in_short
 from transom.decoding.predictors.results import Results, described
 from transom.decoding.search.loop import log_probabilities
@@ -32,9 +32,9 @@ class ImageClassifier:
 
     Attributes:
         model: an image classifier, prepared for inference.
-        reading: inference settings of the recipe.
+        inference_config: inference settings of the recipe.
         precision: dtype of the matrix products with the reason for the choice; None if none was chosen.
-        reader: a faster implementation of the same network; None runs the model itself.
+        encoder_backend: a faster implementation of the same network; None runs the model itself.
         origin: folder it was loaded from; None if it was not loaded.
     """
 
@@ -42,9 +42,9 @@ class ImageClassifier:
     """Name of the content of a file, for messages."""
 
     model: VisionTransformer | ConvolutionalNetwork
-    reading: ImageReading = field(default_factory=ImageReading)
+    inference_config: ImageInferenceConfig = field(default_factory=ImageInferenceConfig)
     precision: Precision | None = None
-    reader: VisionTransformer | ConvolutionalNetwork | None = None
+    encoder_backend: VisionTransformer | ConvolutionalNetwork | None = None
     origin: str | None = None
 
     def __repr__(self) -> str:
@@ -58,49 +58,51 @@ class ImageClassifier:
         """The classes, in the order of the columns of ``predict_proba``."""
         return np.array(self.model.config.classes)
 
-    def predict_proba(self, images: Sequence[str | Path], tell: Tell = unheard) -> NDArray[np.float64]:
+    def predict_proba(self, images: Sequence[str | Path], notify: ProgressCallback = ignore_progress) -> NDArray[np.float64]:
         """Return the probability of each class, (images, classes); columns as in ``classes_``; arguments and errors as of ``classify``."""
-        parts = [self._log_probabilities(part).exp() for part in self._read(images, tell)]
+        parts = [self._log_probabilities(part).exp() for part in self._read(images, notify)]
         probabilities: NDArray[np.float64] = torch.cat(parts).numpy() if parts else np.empty((0, len(self.classes_)))
         return probabilities
 
     @torch.inference_mode()
-    def embed(self, images: Sequence[str | Path], normalise: bool = True, tell: Tell = unheard) -> NDArray[np.float32]:
+    def embed(
+        self, images: Sequence[str | Path], normalize: bool = True, notify: ProgressCallback = ignore_progress
+    ) -> NDArray[np.float32]:
         """Return the vectors of which the logits are a linear map, (images, d_model).
 
         Args:
             images: files.
-            normalise: scale each vector to length 1, so that products of two are cosines.
-            tell: is called with the number of images done and of all.
+            normalize: scale each vector to length 1, so that products of two are cosines.
+            notify: is called with the number of images done and of all.
 
         Raises:
             DataError: one cannot be read.
         """
-        with evaluating(self.model):
-            parts = [(self.reader or self.model).hidden(self._batch(part)).float().cpu() for part in self._read(images, tell)]
+        with eval_mode(self.model):
+            parts = [(self.encoder_backend or self.model).hidden(self._batch(part)).float().cpu() for part in self._read(images, notify)]
         vectors = torch.cat(parts) if parts else torch.empty(0, self.model.config.d_model)
-        found: NDArray[np.float32] = (F.normalize(vectors, dim=-1) if normalise else vectors).numpy()
+        found: NDArray[np.float32] = (F.normalize(vectors, dim=-1) if normalize else vectors).numpy()
         return found
 
-    def classify(self, images: Sequence[str | Path], tell: Tell = unheard) -> Results[Classified]:
+    def classify(self, images: Sequence[str | Path], notify: ProgressCallback = ignore_progress) -> Results[ClassPrediction]:
         """Predict the class of each image.
 
         Args:
             images: image files.
-            tell: progress callback, called with the number of images done.
+            notify: progress callback, called with the number of images done.
 
         Raises:
             DataError: a file cannot be decoded.
         """
-        return Results(found for part in self._read(images, tell) for found in self.classify_pixels(part))
+        return Results(found for part in self._read(images, notify) for found in self.classify_pixels(part))
 
-    def _read(self, images: Sequence[str | Path], tell: Tell) -> Iterator[Pixels]:
+    def _read(self, images: Sequence[str | Path], notify: ProgressCallback) -> Iterator[Pixels]:
         """Yield the files' pixels, one batch after another; a batch counts as done when the next one is asked for."""
-        refuse_one(images, f"{self.NOUN} file")
-        for start in range(0, len(images), self.reading.batch_images):
-            part = [Path(image) for image in images[start : start + self.reading.batch_images]]
+        reject_single_item(images, f"{self.NOUN} file")
+        for start in range(0, len(images), self.inference_config.batch_size):
+            part = [Path(image) for image in images[start : start + self.inference_config.batch_size]]
             yield torch.stack([self.pixels(image) for image in part])
-            tell(start + len(part), len(images))
+            notify(start + len(part), len(images))
 
     def pixels(self, file: Path) -> UInt8[Tensor, "channels size size"]:
         """Decode a file to the input size of the model, as 8-bit pixels.
@@ -109,7 +111,7 @@ class ImageClassifier:
             DataError: the file cannot be decoded.
         """
         config = self.model.config
-        return torch.from_numpy(decode(read_file(file), str(file), config.image_size, config.channels).copy())
+        return torch.from_numpy(decode_image(read_file(file), str(file), config.image_size, config.channels).copy())
 
     def file_batch(self, file: Path) -> ImageBatch:
         """Build a batch of one file.
@@ -119,15 +121,15 @@ class ImageClassifier:
         """
         return self._batch(self.pixels(file)[None])
 
-    def classify_pixels(self, pixels: Pixels) -> Results[Classified]:
+    def classify_pixels(self, pixels: Pixels) -> Results[ClassPrediction]:
         """Predict the class of each image, given as pixels from 0 to 255 at the input size of the model."""
-        classes, rows = self.model.config.classes, pixels.split(self.reading.batch_images)
-        return Results(ranked(classes, p) for part in rows for p in self._log_probabilities(part))
+        classes, rows = self.model.config.classes, pixels.split(self.inference_config.batch_size)
+        return Results(rank_classes(classes, p) for part in rows for p in self._log_probabilities(part))
 
     @torch.inference_mode()
     def _log_probabilities(self, pixels: Pixels) -> Float[Tensor, "images classes"]:
-        with evaluating(self.model):
-            return log_probabilities((self.reader or self.model)(self._batch(pixels))).double().cpu()
+        with eval_mode(self.model):
+            return log_probabilities((self.encoder_backend or self.model)(self._batch(pixels))).double().cpu()
 
     def _batch(self, pixels: Pixels) -> ImageBatch:
         weight = self.model.unembedding.weight

@@ -7,23 +7,31 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 import torch
 
-from transom.config.decoding import Decoding
-from transom.data.batch import Sequences, TranslationBatch, cut_batches, lengths_of, translation_batch
-from transom.data.pairs.loader import ordered_batches
+from transom.config.decoding import BeamSearchConfig
+from transom.data.batch import PaddedSequences, TranslationBatch, batch_by_tokens, sequence_lengths, translation_batch
+from transom.data.pairs.loader import length_sorted_batches
 from transom.data.pairs.pairs import Pairs
-from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.inference import Deferred, Tell, deal_out, evaluating, refuse_one, settled, unheard
-from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.inference import (
+    Deferred,
+    ProgressCallback,
+    eval_mode,
+    ignore_progress,
+    merge_options,
+    parallel_map,
+    reject_single_item,
+)
+from transom.decoding.predictors.likelihood import PairScore
+from transom.decoding.predictors.long_texts import check_long_text_policy
 from transom.decoding.predictors.results import Alignment, Record, Results, described, inspection
-from transom.decoding.predictors.scores import PairScore
-from transom.decoding.predictors.sentences import split_text
-from transom.decoding.search.beam import Beam
-from transom.decoding.search.greedy import Greedy
-from transom.decoding.search.loop import Forbid, Search, search, summed_log_p
-from transom.decoding.search.roles import Hypothesis, StepModel, limits_of
+from transom.decoding.predictors.sentence_splitter import split_text
+from transom.decoding.search.beam import BeamSearch
+from transom.decoding.search.greedy import GreedySearch
+from transom.decoding.search.interfaces import Hypothesis, StepModel, build_length_limits
+from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, sequence_log_probs
 from transom.errors import ConfigError, DataError
-from transom.models.network import Seq2SeqNetwork
+from transom.models.base import Seq2SeqModel
 from transom.planning.precision import Precision
 
 
@@ -52,7 +60,7 @@ class Translation(Record):
         return self.text
 
 
-class Options(TypedDict, total=False):
+class TranslateOptions(TypedDict, total=False):
     """Options of a translation. None uses the setting of the recipe or the default given here.
 
     Attributes:
@@ -63,7 +71,7 @@ class Options(TypedDict, total=False):
         batch_tokens: maximum source tokens per batch, padding included; default 1,024.
         too_long: for a text longer than the context window: "split" it at sentence ends and join the translations, or "refuse" it.
         name: origin of the texts, for messages; default "text".
-        tell: progress callback, called with the number of pieces done.
+        notify: progress callback, called with the number of pieces done.
         to: tag of the target language of a multilingual model.
     """
 
@@ -74,7 +82,7 @@ class Options(TypedDict, total=False):
     batch_tokens: int | None
     too_long: Literal["split", "refuse"] | None
     name: str | None
-    tell: Tell | None
+    notify: ProgressCallback | None
     to: str | None
 
 
@@ -83,11 +91,11 @@ class Translator:
 
     def __init__(
         self,
-        model: Seq2SeqNetwork,
+        model: Seq2SeqModel,
         tokenizers: Tokenizers,
-        decoding: Decoding | None = None,
+        decoding: BeamSearchConfig | None = None,
         precision: Precision | None = None,
-        searcher: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] | None = None,
+        decoder_backend: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] | None = None,
         languages: str | None = None,
         origin: str | None = None,
     ) -> None:
@@ -98,14 +106,14 @@ class Translator:
             tokenizers: tokenizers of the source and target.
             decoding: default search settings.
             precision: dtype of the matrix products with the reason for the choice, for display.
-            searcher: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
+            decoder_backend: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
                 still be in training.
             languages: such as "en to de", for ``repr``.
             origin: folder it was loaded from, for ``repr``.
         """
-        self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = searcher or model
+        self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = decoder_backend or model
         self.model, self.tokenizers, self.precision = model, tokenizers, precision
-        self.decoding, self.languages, self.origin = decoding or Decoding(), languages, origin
+        self.decoding, self.languages, self.origin = decoding or BeamSearchConfig(), languages, origin
 
     def __repr__(self) -> str:
         """Return languages, size, precision and origin on one line."""
@@ -115,7 +123,7 @@ class Translator:
         return described("Translator", parts, n_parameters, None if self.precision is None else self.precision.name, self.origin)
 
     @property
-    def _searcher(self) -> StepModel[Any, Any]:
+    def _decoder_backend(self) -> StepModel[Any, Any]:
         return self._given.value if isinstance(self._given, Deferred) else self._given
 
     def encode(self, text: str) -> list[int]:
@@ -128,7 +136,7 @@ class Translator:
         target = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
         return translation_batch([tokens], [target], [0]), [f"the target is the model's own translation: {translation}"]
 
-    def translate(self, texts: Sequence[str], **options: Unpack[Options]) -> list[str]:
+    def translate(self, texts: Sequence[str], **options: Unpack[TranslateOptions]) -> list[str]:
         """Translate each text into one line; a blank text gives an empty line.
 
         Raises:
@@ -137,7 +145,7 @@ class Translator:
         """
         return [best[0].text if best else "" for best in self.n_best(texts, 1, **options)]
 
-    def translations(self, texts: Sequence[str], alignments: bool = True, **options: Unpack[Options]) -> Results[Translation]:
+    def translations(self, texts: Sequence[str], alignments: bool = True, **options: Unpack[TranslateOptions]) -> Results[Translation]:
         """Translate each text; return text, score, tokens and, by default, the alignment with the source.
 
         Args:
@@ -173,24 +181,24 @@ class Translator:
             ConfigError: there is no such layer, the model has no cross-attention, or ``to`` is missing.
             DataError: a sentence has more tokens than the context window.
         """
-        with evaluating(self.model):
+        with eval_mode(self.model):
             found: Alignment = inspection("alignment").align(self.model, self.tokenizers, source, target, layer, words, to)
         return found
 
-    def n_best(self, texts: Sequence[str], n: int, **options: Unpack[Options]) -> Results[list[Translation]]:
+    def n_best(self, texts: Sequence[str], n: int, **options: Unpack[TranslateOptions]) -> Results[list[Translation]]:
         """Return up to ``n`` translations of each text, in decreasing order of score.
 
         Raises:
             ConfigError: an option is invalid, ``to`` is missing, or ``n`` exceeds ``beam_size``.
             DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is a single text.
         """
-        refuse_one(texts, "text")
+        reject_single_item(texts, "text")
         decoding = self._settings(n, options)
-        prefix = self.tokenizers.source.prefix(options.get("to"))
+        prefix = self.tokenizers.source.language_prefix(options.get("to"))
         pieces = self._pieces(texts, prefix, options.get("too_long") or "split", options.get("name") or "text")
         sources = [piece for of_text in pieces for piece in of_text]
-        found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("tell") or unheard))
-        return Results(joined([self._translations(next(found)) for _ in of_text]) for of_text in pieces)
+        found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("notify") or ignore_progress))
+        return Results(join_pieces([self._translations(next(found)) for _ in of_text]) for of_text in pieces)
 
     @torch.inference_mode()
     def score(
@@ -200,7 +208,7 @@ class Translator:
         batch_tokens: int = 2048,
         name: str = "pairs",
         to: str | None = None,
-        tell: Tell = unheard,
+        notify: ProgressCallback = ignore_progress,
     ) -> list[PairScore]:
         """Compute log p(target | source) of each pair by teacher forcing.
 
@@ -212,7 +220,7 @@ class Translator:
             batch_tokens: maximum tokens per batch, counted on its longer side, padding included.
             name: origin of the pairs, for messages.
             to: tag of the target language of a multilingual model.
-            tell: progress callback, called with the number of pairs done.
+            notify: progress callback, called with the number of pairs done.
 
         Raises:
             ConfigError: ``to`` is missing or unknown to the model.
@@ -223,41 +231,41 @@ class Translator:
         if not sources:
             return []
         scores, n_done = [PairScore(0.0, 0)] * len(sources), 0
-        pairs, device, most = Pairs(list(sources), list(targets), name), self.model.device, self.model.config.max_seq_len
-        prefix = self.tokenizers.source.prefix(to)
-        with evaluating(self.model):
-            for batch in ordered_batches(pairs, self.tokenizers, batch_tokens, most, too_long="refuse", prefix=prefix):
+        pairs, device, max_tokens = Pairs(list(sources), list(targets), name), self.model.device, self.model.config.max_seq_len
+        prefix = self.tokenizers.source.language_prefix(to)
+        with eval_mode(self.model):
+            for batch in length_sorted_batches(pairs, self.tokenizers, batch_tokens, max_tokens, too_long="refuse", source_prefix=prefix):
                 on_device = batch.to(device)
-                totals = summed_log_p(self.model, on_device, on_device.target.segments > 0)
-                for sample, total, n_tokens in zip(batch.samples, totals, batch.target.lengths.tolist(), strict=True):
+                totals = sequence_log_probs(self.model, on_device, on_device.decoder_input.segments > 0)
+                for sample, total, n_tokens in zip(batch.sample_ids, totals, batch.decoder_input.lengths.tolist(), strict=True):
                     scores[sample] = PairScore(total, n_tokens)
-                n_done += len(batch.samples)
-                tell(n_done, len(sources))
+                n_done += len(batch.sample_ids)
+                notify(n_done, len(sources))
         return scores
 
-    def most(self, to: str | None = None) -> int:
+    def max_tokens(self, to: str | None = None) -> int:
         """Return the maximum number of source tokens, special tokens excluded.
 
         Args:
             to: tag of the target language of a multilingual model.
         """
-        return self.model.config.max_seq_len - 1 - len(self.tokenizers.source.prefix(to))
+        return self.model.config.max_seq_len - 1 - len(self.tokenizers.source.language_prefix(to))
 
-    def _settings(self, n: int, options: Options) -> Decoding:
+    def _settings(self, n: int, options: TranslateOptions) -> BeamSearchConfig:
         """Override the settings of the recipe by the options and validate them."""
-        decoding = settled(self.decoding, options, Options.__annotations__)
+        decoding = merge_options(self.decoding, options, TranslateOptions.__annotations__)
         if (batch_tokens := options.get("batch_tokens")) is not None and batch_tokens < 1:
             raise ConfigError(f"decoding: batch_tokens: expected at least 1, found {batch_tokens}")
         if (too_long := options.get("too_long")) is not None:
-            check_too_long(too_long, "split", "refuse")
+            check_long_text_policy(too_long, "split", "refuse")
         if not 1 <= n <= decoding.beam_size:
             raise ConfigError(
                 f"decoding: expected n_best from 1 to beam_size = {decoding.beam_size}, found {n}; raise beam_size or lower n_best"
             )
-        most = min(decoding.max_length, self.model.config.max_seq_len)
-        if decoding.min_length >= most:
+        max_tokens = min(decoding.max_length, self.model.config.max_seq_len)
+        if decoding.min_length >= max_tokens:
             raise ConfigError(
-                f"decoding: expected min_length below {most}, the maximum length of a translation, found {decoding.min_length};"
+                f"decoding: expected min_length below {max_tokens}, the maximum length of a translation, found {decoding.min_length};"
                 " lower min_length or raise max_length"
             )
         return decoding
@@ -281,32 +289,36 @@ class Translator:
                 pieces.append([[*prefix, *piece] for piece in encoder.encode_batch(cut)])
         return pieces
 
-    def _search_all(self, sources: list[list[int]], decoding: Decoding, n: int, batch_tokens: int, tell: Tell) -> list[list[Hypothesis]]:
+    def _search_all(
+        self, sources: list[list[int]], decoding: BeamSearchConfig, n: int, batch_tokens: int, notify: ProgressCallback
+    ) -> list[list[Hypothesis]]:
         """Search in batches of similar length, longest first; return the results in the order of the sources.
 
         On a CPU the batches run in parallel on as many workers as PyTorch has threads; they are small enough that every worker gets one.
         """
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        lengths, n_done = lengths_of(sources) + 1, 0
+        lengths, n_done = sequence_lengths(sources) + 1, 0
         n_workers = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
-        batches = [batch.tolist() for batch in cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
-        _ = self._searcher  # made now, not by workers, which have one thread each
-        with evaluating(self.model):
-            for batch, hypotheses in deal_out(lambda rows: self._search([sources[i] for i in rows], decoding, n), batches, n_workers):
-                for place, of_source in zip(batch, hypotheses, strict=True):
-                    found[place] = of_source
+        batches = [batch.tolist() for batch in batch_by_tokens(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
+        _ = self._decoder_backend  # made now, not by workers, which have one thread each
+        with eval_mode(self.model):
+            for batch, hypotheses in parallel_map(lambda rows: self._search([sources[i] for i in rows], decoding, n), batches, n_workers):
+                for index, of_source in zip(batch, hypotheses, strict=True):
+                    found[index] = of_source
                 n_done += len(batch)
-                tell(n_done, len(sources))
+                notify(n_done, len(sources))
         return found
 
-    def _search(self, sources: list[list[int]], decoding: Decoding, n: int) -> list[list[Hypothesis]]:
+    def _search(self, sources: list[list[int]], decoding: BeamSearchConfig, n: int) -> list[list[Hypothesis]]:
         device, alpha = self.model.device, decoding.length_penalty
-        strategy = Greedy(EOS, alpha) if decoding.beam_size == 1 else Beam(EOS, decoding.beam_size, n, alpha)
-        limits = limits_of([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
-        rows = Sequences.pad([[*source, EOS] for source in sources]).to(device)
+        strategy = GreedySearch(EOS, alpha) if decoding.beam_size == 1 else BeamSearch(EOS, decoding.beam_size, n, alpha)
+        limits = build_length_limits([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
+        rows = PaddedSequences.pad([[*source, EOS] for source in sources]).to(device)
         never = [PAD, SOS, *self.tokenizers.target.tag_tokens]
-        return search(self._searcher, Search(rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor(never, device=device))]))
+        return search(
+            self._decoder_backend, SearchRequest(rows, strategy, limits, SOS, EOS, [SuppressTokens(torch.tensor(never, device=device))])
+        )
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         target = self.tokenizers.target
@@ -315,7 +327,7 @@ class Translator:
         ]
 
 
-def joined(pieces: list[list[Translation]]) -> list[Translation]:
+def join_pieces(pieces: list[list[Translation]]) -> list[Translation]:
     """Join the k-th best translations of all pieces of a text, for every k that all pieces have; no pieces give an empty line."""
     if not pieces:
         return [Translation("", 0.0, 0.0, 0)]

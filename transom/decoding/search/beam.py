@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transom.decoding.search.loop import top_tokens
-from transom.decoding.search.roles import NEVER, Hypothesis, Limits, Move, Progress, length_penalty
+from transom.decoding.search.interfaces import NEG_INF, Hypothesis, LengthLimits, SearchState, SearchUpdate, length_penalty
+from transom.decoding.search.loop import fast_topk
 
 
 @dataclass(frozen=True)
-class Beam:
+class BeamSearch:
     """Keep the ``n_beams`` most probable unfinished hypotheses of each source, and the ``n_best`` finished ones of highest score.
 
     A step extends every live hypothesis by every token and ranks all extensions of a source by log p. Those among the first
@@ -38,72 +38,72 @@ class Beam:
     n_best: int = 1
     length_penalty: float = 0.6
 
-    def begin(self, limits: Limits) -> "BeamSelection":
+    def begin(self, limits: LengthLimits) -> "BeamSelector":
         """Start a search."""
-        return BeamSelection(self, limits)
+        return BeamSelector(self, limits)
 
 
-class BeamSelection:
+class BeamSelector:
     """Live and finished hypotheses of all sources as tensors; the number of operations per step does not depend on the number of beams."""
 
-    def __init__(self, strategy: Beam, limits: Limits) -> None:
+    def __init__(self, strategy: BeamSearch, limits: LengthLimits) -> None:
         """Start with one live hypothesis per source, the empty one, and no finished ones."""
-        n_sources, n_best, device = len(limits.longest), strategy.n_best, limits.longest.device
+        n_sources, n_best, device = len(limits.max_length), strategy.n_best, limits.max_length.device
         self._strategy = strategy
-        self._penalties = [length_penalty(length, strategy.length_penalty) for length in range(limits.last_must_end_at + 1)]
-        self._last_penalty = torch.tensor(self._penalties, device=device)[limits.longest]
+        self._penalties = [length_penalty(length, strategy.length_penalty) for length in range(limits.largest_max_length + 1)]
+        self._last_penalty = torch.tensor(self._penalties, device=device)[limits.max_length]
         self._first_row = torch.arange(n_sources, device=device)[:, None] * strategy.n_beams
-        self._live = torch.full((n_sources, strategy.n_beams), NEVER, device=device)
+        self._live = torch.full((n_sources, strategy.n_beams), NEG_INF, device=device)
         self._live[:, 0] = 0.0
         self._done = torch.zeros(n_sources, dtype=torch.bool, device=device)
-        self._scores = torch.full((n_sources, n_best), NEVER, device=device)
-        self._log_p = torch.full((n_sources, n_best), NEVER, device=device)
+        self._scores = torch.full((n_sources, n_best), NEG_INF, device=device)
+        self._log_p = torch.full((n_sources, n_best), NEG_INF, device=device)
         self._lengths = torch.zeros(n_sources, n_best, dtype=torch.long, device=device)
-        self._tokens = torch.zeros(n_sources, n_best, limits.last_must_end_at, dtype=torch.long, device=device)
+        self._tokens = torch.zeros(n_sources, n_best, limits.largest_max_length, dtype=torch.long, device=device)
 
-    def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
+    def advance(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> SearchUpdate:
         """Extend and rank all live hypotheses, store those that ended, and keep the best of the rest.
 
         At most one extension of a live hypothesis ends it, so the first ``2 * n_beams`` extensions contain ``n_beams`` unfinished ones.
         All of them are among the first ``2 * n_beams`` tokens of their row.
         """
         n_sources, n_beams = self._live.shape
-        best, likeliest = top_tokens(log_p, min(2 * n_beams, log_p.shape[1]))
+        best, candidates = fast_topk(log_p, min(2 * n_beams, log_p.shape[1]))
         width = best.shape[1]
         totals = (best.view(n_sources, n_beams, width) + self._live[..., None]).flatten(1)  # (sources, beams * width)
-        ranked, places = totals.topk(min(2 * n_beams, totals.shape[1]))
-        tokens = likeliest.view(n_sources, -1).gather(1, places)
-        parents = places // width
+        ranked, indices = totals.topk(min(2 * n_beams, totals.shape[1]))
+        tokens = candidates.view(n_sources, -1).gather(1, indices)
+        parents = indices // width
         ends = tokens == self._strategy.end
         finished = ends[:, :n_beams] & ~self._done[:, None]
         if finished.any():
-            self._finish(ranked[:, :n_beams].masked_fill(~finished, NEVER), parents[:, :n_beams], progress)
-        self._live, order = ranked.masked_fill_(ends, NEVER).topk(n_beams)
+            self._finish(ranked[:, :n_beams].masked_fill(~finished, NEG_INF), parents[:, :n_beams], state)
+        self._live, order = ranked.masked_fill_(ends, NEG_INF).topk(n_beams)
         self._done = self._done | (self._scores[:, -1] >= self._live[:, 0] / self._last_penalty)
         rows = parents.gather(1, order) + self._first_row
-        return Move(tokens.gather(1, order).flatten(), rows.flatten(), self._done)
+        return SearchUpdate(tokens.gather(1, order).flatten(), rows.flatten(), self._done)
 
-    def _finish(self, log_p: Float[Tensor, "sources beams"], parents: Int[Tensor, "sources beams"], progress: Progress) -> None:
+    def _finish(self, log_p: Float[Tensor, "sources beams"], parents: Int[Tensor, "sources beams"], state: SearchState) -> None:
         """Merge the hypotheses that ended in this step with the kept ones; log p is minus infinity for those that did not end."""
-        length = progress.length + 1
-        prefixes = progress.prefixes[parents + self._first_row, 1:]  # (sources, beams, length - 1)
+        length = state.length + 1
+        tokens_so_far = state.tokens_so_far[parents + self._first_row, 1:]  # (sources, beams, length - 1)
         self._scores, chosen = torch.cat([self._scores, log_p / self._penalties[length]], 1).topk(self._strategy.n_best)
         self._log_p = torch.cat([self._log_p, log_p], 1).gather(1, chosen)
         self._lengths = torch.cat([self._lengths, torch.full_like(parents, length - 1)], 1).gather(1, chosen)
-        tokens = torch.cat([self._tokens[..., : length - 1], prefixes], 1)
+        tokens = torch.cat([self._tokens[..., : length - 1], tokens_so_far], 1)
         self._tokens[..., : length - 1] = tokens.gather(1, chosen[..., None].expand(-1, -1, length - 1))
 
-    def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
+    def finalize(self, indices: list[int], state: SearchState) -> list[list[Hypothesis]]:
         """Return the kept hypotheses of the sources at these indices, in decreasing order of score."""
-        facts = [x[places].tolist() for x in (self._tokens, self._lengths, self._log_p, self._scores)]
+        columns = [x[indices].tolist() for x in (self._tokens, self._lengths, self._log_p, self._scores)]
         return [
-            [Hypothesis(tuple(tokens[:n]), log_p, score) for tokens, n, log_p, score in zip(*kept, strict=True) if score > NEVER]
-            for kept in zip(*facts, strict=True)
+            [Hypothesis(tuple(tokens[:n]), log_p, score) for tokens, n, log_p, score in zip(*kept, strict=True) if score > NEG_INF]
+            for kept in zip(*columns, strict=True)
         ]
 
-    def keep(self, places: Int[Tensor, "kept"]) -> None:
+    def select_sources(self, indices: Int[Tensor, "kept"]) -> None:
         """Drop all sources except those at these indices."""
-        self._first_row = self._first_row[: len(places)]
-        self._last_penalty, self._done, self._live = self._last_penalty[places], self._done[places], self._live[places]
-        self._scores, self._log_p = self._scores[places], self._log_p[places]
-        self._lengths, self._tokens = self._lengths[places], self._tokens[places]
+        self._first_row = self._first_row[: len(indices)]
+        self._last_penalty, self._done, self._live = self._last_penalty[indices], self._done[indices], self._live[indices]
+        self._scores, self._log_p = self._scores[indices], self._log_p[indices]
+        self._lengths, self._tokens = self._lengths[indices], self._tokens[indices]

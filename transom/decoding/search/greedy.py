@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transom.data.tokenizer.special import PAD
-from transom.decoding.search.loop import top_tokens
-from transom.decoding.search.roles import Hypothesis, Limits, Move, Progress, length_penalty
+from transom.data.tokenizer.special_tokens import PAD
+from transom.decoding.search.interfaces import Hypothesis, LengthLimits, SearchState, SearchUpdate, length_penalty
+from transom.decoding.search.loop import fast_topk
 
 
 @dataclass(frozen=True)
-class Greedy:
+class GreedySearch:
     """Take y_t = argmax p(y | y_<t, x) until the end token.
 
     Args:
@@ -28,36 +28,38 @@ class Greedy:
         """One row per source."""
         return 1
 
-    def begin(self, limits: Limits) -> "GreedySelection":
+    def begin(self, limits: LengthLimits) -> "GreedySelector":
         """Start a search."""
-        return GreedySelection(self, limits)
+        return GreedySelector(self, limits)
 
 
-class GreedySelection:
+class GreedySelector:
     """Log-probabilities of the rows so far, and which rows have ended."""
 
-    def __init__(self, strategy: Greedy, limits: Limits) -> None:
+    def __init__(self, strategy: GreedySearch, limits: LengthLimits) -> None:
         """Start with log p = 0 everywhere."""
         self._strategy = strategy
-        self._log_p = torch.zeros(len(limits.longest), device=limits.longest.device)
-        self._done = torch.zeros_like(limits.longest, dtype=torch.bool)
+        self._log_p = torch.zeros(len(limits.max_length), device=limits.max_length.device)
+        self._done = torch.zeros_like(limits.max_length, dtype=torch.bool)
 
-    def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
+    def advance(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> SearchUpdate:
         """Take the most probable token of each row; finished rows emit padding."""
-        best, likeliest = top_tokens(log_p, 1)
-        tokens = likeliest[:, 0].masked_fill(self._done, PAD)
+        best, candidates = fast_topk(log_p, 1)
+        tokens = candidates[:, 0].masked_fill(self._done, PAD)
         self._log_p = self._log_p + best[:, 0].masked_fill(self._done, 0.0)
         self._done = self._done | (tokens == self._strategy.end)
-        return Move(tokens, None, self._done)
+        return SearchUpdate(tokens, None, self._done)
 
-    def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
+    def finalize(self, indices: list[int], state: SearchState) -> list[list[Hypothesis]]:
         """Return the single hypothesis of each source."""
-        return [[self._hypothesis(*row)] for row in zip(progress.prefixes[places, 1:].tolist(), self._log_p[places].tolist(), strict=True)]
+        return [
+            [self._hypothesis(*row)] for row in zip(state.tokens_so_far[indices, 1:].tolist(), self._log_p[indices].tolist(), strict=True)
+        ]
 
     def _hypothesis(self, tokens: list[int], log_p: float) -> Hypothesis:
         length = tokens.index(self._strategy.end)
         return Hypothesis(tuple(tokens[:length]), log_p, log_p / length_penalty(length + 1, self._strategy.length_penalty))
 
-    def keep(self, places: Int[Tensor, "kept"]) -> None:
+    def select_sources(self, indices: Int[Tensor, "kept"]) -> None:
         """Drop all sources except those at these indices."""
-        self._log_p, self._done = self._log_p[places], self._done[places]
+        self._log_p, self._done = self._log_p[indices], self._done[indices]

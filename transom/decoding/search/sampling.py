@@ -12,20 +12,20 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transom.config.decoding import Sampling
-from transom.data.tokenizer.special import PAD
-from transom.decoding.search.loop import top_tokens
-from transom.decoding.search.roles import NEVER, Hypothesis, Limits, Move, Progress
+from transom.config.decoding import SamplingConfig
+from transom.data.tokenizer.special_tokens import PAD
+from transom.decoding.search.interfaces import NEG_INF, Hypothesis, LengthLimits, SearchState, SearchUpdate
+from transom.decoding.search.loop import fast_topk
 
-FEW = 64
+INITIAL_CANDIDATES = 64
 """Number of tokens sorted first to find a nucleus; most nuclei are smaller, and sorting the whole vocabulary is slow."""
 
 
 @dataclass(frozen=True)
-class Sample:
+class MultinomialSampling:
     """Sample y_t from the reshaped distribution p(y | y_<t, x) until the end token.
 
-    The rules are applied in the order of the transformers library: ``penalise_repetition``, ``penalise_counts``, ``warp``.
+    The rules are applied in the order of the transformers library: ``apply_repetition_penalty``, ``apply_count_penalties``, ``warp``.
     The random number of a token is a pure function of (seed, sample, position), independent of the batch. An interrupted text therefore
     continues identically, except that count penalties restart from zero.
 
@@ -38,7 +38,7 @@ class Sample:
     """
 
     end: int
-    settings: Sampling
+    settings: SamplingConfig
     samples: tuple[int, ...]
     first: int = 0
     seen: Bool[Tensor, "sources vocab"] | None = None
@@ -48,71 +48,71 @@ class Sample:
         """One row per source."""
         return 1
 
-    def begin(self, limits: Limits) -> "SampleSelection":
+    def begin(self, limits: LengthLimits) -> "SamplingSelector":
         """Start a search."""
-        return SampleSelection(self, limits)
+        return SamplingSelector(self, limits)
 
 
-class SampleSelection:
+class SamplingSelector:
     """Random numbers and log-probabilities of the rows, and which rows have ended."""
 
-    def __init__(self, strategy: Sample, limits: Limits) -> None:
+    def __init__(self, strategy: MultinomialSampling, limits: LengthLimits) -> None:
         """Draw all random numbers and start with log p = 0."""
-        assert len(strategy.samples) == len(limits.longest)
-        device, n = limits.longest.device, strategy.first + limits.last_must_end_at
-        noise = np.stack([_noise(n, strategy.settings.seed, sample) for sample in strategy.samples])
+        assert len(strategy.samples) == len(limits.max_length)
+        device, n = limits.max_length.device, strategy.first + limits.largest_max_length
+        noise = np.stack([_uniform_noise(n, strategy.settings.seed, sample) for sample in strategy.samples])
         self._strategy = strategy
         self._noise = torch.from_numpy(noise[:, strategy.first :]).to(device)  # (sources, longest)
         self._seen = strategy.seen
         self._log_p = torch.zeros(len(noise), device=device)
-        self._done = torch.zeros_like(limits.longest, dtype=torch.bool)
+        self._done = torch.zeros_like(limits.max_length, dtype=torch.bool)
         self._token_log_p = list[Tensor]()  # one (rows,) per step
 
-    def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
+    def advance(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> SearchUpdate:
         """Sample one token per row. Finished rows emit padding; a row with no finite logit finishes."""
         settings, end = self._strategy.settings, self._strategy.end
-        reshaped = self._penalised(log_p, progress)
+        warped = self._apply_penalties(log_p, state)
         if settings.temperature == 0:
-            tokens = top_tokens(reshaped, 1)[1][:, 0]
+            tokens = fast_topk(warped, 1)[1][:, 0]
         else:
-            reshaped = warp(reshaped.double(), settings)
-            tokens = draw(reshaped, self._noise[:, progress.length])
-        alive = reshaped.gather(1, tokens[:, None])[:, 0] > NEVER  # also false for NaN
-        tokens = tokens.masked_fill(~alive, end)
+            warped = warp(warped.double(), settings)
+            tokens = sample_inverse_cdf(warped, self._noise[:, state.length])
+        is_finite = warped.gather(1, tokens[:, None])[:, 0] > NEG_INF  # also false for NaN
+        tokens = tokens.masked_fill(~is_finite, end)
         self._token_log_p.append(log_p.gather(1, tokens[:, None])[:, 0].masked_fill(self._done, 0.0))
         self._log_p = self._log_p + self._token_log_p[-1]
         tokens = tokens.masked_fill(self._done, PAD)
         self._done = self._done | (tokens == end)
-        return Move(tokens, None, self._done)
+        return SearchUpdate(tokens, None, self._done)
 
-    def _penalised(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Float[Tensor, "rows vocab"]:
+    def _apply_penalties(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> Float[Tensor, "rows vocab"]:
         settings = self._strategy.settings
         if settings.repetition_penalty == 1 and settings.frequency_penalty == settings.presence_penalty == 0:
             return log_p
-        drawn = progress.prefixes[:, 1:]
-        counts = torch.zeros_like(log_p, dtype=torch.long).scatter_add_(1, drawn, torch.ones_like(drawn))
+        sampled = state.tokens_so_far[:, 1:]
+        counts = torch.zeros_like(log_p, dtype=torch.long).scatter_add_(1, sampled, torch.ones_like(sampled))
         seen = counts > 0 if self._seen is None else (counts > 0) | self._seen
-        log_p = penalise_repetition(log_p.double(), seen, settings.repetition_penalty)
-        return penalise_counts(log_p, counts, settings.frequency_penalty, settings.presence_penalty)
+        log_p = apply_repetition_penalty(log_p.double(), seen, settings.repetition_penalty)
+        return apply_count_penalties(log_p, counts, settings.frequency_penalty, settings.presence_penalty)
 
-    def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
+    def finalize(self, indices: list[int], state: SearchState) -> list[list[Hypothesis]]:
         """Return the single hypothesis of each source; its log p and score are those of the model, before any rule."""
-        by_token = torch.stack(self._token_log_p, 1)[places].tolist()
-        rows = zip(progress.prefixes[places, 1:].tolist(), self._log_p[places].tolist(), by_token, strict=True)
+        by_token = torch.stack(self._token_log_p, 1)[indices].tolist()
+        rows = zip(state.tokens_so_far[indices, 1:].tolist(), self._log_p[indices].tolist(), by_token, strict=True)
         return [[self._hypothesis(*row)] for row in rows]
 
     def _hypothesis(self, tokens: list[int], log_p: float, by_token: list[float]) -> Hypothesis:
         length = tokens.index(self._strategy.end)
         return Hypothesis(tuple(tokens[:length]), log_p, log_p, tuple(by_token[:length]))
 
-    def keep(self, places: Int[Tensor, "kept"]) -> None:
+    def select_sources(self, indices: Int[Tensor, "kept"]) -> None:
         """Drop all sources except those at these indices."""
-        self._noise, self._log_p, self._done = self._noise[places], self._log_p[places], self._done[places]
-        self._token_log_p = list(torch.stack(self._token_log_p, 1)[places].unbind(1))
-        self._seen = None if self._seen is None else self._seen[places]
+        self._noise, self._log_p, self._done = self._noise[indices], self._log_p[indices], self._done[indices]
+        self._token_log_p = list(torch.stack(self._token_log_p, 1)[indices].unbind(1))
+        self._seen = None if self._seen is None else self._seen[indices]
 
 
-def penalise_repetition(
+def apply_repetition_penalty(
     log_p: Float[Tensor, "rows vocab"], seen: Bool[Tensor, "rows vocab"], penalty: float
 ) -> Float[Tensor, "rows vocab"]:
     """Multiply log p of previously seen tokens by the penalty.
@@ -131,7 +131,7 @@ def penalise_repetition(
     return torch.where(seen, log_p * penalty, log_p)
 
 
-def penalise_counts(
+def apply_count_penalties(
     log_p: Float[Tensor, "rows vocab"], counts: Int[Tensor, "rows vocab"], frequency: float, presence: float
 ) -> Float[Tensor, "rows vocab"]:
     """Subtract frequency and presence penalties from log p.
@@ -150,7 +150,7 @@ def penalise_counts(
     return log_p - counts.to(log_p.dtype) * frequency - (counts > 0).to(log_p.dtype) * presence
 
 
-def warp(log_p: Float[Tensor, "rows vocab"], settings: Sampling) -> Float[Tensor, "rows vocab"]:
+def warp(log_p: Float[Tensor, "rows vocab"], settings: SamplingConfig) -> Float[Tensor, "rows vocab"]:
     """Apply temperature, top-k, top-p, min-p and typical sampling in this order, the order of the transformers library.
 
     Args:
@@ -160,7 +160,7 @@ def warp(log_p: Float[Tensor, "rows vocab"], settings: Sampling) -> Float[Tensor
     Returns:
         Log-probabilities of the distribution to sample from.
     """
-    log_p = with_temperature(log_p, settings.temperature)
+    log_p = apply_temperature(log_p, settings.temperature)
     if settings.top_k is not None:
         log_p = keep_top_k(log_p, settings.top_k)
     if settings.top_p is not None:
@@ -172,7 +172,7 @@ def warp(log_p: Float[Tensor, "rows vocab"], settings: Sampling) -> Float[Tensor
     return log_p
 
 
-def with_temperature(log_p: Float[Tensor, "rows vocab"], temperature: float) -> Float[Tensor, "rows vocab"]:
+def apply_temperature(log_p: Float[Tensor, "rows vocab"], temperature: float) -> Float[Tensor, "rows vocab"]:
     """Sharpen (T < 1) or flatten (T > 1): p_i ~ p_i^(1/T) (Ackley et al. 1985).
 
     Args:
@@ -182,8 +182,8 @@ def with_temperature(log_p: Float[Tensor, "rows vocab"], temperature: float) -> 
     Returns:
         Normalized log-probabilities.
     """
-    below_the_best = log_p - log_p.amax(1, keepdim=True)  # so that even a very low temperature keeps the maximum finite
-    return (below_the_best / temperature).log_softmax(1)
+    shifted = log_p - log_p.amax(1, keepdim=True)  # so that even a very low temperature keeps the maximum finite
+    return (shifted / temperature).log_softmax(1)
 
 
 def keep_top_k(log_p: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "rows vocab"]:
@@ -196,8 +196,8 @@ def keep_top_k(log_p: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "row
     Returns:
         Renormalized log-probabilities.
     """
-    kth = top_tokens(log_p, min(k, log_p.shape[1]))[0][:, -1:]
-    return _only(log_p, log_p >= kth)
+    kth = fast_topk(log_p, min(k, log_p.shape[1]))[0][:, -1:]
+    return _mask_and_renormalize(log_p, log_p >= kth)
 
 
 def keep_top_p(log_p: Float[Tensor, "rows vocab"], p: float) -> Float[Tensor, "rows vocab"]:
@@ -210,20 +210,20 @@ def keep_top_p(log_p: Float[Tensor, "rows vocab"], p: float) -> Float[Tensor, "r
     Returns:
         Renormalized log-probabilities.
     """
-    return _only(log_p, _first(-log_p, log_p, p))
+    return _mask_and_renormalize(log_p, _smallest_set(-log_p, log_p, p))
 
 
-def keep_min_p(log_p: Float[Tensor, "rows vocab"], share: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the tokens with p_i >= ``share`` * max p (min-p; Nguyen et al. 2024).
+def keep_min_p(log_p: Float[Tensor, "rows vocab"], fraction: float) -> Float[Tensor, "rows vocab"]:
+    """Keep the tokens with p_i >= ``fraction`` * max p (min-p; Nguyen et al. 2024).
 
     Args:
         log_p: normalized log-probabilities.
-        share: from 0, which keeps all tokens, to 1, which keeps the most probable one.
+        fraction: from 0, which keeps all tokens, to 1, which keeps the most probable one.
 
     Returns:
         Renormalized log-probabilities.
     """
-    return _only(log_p, (log_p - log_p.amax(1, keepdim=True)).exp() >= share)
+    return _mask_and_renormalize(log_p, (log_p - log_p.amax(1, keepdim=True)).exp() >= fraction)
 
 
 def keep_typical(log_p: Float[Tensor, "rows vocab"], mass: float) -> Float[Tensor, "rows vocab"]:
@@ -239,10 +239,10 @@ def keep_typical(log_p: Float[Tensor, "rows vocab"], mass: float) -> Float[Tenso
         Renormalized log-probabilities.
     """
     entropy = torch.special.entr(log_p.exp()).sum(1, keepdim=True)
-    return _only(log_p, _first((-log_p - entropy).abs(), log_p, mass))
+    return _mask_and_renormalize(log_p, _smallest_set((-log_p - entropy).abs(), log_p, mass))
 
 
-def draw(log_p: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
+def sample_inverse_cdf(log_p: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
     """Sample by inversion of the cumulative distribution: return the first token i of each row with p_1 + ... + p_i > noise.
 
     A token of probability 0 is never sampled: its cumulative sum is masked, and the total always exceeds its product with noise below 1,
@@ -257,18 +257,18 @@ def draw(log_p: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows"]) -> In
     return (sums > noise[:, None] * sums.amax(1, keepdim=True)).int().argmax(1)
 
 
-def _only(log_p: Float[Tensor, "rows vocab"], kept: Bool[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+def _mask_and_renormalize(log_p: Float[Tensor, "rows vocab"], kept_tokens: Bool[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
     """Suppress all other tokens and renormalize."""
-    return log_p.masked_fill(~kept, NEVER).log_softmax(1)
+    return log_p.masked_fill(~kept_tokens, NEG_INF).log_softmax(1)
 
 
-def _first(order: Float[Tensor, "rows vocab"], log_p: Float[Tensor, "rows vocab"], mass: float) -> Bool[Tensor, "rows vocab"]:
+def _smallest_set(order: Float[Tensor, "rows vocab"], log_p: Float[Tensor, "rows vocab"], mass: float) -> Bool[Tensor, "rows vocab"]:
     """Return a mask of the smallest set of tokens, by increasing ``order``, with total probability at least ``mass``, and ties."""
     if mass == 1:  # exact, whatever the rounding
         return torch.ones_like(order, dtype=torch.bool)
-    n, vocab = FEW, order.shape[1]
+    n, vocab = INITIAL_CANDIDATES, order.shape[1]
     while True:
-        smallest, tokens = top_tokens(-order, min(n, vocab))
+        smallest, tokens = fast_topk(-order, min(n, vocab))
         reached = log_p.gather(1, tokens).exp().cumsum(1)
         if n >= vocab or bool((reached[:, -1] >= mass).all()):
             break
@@ -277,7 +277,7 @@ def _first(order: Float[Tensor, "rows vocab"], log_p: Float[Tensor, "rows vocab"
     return -order >= smallest.gather(1, last)
 
 
-def _noise(n: int, seed: int, sample: int) -> NDArray[np.float64]:
+def _uniform_noise(n: int, seed: int, sample: int) -> NDArray[np.float64]:
     """Draw n uniform numbers from [0, 1) with the bit generator only, whose stream is the same in every version of NumPy."""
     bits = np.random.Philox(np.random.SeedSequence([seed, sample])).random_raw(n)
     return np.asarray((bits >> 11) * 2.0**-53, np.float64)  # 53 bits, so that none is rounded up to 1

@@ -24,8 +24,8 @@ extern "C" struct Linear {
     const uint8_t* weight;  // tiles: blocks of 16 outputs, each over all inputs
     const float* scale;     // per output, int8 only
     const float* bias;      // per output, or null
-    int32_t inner, outer;
-    int32_t after;          // code of the activation
+    int32_t in_features, out_features;
+    int32_t activation;          // code of the activation
 };
 
 namespace {
@@ -35,7 +35,7 @@ constexpr int TILE = 1024; // bytes per tile
 constexpr int STRIP = 4;   // tiles of rows that share one read of the weights
 
 enum Kind : int { BFLOAT16 = 0, INT8 = 1 };
-enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // codes as in compiled.py
+enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // codes as in native_decoder.py
 
 inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 inline int bytes_of(Kind kind) { return kind == INT8 ? 1 : 2; }
@@ -179,7 +179,7 @@ struct alignas(64) TileConfig {
     }
 };
 
-bool may_multiply() {
+bool request_matrix_unit() {
 #if defined(__linux__)
     return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XFEATURE_XTILEDATA */) == 0;
 #else
@@ -187,12 +187,12 @@ bool may_multiply() {
 #endif
 }
 
-void begin_products() {
+void configure_tiles() {
     static const TileConfig config;
     _tile_loadconfig(&config);
 }
 
-void end_products() { _tile_release(); }
+void release_tiles() { _tile_release(); }
 
 // Multiply up to four tiles of rows with one block of 16 outputs; the accumulators are tiles 0 to 3. Missing rows are zeros.
 template <Kind kind, int N>
@@ -233,9 +233,9 @@ void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int r
 
 #else
 
-bool may_multiply() { return true; }
-void begin_products() {}
-void end_products() {}
+bool request_matrix_unit() { return true; }
+void configure_tiles() {}
+void release_tiles() {}
 
 constexpr int AT_ONCE = 8;  // rows that share one read of the weights
 
@@ -292,11 +292,11 @@ void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int r
 template <Kind kind>
 void product(const Linear& map, const Rows& x, int rows, int begin, int end, float* y, const float* times = nullptr) {
     alignas(64) float sums[STRIP * LANES * LANES];
-    int n_tiles = up_to(map.inner, inner_of_tile(kind)) / inner_of_tile(kind);
+    int n_tiles = up_to(map.in_features, inner_of_tile(kind)) / inner_of_tile(kind);
     for (int block = begin; block < end; block++) {
         const uint8_t* b = map.weight + size_t(block) * n_tiles * TILE;
         int column = block * LANES;
-        __mmask16 mask = first(map.outer - column);
+        __mmask16 mask = first(map.out_features - column);
         __m512 bias = map.bias ? masked_load(mask, map.bias + column) : _mm512_setzero_ps();
         __m512 scale = kind == INT8 ? masked_load(mask, map.scale + column) : _mm512_set1_ps(1.0f);
         for (int from = 0; from < rows; from += STRIP * LANES) {
@@ -310,8 +310,8 @@ void product(const Linear& map, const Rows& x, int rows, int begin, int end, flo
                 else
                     sum = _mm512_load_ps(sums + row * LANES);
                 sum = _mm512_fmadd_ps(sum, scale, bias);
-                if (map.after) sum = activated(map.after, sum);
-                const size_t place = size_t(from + row) * map.outer + column;
+                if (map.activation) sum = activated(map.activation, sum);
+                const size_t place = size_t(from + row) * map.out_features + column;
                 if (times) sum = _mm512_mul_ps(sum, masked_load(mask, times + place));
                 masked_store(y + place, mask, sum);
             }

@@ -18,17 +18,17 @@ extern "C" struct Norm {
     const float* gain;  // null: no norm
     const float* shift; // or null
     float eps;
-    int32_t centred;    // 0: RMS normalization, the mean is not subtracted
+    int32_t centered;    // 0: RMS normalization, the mean is not subtracted
 };
 
 extern "C" struct Block {
-    Norm attn_before, attn_after, cross_before, cross_after, ff_before, ff_after;
+    Norm attn_pre_norm, attn_post_norm, cross_pre_norm, cross_post_norm, ff_pre_norm, ff_post_norm;
     Linear qkv, o, q, cross_o, gate, up, down; // null weights for missing parts: cross-attention, the gate
 };
 
 extern "C" struct Decoder {
     int32_t kind, n_blocks, d_model, n_heads, n_kv_heads, d_head, d_value;
-    int32_t pairs;           // pairs of a query or key that are rotated (RoPE)
+    int32_t rotary_pairs;           // pairs of a query or key that are rotated (RoPE)
     const float *cos, *sin;  // (positions, pairs)
     const Block* blocks;
     Norm norm;
@@ -38,7 +38,7 @@ extern "C" struct Decoder {
 extern "C" struct State {
     int32_t rows, length;         // rows of this step; tokens before it
     int32_t capacity, max_length; // maximum rows and tokens
-    int32_t longest;              // tokens of the longest source
+    int32_t max_source_length;              // tokens of the longest source
     const int32_t* sources;       // source index of each row
     const int32_t* lengths;       // tokens per source
     int32_t* slots;               // (rows, max_length): the row in which each earlier token was written
@@ -53,10 +53,10 @@ namespace {
 
 // ------------------------------------------------------------------------------------------------------- norm and attention
 
-void normalise(const Norm& norm, const float* x, int rows, int width, float* y) {
+void normalize(const Norm& norm, const float* x, int rows, int width, float* y) {
     for (int row = 0; row < rows; row++, x += width, y += width) {
         __m512 total = _mm512_setzero_ps();
-        if (norm.centred)
+        if (norm.centered)
             for (int i = 0; i < width; i += LANES) total = _mm512_add_ps(total, part(x, i, width));
         __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
         __m512 squares = _mm512_setzero_ps();
@@ -77,7 +77,7 @@ void normalise(const Norm& norm, const float* x, int rows, int width, float* y) 
 }
 
 // RoPE: rotate the pairs (x_k, x_{k + pairs}) by a position's angles.
-void turn(float* x, const float* cos, const float* sin, int pairs) {
+void apply_rotary(float* x, const float* cos, const float* sin, int pairs) {
     for (int i = 0; i < pairs; i += LANES) {
         const __mmask16 mask = first(pairs - i);
         const __m512 a = part(x, i, pairs), b = part(x + pairs, i, pairs), c = part(cos, i, pairs), s = part(sin, i, pairs);
@@ -86,10 +86,10 @@ void turn(float* x, const float* cos, const float* sin, int pairs) {
     }
 }
 
-// Attention of one query: z = softmax(q K^T / sqrt(d_head)) V with one head of keys and values. Key i is at place(i), its value after the
+// Attention of one query: z = softmax(q K^T / sqrt(d_head)) V with one head of keys and values. Key i is at key_at(i), its value after the
 // keys of all heads.
-template <typename Place>
-void attend(const Decoder& d, int head, const float* q, int n_keys, Place place, float* scores, float* z) {
+template <typename KeyAt>
+void attend(const Decoder& d, int head, const float* q, int n_keys, KeyAt key_at, float* scores, float* z) {
     if (n_keys == 0) {  // no key gives 0, never NaN
         for (int c = 0; c < d.d_value; c++) z[c] = 0.0f;
         return;
@@ -97,7 +97,7 @@ void attend(const Decoder& d, int head, const float* q, int n_keys, Place place,
     float most = -INFINITY;
     const float over = 1.0f / std::sqrt(float(d.d_head));
     for (int i = 0; i < n_keys; i++) {
-        const uint16_t* key = place(i) + head * d.d_head;
+        const uint16_t* key = key_at(i) + head * d.d_head;
         __m512 sum = _mm512_setzero_ps();
         for (int c = 0; c < d.d_head; c += LANES) sum = _mm512_fmadd_ps(_mm512_loadu_ps(q + c), wide(key + c), sum);
         scores[i] = _mm512_reduce_add_ps(sum) * over;
@@ -114,7 +114,7 @@ void attend(const Decoder& d, int head, const float* q, int n_keys, Place place,
     const int values = d.n_kv_heads * d.d_head + head * d.d_value;
     for (int c = 0; c < d.d_value; c += LANES) {
         __m512 sum = _mm512_setzero_ps();
-        for (int i = 0; i < n_keys; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(scores[i]), wide(place(i) + values + c), sum);
+        for (int i = 0; i < n_keys; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(scores[i]), wide(key_at(i) + values + c), sum);
         _mm512_storeu_ps(z + c, _mm512_mul_ps(sum, share));
     }
 }
@@ -122,12 +122,12 @@ void attend(const Decoder& d, int head, const float* q, int n_keys, Place place,
 // ------------------------------------------------------------------------------------------------------------------- a step
 
 // Buffers shared by the threads: one per product, so that a fast thread never overwrites what a slow one still reads.
-struct Shared {
+struct SharedBuffers {
     std::vector<float> qkv, z, o, q, cross_z, cross_o, gate, up, down;
 };
 
 // Buffers of one thread: every thread normalizes all rows, which is cheaper than waiting for the others.
-struct Own {
+struct ThreadBuffers {
     std::vector<float> x, normed, scores;
     Rows rows;
 };
@@ -135,19 +135,19 @@ struct Own {
 struct Step {
     const Decoder& d;
     State& s;
-    Shared& shared;
-    std::vector<Own>& own;
+    SharedBuffers& shared;
+    std::vector<ThreadBuffers>& own;
     Team& team;
 };
 
 // One thread's part of a step: its blocks of every product, its (row, head) pairs of attention, and all norms and residual sums.
 template <Kind kind>
-class Hand {
+class StepThread {
    public:
-    Hand(Step& step, int place) : d(step.d), s(step.s), shared(step.shared), own(step.own[place]), team(step.team), place_(place) {}
+    StepThread(Step& step, int thread_index) : d(step.d), s(step.s), shared(step.shared), own(step.own[thread_index]), team(step.team), thread_index_(thread_index) {}
 
     void run() {
-        begin_products();
+        configure_tiles();
         std::memcpy(own.x.data(), s.x, size_t(s.rows) * d.d_model * sizeof(float));
         for (int i = 0; i < d.n_blocks; i++) {
             const Block& block = d.blocks[i];
@@ -157,21 +157,21 @@ class Hand {
         }
         own.rows.take(kind, before(d.norm), s.rows, d.d_model);
         multiply_into(d.unembed, s.logits);
-        end_products();
+        release_tiles();
     }
 
    private:
     const Decoder& d;
     State& s;
-    Shared& shared;
-    Own& own;
+    SharedBuffers& shared;
+    ThreadBuffers& own;
     Team& team;
-    int place_;  // index of the thread
+    int thread_index_;  // index of the thread
 
     // Return the sub-layer input: the residual stream, normalized for pre-norm.
     const float* before(const Norm& norm) {
         if (!norm.gain) return own.x.data();
-        normalise(norm, own.x.data(), s.rows, d.d_model, own.normed.data());
+        normalize(norm, own.x.data(), s.rows, d.d_model, own.normed.data());
         return own.normed.data();
     }
 
@@ -179,91 +179,91 @@ class Hand {
     void add(const std::vector<float>& y, const Norm& after) {
         const size_t n = size_t(s.rows) * d.d_model;
         for (size_t i = 0; i < n; i++) own.x[i] += y[i];
-        if (after.gain) normalise(after, own.x.data(), s.rows, d.d_model, own.x.data());
+        if (after.gain) normalize(after, own.x.data(), s.rows, d.d_model, own.x.data());
     }
 
     // Compute y = map(x) with all threads: each quantizes x, writes its blocks of y, and waits until all blocks are written.
     void apply(const Linear& map, const float* x, std::vector<float>& y) {
-        own.rows.take(kind, x, s.rows, map.inner);
+        own.rows.take(kind, x, s.rows, map.in_features);
         multiply_into(map, y.data());
-        team.meet();
+        team.barrier();
     }
 
     void multiply_into(const Linear& map, float* y, const float* times = nullptr) {
-        const int n_blocks = up_to(map.outer, LANES) / LANES;
-        product<kind>(map, own.rows, s.rows, n_blocks * place_ / team.size(), n_blocks * (place_ + 1) / team.size(), y, times);
+        const int n_blocks = up_to(map.out_features, LANES) / LANES;
+        product<kind>(map, own.rows, s.rows, n_blocks * thread_index_ / team.size(), n_blocks * (thread_index_ + 1) / team.size(), y, times);
     }
 
     // Call ``work`` for each of this thread's (row, key-value head).
     template <typename Work>
     void each_head(Work work) {
         const int n = s.rows * d.n_kv_heads;
-        for (int i = n * place_ / team.size(); i < n * (place_ + 1) / team.size(); i++) work(i / d.n_kv_heads, i % d.n_kv_heads);
+        for (int i = n * thread_index_ / team.size(); i < n * (thread_index_ + 1) / team.size(); i++) work(i / d.n_kv_heads, i % d.n_kv_heads);
     }
 
     // Compute attention for all query heads that share a key-value head.
-    template <typename Place>
-    void each_query(int row, int head, float* q, std::vector<float>& z, int n_keys, Place place) {
+    template <typename KeyAt>
+    void each_query(int row, int head, float* q, std::vector<float>& z, int n_keys, KeyAt key_at) {
         const int group = d.n_heads / d.n_kv_heads;
         for (int i = head * group; i < (head + 1) * group; i++)
-            attend(d, head, q + i * d.d_head, n_keys, place, own.scores.data(), z.data() + (size_t(row) * d.n_heads + i) * d.d_value);
+            attend(d, head, q + i * d.d_head, n_keys, key_at, own.scores.data(), z.data() + (size_t(row) * d.n_heads + i) * d.d_value);
     }
 
     void feed_forward(const Block& block) {
-        own.rows.take(kind, before(block.ff_before), s.rows, d.d_model);
+        own.rows.take(kind, before(block.ff_pre_norm), s.rows, d.d_model);
         if (block.gate.weight) multiply_into(block.gate, shared.gate.data());
         multiply_into(block.up, shared.up.data(), block.gate.weight ? shared.gate.data() : nullptr);
-        team.meet();
+        team.barrier();
         apply(block.down, shared.up.data(), shared.down);
-        add(shared.down, block.ff_after);
+        add(shared.down, block.ff_post_norm);
     }
 
     void self_attention(const Block& block, int index) {
         const int queries = d.n_heads * d.d_head, keys = d.n_kv_heads * d.d_head, width = keys + d.n_kv_heads * d.d_value;
         const size_t line = size_t(s.capacity) * width;
         uint16_t* tokens = s.tokens + index * line * s.max_length;
-        apply(block.qkv, before(block.attn_before), shared.qkv);
+        apply(block.qkv, before(block.attn_pre_norm), shared.qkv);
         each_head([&](int row, int head) {
             float* q = shared.qkv.data() + size_t(row) * (queries + width);
             float *k = q + queries + head * d.d_head, *v = q + queries + keys + head * d.d_value;
-            if (d.pairs) {
-                const float *cos = d.cos + size_t(s.length) * d.pairs, *sin = d.sin + size_t(s.length) * d.pairs;
+            if (d.rotary_pairs) {
+                const float *cos = d.cos + size_t(s.length) * d.rotary_pairs, *sin = d.sin + size_t(s.length) * d.rotary_pairs;
                 const int group = d.n_heads / d.n_kv_heads;
-                for (int i = head * group; i < (head + 1) * group; i++) turn(q + i * d.d_head, cos, sin, d.pairs);
-                turn(k, cos, sin, d.pairs);
+                for (int i = head * group; i < (head + 1) * group; i++) apply_rotary(q + i * d.d_head, cos, sin, d.rotary_pairs);
+                apply_rotary(k, cos, sin, d.rotary_pairs);
             }
             uint16_t* now = tokens + s.length * line + size_t(row) * width;
             for (int c = 0; c < d.d_head; c += LANES) _mm256_storeu_si256((__m256i*)(now + head * d.d_head + c), narrow(_mm512_loadu_ps(k + c)));
             for (int c = 0; c < d.d_value; c += LANES) _mm256_storeu_si256((__m256i*)(now + keys + head * d.d_value + c), narrow(_mm512_loadu_ps(v + c)));
             const int32_t* slots = s.slots + size_t(row) * s.max_length;
-            auto place = [&](int i) { return i == s.length ? now : tokens + i * line + size_t(slots[i]) * width; };
-            each_query(row, head, q, shared.z, s.length + 1, place);
+            auto key_at = [&](int i) { return i == s.length ? now : tokens + i * line + size_t(slots[i]) * width; };
+            each_query(row, head, q, shared.z, s.length + 1, key_at);
         });
-        team.meet();
+        team.barrier();
         apply(block.o, shared.z.data(), shared.o);
-        add(shared.o, block.attn_after);
+        add(shared.o, block.attn_post_norm);
     }
 
     void cross_attention(const Block& block, int index) {
         const int queries = d.n_heads * d.d_head, width = d.n_kv_heads * (d.d_head + d.d_value);
         const uint16_t* memory = s.memory + index * s.memory_stride;
-        apply(block.q, before(block.cross_before), shared.q);
+        apply(block.q, before(block.cross_pre_norm), shared.q);
         each_head([&](int row, int head) {
-            const uint16_t* source = memory + size_t(s.sources[row]) * s.longest * width;
-            auto place = [&](int i) { return source + size_t(i) * width; };
-            each_query(row, head, shared.q.data() + size_t(row) * queries, shared.cross_z, s.lengths[s.sources[row]], place);
+            const uint16_t* source = memory + size_t(s.sources[row]) * s.max_source_length * width;
+            auto key_at = [&](int i) { return source + size_t(i) * width; };
+            each_query(row, head, shared.q.data() + size_t(row) * queries, shared.cross_z, s.lengths[s.sources[row]], key_at);
         });
-        team.meet();
+        team.barrier();
         apply(block.cross_o, shared.cross_z.data(), shared.cross_o);
-        add(shared.cross_o, block.cross_after);
+        add(shared.cross_o, block.cross_post_norm);
     }
 };
 
 struct Workspace {
     explicit Workspace(int threads) : team(threads), own(threads) {}
     Team team;
-    std::vector<Own> own;
-    Shared shared;
+    std::vector<ThreadBuffers> own;
+    SharedBuffers shared;
 };
 
 void reserve(std::vector<float>& x, size_t n) {
@@ -287,13 +287,13 @@ int guarded(Work work) noexcept {
 }
 
 bool within_bounds(const Decoder& d, const State& s) {
-    const bool state = s.rows >= 1 && s.rows <= s.capacity && s.length >= 0 && s.length < s.max_length && s.longest >= 0;
+    const bool state = s.rows >= 1 && s.rows <= s.capacity && s.length >= 0 && s.length < s.max_length && s.max_source_length >= 0;
     const bool heads = d.n_kv_heads >= 1 && d.n_heads % d.n_kv_heads == 0 && d.d_head % LANES == 0 && d.d_value % LANES == 0;
-    return state && heads && 2 * d.pairs <= d.d_head;
+    return state && heads && 2 * d.rotary_pairs <= d.d_head;
 }
 
 // Allocate all buffers of a step before its threads start.
-void make_room(const Decoder& d, const State& s, std::vector<Own>& every, Shared& shared) {
+void reserve_buffers(const Decoder& d, const State& s, std::vector<ThreadBuffers>& every, SharedBuffers& shared) {
     const size_t rows = s.rows, queries = size_t(d.n_heads) * d.d_head, width = size_t(d.n_kv_heads) * (d.d_head + d.d_value);
     reserve(shared.qkv, rows * (queries + width));
     for (auto* z : {&shared.z, &shared.cross_z}) reserve(*z, rows * d.n_heads * d.d_value);
@@ -302,11 +302,11 @@ void make_room(const Decoder& d, const State& s, std::vector<Own>& every, Shared
     int widest = d.d_model;
     for (int i = 0; i < d.n_blocks; i++) {
         const Block& block = d.blocks[i];
-        for (auto* hidden : {&shared.gate, &shared.up}) reserve(*hidden, rows * block.up.outer);
-        for (int inner : {block.o.inner, block.cross_o.inner, block.down.inner}) widest = inner > widest ? inner : widest;
+        for (auto* hidden : {&shared.gate, &shared.up}) reserve(*hidden, rows * block.up.out_features);
+        for (int inner : {block.o.in_features, block.cross_o.in_features, block.down.in_features}) widest = inner > widest ? inner : widest;
     }
-    const size_t longest = s.max_length > s.longest ? s.max_length : s.longest;
-    for (Own& own : every) {
+    const size_t longest = s.max_length > s.max_source_length ? s.max_length : s.max_source_length;
+    for (ThreadBuffers& own : every) {
         for (auto* x : {&own.x, &own.normed}) reserve(*x, rows * d.d_model);
         reserve(own.scores, longest);
         own.rows.reserve(Kind(d.kind), s.rows, widest);
@@ -318,7 +318,7 @@ void make_room(const Decoder& d, const State& s, std::vector<Own>& every, Shared
 extern "C" {
 
 // Return whether the operating system permits the instructions for which this file was compiled.
-int transom_works() { return may_multiply(); }
+int transom_is_supported() { return request_matrix_unit(); }
 
 int64_t transom_packed_bytes(int kind, int inner, int outer) {
     return int64_t(up_to(outer, LANES) / LANES) * (up_to(inner, inner_of_tile(Kind(kind))) / inner_of_tile(Kind(kind))) * TILE;
@@ -341,39 +341,39 @@ void transom_pack(int kind_, const float* weight, int inner, int outer, uint8_t*
 }
 
 // y = f(x W^T + b), on the calling thread alone.
-int transom_product(int kind, const Linear* map, const float* x, int rows, float* y) {
+int transom_linear(int kind, const Linear* map, const float* x, int rows, float* y) {
     return guarded([&] {
         Rows taken;
-        taken.reserve(Kind(kind), rows, map->inner);
-        taken.take(Kind(kind), x, rows, map->inner);
-        begin_products();
-        const int n_blocks = up_to(map->outer, LANES) / LANES;
+        taken.reserve(Kind(kind), rows, map->in_features);
+        taken.take(Kind(kind), x, rows, map->in_features);
+        configure_tiles();
+        const int n_blocks = up_to(map->out_features, LANES) / LANES;
         if (kind == INT8) product<INT8>(*map, taken, rows, 0, n_blocks, y); else product<BFLOAT16>(*map, taken, rows, 0, n_blocks, y);
-        end_products();
+        release_tiles();
         return DONE;
     });
 }
 
 // Create the workspace of a cache; null if memory or threads cannot be allocated.
-void* transom_open(int threads) {
+void* transom_create_workspace(int threads) {
     Workspace* workspace = nullptr;
     guarded([&] { return workspace = new Workspace(threads), DONE; });
     return workspace;
 }
 
-void transom_close(void* workspace) { delete (Workspace*)workspace; }
+void transom_free_workspace(void* workspace) { delete (Workspace*)workspace; }
 
 int transom_step(const Decoder* decoder, State* state, void* workspace) {
     return guarded([&]() -> int {
         const Decoder& d = *decoder;
         if (!workspace || !within_bounds(d, *state)) return OUT_OF_BOUNDS;
         auto& work = *(Workspace*)workspace;
-        make_room(d, *state, work.own, work.shared);
+        reserve_buffers(d, *state, work.own, work.shared);
         Step step{d, *state, work.shared, work.own, work.team};
         work.team.run(
-            [](void* with, int place) {
+            [](void* with, int thread_index) {
                 auto& step = *(Step*)with;
-                if (step.d.kind == INT8) Hand<INT8>(step, place).run(); else Hand<BFLOAT16>(step, place).run();
+                if (step.d.kind == INT8) StepThread<INT8>(step, thread_index).run(); else StepThread<BFLOAT16>(step, thread_index).run();
             },
             &step);
         for (size_t row = 0; row < size_t(state->rows); row++) state->slots[row * state->max_length + state->length] = int32_t(row);

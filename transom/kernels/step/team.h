@@ -41,12 +41,12 @@ class Team {
         const auto start = clock::now();
         release();
         work(with, 0);
-        meet();
+        barrier();
         if (turn == 0) alone_ = clock::now() - start;
         if (turn == 1) together_ = clock::now() - start;
     }
 
-    void meet() {
+    void barrier() {
         const int size = size_;  // read before arriving: the last thread to arrive may start the next run, with another size
         if (size == 1) return;
         uint32_t turn = turn_.load(std::memory_order_acquire);
@@ -72,7 +72,7 @@ class Team {
         wake_.notify_all();
     }
 
-    void serve(int place) {
+    void serve(int thread_index) {
         for (uint32_t seen = 0;;) {
             for (int spins = 0; runs_.load(std::memory_order_acquire) == seen && spins < 20000; spins++) _mm_pause();
             if (runs_.load(std::memory_order_acquire) == seen) {
@@ -81,8 +81,8 @@ class Team {
             }
             seen++;
             if (stop_) return;
-            work_(with_, place);
-            meet();
+            work_(with_, thread_index);
+            barrier();
         }
     }
 

@@ -16,10 +16,10 @@ class Approximation(nn.Module, ABC):
     It runs in float32 or wider, which sums of exponentials over a whole sequence and the pseudo-inverse require.
 
     Attributes:
-        packed: whether rows may hold several sequences; if False, segments are not inspected.
+        supports_packing: whether rows may hold several sequences; if False, segments are not inspected.
     """
 
-    packed = True
+    supports_packing = True
 
     def forward(
         self,
@@ -33,23 +33,27 @@ class Approximation(nn.Module, ABC):
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
             if segment_mask is None:
-                z = self.gather(q, k, v)
+                z = self.attend(q, k, v)
             elif segment_mask.causal:
-                z = self.gather_before(q, k, v, segment_mask.keys)
-            elif self.packed and (n_texts := int(max(segment_mask.queries.max(), segment_mask.keys.max()))) > 1:
-                asking, asked = (_Texts.of(segments, n_texts) for segments in (segment_mask.queries, segment_mask.keys))
-                z = asking.take_up(self.gather(asking.lay(q), asked.lay(k), asked.lay(v), asked.real))
+                z = self.attend_causal(q, k, v, segment_mask.keys)
+            elif self.supports_packing and (n_sequences := int(max(segment_mask.queries.max(), segment_mask.keys.max()))) > 1:
+                query_layout, key_layout = (
+                    _SequenceLayout.of(segments, n_sequences) for segments in (segment_mask.queries, segment_mask.keys)
+                )
+                z = query_layout.from_layout(
+                    self.attend(query_layout.to_layout(q), key_layout.to_layout(k), key_layout.to_layout(v), key_layout.token_mask)
+                )
             else:
-                z = self.gather(q, k, v, segment_mask.keys > 0).masked_fill((segment_mask.queries == 0)[:, None, :, None], 0.0)
+                z = self.attend(q, k, v, segment_mask.keys > 0).masked_fill((segment_mask.queries == 0)[:, None, :, None], 0.0)
         return z.to(dtype)
 
     @abstractmethod
-    def gather(
+    def attend(
         self,
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asked: Bool[Tensor, "#batch key"] | None = None,
+        key_mask: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Attend bidirectionally in rows of one sequence each, padded on the right.
 
@@ -57,10 +61,10 @@ class Approximation(nn.Module, ABC):
             q: queries.
             k: keys.
             v: values.
-            asked: True at keys that are not padding; None without padding.
+            key_mask: True at keys that are not padding; None without padding.
         """
 
-    def gather_before(
+    def attend_causal(
         self,
         q: Float[Tensor, "batch n_heads length d_head"],
         k: Float[Tensor, "batch kv_heads length d_head"],
@@ -79,22 +83,22 @@ class Approximation(nn.Module, ABC):
         """Return the implied weights W as a matrix, computed sequence by sequence without padding: the slow reference."""
         wide = torch.promote_types(q.dtype, torch.float32)
         weights = q.new_zeros(len(q), q.shape[1], q.shape[2], k.shape[2], dtype=wide)
-        for row, seen in enumerate(visible(q, k, ctx)):
+        for row, seen in enumerate(dense_mask(q, k, ctx)):
             for keys in seen.unique(dim=0):
                 queries = (seen == keys).all(-1)
                 if keys.any():
-                    of_text = self.weights_of_text(q[row : row + 1, :, queries].to(wide), k[row : row + 1, :, keys].to(wide))
-                    weights[row, :, queries.nonzero(), keys.nonzero()[:, 0]] = of_text[0]
+                    weights_of_sequence = self.unmasked_weights(q[row : row + 1, :, queries].to(wide), k[row : row + 1, :, keys].to(wide))
+                    weights[row, :, queries.nonzero(), keys.nonzero()[:, 0]] = weights_of_sequence[0]
         return weights
 
     @abstractmethod
-    def weights_of_text(
+    def unmasked_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Return the implied weights of sequences without padding or mask."""
 
 
-def visible(q: Tensor, k: Tensor, ctx: AttentionContext) -> Bool[Tensor, "batch query key"]:
+def dense_mask(q: Tensor, k: Tensor, ctx: AttentionContext) -> Bool[Tensor, "batch query key"]:
     """Return the mask of visible keys per query; padding has none."""
     mask = torch.ones(len(q), 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     if ctx.mask is not None:
@@ -104,50 +108,52 @@ def visible(q: Tensor, k: Tensor, ctx: AttentionContext) -> Bool[Tensor, "batch 
     return mask[:, 0]
 
 
-class _Texts(NamedTuple):
+class _SequenceLayout(NamedTuple):
     """Layout that unpacks rows of several sequences to rows of one sequence each.
 
     Attributes:
-        token: index of each token in the flattened packed rows.
-        place: index of the same token in the flattened layout.
+        source: index of each token in the flattened packed rows.
+        target: index of the same token in the flattened layout.
         rows: rows of the layout: batch times the largest number of sequences in a row.
         length: length of each row of the layout.
         shape: (batch, length) of the packed rows.
     """
 
-    token: Int[Tensor, "tokens"]
-    place: Int[Tensor, "tokens"]
+    source: Int[Tensor, "tokens"]
+    target: Int[Tensor, "tokens"]
     rows: int
     length: int
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, segments: Int[Tensor, "batch length"], n_texts: int) -> "_Texts":
+    def of(cls, segments: Int[Tensor, "batch length"], n_sequences: int) -> "_SequenceLayout":
         """Build the layout of packed rows."""
         rows, length = segments.shape
-        inside = segments[:, :, None] == torch.arange(1, n_texts + 1, device=segments.device)
-        row, token, text = inside.nonzero(as_tuple=True)
-        longest = int(inside.sum(1).max())
-        rank = inside.cumsum(1)[row, token, text] - 1
-        return cls(row * length + token, (row * n_texts + text) * longest + rank, rows * n_texts, longest, (rows, length))
+        inside = segments[:, :, None] == torch.arange(1, n_sequences + 1, device=segments.device)
+        row, source, sequence = inside.nonzero(as_tuple=True)
+        max_length = int(inside.sum(1).max())
+        rank = inside.cumsum(1)[row, source, sequence] - 1
+        return cls(
+            row * length + source, (row * n_sequences + sequence) * max_length + rank, rows * n_sequences, max_length, (rows, length)
+        )
 
     @property
-    def real(self) -> Bool[Tensor, "batch length"]:
+    def token_mask(self) -> Bool[Tensor, "batch length"]:
         """True at tokens of the layout."""
-        real = torch.zeros(self.rows * self.length, dtype=torch.bool, device=self.place.device)
-        return real.index_fill(0, self.place, True).view(self.rows, self.length)
+        token_mask = torch.zeros(self.rows * self.length, dtype=torch.bool, device=self.target.device)
+        return token_mask.index_fill(0, self.target, True).view(self.rows, self.length)
 
-    def lay(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "rows heads places width"]:
+    def to_layout(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "rows heads places width"]:
         """Move vectors from packed rows to the layout, padded with 0."""
-        laid = _moved(x, self.token, self.place, self.rows * self.length)
+        laid = _scatter_rows(x, self.source, self.target, self.rows * self.length)
         return laid.unflatten(0, (self.rows, self.length)).transpose(1, 2)
 
-    def take_up(self, x: Float[Tensor, "rows heads places width"]) -> Float[Tensor, "batch heads length width"]:
+    def from_layout(self, x: Float[Tensor, "rows heads places width"]) -> Float[Tensor, "batch heads length width"]:
         """Move vectors from the layout back to packed rows; padding gets 0."""
-        return _moved(x, self.place, self.token, self.shape[0] * self.shape[1]).unflatten(0, self.shape).transpose(1, 2)
+        return _scatter_rows(x, self.target, self.source, self.shape[0] * self.shape[1]).unflatten(0, self.shape).transpose(1, 2)
 
 
-def _moved(x: Tensor, source: Tensor, target: Tensor, n: int) -> Tensor:
+def _scatter_rows(x: Tensor, source: Tensor, target: Tensor, n: int) -> Tensor:
     """Copy the vectors of (rows, heads, length, width) at flat token indices ``source`` to indices ``target`` of ``n``; others are 0."""
     x = x.transpose(1, 2).flatten(0, 1)
     return x.new_zeros(n, *x.shape[1:]).index_copy(0, target, x.index_select(0, source))

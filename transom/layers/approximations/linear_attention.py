@@ -8,20 +8,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.config import approximations
-from transom.config.components import implements
-from transom.layers.approximations.approximation import Approximation, visible
-from transom.layers.attention import per_query_head
-from transom.layers.cache import Sums
+from transom.config.component_registry import implements
+from transom.layers.approximations.approximation import Approximation, dense_mask
+from transom.layers.attention import repeat_kv
+from transom.layers.cache import LinearAttentionState
 from transom.layers.context import AttentionContext
 
 CHUNK = 64
 """Tokens per chunk of a causal pass: scores within a chunk, a running state across chunks."""
 
-BOUND = 60.0
+MAX_EXPONENT = 60.0
 """Bound on exponents: a million terms of exp(BOUND) still sum without overflow in float32, forward and backward."""
 
 
-class KernelAttention(Approximation):
+class LinearAttention(Approximation):
     """z_i = phi(q_i)^T sum_j phi(k_j) v_j^T / phi(q_i)^T sum_j phi(k_j), phi >= 0 (Katharopoulos et al. 2020, eq. 4 and 5).
 
     Attributes:
@@ -31,40 +31,42 @@ class KernelAttention(Approximation):
     features: int
 
     @abstractmethod
-    def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+    def query_features(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
         """Compute phi of queries; a factor common to all features of a query cancels."""
 
     @abstractmethod
-    def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+    def key_features(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
         """Compute phi of keys; a factor common to all keys cancels."""
 
-    def gather(
+    def attend(
         self,
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asked: Bool[Tensor, "#batch key"] | None = None,
+        key_mask: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Attend bidirectionally: one state over all keys, read by every query."""
-        return self.read(q, self.sums(k, v, asked))
+        return self.read_out(q, self.compute_state(k, v, key_mask))
 
-    def sums(
+    def compute_state(
         self,
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asked: Bool[Tensor, "#batch key"] | None = None,
-    ) -> Sums:
-        """Compute the state sum_j phi(k_j) [v_j, 1]^T over keys with ``asked`` True."""
-        features = self.of_keys(k)
-        if asked is not None:
-            features = features.masked_fill(~asked[:, None, :, None], 0.0)
-        return Sums(features.transpose(-2, -1) @ _and_one(v))
+        key_mask: Bool[Tensor, "#batch key"] | None = None,
+    ) -> LinearAttentionState:
+        """Compute the state sum_j phi(k_j) [v_j, 1]^T over keys with ``key_mask`` True."""
+        features = self.key_features(k)
+        if key_mask is not None:
+            features = features.masked_fill(~key_mask[:, None, :, None], 0.0)
+        return LinearAttentionState(features.transpose(-2, -1) @ _append_ones(v))
 
-    def read(self, q: Float[Tensor, "batch n_heads query d_head"], sums: Sums) -> Float[Tensor, "batch n_heads query d_value"]:
+    def read_out(
+        self, q: Float[Tensor, "batch n_heads query d_head"], sums: LinearAttentionState
+    ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Compute the output of each query from a state."""
-        return _divided(self.of_queries(q) @ per_query_head(sums.sums, q.shape[1]))
+        return _normalize(self.query_features(q) @ repeat_kv(sums.sums, q.shape[1]))
 
-    def gather_before(
+    def attend_causal(
         self,
         q: Float[Tensor, "batch n_heads length d_head"],
         k: Float[Tensor, "batch kv_heads length d_head"],
@@ -72,16 +74,16 @@ class KernelAttention(Approximation):
         segments: Int[Tensor, "#batch length"],
     ) -> Float[Tensor, "batch n_heads length d_value"]:
         """Attend causally within segments."""
-        return self.go_on(q, k, v, segments)[0]
+        return self.chunked_scan(q, k, v, segments)[0]
 
-    def go_on(
+    def chunked_scan(
         self,
         q: Float[Tensor, "batch n_heads length d_head"],
         k: Float[Tensor, "batch kv_heads length d_head"],
         v: Float[Tensor, "batch kv_heads length d_value"],
         segments: Int[Tensor, "#batch length"],
-        before: Sums | None = None,
-    ) -> tuple[Float[Tensor, "batch n_heads length d_value"], Sums | None]:
+        initial_state: LinearAttentionState | None = None,
+    ) -> tuple[Float[Tensor, "batch n_heads length d_value"], LinearAttentionState | None]:
         """Attend causally within segments by a scan over chunks.
 
         A query attends to the keys of its chunk pair by pair, and to earlier keys through the state of the segment in which the previous
@@ -92,30 +94,30 @@ class KernelAttention(Approximation):
             k: keys.
             v: values.
             segments: segment id per token; the tokens of a segment are contiguous.
-            before: state over cached tokens, which belong to the first token's segment; None without a cache.
+            initial_state: state over cached tokens, which belong to the first token's segment; None without a cache.
 
         Returns:
-            The output, and the final state of the last token's segment; None for a single chunk without ``before``.
+            The output, and the final state of the last token's segment; None for a single chunk without ``initial_state``.
         """
         length, size = q.shape[2], min(CHUNK, q.shape[2])
-        missing = -length % size
-        padded = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1)
+        n_pad = -length % size
+        padded = torch.cat([segments, segments[:, -1:].expand(-1, n_pad)], 1)
         segment = padded.unflatten(1, (-1, size))  # (batch, chunks, chunk)
-        q, k, v = (_in_chunks(x, missing, size) for x in (self.of_queries(q), self.of_keys(k), _and_one(v)))
+        q, k, v = (_in_chunks(x, n_pad, size) for x in (self.query_features(q), self.key_features(k), _append_ones(v)))
         seen = (segment[..., None] == segment[..., None, :]) & (segment > 0)[..., None]
         seen = seen & torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-        own = (q @ per_query_head(k, q.shape[1]).transpose(-2, -1)).masked_fill(~seen[:, None], 0.0)
-        z, sums = own @ per_query_head(v, q.shape[1]), None
-        if segment.shape[1] > 1 or before is not None:
+        within_chunk = (q @ repeat_kv(k, q.shape[1]).transpose(-2, -1)).masked_fill(~seen[:, None], 0.0)
+        z, sums = within_chunk @ repeat_kv(v, q.shape[1]), None
+        if segment.shape[1] > 1 or initial_state is not None:
             last = segment[:, :, -1]
-            first = segment[:, :1, 0] if before is not None else torch.zeros_like(last[:, :1])
-            reading = torch.cat([first, last[:, :-1]], 1)  # segment of the state that enters each chunk
-            ended = k.masked_fill((segment != last[:, :, None])[:, None, ..., None], 0.0).transpose(-2, -1) @ v
-            entering, total = _carried(ended, last == reading, before)
-            reads = (segment == reading[:, :, None]) & (segment > 0)
-            z = z + q.masked_fill(~reads[:, None, ..., None], 0.0) @ per_query_head(entering, q.shape[1])
-            sums = Sums(total)
-        return _divided(z.flatten(2, 3)[:, :, :length]), sums
+            first = segment[:, :1, 0] if initial_state is not None else torch.zeros_like(last[:, :1])
+            entering_segment = torch.cat([first, last[:, :-1]], 1)  # segment of the state that enters each chunk
+            chunk_states = k.masked_fill((segment != last[:, :, None])[:, None, ..., None], 0.0).transpose(-2, -1) @ v
+            entering_states, total = _carry_states(chunk_states, last == entering_segment, initial_state)
+            sees_state = (segment == entering_segment[:, :, None]) & (segment > 0)
+            z = z + q.masked_fill(~sees_state[:, None, ..., None], 0.0) @ repeat_kv(entering_states, q.shape[1])
+            sums = LinearAttentionState(total)
+        return _normalize(z.flatten(2, 3)[:, :, :length]), sums
 
     def implied_weights(
         self,
@@ -125,84 +127,86 @@ class KernelAttention(Approximation):
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Return the implied weights phi(q_i) . phi(k_j) over their sum, under the mask, as a matrix: the slow reference."""
         wide = torch.promote_types(q.dtype, torch.float32)
-        w = self.weights_of_text(q.to(wide), k.to(wide)).masked_fill(~visible(q, k, ctx)[:, None], 0.0)
-        return _over(w, w.sum(-1, keepdim=True))
+        w = self.unmasked_weights(q.to(wide), k.to(wide)).masked_fill(~dense_mask(q, k, ctx)[:, None], 0.0)
+        return _safe_divide(w, w.sum(-1, keepdim=True))
 
-    def weights_of_text(
+    def unmasked_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Return phi(q_i) . phi(k_j)."""
-        return self.of_queries(q) @ per_query_head(self.of_keys(k), q.shape[1]).transpose(-2, -1)
+        return self.query_features(q) @ repeat_kv(self.key_features(k), q.shape[1]).transpose(-2, -1)
 
 
-def _and_one(v: Float[Tensor, "*axes d_value"]) -> Float[Tensor, "*axes width"]:
+def _append_ones(v: Float[Tensor, "*axes d_value"]) -> Float[Tensor, "*axes width"]:
     """Append 1 to each value, whose sum is the denominator."""
     return F.pad(v, (0, 1), value=1.0)
 
 
-def _divided(x: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes d_value"]:
+def _normalize(x: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes d_value"]:
     """Divide the numerator by the denominator, the last column."""
-    return _over(x[..., :-1], x[..., -1:])
+    return _safe_divide(x[..., :-1], x[..., -1:])
 
 
-def _over(x: Tensor, total: Tensor) -> Tensor:
+def _safe_divide(x: Tensor, total: Tensor) -> Tensor:
     """Divide; 0 / 0 is 0."""
     return x / total.masked_fill(total == 0, 1.0)
 
 
-def _in_chunks(x: Float[Tensor, "batch heads length width"], missing: int, size: int) -> Float[Tensor, "batch heads chunks chunk width"]:
+def _in_chunks(x: Float[Tensor, "batch heads length width"], n_pad: int, size: int) -> Float[Tensor, "batch heads chunks chunk width"]:
     """Split into chunks; the last one is padded with zeros."""
-    return F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size))
+    return F.pad(x, (0, 0, 0, n_pad)).unflatten(2, (-1, size))
 
 
-def _carried(
-    made: Float[Tensor, "batch kv_heads chunks features width"], goes_on: Bool[Tensor, "#batch chunks"], before: Sums | None
+def _carry_states(
+    chunk_states: Float[Tensor, "batch kv_heads chunks features width"],
+    continues: Bool[Tensor, "#batch chunks"],
+    initial_state: LinearAttentionState | None,
 ) -> tuple[Float[Tensor, "batch kv_heads chunks features width"], Float[Tensor, "batch kv_heads features width"]]:
     """Accumulate the states of chunks; restart at each chunk that ends in another segment than the previous one.
 
     Returns:
         The state that enters each chunk, and the state after the last.
     """
-    total = torch.zeros_like(made[:, :, 0]) if before is None else before.sums
-    entering = []
-    for i, part in enumerate(made.unbind(2)):
-        entering.append(total)
-        total = total.masked_fill(~goes_on[:, i, None, None, None], 0.0) + part
-    return torch.stack(entering, 2), total
+    total = torch.zeros_like(chunk_states[:, :, 0]) if initial_state is None else initial_state.sums
+    entering_states = []
+    for i, part in enumerate(chunk_states.unbind(2)):
+        entering_states.append(total)
+        total = total.masked_fill(~continues[:, i, None, None, None], 0.0) + part
+    return torch.stack(entering_states, 2), total
 
 
-@implements(approximations.Linear)
-class Linear(KernelAttention):
+@implements(approximations.LinearAttentionConfig)
+class FeatureMapAttention(LinearAttention):
     """Linear attention with an elementwise feature map: phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 7) or max(0, x).
 
-    For float32, the features of a query are divided by their maximum, which cancels, and exponents are clamped to -``BOUND``.
+    For float32, the features of a query are divided by their maximum, which cancels, and exponents are clamped to -``MAX_EXPONENT``.
     """
 
-    def __init__(self, brick: approximations.Linear, d_head: int, n_positions: int) -> None:
+    def __init__(self, config: approximations.LinearAttentionConfig, d_head: int, n_positions: int) -> None:
         """Set the feature map; its dimension is ``d_head``."""
         super().__init__()
-        self.feature_map, self.features = brick.feature_map, d_head
+        self.feature_map, self.features = config.feature_map, d_head
 
-    def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+    def query_features(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
         """Compute phi of queries, divided by its maximum per query."""
         features = self.phi(q)
-        return _over(features, features.detach().amax(-1, keepdim=True))
+        return _safe_divide(features, features.detach().amax(-1, keepdim=True))
 
-    def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+    def key_features(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
         """Compute phi of keys."""
         return self.phi(k)
 
     def phi(self, x: Tensor) -> Tensor:
         """Compute phi; elu(x) + 1 is exp(x) for x < 0, which does not round to 0 for large negative x."""
-        return F.relu(x) if self.feature_map == "relu" else F.relu(x) + x.clamp(-BOUND, 0).exp()
+        return F.relu(x) if self.feature_map == "relu" else F.relu(x) + x.clamp(-MAX_EXPONENT, 0).exp()
 
 
-@implements(approximations.Performer)
-class Performer(KernelAttention):
+@implements(approximations.PerformerConfig)
+class Performer(LinearAttention):
     """Performer (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4) (Choromanski et al. 2021, lemma 1).
 
     The expectation of phi(q) . phi(k) over w is exp(q . k / sqrt(d_k)); 1 / sqrt(m) cancels. For float32, the features of a query are
-    divided by their maximum, which cancels too, and a key's exponent is clamped to +-``BOUND``. The paper's code subtracts the
+    divided by their maximum, which cancels too, and a key's exponent is clamped to +-``MAX_EXPONENT``. The paper's code subtracts the
     maximum over all keys instead, which leaks information from later tokens.
 
     Attributes:
@@ -211,14 +215,14 @@ class Performer(KernelAttention):
 
     w: Tensor
 
-    def __init__(self, brick: approximations.Performer, d_head: int, n_positions: int) -> None:
-        """Allocate the projections; ``draw`` samples them."""
+    def __init__(self, config: approximations.PerformerConfig, d_head: int, n_positions: int) -> None:
+        """Allocate the projections; ``sample_projections`` samples them."""
         super().__init__()
-        self.features, self.orthogonal = brick.n_features, brick.orthogonal
-        self.register_buffer("w", torch.zeros(brick.n_features, d_head))
+        self.features, self.orthogonal = config.n_features, config.orthogonal
+        self.register_buffer("w", torch.zeros(config.n_features, d_head))
 
     @torch.no_grad()
-    def draw(self) -> None:
+    def sample_projections(self) -> None:
         """Sample from the default random generator: orthogonal directions by QR, norms of Gaussian vectors (appendix B.2)."""
         m, d_head = self.w.shape
         w = torch.randn(m, d_head)
@@ -228,14 +232,14 @@ class Performer(KernelAttention):
             w = directions.transpose(-2, -1).flatten(0, 1)[:m] * w.norm(dim=1, keepdim=True)
         self.w.copy_(w)
 
-    def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+    def query_features(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
         """Compute phi of queries, divided by its maximum per query."""
         log = self.log_features(q)
         return (log - log.detach().amax(-1, keepdim=True)).exp()
 
-    def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+    def key_features(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
         """Compute phi of keys."""
-        return self.log_features(k).clamp(-BOUND, BOUND).exp()
+        return self.log_features(k).clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()
 
     def log_features(self, x: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
         """Compute log phi."""

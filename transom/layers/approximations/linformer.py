@@ -4,40 +4,40 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transom.config import approximations
-from transom.config.components import implements
+from transom.config.component_registry import implements
 from transom.layers.approximations.approximation import Approximation
-from transom.layers.attention import pattern, per_query_head, scores
+from transom.layers.attention import attention_scores, attention_weights, repeat_kv
 
 
-@implements(approximations.Linformer)
+@implements(approximations.LinformerConfig)
 class Linformer(Approximation):
     """Linformer: softmax(Q (E K)^T / sqrt(d_k)) F V (Wang et al. 2020, eq. 7).
 
     E and F are ``e`` and ``f``, (rank, n_positions), shared by all heads.
     """
 
-    def __init__(self, brick: approximations.Linformer, d_head: int, n_positions: int) -> None:
+    def __init__(self, config: approximations.LinformerConfig, d_head: int, n_positions: int) -> None:
         """Initialize E and F."""
         super().__init__()
-        self.e, self.f = (nn.Linear(n_positions, brick.rank, bias=False) for _ in range(2))
+        self.e, self.f = (nn.Linear(n_positions, config.rank, bias=False) for _ in range(2))
 
-    def gather(
+    def attend(
         self,
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asked: Bool[Tensor, "#batch key"] | None = None,
+        key_mask: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Project keys and values along the sequence axis to ``rank`` rows, and attend to those."""
-        if asked is not None:
-            k, v = (x.masked_fill(~asked[:, None, :, None], 0.0) for x in (k, v))
-        return pattern(scores(q, self._columns(self.e, k) @ k)) @ per_query_head(self._columns(self.f, v) @ v, q.shape[1])
+        if key_mask is not None:
+            k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
+        return attention_weights(attention_scores(q, self._columns(self.e, k) @ k)) @ repeat_kv(self._columns(self.f, v) @ v, q.shape[1])
 
-    def weights_of_text(
+    def unmasked_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Return softmax(Q (E K)^T / sqrt(d_k)) F; its rows need not sum to 1."""
-        return pattern(scores(q, self._columns(self.e, k) @ k)) @ self._columns(self.f, k)
+        return attention_weights(attention_scores(q, self._columns(self.e, k) @ k)) @ self._columns(self.f, k)
 
     def _columns(self, mixing: nn.Linear, of: Tensor) -> Tensor:
         """Return the columns of E or F for the length of ``of``."""

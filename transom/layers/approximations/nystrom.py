@@ -5,12 +5,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from transom.config import approximations
-from transom.config.components import implements
+from transom.config.component_registry import implements
 from transom.layers.approximations.approximation import Approximation
-from transom.layers.attention import Terms, pattern, per_query_head, scores
+from transom.layers.attention import AttentionArgs, attention_scores, attention_weights, repeat_kv
 
 
-@implements(approximations.Nystrom)
+@implements(approximations.NystromConfig)
 class Nystrom(Approximation):
     """Nystromformer: softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T) V, scores over sqrt(d_k) (Xiong et al. 2021, eq. 13 and 14).
 
@@ -18,30 +18,30 @@ class Nystrom(Approximation):
     each token is its own landmark; attention is then exact up to the error of the pseudo-inverse.
     """
 
-    def __init__(self, brick: approximations.Nystrom, d_head: int, n_positions: int) -> None:
+    def __init__(self, config: approximations.NystromConfig, d_head: int, n_positions: int) -> None:
         """Set the number of landmarks and of iterations of the pseudo-inverse."""
         super().__init__()
-        self.n_landmarks, self.n_iterations = brick.n_landmarks, brick.n_iterations
+        self.n_landmarks, self.n_iterations = config.n_landmarks, config.n_iterations
 
-    def gather(
+    def attend(
         self,
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asked: Bool[Tensor, "#batch key"] | None = None,
+        key_mask: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Attend from queries to landmarks and from landmarks to keys."""
-        real = torch.ones(1, k.shape[2], dtype=torch.bool, device=k.device) if asked is None else asked
-        means = runs(real, self.n_landmarks, q.dtype)[:, None]  # (batch, 1, landmarks, key)
-        there = real.sum(1)[:, None] > torch.arange(means.shape[2], device=k.device)  # short sequences have fewer
-        of_landmarks, of_keys = Terms(there[:, None, None]), Terms(real[:, None, None])
-        k_, q_, rows = means @ k, means @ q, there[:, None, :, None]
-        asks = pattern(scores(q, k_, of_landmarks), of_landmarks)
-        among = pattern(scores(q_, k_, of_landmarks), of_landmarks).masked_fill(~rows, 0.0)
-        answers = pattern(scores(q_, k, of_keys), of_keys).masked_fill(~rows, 0.0) @ per_query_head(v, q.shape[1])
-        return asks @ (pseudo_inverse(among, self.n_iterations) @ answers)
+        token_mask = torch.ones(1, k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask
+        means = segment_means(token_mask, self.n_landmarks, q.dtype)[:, None]  # (batch, 1, landmarks, key)
+        landmark_mask = token_mask.sum(1)[:, None] > torch.arange(means.shape[2], device=k.device)  # short sequences have fewer
+        of_landmarks, of_keys = AttentionArgs(landmark_mask[:, None, None]), AttentionArgs(token_mask[:, None, None])
+        k_, q_, rows = means @ k, means @ q, landmark_mask[:, None, :, None]
+        query_to_landmark = attention_weights(attention_scores(q, k_, of_landmarks), of_landmarks)
+        landmark_to_landmark = attention_weights(attention_scores(q_, k_, of_landmarks), of_landmarks).masked_fill(~rows, 0.0)
+        landmark_values = attention_weights(attention_scores(q_, k, of_keys), of_keys).masked_fill(~rows, 0.0) @ repeat_kv(v, q.shape[1])
+        return query_to_landmark @ (pseudo_inverse(landmark_to_landmark, self.n_iterations) @ landmark_values)
 
-    def weights_of_text(
+    def unmasked_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Return softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T)."""
@@ -49,17 +49,17 @@ class Nystrom(Approximation):
         run = [token * min(self.n_landmarks, length) // length for token in range(length)]
         sizes = [run.count(number) for number in sorted(set(run))]
         q_, k_ = (torch.stack([part.mean(2) for part in x.split(sizes, 2)], 2) for x in (q, k))
-        among = pseudo_inverse(pattern(scores(q_, k_)), self.n_iterations)
-        return pattern(scores(q, k_)) @ among @ pattern(scores(q_, k))
+        landmark_to_landmark = pseudo_inverse(attention_weights(attention_scores(q_, k_)), self.n_iterations)
+        return attention_weights(attention_scores(q, k_)) @ landmark_to_landmark @ attention_weights(attention_scores(q_, k))
 
 
-def runs(real: Bool[Tensor, "batch length"], n: int, dtype: torch.dtype) -> Float[Tensor, "batch landmarks length"]:
+def segment_means(token_mask: Bool[Tensor, "batch length"], n: int, dtype: torch.dtype) -> Float[Tensor, "batch landmarks length"]:
     """Return the matrix that averages ``n`` segments of tokens of nearly equal length; with fewer tokens, each is its own segment."""
-    length = real.shape[1]
+    length = token_mask.shape[1]
     n = min(n, length)
-    tokens = real.sum(1, keepdim=True)
-    run = torch.arange(length, device=real.device) * tokens.clamp(max=n) // tokens.clamp(min=1)
-    inside = (run[:, None] == torch.arange(n, device=real.device)[:, None]) & real[:, None]
+    tokens = token_mask.sum(1, keepdim=True)
+    run = torch.arange(length, device=token_mask.device) * tokens.clamp(max=n) // tokens.clamp(min=1)
+    inside = (run[:, None] == torch.arange(n, device=token_mask.device)[:, None]) & token_mask[:, None]
     return inside.to(dtype) / inside.sum(-1, keepdim=True).clamp(min=1)
 
 

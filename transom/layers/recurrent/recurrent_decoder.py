@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transom.config.components import implementation, implements
-from transom.config.recurrent import Additive, Luong, NoAttention, RecurrentSeq2Seq
-from transom.layers.attention import Terms, not_padding, pattern
+from transom.config.component_registry import implementation, implements
+from transom.config.recurrent import AdditiveAttentionConfig, LuongAttentionConfig, NoSourceAttentionConfig, RecurrentSeq2SeqConfig
+from transom.layers.attention import AttentionArgs, attention_weights, non_padding_mask
 from transom.layers.context import AttentionContext, LayerContext
 from transom.layers.observe import UnrolledObserver, observe
-from transom.layers.recurrent.recurrent import RecurrentStack, State
+from transom.layers.recurrent.recurrent_layers import RecurrentStack, State
 
 
-class SourceKeys(NamedTuple):
+class ProjectedSource(NamedTuple):
     """Encoder states projected for attention, with one head.
 
     Attributes:
@@ -47,33 +47,33 @@ class SourceAttention(nn.Module, ABC):
     ) -> Float[Tensor, "batch 1 query key"]:
         """Compute the score of each query and key."""
 
-    def weights(
+    def attention_weights(
         self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch 1 query key"]:
         """Compute the attention weights over source tokens."""
-        return pattern(self.scores(q, k), Terms(ctx.mask))
+        return attention_weights(self.scores(q, k), AttentionArgs(ctx.mask))
 
-    def keys(
+    def project_source(
         self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"], ctx: LayerContext = LayerContext()
-    ) -> SourceKeys:
+    ) -> ProjectedSource:
         """Project the encoder states, once for all decoding steps."""
         k, v = self.k(memory)[:, None], memory[:, None]
         k = observe(ctx, self, "k", k)
         v = observe(ctx, self, "v", v)
-        return SourceKeys(k, v, not_padding(segments))
+        return ProjectedSource(k, v, non_padding_mask(segments))
 
     def forward(
-        self, h: Float[Tensor, "rows query d_model"], source: SourceKeys, ctx: LayerContext = LayerContext()
+        self, h: Float[Tensor, "rows query d_model"], source: ProjectedSource, ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "rows query d_model"]:
         """Compute the context vector of each state; ``h`` may have several rows (beams) per source."""
         q = self.q(h).view(len(source.k), 1, -1, source.k.shape[-1])
         q = observe(ctx, self, "q", q)
-        z = self.weights(q, source.k, AttentionContext(mask=source.mask)).to(source.v.dtype) @ source.v
+        z = self.attention_weights(q, source.k, AttentionContext(mask=source.mask)).to(source.v.dtype) @ source.v
         z = observe(ctx, self, "z", z)
         return z.view(h.shape)
 
 
-class DotScore(SourceAttention):
+class DotAttention(SourceAttention):
     """Luong's dot score s_t^T h_j, or general score s_t^T W h_j (Luong et al. 2015, section 3.1)."""
 
     def __init__(self, d_model: int, general: bool) -> None:
@@ -89,7 +89,7 @@ class DotScore(SourceAttention):
         return q @ k.transpose(-2, -1)
 
 
-class AdditiveScore(SourceAttention):
+class AdditiveAttention(SourceAttention):
     """Additive score v^T tanh(W s_t + U h_j + b) (Bahdanau et al. 2015, appendix A.1.2); Luong's concat score is the same."""
 
     def __init__(self, d_model: int, width: int) -> None:
@@ -111,56 +111,60 @@ class DecoderState(NamedTuple):
 
     Attributes:
         layers: state of each layer.
-        fed: attentional vector of the previous step with input feeding; else None.
+        input_feed: attentional vector of the previous step with input feeding; else None.
     """
 
     layers: tuple[State, ...]
-    fed: Float[Tensor, "rows d_model"] | None = None
+    input_feed: Float[Tensor, "rows d_model"] | None = None
 
-    def of_rows(self, rows: Int[Tensor, "rows"]) -> "DecoderState":
+    def select_rows(self, rows: Int[Tensor, "rows"]) -> "DecoderState":
         """Return the state of these rows."""
         layers = tuple(tuple(part[rows] for part in state) for state in self.layers)
-        return DecoderState(layers, None if self.fed is None else self.fed[rows])
+        return DecoderState(layers, None if self.input_feed is None else self.input_feed[rows])
 
 
-@implements(NoAttention)
+@implements(NoSourceAttentionConfig)
 class PlainDecoder(RecurrentStack):
     """A decoder without attention: the source enters through the initial state only (Sutskever et al. 2014)."""
 
-    def __init__(self, config: RecurrentSeq2Seq) -> None:
+    def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
         """Initialize the layers and the linear layers to their initial states."""
         super().__init__(config.cell, config.decoder_inputs, config.d_model, config.dropout)
-        n_states, d_model = config.cell.STATES, config.d_model
-        self.start = cast(Sequence[nn.Linear], nn.ModuleList(nn.Linear(d_model, n_states * d_model) for _ in self.layers))
+        n_states, d_model = config.cell.N_STATES, config.d_model
+        self.bridge = cast(Sequence[nn.Linear], nn.ModuleList(nn.Linear(d_model, n_states * d_model) for _ in self.layers))
 
-    def begin(self, ends: Sequence[Float[Tensor, "batch d_model"]]) -> DecoderState:
+    def initial_state(self, final_states: Sequence[Float[Tensor, "batch d_model"]]) -> DecoderState:
         """Compute initial states from the encoder's final states: s_0 = tanh(W h_end + b) (Bahdanau et al. 2015, A.2.2); c_0 likewise.
 
         Layers are matched from the top; a deeper decoder uses the lowest encoder layer for the rest.
         """
         n_above = range(len(self.layers) - 1, -1, -1)
-        matched = [ends[max(len(ends) - 1 - n, 0)] for n in n_above]
-        states = [torch.tanh(start(end)).to(start.weight.dtype) for start, end in zip(self.start, matched, strict=True)]
+        matched = [final_states[max(len(final_states) - 1 - n, 0)] for n in n_above]
+        states = [torch.tanh(bridge(end)).to(bridge.weight.dtype) for bridge, end in zip(self.bridge, matched, strict=True)]
         return DecoderState(tuple(state.chunk(layer.n_states, -1) for state, layer in zip(states, self.layers, strict=True)))
 
-    def keys(
+    def project_source(
         self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], ctx: LayerContext = LayerContext()
-    ) -> SourceKeys | None:
+    ) -> ProjectedSource | None:
         """Return None: without attention the encoder states are not used."""
         return None
 
     def forward(
-        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
+        self,
+        y: Float[Tensor, "rows new d_embedding"],
+        state: DecoderState,
+        source: ProjectedSource | None,
+        ctx: LayerContext = LayerContext(),
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
         """Run the next tokens of each row; return the output vectors and the new state.
 
         Args:
             y: embedded tokens.
             state: current state.
-            source: result of ``keys``; ``y`` may have several rows (beams) per source.
+            source: result of ``project_source``; ``y`` may have several rows (beams) per source.
             ctx: context with the observer.
         """
-        h, layers = self.run(y, state.layers, ctx)
+        h, layers = self.forward_from(y, state.layers, ctx)
         return self.dropout(h), DecoderState(layers)
 
 
@@ -173,81 +177,95 @@ class AttendingDecoder(PlainDecoder):
 
     cross: SourceAttention
 
-    def keys(
+    def project_source(
         self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], ctx: LayerContext = LayerContext()
-    ) -> SourceKeys | None:
+    ) -> ProjectedSource | None:
         """Project the encoder states, once for all decoding steps."""
-        return self.cross.keys(memory, segments, ctx)
+        return self.cross.project_source(memory, segments, ctx)
 
 
 class LuongDecoder(AttendingDecoder):
     """RNN, then attention by its states: h~_t = tanh(W_c [c_t; h_t]) (Luong et al. 2015, eq. 5)."""
 
-    def __init__(self, config: RecurrentSeq2Seq) -> None:
-        """Initialize the attention and W_c (``joined``)."""
+    def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
+        """Initialize the attention and W_c (``output_proj``)."""
         super().__init__(config)
-        d_model, brick = config.d_model, config.attention
-        assert isinstance(brick, Luong)
-        concat = brick.score == "concat"
-        self.cross = AdditiveScore(d_model, brick.width(d_model)) if concat else DotScore(d_model, general=brick.score == "general")
-        self.joined = nn.Linear(2 * d_model, d_model, bias=False)
+        d_model, options = config.d_model, config.attention
+        assert isinstance(options, LuongAttentionConfig)
+        concat = options.score == "concat"
+        self.cross = (
+            AdditiveAttention(d_model, options.width(d_model)) if concat else DotAttention(d_model, general=options.score == "general")
+        )
+        self.output_proj = nn.Linear(2 * d_model, d_model, bias=False)
 
     def forward(
-        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
+        self,
+        y: Float[Tensor, "rows new d_embedding"],
+        state: DecoderState,
+        source: ProjectedSource | None,
+        ctx: LayerContext = LayerContext(),
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
         """Run the RNN over all tokens, then attend; arguments as in ``PlainDecoder``."""
-        h, layers = self.run(y, state.layers, ctx)
-        return self.attentional(h, source, ctx), DecoderState(layers)
+        h, layers = self.forward_from(y, state.layers, ctx)
+        return self.attentional_vector(h, source, ctx), DecoderState(layers)
 
-    def attentional(
-        self, h: Float[Tensor, "rows new d_model"], source: SourceKeys | None, ctx: LayerContext
+    def attentional_vector(
+        self, h: Float[Tensor, "rows new d_model"], source: ProjectedSource | None, ctx: LayerContext
     ) -> Float[Tensor, "rows new d_model"]:
         """Compute h~_t = tanh(W_c [c_t; h_t])."""
         assert source is not None
         c = self.cross(h, source, ctx)
-        return self.dropout(torch.tanh(self.joined(torch.cat([c, h.to(c.dtype)], -1))))
+        return self.dropout(torch.tanh(self.output_proj(torch.cat([c, h.to(c.dtype)], -1))))
 
 
 class InputFeedingDecoder(LuongDecoder):
     """Luong's decoder with input feeding: h~_{t-1} is concatenated to the embedding of token t (Luong et al. 2015, section 3.3)."""
 
-    def begin(self, ends: Sequence[Float[Tensor, "batch d_model"]]) -> DecoderState:
+    def initial_state(self, final_states: Sequence[Float[Tensor, "batch d_model"]]) -> DecoderState:
         """Compute the initial states; the first fed vector is 0."""
-        return super().begin(ends)._replace(fed=torch.zeros_like(ends[-1]))
+        return super().initial_state(final_states)._replace(input_feed=torch.zeros_like(final_states[-1]))
 
     def forward(
-        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
+        self,
+        y: Float[Tensor, "rows new d_embedding"],
+        state: DecoderState,
+        source: ProjectedSource | None,
+        ctx: LayerContext = LayerContext(),
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
         """Run token by token; arguments as in ``PlainDecoder``."""
-        (layers, fed), vectors = state, list[Tensor]()
-        ctx = unrolled(ctx, y.shape[1])
+        (layers, input_feed), vectors = state, list[Tensor]()
+        ctx = unrolled_context(ctx, y.shape[1])
         for token in y.unbind(1):
-            assert fed is not None
-            layers = self.step(torch.cat([token, fed], -1), layers, ctx)
-            fed = self.attentional(layers[-1][0][:, None], source, ctx)[:, 0]
-            vectors.append(fed)
-        return torch.stack(vectors, 1), DecoderState(layers, fed)
+            assert input_feed is not None
+            layers = self.step(torch.cat([token, input_feed], -1), layers, ctx)
+            input_feed = self.attentional_vector(layers[-1][0][:, None], source, ctx)[:, 0]
+            vectors.append(input_feed)
+        return torch.stack(vectors, 1), DecoderState(layers, input_feed)
 
 
-@implements(Additive)
+@implements(AdditiveAttentionConfig)
 class AdditiveDecoder(AttendingDecoder):
     """A decoder whose step t first attends to the source by state s_{t-1} (Bahdanau et al. 2015, eq. 4 to 6)."""
 
-    def __init__(self, config: RecurrentSeq2Seq) -> None:
+    def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
         """Initialize the attention and the maxout layer T."""
         super().__init__(config)
-        d_model, brick = config.d_model, config.attention
-        assert isinstance(brick, Additive)
-        self.cross = AdditiveScore(d_model, brick.width(d_model))
+        d_model, options = config.d_model, config.attention
+        assert isinstance(options, AdditiveAttentionConfig)
+        self.cross = AdditiveAttention(d_model, options.width(d_model))
         self.maxout = nn.Linear(2 * d_model + config.width_of_embedding, 2 * d_model)
 
     def forward(
-        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
+        self,
+        y: Float[Tensor, "rows new d_embedding"],
+        state: DecoderState,
+        source: ProjectedSource | None,
+        ctx: LayerContext = LayerContext(),
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
         """Run token by token; arguments as in ``PlainDecoder``."""
         assert source is not None
         layers, contexts, states = state.layers, list[Tensor](), list[Tensor]()
-        ctx = unrolled(ctx, y.shape[1])
+        ctx = unrolled_context(ctx, y.shape[1])
         for token in y.unbind(1):
             c = self.cross(layers[-1][0][:, None], source, ctx)[:, 0]
             layers = self.step(torch.cat([token, c], -1), layers, ctx)
@@ -258,19 +276,19 @@ class AdditiveDecoder(AttendingDecoder):
         return self.dropout(t), DecoderState(layers)
 
 
-def unrolled(ctx: LayerContext, n_places: int) -> LayerContext:
-    """Return a context for a loop over ``n_places`` time steps, in which each site has one tensor for all steps."""
-    return ctx if ctx.observer is None else replace(ctx, observer=UnrolledObserver(ctx.observer, n_places))
+def unrolled_context(ctx: LayerContext, n_steps: int) -> LayerContext:
+    """Return a context for a loop over ``n_steps`` time steps, in which each site has one tensor for all steps."""
+    return ctx if ctx.observer is None else replace(ctx, observer=UnrolledObserver(ctx.observer, n_steps))
 
 
-@implements(Luong)
-def build_luong(config: RecurrentSeq2Seq) -> LuongDecoder:
+@implements(LuongAttentionConfig)
+def build_luong(config: RecurrentSeq2SeqConfig) -> LuongDecoder:
     """Build Luong's decoder, with or without input feeding."""
-    assert isinstance(config.attention, Luong)
+    assert isinstance(config.attention, LuongAttentionConfig)
     return InputFeedingDecoder(config) if config.attention.input_feeding else LuongDecoder(config)
 
 
-def build_recurrent_decoder(config: RecurrentSeq2Seq) -> PlainDecoder:
+def build_recurrent_decoder(config: RecurrentSeq2SeqConfig) -> PlainDecoder:
     """Build the recurrent decoder of a configuration."""
     return implementation(config.attention)(config)
 
@@ -283,15 +301,15 @@ class RecurrentCache:
         source: projected encoder states, one row per source, shared by its beams; None without attention.
     """
 
-    def __init__(self, state: DecoderState, source: SourceKeys | None = None) -> None:
+    def __init__(self, state: DecoderState, source: ProjectedSource | None = None) -> None:
         """Set the initial state."""
         self.state, self.source = state, source
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
         """Set row i to old row ``rows[i]``, which must belong to the same source; the batch shrinks to ``len(rows)``."""
-        self.state = self.state.of_rows(rows)
+        self.state = self.state.select_rows(rows)
 
-    def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
+    def select_sources(self, sources: Int[Tensor, "kept"]) -> None:
         """Keep only these sources; select their rows with ``reorder``, in the same order."""
         if self.source is not None:
-            self.source = SourceKeys(*(part[sources] for part in self.source))
+            self.source = ProjectedSource(*(part[sources] for part in self.source))

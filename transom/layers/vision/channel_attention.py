@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config import vision
-from transom.config.components import build, implements
+from transom.config.component_registry import build, implements
 
 
-@implements(vision.NoChannelAttention)
+@implements(vision.NoChannelAttentionConfig)
 class ChannelAttention(nn.Module):
     """Base class of channel attention, and the kind ``none``: the identity."""
 
-    def __init__(self, brick: Any, channels: int) -> None:
+    def __init__(self, config: Any, channels: int) -> None:
         """Initialize for feature maps with this number of channels."""
         super().__init__()
 
@@ -24,26 +24,26 @@ class ChannelAttention(nn.Module):
         return x
 
 
-@implements(vision.SqueezeExcitation)
+@implements(vision.SqueezeExcitationConfig)
 class SqueezeExcitation(ChannelAttention):
     """Squeeze-and-excitation: x_c s_c, s = sigmoid(W_2 relu(W_1 z + b_1) + b_2), z the mean of each channel (Hu et al. 2018, eq. 2-4)."""
 
-    def __init__(self, brick: vision.SqueezeExcitation, channels: int) -> None:
+    def __init__(self, config: vision.SqueezeExcitationConfig, channels: int) -> None:
         """Initialize W_1 (``squeeze``) and W_2 (``excite``)."""
-        super().__init__(brick, channels)
-        hidden = brick.hidden(channels)
+        super().__init__(config, channels)
+        hidden = config.hidden(channels)
         self.squeeze, self.excite = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
         """Reweight the channels."""
-        return x * self.weigh(x.mean((2, 3))).sigmoid()[:, :, None, None]
+        return x * self.channel_scores(x.mean((2, 3))).sigmoid()[:, :, None, None]
 
-    def weigh(self, z: Float[Tensor, "batch channels"]) -> Float[Tensor, "batch channels"]:
+    def channel_scores(self, z: Float[Tensor, "batch channels"]) -> Float[Tensor, "batch channels"]:
         """Return the logits of the channel weights from one pooled value per channel."""
         return self.excite(F.relu(self.squeeze(z)))
 
 
-@implements(vision.Cbam)
+@implements(vision.CbamConfig)
 class Cbam(SqueezeExcitation):
     """CBAM, channel then spatial attention (Woo et al. 2018): x' = x M_c(x), x'' = x' M_s(x').
 
@@ -51,17 +51,17 @@ class Cbam(SqueezeExcitation):
     the convolution without a bias.
     """
 
-    def __init__(self, brick: vision.Cbam, channels: int) -> None:
+    def __init__(self, config: vision.CbamConfig, channels: int) -> None:
         """Initialize the MLP and the convolution (``spatial``)."""
-        super().__init__(brick, channels)
-        self.spatial = nn.Conv2d(2, 1, brick.kernel, padding=brick.kernel // 2, bias=False)
+        super().__init__(config, channels)
+        self.spatial = nn.Conv2d(2, 1, config.kernel_size, padding=config.kernel_size // 2, bias=False)
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
         """Reweight the channels, then the positions."""
-        x = x * (self.weigh(x.mean((2, 3))) + self.weigh(x.amax((2, 3)))).sigmoid()[:, :, None, None]
+        x = x * (self.channel_scores(x.mean((2, 3))) + self.channel_scores(x.amax((2, 3)))).sigmoid()[:, :, None, None]
         return x * self.spatial(torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)).sigmoid()
 
 
-def build_channel_attention(brick: vision.ChannelAttentionBrick, channels: int) -> ChannelAttention:
+def build_channel_attention(config: vision.ChannelAttentionConfig, channels: int) -> ChannelAttention:
     """Build the channel attention of a configuration."""
-    return build(brick, channels)
+    return build(config, channels)

@@ -1,4 +1,4 @@
-"""Audio data: sounds from files or synthesized, as batches of log-mel spectrograms with SpecAugment.
+"""Audio data: sounds from files or synthesized, as batches of log-mel spectrograms with SpecAugmentConfig.
 
 A spectrogram is stored in 8 bits like a single-channel image, and the image pipeline handles it from there.
 """
@@ -12,23 +12,23 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from transom.config.training import Augmentation
+from transom.config.training import ImageAugmentationConfig
 from transom.data.batch import ImageBatch
-from transom.data.images.images import Images
+from transom.data.images.image_files import Images
 from transom.data.images.loader import ImageLoader
-from transom.data.sampler import draws
-from transom.data.split import Splits, read_splits, split_off
-from transom.data.text.text import expanded
-from transom.tasks.audio.schema import AudioData, AudioFiles, SpecAugment, SpectrogramTransformer
-from transom.tasks.audio.spectrogram import log_mel
+from transom.data.sampler import stateless_uniform
+from transom.data.split import Splits, holdout, read_splits
+from transom.data.text.text_io import expand_path
+from transom.tasks.audio.schema import AudioDataConfig, AudioFilesConfig, SpecAugmentConfig, SpectrogramTransformerConfig
+from transom.tasks.audio.spectrogram import log_mel_spectrogram
 from transom.tasks.audio.synthetic import CLASSES, synthesize
-from transom.tasks.audio.wav import decode, list_sounds, read_file
+from transom.tasks.audio.wav import decode_wav, list_sounds, read_file
 
-SPEC_AUGMENT = 1
-"""Last part of the random key of SpecAugment; the key of the sample order is (seed, epoch)."""
+SPEC_AUGMENT_STREAM = 1
+"""Last part of the random key of SpecAugmentConfig; the key of the sample order is (seed, epoch)."""
 
 
-def load_sounds(data: AudioData, base: Path, config: SpectrogramTransformer) -> Splits[Images]:
+def load_sounds(data: AudioDataConfig, base: Path, config: SpectrogramTransformerConfig) -> Splits[Images]:
     """Read or synthesize the sounds of a recipe.
 
     Args:
@@ -41,26 +41,26 @@ def load_sounds(data: AudioData, base: Path, config: SpectrogramTransformer) -> 
     """
     if (sounds := data.generate) is not None:
         sizes = {"train": sounds.n_train, "valid": sounds.n_valid, "test": sounds.n_test}
-        return Splits(*(synthesized(part, n, sounds.seed, config) for part, n in sizes.items()))
-    root = base / expanded(data.root)
+        return Splits(*(synthesize_split(split, n, sounds.seed, config) for split, n in sizes.items()))
+    root = base / expand_path(data.root)
 
-    def read(files: AudioFiles) -> Images:
-        return read_sounds(root / expanded(files.audio), config)
+    def read(files: AudioFilesConfig) -> Images:
+        return read_sounds(root / expand_path(files.audio), config)
 
-    return read_splits(data, read, lambda sounds: split_off(sounds, sounds.digests, data.valid_share, "sounds"))
+    return read_splits(data, read, lambda sounds: holdout(sounds, sounds.digests, data.valid_fraction, "sounds"))
 
 
-def spectrogram_of(data: bytes, place: str, config: SpectrogramTransformer) -> UInt8[Tensor, "1 size size"]:
+def decode_spectrogram(data: bytes, location: str, config: SpectrogramTransformerConfig) -> UInt8[Tensor, "1 size size"]:
     """Decode a WAV file and return the spectrogram that the model reads.
 
     Raises:
         DataError: the file cannot be decoded.
     """
-    sound = decode(data, place, config.sample_rate, config.length)
-    return log_mel(sound, config.sample_rate, config.n_fft, config.image_size)
+    sound = decode_wav(data, location, config.sample_rate, config.length)
+    return log_mel_spectrogram(sound, config.sample_rate, config.n_fft, config.image_size)
 
 
-def read_sounds(folder: Path, config: SpectrogramTransformer) -> Images:
+def read_sounds(folder: Path, config: SpectrogramTransformerConfig) -> Images:
     """Read all sounds of a folder with files CLASS/NAME.wav as spectrograms.
 
     Raises:
@@ -71,67 +71,76 @@ def read_sounds(folder: Path, config: SpectrogramTransformer) -> Images:
     for name in names:
         data = read_file(folder / name)
         digests.append(blake2b(data, digest_size=16).hexdigest())
-        found.append(spectrogram_of(data, f"{folder}, {name}", config))
+        found.append(decode_spectrogram(data, f"{folder}, {name}", config))
     return _images(names, digests, str(folder), n_ignored, torch.stack(found))
 
 
-def synthesized(part: str, n: int, seed: int, config: SpectrogramTransformer) -> Images:
+def synthesize_split(split: str, n: int, seed: int, config: SpectrogramTransformerConfig) -> Images:
     """Synthesize a split as spectrograms, cycling through the classes.
 
     Args:
-        part: train, valid or test, which have disjoint speakers and pitches.
+        split: train, valid or test, which have disjoint speakers and pitches.
         n: number of sounds.
         seed: random seed.
         config: spectrogram settings.
     """
     labels, digests, found = [CLASSES[i % len(CLASSES)] for i in range(n)], [], []
     for i, label in enumerate(labels):
-        sound = synthesize(label, part, i, seed, config.sample_rate, config.length)
+        sound = synthesize(label, split, i, seed, config.sample_rate, config.length)
         digests.append(blake2b(sound.numpy().tobytes(), digest_size=16).hexdigest())
-        found.append(log_mel(sound, config.sample_rate, config.n_fft, config.image_size))
-    names = [f"{label}/{part}-{i}" for i, label in enumerate(labels)]
-    return _images(names, digests, f"synthesized sounds, {part}", 0, torch.stack(found))
+        found.append(log_mel_spectrogram(sound, config.sample_rate, config.n_fft, config.image_size))
+    names = [f"{label}/{split}-{i}" for i, label in enumerate(labels)]
+    return _images(names, digests, f"synthesized sounds, {split}", 0, torch.stack(found))
 
 
-def _images(names: list[str], digests: list[str], name: str, n_ignored: int, held: UInt8[Tensor, "n 1 size size"]) -> Images:
+def _images(names: list[str], digests: list[str], name: str, n_ignored: int, spectrograms: UInt8[Tensor, "n 1 size size"]) -> Images:
     """Wrap spectrograms as images; the class of each is the first part of its name."""
-    return Images(names, [name.split("/", 1)[0] for name in names], digests, name, n_ignored, lambda samples: held[list(samples)])
+    return Images(names, [name.split("/", 1)[0] for name in names], digests, name, n_ignored, lambda samples: spectrograms[list(samples)])
 
 
 def spec_augment(
-    x: Float[Tensor, "batch 1 bands frames"], masking: SpecAugment, seed: int, epoch: int, samples: Sequence[int]
+    x: Float[Tensor, "batch 1 bands frames"], spec_augment_config: SpecAugmentConfig, seed: int, epoch: int, samples: Sequence[int]
 ) -> Float[Tensor, "batch 1 bands frames"]:
-    """Apply SpecAugment: mask frequency bands and frames of spectrograms (Park et al. 2019, section 2, without time warping).
+    """Apply SpecAugmentConfig: mask frequency bands and frames of spectrograms (Park et al. 2019, section 2, without time warping).
 
-    A mask covers [f0, f0 + f) with f uniform in 0 .. ``bands`` and f0 uniform in 0 .. n - f, and is filled with the mean of the
+    A mask covers [f0, f0 + f) with f uniform in 0 .. ``freq_mask_param`` and f0 uniform in 0 .. n - f, and is filled with the mean of the
     spectrogram. The random numbers depend on (seed, epoch, sample) only.
     """
     x = x.clone()
     for row, sample in zip(x, samples, strict=True):
         numbers: Iterator[float] = iter(
-            draws(masking.n_bands + masking.n_times + 1, seed, epoch, sample, SPEC_AUGMENT).reshape(-1).tolist()
+            stateless_uniform(
+                spec_augment_config.n_freq_masks + spec_augment_config.n_time_masks + 1, seed, epoch, sample, SPEC_AUGMENT_STREAM
+            )
+            .reshape(-1)
+            .tolist()
         )
         mean = row.mean()
-        for runs, most, view in ((masking.n_bands, masking.bands, row[0]), (masking.n_times, masking.times, row[0].T)):
-            for _ in range(runs):
-                width = int(next(numbers) * (min(most, len(view)) + 1))
+        for n_masks, max_width, view in (
+            (spec_augment_config.n_freq_masks, spec_augment_config.freq_mask_param, row[0]),
+            (spec_augment_config.n_time_masks, spec_augment_config.time_mask_param, row[0].T),
+        ):
+            for _ in range(n_masks):
+                width = int(next(numbers) * (min(max_width, len(view)) + 1))
                 start = int(next(numbers) * (len(view) - width + 1))
                 view[start : start + width] = mean
     return x
 
 
 class AudioLoader(ImageLoader):
-    """Endless training batches of spectrograms from any position, with new SpecAugment masks in each epoch."""
+    """Endless training batches of spectrograms from any position, with new SpecAugmentConfig masks in each epoch."""
 
-    def __init__(self, sounds: Images, classes: Sequence[str], *, masking: SpecAugment, seed: int, **options: Any) -> None:
+    def __init__(
+        self, sounds: Images, classes: Sequence[str], *, spec_augment_config: SpecAugmentConfig, seed: int, **options: Any
+    ) -> None:
         """Build the loader; arguments as for ``ImageLoader``.
 
         Raises:
             DataError: a sound has an unknown class.
         """
-        super().__init__(sounds, classes, seed=seed, augmentation=Augmentation(), **options)
-        self._masking = masking
+        super().__init__(sounds, classes, seed=seed, augmentation=ImageAugmentationConfig(), **options)
+        self._masking = spec_augment_config
 
     def _batch(self, rows: list[int], partner: dict[int, int], epoch: int) -> ImageBatch:
         batch = super()._batch(rows, partner, epoch)
-        return ImageBatch(spec_augment(batch.pixels, self._masking, self._seed, epoch, rows), batch.labels, batch.samples)
+        return ImageBatch(spec_augment(batch.pixels, self._masking, self._seed, epoch, rows), batch.labels, batch.sample_ids)

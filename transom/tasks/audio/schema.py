@@ -5,15 +5,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from transom.config import model  # noqa: F401  # defines the slot of all networks
-from transom.config.brick import Brick, Schema
-from transom.config.components import component, implements
-from transom.config.data import Data, Files
-from transom.config.decoding import ImageReading
-from transom.config.options import DataOption, TaskHelp
+from transom.config.component_registry import implements, register_component
+from transom.config.data import DataConfig, FilesConfig
+from transom.config.decoding import ImageInferenceConfig
 from transom.config.recipe import Recipe
-from transom.config.registry import register_task
-from transom.config.training import AdamW, AdamWTraining, Optimizer
-from transom.config.vision import VisionTransformer
+from transom.config.schema import ComponentConfig, Schema
+from transom.config.task_options import DataOption, TaskHelp
+from transom.config.task_registry import register_task
+from transom.config.training import AdamWConfig, AdamWTrainingConfig, AnyOptimizer
+from transom.config.vision import VisionTransformerConfig
 
 ABOUT = TaskHelp(
     options=(
@@ -36,7 +36,7 @@ ABOUT = TaskHelp(
 )
 
 
-class AudioFiles(Files):
+class AudioFilesConfig(FilesConfig):
     """Sound files, each in a folder named after its class: CLASS/NAME.wav in PCM or float format, mono or stereo, at any sampling rate."""
 
     audio: str = Field(..., description="the folder that contains the class folders")
@@ -47,7 +47,7 @@ class AudioFiles(Files):
         return [self.audio]
 
 
-class Sounds(Brick):
+class SyntheticSoundsConfig(ComponentConfig):
     """Synthesized sounds of nine classes: tones, rising and falling chirps, noise, and the vowels a, e, i, o and u of many speakers.
 
     The splits are disjoint in speakers (vocal tract lengths) and pitches.
@@ -62,27 +62,29 @@ class Sounds(Brick):
     seed: int = Field(1, ge=0, description="random seed")
 
 
-class AudioData(Data):
+class AudioDataConfig(DataConfig):
     """Sounds with classes."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
-    train: AudioFiles | None = Field(None, description="training sounds")
-    valid: AudioFiles | None = Field(None, description="validation sounds; default: valid_share of train, split off by hash")
-    test: AudioFiles | None = Field(None, description="test sounds; only the data report reads them, to find those that are also in train")
-    generate: Sounds | None = Field(None, description="synthesized sounds instead of files")
-    valid_share: float = Field(
+    train: AudioFilesConfig | None = Field(None, description="training sounds")
+    valid: AudioFilesConfig | None = Field(None, description="validation sounds; default: valid_fraction of train, split off by hash")
+    test: AudioFilesConfig | None = Field(
+        None, description="test sounds; only the data report reads them, to find those that are also in train"
+    )
+    generate: SyntheticSoundsConfig | None = Field(None, description="synthesized sounds instead of files")
+    valid_fraction: float = Field(
         0.1, gt=0, lt=1, description="fraction of the training sounds split off for validation if data.valid is not given"
     )
 
     @property
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
-        return f"{100 * self.valid_share:g} % of the training sounds, split off by hash"
+        return f"{100 * self.valid_fraction:g} % of the training sounds, split off by hash"
 
 
-@component("model")
-class SpectrogramTransformer(VisionTransformer):
+@register_component("model")
+class SpectrogramTransformerConfig(VisionTransformerConfig):
     """Audio Spectrogram Transformer: a Vision Transformer over patches of a log-mel spectrogram (Gong et al. 2021)."""
 
     FAMILY: ClassVar[str] = "an Audio Spectrogram Transformer for audio classification"
@@ -95,7 +97,7 @@ class SpectrogramTransformer(VisionTransformer):
     n_fft: int = Field(512, ge=16, le=2**16, multiple_of=2, description="FFT window length in samples")
 
     @model_validator(mode="after")
-    def _frames_fit(self) -> "SpectrogramTransformer":
+    def _frames_fit(self) -> "SpectrogramTransformerConfig":
         if self.hop < 1:
             raise ValueError(
                 f"expected at least one sample per frame, found {self.seconds:g} s for {self.image_size} frames; raise seconds"
@@ -119,30 +121,30 @@ class SpectrogramTransformer(VisionTransformer):
         return f"spectrograms of {size} mel bands and {size} frames of {rate}, {self.grid} x {self.grid} patches"
 
 
-@implements(SpectrogramTransformer)
-def build_network(config: SpectrogramTransformer) -> Any:
+@implements(SpectrogramTransformerConfig)
+def build_network(config: SpectrogramTransformerConfig) -> Any:
     """Build the network; the import of the Vision Transformer, and with it PyTorch, is deferred until here."""
     from transom.models.vision import VisionTransformer as Network
 
     return Network(config)
 
 
-class SpecAugment(Schema):
+class SpecAugmentConfig(Schema):
     """Frequency and time masks of training spectrograms, resampled in each epoch, without time warping (Park et al. 2019)."""
 
-    n_bands: int = Field(1, ge=0, le=10, description="number of frequency masks")
-    bands: int = Field(8, ge=0, description="maximum width of a frequency mask, in mel bands")
-    n_times: int = Field(1, ge=0, le=10, description="number of time masks")
-    times: int = Field(8, ge=0, description="maximum width of a time mask, in frames")
+    n_freq_masks: int = Field(1, ge=0, le=10, description="number of frequency masks")
+    freq_mask_param: int = Field(8, ge=0, description="maximum width of a frequency mask, in mel bands")
+    n_time_masks: int = Field(1, ge=0, le=10, description="number of time masks")
+    time_mask_param: int = Field(8, ge=0, description="maximum width of a time mask, in frames")
 
 
-class AudioTraining(AdamWTraining):
+class AudioTrainingConfig(AdamWTrainingConfig):
     """Training settings of an audio classifier."""
 
-    optimizer: Optimizer = Field(AdamW(beta2=0.999, eps=1e-8, weight_decay=0.05), description="the optimizer")
-    batch_sounds: int = Field(64, ge=1, description="sounds per optimizer step, over all ranks and accumulation steps")
-    augmentation: SpecAugment = Field(SpecAugment(), description="random masking of training spectrograms")
-    select_by: Literal["loss", "accuracy"] = Field("accuracy", description="validation metric that selects the saved weights")
+    optimizer: AnyOptimizer = Field(AdamWConfig(beta2=0.999, eps=1e-8, weight_decay=0.05), description="the optimizer")
+    batch_size: int = Field(64, ge=1, description="sounds per optimizer step, over all ranks and accumulation steps")
+    augmentation: SpecAugmentConfig = Field(SpecAugmentConfig(), description="random masking of training spectrograms")
+    best_checkpoint_metric: Literal["loss", "accuracy"] = Field("accuracy", description="validation metric that selects the saved weights")
     validate_samples: int = Field(6, ge=0, description="number of validation sounds shown with their predicted class at each validation")
 
 
@@ -157,7 +159,7 @@ class AudioRecipe(Recipe):
     EXAMPLE: ClassVar[tuple[str, str]] = ("sound.wav", '["sound.wav"]')
 
     task: Literal["audio-classification"] = Field("audio-classification", description="the task")
-    data: AudioData = Field(..., description="the data")
-    model: SpectrogramTransformer = Field(SpectrogramTransformer(), description="the network")
-    training: AudioTraining = Field(AudioTraining(), description="training settings")
-    decoding: ImageReading = Field(ImageReading(), description="inference settings")
+    data: AudioDataConfig = Field(..., description="the data")
+    model: SpectrogramTransformerConfig = Field(SpectrogramTransformerConfig(), description="the network")
+    training: AudioTrainingConfig = Field(AudioTrainingConfig(), description="training settings")
+    decoding: ImageInferenceConfig = Field(ImageInferenceConfig(), description="inference settings")

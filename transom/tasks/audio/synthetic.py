@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.data.sampler import draws
+from transom.data.sampler import stateless_uniform
 
 FORMANTS = {
     "a": (730.0, 1090.0, 2440.0),
@@ -23,17 +23,17 @@ BANDWIDTHS = (60.0, 90.0, 150.0)
 
 CLASSES = ("tone", "rising", "falling", "noise", *(f"vowel-{name}" for name in FORMANTS))
 
-PARTS = {"train": (0, 1, 2), "valid": (3,), "test": (4,)}
+SPLIT_RESIDUES = {"train": (0, 1, 2), "valid": (3,), "test": (4,)}
 """Indices modulo 5 of the pitches and speakers in each split, so that splits are disjoint."""
 
-SPEAKERS, PITCHES = 60, 90
+N_SPEAKERS, N_PITCHES = 60, 90
 """Total number of speakers (vocal tract lengths) and of pitches."""
 
-NOISE = 1
+NOISE_STREAM = 1
 """Last part of the random key of the noise of a sound."""
 
 
-class Drawn(NamedTuple):
+class SoundParameters(NamedTuple):
     """Random parameters of a sound.
 
     Attributes:
@@ -45,50 +45,50 @@ class Drawn(NamedTuple):
 
     scale: float
     pitch: float
-    free: list[float]
+    uniforms: list[float]
     noise: Float[Tensor, "samples"]
 
 
-def draw(part: str, number: int, seed: int, length: int) -> Drawn:
+def sample_parameters(split: str, number: int, seed: int, length: int) -> SoundParameters:
     """Sample the parameters of a sound."""
-    key = (seed, list(PARTS).index(part), number)
-    numbers, rest = draws(12, *key)[0], draws(length, *key, NOISE)[0]
-    own = PARTS[part]
+    key = (seed, list(SPLIT_RESIDUES).index(split), number)
+    numbers, rest = stateless_uniform(12, *key)[0], stateless_uniform(length, *key, NOISE_STREAM)[0]
+    own = SPLIT_RESIDUES[split]
 
-    def place(uniform: float, n: int) -> int:
-        fifth, which = divmod(int(uniform * (n // 5 * len(own))), len(own))
-        return 5 * fifth + own[which]
+    def grid_index(uniform: float, n: int) -> int:
+        group, which = divmod(int(uniform * (n // 5 * len(own))), len(own))
+        return 5 * group + own[which]
 
-    scale = 0.92 + 0.2 * place(numbers[0], SPEAKERS) / SPEAKERS
-    return Drawn(scale, place(numbers[1], PITCHES) / PITCHES, numbers[2:12].tolist(), torch.from_numpy(2 * rest - 1))
+    scale = 0.92 + 0.2 * grid_index(numbers[0], N_SPEAKERS) / N_SPEAKERS
+    return SoundParameters(scale, grid_index(numbers[1], N_PITCHES) / N_PITCHES, numbers[2:12].tolist(), torch.from_numpy(2 * rest - 1))
 
 
-def synthesize(label: str, part: str, number: int, seed: int, rate: int, length: int) -> Float[Tensor, "length"]:
+def synthesize(label: str, split: str, number: int, seed: int, rate: int, length: int) -> Float[Tensor, "length"]:
     """Synthesize a sound: its source signal, faded in and out at random times, at a random volume, with background noise.
 
     Args:
         label: one of ``CLASSES``.
-        part: one of ``PARTS``.
+        split: one of ``SPLIT_RESIDUES``.
         number: index of the sound in its split.
         seed: random seed.
         rate: sampling rate in Hz.
         length: number of samples.
     """
-    drawn = draw(part, number, seed, length)
+    parameters = sample_parameters(split, number, seed, length)
     t = torch.arange(length, dtype=torch.float64) / rate
-    gain, lasts, begins, snr = drawn.free[:4]
-    sound = source(label, drawn, t, rate)
+    gain, lasts, begins, snr = parameters.uniforms[:4]
+    sound = source_signal(label, parameters, t, rate)
     sound = sound / sound.square().mean().sqrt()
     whole = length / rate
     start, end = begins * (0.4 - 0.4 * lasts) * whole, whole * (1 - (1 - begins) * (0.4 - 0.4 * lasts))
     fade = (torch.minimum(t - start, end - t) / 0.02).clamp(0, 1)
-    mixed = sound * fade + drawn.noise * 10 ** (-1 - snr)  # 15 to 35 dB below: uniform noise has a third of the power of its bounds
+    mixed = sound * fade + parameters.noise * 10 ** (-1 - snr)  # 15 to 35 dB below: uniform noise has a third of the power of its bounds
     return (mixed * (0.05 + 0.85 * gain) / mixed.abs().max()).float()
 
 
-def source(label: str, drawn: Drawn, t: Float[Tensor, "samples"], rate: int) -> Float[Tensor, "samples"]:
+def source_signal(label: str, parameters: SoundParameters, t: Float[Tensor, "samples"], rate: int) -> Float[Tensor, "samples"]:
     """Return the source signal: a sine of constant or gliding frequency, white noise, or a vowel."""
-    low, phase, ratio = 220 * 8**drawn.pitch, 2 * math.pi * drawn.free[4], 1.5 + 2.5 * drawn.free[5]
+    low, phase, ratio = 220 * 8**parameters.pitch, 2 * math.pi * parameters.uniforms[4], 1.5 + 2.5 * parameters.uniforms[5]
     whole = len(t) / rate
     match label:
         case "tone":
@@ -98,27 +98,27 @@ def source(label: str, drawn: Drawn, t: Float[Tensor, "samples"], rate: int) -> 
             rising = torch.sin(2 * math.pi * cycles + phase)
             return rising if label == "rising" else rising.flip(0)
         case "noise":
-            return torch.roll(drawn.noise, len(t) // 2)
+            return torch.roll(parameters.noise, len(t) // 2)
         case _:
-            return vowel(label.removeprefix("vowel-"), drawn, t, rate)
+            return synthesize_vowel(label.removeprefix("vowel-"), parameters, t, rate)
 
 
-def vowel(name: str, drawn: Drawn, t: Float[Tensor, "samples"], rate: int) -> Float[Tensor, "samples"]:
+def synthesize_vowel(name: str, parameters: SoundParameters, t: Float[Tensor, "samples"], rate: int) -> Float[Tensor, "samples"]:
     """Return a vowel: sum_k |H(k f_0)| / k sin(k phi(t)), with phi' = 2 pi f_0 and a slight vibrato of f_0.
 
     H is the product of the formant resonances, |H_F(f)| = (F^2 + b^2) / (sqrt((f - F)^2 + b^2) sqrt((f + F)^2 + b^2)) with b half the
     bandwidth (Fant 1960); 1 / k combines the glottal source, -12 dB per octave, and lip radiation, +6 dB per octave.
     """
-    pitch, depth, speed = 90 * 2.8**drawn.pitch, 0.01 * drawn.free[6], 4 + 3 * drawn.free[7]
+    pitch, depth, speed = 90 * 2.8**parameters.pitch, 0.01 * parameters.uniforms[6], 4 + 3 * parameters.uniforms[7]
     phi = 2 * math.pi * pitch * (t - depth / (2 * math.pi * speed) * torch.cos(2 * math.pi * speed * t))
     k = torch.arange(1, int(min(5000.0, 0.45 * rate) / pitch) + 1, dtype=torch.float64)
     amplitude = 1 / k
     for formant, bandwidth in zip(FORMANTS[name], BANDWIDTHS, strict=True):
-        f, center, b = k * pitch, formant * drawn.scale, bandwidth / 2
+        f, center, b = k * pitch, formant * parameters.scale, bandwidth / 2
         amplitude = amplitude * (center**2 + b**2) / (((f - center) ** 2 + b**2) * ((f + center) ** 2 + b**2)).sqrt()
-    turn = torch.exp(1j * phi)
-    total, power = torch.zeros_like(t), torch.ones_like(turn)
+    phasor = torch.exp(1j * phi)
+    total, power = torch.zeros_like(t), torch.ones_like(phasor)
     for a in amplitude.tolist():
-        power = power * turn
+        power = power * phasor
         total += a * power.imag
     return total

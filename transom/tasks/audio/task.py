@@ -10,27 +10,27 @@ from typing import Any, ClassVar
 from jaxtyping import UInt8
 from torch import Tensor
 
-from transom.data.images.images import Images
+from transom.data.images.image_files import Images
 from transom.data.images.loader import ImageLoader
-from transom.data.sampler import Slicing
+from transom.data.sampler import MicroBatching
 from transom.data.split import Splits
 from transom.decoding.predictors.image_classifier import ImageClassifier
-from transom.tasks.audio.loader import AudioLoader, load_sounds, read_sounds, spectrogram_of
-from transom.tasks.audio.schema import SpectrogramTransformer
+from transom.tasks.audio.loader import AudioLoader, decode_spectrogram, load_sounds, read_sounds
+from transom.tasks.audio.schema import SpectrogramTransformerConfig
 from transom.tasks.audio.wav import read_file
-from transom.tasks.image_classification.task import ImagesClassified, ImageTask, data_address
+from transom.tasks.image_classification.task import ImageClassifyVerb, ImageTask, data_url
 
 
-class SoundClassifier(ImageClassifier):
+class AudioClassifier(ImageClassifier):
     """Predicts the classes of sounds."""
 
     NOUN: ClassVar[str] = "sound"
 
     @property
-    def config(self) -> SpectrogramTransformer:
+    def config(self) -> SpectrogramTransformerConfig:
         """The model configuration, with the spectrogram settings."""
         config = self.model.config
-        assert isinstance(config, SpectrogramTransformer)
+        assert isinstance(config, SpectrogramTransformerConfig)
         return config
 
     def pixels(self, file: Path) -> UInt8[Tensor, "1 size size"]:
@@ -39,19 +39,19 @@ class SoundClassifier(ImageClassifier):
         Raises:
             DataError: the file cannot be decoded.
         """
-        return spectrogram_of(read_file(file), str(file), self.config)
+        return decode_spectrogram(read_file(file), str(file), self.config)
 
 
 @dataclass(frozen=True)
-class SoundsClassified(ImagesClassified):
+class AudioClassifyVerb(ImageClassifyVerb):
     """The object that ``transom classify`` uses for sounds; all are cropped or padded to the length of the model."""
 
     NOUN: ClassVar[str] = "sounds"
     KEY: ClassVar[str] = "sound"
 
-    classifier: SoundClassifier
+    classifier: AudioClassifier
 
-    def labelled(self, path: Path) -> Images:
+    def labeled_data(self, path: Path) -> Images:
         """Read labeled sounds as spectrograms.
 
         Raises:
@@ -63,8 +63,8 @@ class SoundsClassified(ImagesClassified):
 class AudioTask(ImageTask):
     """Audio classification; attributes as in ``ImageTask``."""
 
-    PREDICTOR: ClassVar[type[ImageClassifier]] = SoundClassifier
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": SoundsClassified}
+    PREDICTOR: ClassVar[type[ImageClassifier]] = AudioClassifier
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": AudioClassifyVerb}
 
     @classmethod
     def load(cls, recipe: Any, base: Path) -> Splits[Images]:
@@ -76,15 +76,20 @@ class AudioTask(ImageTask):
         return load_sounds(recipe.data, base, recipe.model)
 
     @classmethod
-    def make_loader(cls, recipe: Any, images: Images, classes: Sequence[str], slicing: Slicing) -> ImageLoader:
+    def make_loader(cls, recipe: Any, images: Images, classes: Sequence[str], micro_batching: MicroBatching) -> ImageLoader:
         """Return the loader of training batches."""
         training = recipe.training
         return AudioLoader(
-            images, classes, masking=training.augmentation, batch_images=training.batch_sounds, seed=training.seed, slicing=slicing
+            images,
+            classes,
+            spec_augment_config=training.augmentation,
+            batch_size=training.batch_size,
+            seed=training.seed,
+            micro_batching=micro_batching,
         )
 
     @staticmethod
-    def picture(pixels: UInt8[Tensor, "1 size size"]) -> str:
+    def to_data_url(pixels: UInt8[Tensor, "1 size size"]) -> str:
         """Return a spectrogram as a data URL of a PNG, low frequencies at the bottom; encoded without an image library."""
         rows = pixels[0].flip(0).numpy()
         height, width = rows.shape
@@ -94,4 +99,4 @@ class AudioTask(ImageTask):
             b"IEND": b"",
         }
         packed = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks.items())
-        return data_address(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
+        return data_url(b"\x89PNG\r\n\x1a\n" + b"".join(packed))

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transom.errors import DataError
-from transom.files.regular import open_regular
+from transom.files.regular_files import open_regular_file
 
-MAX_BYTES = 2**28
+MAX_WAV_BYTES = 2**28
 """Maximum file size in bytes: 25 minutes of 16-bit stereo at 44.1 kHz."""
 
 MIN_RATE, MAX_RATE = 1_000, 768_000
@@ -23,7 +23,7 @@ MIN_RATE, MAX_RATE = 1_000, 768_000
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 """Format tags; with EXTENSIBLE the actual format follows later in the header."""
 
-WIDTHS = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}
+BIT_DEPTHS = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}
 """Supported bits per sample of each format."""
 
 
@@ -40,8 +40,10 @@ def list_sounds(folder: Path) -> tuple[list[str], int]:
         raise DataError(
             f"{folder}: expected a folder of sounds as CLASS/NAME.wav, found {'a file' if folder.exists() else 'nothing there'}"
         )
-    tops = [[top, *top.rglob("*")] for top in folder.iterdir()]  # a class folder may be a symlink; a broken one is no folder
-    paths = [file.relative_to(folder) for top in tops for file in top if not file.is_dir()]
+    class_folders = [
+        [class_folder, *class_folder.rglob("*")] for class_folder in folder.iterdir()
+    ]  # a class folder may be a symlink; a broken one is no folder
+    paths = [file.relative_to(folder) for class_folder in class_folders for file in class_folder if not file.is_dir()]
     visible = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     names = sorted(path.as_posix() for path in visible if path.suffix.lower() == ".wav")
     if not names:
@@ -61,16 +63,16 @@ def read_file(file: Path) -> bytes:
         DataError: the file cannot be read or is too large.
     """
     try:
-        with open_regular(file, DataError) as opened:
-            data = opened.read(MAX_BYTES + 1)
+        with open_regular_file(file, DataError) as opened:
+            data = opened.read(MAX_WAV_BYTES + 1)
     except OSError as error:
         raise DataError(f"{file}: expected a WAV file, found a file that cannot be read: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise DataError(f"{file}: expected a WAV file of at most {MAX_BYTES:,} bytes, found more; split it into shorter files")
+    if len(data) > MAX_WAV_BYTES:
+        raise DataError(f"{file}: expected a WAV file of at most {MAX_WAV_BYTES:,} bytes, found more; split it into shorter files")
     return data
 
 
-class Wave(NamedTuple):
+class WavData(NamedTuple):
     """The content of a WAV file.
 
     Attributes:
@@ -88,18 +90,18 @@ class Wave(NamedTuple):
     samples: bytes
 
 
-def parse(data: bytes, place: str) -> Wave:
+def parse_wav(data: bytes, location: str) -> WavData:
     """Parse a WAV file (IBM & Microsoft 1991); sizes in the header never determine allocations.
 
     Args:
         data: content of the file.
-        place: location of the file, for messages.
+        location: location of the file, for messages.
 
     Raises:
         DataError: the content is not a WAV file, or is of an unsupported format, truncated or empty.
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise DataError(f"{place}: expected a WAV file, found no RIFF/WAVE header; convert it to WAV")
+        raise DataError(f"{location}: expected a WAV file, found no RIFF/WAVE header; convert it to WAV")
     parts, at = dict[bytes, tuple[int, bytes]](), 12
     while b"data" not in parts and at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)
@@ -107,34 +109,34 @@ def parse(data: bytes, place: str) -> Wave:
         at += 8 + size + size % 2
     header = parts.get(b"fmt ", (0, b""))[1]
     if len(header) < 16 or b"data" not in parts:
-        raise DataError(f"{place}: expected a WAV file, found a truncated header; copy the file again")
+        raise DataError(f"{location}: expected a WAV file, found a truncated header; copy the file again")
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", header)
     if kind == EXTENSIBLE and len(header) >= 26:
         (kind,) = struct.unpack_from("<H", header, 24)
-    if bits not in WIDTHS.get(kind, ()):
-        raise DataError(f"{place}: expected 8 to 32-bit PCM or 32 or 64-bit float, found format {kind} with {bits} bits; convert it")
+    if bits not in BIT_DEPTHS.get(kind, ()):
+        raise DataError(f"{location}: expected 8 to 32-bit PCM or 32 or 64-bit float, found format {kind} with {bits} bits; convert it")
     if channels not in (1, 2):
-        raise DataError(f"{place}: expected mono or stereo, found {channels:,} channels; convert it")
+        raise DataError(f"{location}: expected mono or stereo, found {channels:,} channels; convert it")
     if not MIN_RATE <= rate <= MAX_RATE:
-        raise DataError(f"{place}: expected a sampling rate of {MIN_RATE:,} to {MAX_RATE:,} Hz, found {rate:,}; resample it")
-    promised, samples = parts[b"data"]
+        raise DataError(f"{location}: expected a sampling rate of {MIN_RATE:,} to {MAX_RATE:,} Hz, found {rate:,}; resample it")
+    n_declared, samples = parts[b"data"]
     step = channels * bits // 8
-    if len(samples) < promised:
+    if len(samples) < n_declared:
         raise DataError(
-            f"{place}: expected {promised // step:,} samples as in its header, found {len(samples) // step:,}: the file is truncated;"
+            f"{location}: expected {n_declared // step:,} samples as in its header, found {len(samples) // step:,}: the file is truncated;"
             " copy it again"
         )
     if len(samples) < step:
-        raise DataError(f"{place}: expected a sound, found a file without samples; remove it")
-    return Wave(kind, bits, channels, rate, samples)
+        raise DataError(f"{location}: expected a sound, found a file without samples; remove it")
+    return WavData(kind, bits, channels, rate, samples)
 
 
-def decode(data: bytes, place: str, rate: int, length: int) -> Float[Tensor, "length"]:
+def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tensor, "length"]:
     """Decode a WAV file to mono at the given rate and length.
 
     Args:
         data: content of the file.
-        place: location of the file, for messages.
+        location: location of the file, for messages.
         rate: output sampling rate in Hz.
         length: output length in samples; a longer sound is center-cropped, a shorter one is padded with silence at both ends.
 
@@ -144,18 +146,18 @@ def decode(data: bytes, place: str, rate: int, length: int) -> Float[Tensor, "le
     Raises:
         DataError: the file cannot be decoded.
     """
-    wave = parse(data, place)
+    wave = parse_wav(data, location)
     step = wave.channels * wave.bits // 8
-    frames, wanted = len(wave.samples) // step, -(-length * wave.rate // rate)
-    start = max(0, (frames - wanted) // 2)
-    x = _numbers(wave.samples[start * step : min(start + wanted, frames) * step], wave)
+    frames, n_frames = len(wave.samples) // step, -(-length * wave.rate // rate)
+    start = max(0, (frames - n_frames) // 2)
+    x = _decode_samples(wave.samples[start * step : min(start + n_frames, frames) * step], wave)
     if not np.isfinite(x).all():
-        raise DataError(f"{place}: expected finite samples, found NaN or infinity; convert the sound again")
+        raise DataError(f"{location}: expected finite samples, found NaN or infinity; convert the sound again")
     x = (x / max(1.0, np.abs(x).max())).reshape(-1, wave.channels).mean(1)
-    return fitted(resample(torch.from_numpy(x), wave.rate, rate).float(), length)
+    return center_crop_or_pad(resample(torch.from_numpy(x), wave.rate, rate).float(), length)
 
 
-def _numbers(raw: bytes, wave: Wave) -> NDArray[np.float64]:
+def _decode_samples(raw: bytes, wave: WavData) -> NDArray[np.float64]:
     """Decode little-endian samples to floats; 8-bit PCM is unsigned, all other PCM is signed."""
     if wave.kind == FLOAT:
         return np.frombuffer(raw, f"<f{wave.bits // 8}").astype(np.float64)
@@ -181,7 +183,7 @@ def resample(x: Float[Tensor, "samples"], old: int, new: int) -> Float[Tensor, "
     return torch.fft.irfft(spectrum, length) * (length / len(x))
 
 
-def fitted(x: Float[Tensor, "samples"], length: int) -> Float[Tensor, "length"]:
+def center_crop_or_pad(x: Float[Tensor, "samples"], length: int) -> Float[Tensor, "length"]:
     """Center-crop a sound, or zero-pad it at both ends, to the given length."""
     if (extra := len(x) - length) >= 0:
         return x[extra // 2 : extra // 2 + length]

@@ -4,26 +4,30 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.data import Data, LabelledFiles, Phrasebook, Tokenizer
-from transom.config.decoding import Reading
-from transom.config.model import TextClassifier
-from transom.config.options import DataOption, TaskHelp, Verb
+from transom.config.data import DataConfig, LabeledFilesConfig, PhrasebookConfig, TokenizerConfig
+from transom.config.decoding import TextInferenceConfig
+from transom.config.model import TextClassifierConfig
 from transom.config.recipe import TextRecipe
-from transom.config.registry import register_task
-from transom.config.training import ConsistentTraining, EncoderTraining
+from transom.config.task_options import DataOption, TaskHelp, Verb
+from transom.config.task_registry import register_task
+from transom.config.training import EncoderTrainingConfig, RDropTrainingConfig
 
 ABOUT = TaskHelp(
     options=(
         DataOption(
-            "--labelled", "FILE", "Train a text classifier on a .tsv, .csv or .jsonl file of texts and classes, or .gz.", "train", "file"
+            "--labeled-data",
+            "FILE",
+            "Train a text classifier on a .tsv, .csv or .jsonl file of texts and classes, or .gz.",
+            "train",
+            "file",
         ),
         DataOption(
-            "--valid-labelled",
+            "--valid-labeled-data",
             "FILE",
             "Validation texts in the same format; default: 10 % of the training texts.",
             "valid",
             "file",
-            "--labelled",
+            "--labeled-data",
             "the texts to train on",
         ),
     ),
@@ -33,17 +37,17 @@ ABOUT = TaskHelp(
 )
 
 
-class LabelledData(Data):
+class LabeledDataConfig(DataConfig):
     """Texts with classes."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
-    train: LabelledFiles | None = Field(None, description="training texts")
-    valid: LabelledFiles | None = Field(None, description="validation texts; default: 10 % of train, split off by hash")
-    test: LabelledFiles | None = Field(
+    train: LabeledFilesConfig | None = Field(None, description="training texts")
+    valid: LabeledFilesConfig | None = Field(None, description="validation texts; default: 10 % of train, split off by hash")
+    test: LabeledFilesConfig | None = Field(
         None, description="test texts; only the data report reads them, to find those that are also in train"
     )
-    generate: Phrasebook | None = Field(None, description="sentences of the built-in phrasebook, with their language as class")
+    generate: PhrasebookConfig | None = Field(None, description="sentences of the built-in phrasebook, with their language as class")
     too_long: Literal["truncate", "drop", "refuse"] = Field(
         "truncate",
         description="treatment of a training text of more than model.max_seq_len tokens: truncate it, drop it, or raise an error;"
@@ -51,15 +55,15 @@ class LabelledData(Data):
     )
 
     @property
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
         return "10 % of the training texts, split off by hash"
 
 
-class ClassificationTraining(EncoderTraining, ConsistentTraining):
+class ClassificationTrainingConfig(EncoderTrainingConfig, RDropTrainingConfig):
     """Training settings of a text classifier."""
 
-    token_dropout: float = Field(
+    word_dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
@@ -79,8 +83,10 @@ class ClassificationRecipe(TextRecipe):
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text"', '["A text"]')
 
     task: Literal["classification"] = Field("classification", description="the task")
-    data: LabelledData = Field(..., description="the data")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
-    model: TextClassifier = Field(TextClassifier(), description="the network; preset = NAME loads the configuration of a published model")
-    training: ClassificationTraining = Field(ClassificationTraining(), description="training settings")
-    decoding: Reading = Field(Reading(), description="inference settings")
+    data: LabeledDataConfig = Field(..., description="the data")
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="the tokenizer")
+    model: TextClassifierConfig = Field(
+        TextClassifierConfig(), description="the network; preset = NAME loads the configuration of a published model"
+    )
+    training: ClassificationTrainingConfig = Field(ClassificationTrainingConfig(), description="training settings")
+    decoding: TextInferenceConfig = Field(TextInferenceConfig(), description="inference settings")

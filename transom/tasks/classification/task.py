@@ -7,36 +7,42 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from transom.config.data import LabelledFiles
-from transom.config.decoding import Reading
-from transom.data.batch import LabelledBatch
-from transom.data.labeled.classes import classes_of, numbered
-from transom.data.labeled.labelled import LabelledLoader, load_labelled, read_labelled, refuse_longer, text_batches
+from transom.config.data import LabeledFilesConfig
+from transom.config.decoding import TextInferenceConfig
+from transom.data.batch import LabeledTextBatch
+from transom.data.labeled.class_labels import collect_classes, encode_labels
+from transom.data.labeled.labeled_texts import (
+    LabeledTextLoader,
+    labeled_text_batches,
+    load_labeled_texts,
+    read_labeled_texts,
+    reject_too_long,
+)
 from transom.data.pairs.pairs import Pairs, fingerprint
-from transom.data.reports.labelled import report_labelled
+from transom.data.reports.labeled_texts import report_labelled
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.searcher import reader_of
-from transom.decoding.inference import Tell
-from transom.decoding.predictors.classifier import Classified, Classifier, Scores, scored
-from transom.decoding.predictors.long_texts import TooLong
+from transom.decoding.backends.decoder_backend import build_encoder_backend
+from transom.decoding.inference import ProgressCallback
+from transom.decoding.predictors.classifier import ClassificationMetrics, Classifier, ClassPrediction, evaluate_predictions
+from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.models.base import Network
 from transom.models.encoder import TextClassifierTransformer
-from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.classification.schema import ClassificationRecipe
-from transom.tasks.encoders import embedder_of
+from transom.tasks.embed_verb import as_embedder
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, train_text_tokenizers
+from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
-from transom.training.start import tokenizer_of
-from transom.training.task import Answers, Reader
+from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_accuracy, validation_loss
 
 
 @dataclass(frozen=True)
-class TextsClassified:
+class TextClassifyVerb:
     """The object that ``transom classify`` uses for texts."""
 
     NOUN: ClassVar[str] = "texts"
@@ -49,25 +55,27 @@ class TextsClassified:
         """Maximum tokens of a text, special tokens excluded."""
         return self.classifier.model.config.max_seq_len - 1
 
-    def classify(self, items: list[str], too_long: TooLong, tell: Tell) -> list[Classified]:
+    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
         """Predict the class of each text."""
-        return self.classifier.classify(items, too_long, tell)
+        return self.classifier.classify(items, too_long, notify)
 
-    def score(self, labelled: Path, too_long: TooLong, tell: Tell) -> Scores:
+    def score(self, labeled_data: Path, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
         """Return classification metrics on a file of labeled texts.
 
         Raises:
             TransomError: the file cannot be read, or a class is unknown to the model.
         """
-        known = read_labelled(LabelledFiles(file=str(labelled.absolute())), Path.cwd())
-        return scored(self.classify(known.source, too_long, tell), known.target, known, self.classifier.model.config.classes)
+        known = read_labeled_texts(LabeledFilesConfig(file=str(labeled_data.absolute())), Path.cwd())
+        return evaluate_predictions(
+            self.classify(known.source, too_long, notify), known.target, known, self.classifier.model.config.classes
+        )
 
 
-class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
+class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs]):
     """Text classification: tokenized texts with their classes."""
 
     PREDICTOR: ClassVar[type] = Classifier
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextsClassified, "embed": embedder_of}
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextClassifyVerb, "embed": as_embedder}
 
     @classmethod
     def load(cls, recipe: ClassificationRecipe, base: Path) -> Splits[Pairs]:
@@ -76,22 +84,22 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
         Raises:
             TransomError: the texts cannot be read.
         """
-        return load_labelled(recipe.data, base)
+        return load_labeled_texts(recipe.data, base)
 
     @classmethod
-    def read(cls, recipe: ClassificationRecipe, reader: Reader) -> Self:
+    def read(cls, recipe: ClassificationRecipe, context: TaskContext) -> Self:
         """Read the texts, train or load the tokenizer, and build the data report.
 
         Raises:
             TransomError: the texts cannot be read or do not fit the recipe.
         """
-        reader.tell("reading the texts")
-        splits = cls.load(recipe, reader.base)
-        classes = classes_of(splits.train.target, splits.train, recipe.model.classes)
-        tokenizer = tokenizer_of(splits.train.source, recipe, reader)
+        context.notify("reading the texts")
+        splits = cls.load(recipe, context.base)
+        classes = collect_classes(splits.train.target, splits.train, recipe.model.classes)
+        tokenizer = load_or_train_tokenizer(splits.train.source, recipe, context)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
-        loader = LabelledLoader(
+        loader = LabeledTextLoader(
             splits.train,
             tokenizer,
             classes,
@@ -99,38 +107,38 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
             batch_tokens=training.batch_tokens,
             seed=training.seed,
             too_long=recipe.data.too_long,
-            token_dropout=training.token_dropout,
-            slicing=reader.slicing(training),
+            word_dropout=training.word_dropout,
+            micro_batching=context.micro_batching(training),
         )
-        labels, rows = numbered(splits.valid.target, classes, splits.valid), tokenizer.encode_batch(splits.valid.source)
+        labels, rows = encode_labels(splits.valid.target, classes, splits.valid), tokenizer.encode_batch(splits.valid.source)
         if recipe.data.too_long == "refuse":
-            refuse_longer(splits.valid, rows, max_seq_len)
+            reject_too_long(splits.valid, rows, max_seq_len)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=splits.valid,
-            valid_batches=text_batches(rows, labels, max_seq_len, training.batch_tokens),
+            valid_batches=labeled_text_batches(rows, labels, max_seq_len, training.batch_tokens),
             report=report_labelled(splits, classes, tokenizer, loader),
-            data=fingerprint(splits.train, splits.valid),
+            data_hash=fingerprint(splits.train, splits.valid),
         )
 
     def objective(self, model: Network) -> Objective:
         """Return the training loss of the task."""
         return text_objective(self.recipe.training)
 
-    def flops(self, batch: LabelledBatch) -> float:
+    def flops(self, batch: LabeledTextBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
-        return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], 1).training
+        return count_flops(self.recipe.model, len(batch.sample_ids), batch.source.tokens.shape[1], 1).training
 
-    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+    def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
         """Return validation loss and accuracy."""
         assert isinstance(model, TextClassifierTransformer)
         figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
         del figures["perplexity"]  # perplexity is not meaningful for classes
         return figures
 
-    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+    def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
         """Predict the classes of a few validation texts."""
         assert isinstance(model, TextClassifierTransformer)
         shown = slice(self.recipe.training.validate_samples)
@@ -144,9 +152,11 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
     def predictor(cls, run: LoadedRun) -> Classifier:
         """Return the predictor of a run."""
         assert isinstance(run.model, TextClassifierTransformer)
-        return Classifier(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model), run.origin)
+        return Classifier(
+            run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin
+        )
 
     @classmethod
-    def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+    def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(cls.load(recipe, base).train.source, recipe.tokenizer, tell)
+        return train_text_tokenizers(cls.load(recipe, base).train.source, recipe.tokenizer, notify)

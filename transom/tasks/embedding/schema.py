@@ -4,18 +4,18 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from transom.config.data import PairData, PairTokenizer
-from transom.config.decoding import Reading
-from transom.config.model import TextEmbedder
-from transom.config.options import PAIRS, TaskHelp, Verb
+from transom.config.data import PairDataConfig, PairTokenizerConfig
+from transom.config.decoding import TextInferenceConfig
+from transom.config.model import TextEmbedderConfig
 from transom.config.recipe import PairRecipe
-from transom.config.registry import register_task
-from transom.config.training import EncoderTraining
+from transom.config.task_options import PAIRS, TaskHelp, Verb
+from transom.config.task_registry import register_task
+from transom.config.training import EncoderTrainingConfig
 
 ABOUT = TaskHelp(options=PAIRS, order=6, verbs=(Verb("embed", "Embed texts and print their pairwise cosine similarity."),))
 
 
-class EmbeddingTraining(EncoderTraining):
+class EmbeddingTrainingConfig(EncoderTrainingConfig):
     """Training settings of a text embedding model."""
 
     validate_samples: int = Field(3, ge=0, description="number of validation texts shown with their nearest neighbor at each validation")
@@ -33,11 +33,13 @@ class EmbeddingRecipe(PairRecipe):
     GUESSES: ClassVar[bool] = False  # the loss is contrastive: it depends on the number of pairs per batch
 
     task: Literal["embedding"] = Field("embedding", description="the task")
-    data: PairData = Field(..., description="the data")
-    tokenizer: PairTokenizer = Field(PairTokenizer(), description="the tokenizer")
-    model: TextEmbedder = Field(TextEmbedder(), description="the network; preset = NAME loads the configuration of a published model")
-    training: EmbeddingTraining = Field(EmbeddingTraining(), description="training settings")
-    decoding: Reading = Field(Reading(), description="inference settings")
+    data: PairDataConfig = Field(..., description="the data")
+    tokenizer: PairTokenizerConfig = Field(PairTokenizerConfig(), description="the tokenizer")
+    model: TextEmbedderConfig = Field(
+        TextEmbedderConfig(), description="the network; preset = NAME loads the configuration of a published model"
+    )
+    training: EmbeddingTrainingConfig = Field(EmbeddingTrainingConfig(), description="training settings")
+    decoding: TextInferenceConfig = Field(TextInferenceConfig(), description="inference settings")
 
     @model_validator(mode="after")
     def _one_vocabulary(self) -> Self:

@@ -4,14 +4,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.data import Data, Digits, ImageFiles
-from transom.config.decoding import ImageReading
-from transom.config.model import ImageModel
-from transom.config.options import DataOption, TaskHelp
+from transom.config.data import DataConfig, DigitsConfig, ImageFilesConfig
+from transom.config.decoding import ImageInferenceConfig
+from transom.config.model import AnyImageModel
 from transom.config.recipe import Recipe
-from transom.config.registry import register_task
-from transom.config.training import AdamW, AdamWTraining, Augmentation, Optimizer
-from transom.config.vision import VisionTransformer
+from transom.config.task_options import DataOption, TaskHelp
+from transom.config.task_registry import register_task
+from transom.config.training import AdamWConfig, AdamWTrainingConfig, AnyOptimizer, ImageAugmentationConfig
+from transom.config.vision import VisionTransformerConfig
 
 ABOUT = TaskHelp(
     options=(
@@ -34,32 +34,34 @@ ABOUT = TaskHelp(
 )
 
 
-class ImageData(Data):
+class ImageDataConfig(DataConfig):
     """Images with classes."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
-    train: ImageFiles | None = Field(None, description="training images")
-    valid: ImageFiles | None = Field(None, description="validation images; default: valid_share of train, split off by hash")
-    test: ImageFiles | None = Field(None, description="test images; only the data report reads them, to find those that are also in train")
-    generate: Digits | None = Field(None, description="built-in images instead of files")
-    valid_share: float = Field(
+    train: ImageFilesConfig | None = Field(None, description="training images")
+    valid: ImageFilesConfig | None = Field(None, description="validation images; default: valid_fraction of train, split off by hash")
+    test: ImageFilesConfig | None = Field(
+        None, description="test images; only the data report reads them, to find those that are also in train"
+    )
+    generate: DigitsConfig | None = Field(None, description="built-in images instead of files")
+    valid_fraction: float = Field(
         0.1, gt=0, lt=1, description="fraction of the training images split off for validation if data.valid is not given"
     )
 
     @property
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
-        return f"{100 * self.valid_share:g} % of the training images, split off by hash"
+        return f"{100 * self.valid_fraction:g} % of the training images, split off by hash"
 
 
-class ImageTraining(AdamWTraining):
+class ImageTrainingConfig(AdamWTrainingConfig):
     """Training settings of an image classifier."""
 
-    optimizer: Optimizer = Field(AdamW(beta2=0.999, eps=1e-8, weight_decay=0.05), description="the optimizer")
-    batch_images: int = Field(128, ge=1, description="images per optimizer step, over all ranks and accumulation steps")
-    augmentation: Augmentation = Field(Augmentation(), description="random augmentation of training images")
-    select_by: Literal["loss", "accuracy"] = Field("accuracy", description="validation metric that selects the saved weights")
+    optimizer: AnyOptimizer = Field(AdamWConfig(beta2=0.999, eps=1e-8, weight_decay=0.05), description="the optimizer")
+    batch_size: int = Field(128, ge=1, description="images per optimizer step, over all ranks and accumulation steps")
+    augmentation: ImageAugmentationConfig = Field(ImageAugmentationConfig(), description="random augmentation of training images")
+    best_checkpoint_metric: Literal["loss", "accuracy"] = Field("accuracy", description="validation metric that selects the saved weights")
     validate_samples: int = Field(6, ge=0, description="number of validation images shown with their predicted class at each validation")
 
 
@@ -74,7 +76,9 @@ class ImageRecipe(Recipe):
     EXAMPLE: ClassVar[tuple[str, str]] = ("image.jpg", '["image.jpg"]')
 
     task: Literal["image-classification"] = Field("image-classification", description="the task")
-    data: ImageData = Field(..., description="the data")
-    model: ImageModel = Field(VisionTransformer(), description="the network; preset = NAME loads the configuration of a published model")
-    training: ImageTraining = Field(ImageTraining(), description="training settings")
-    decoding: ImageReading = Field(ImageReading(), description="inference settings")
+    data: ImageDataConfig = Field(..., description="the data")
+    model: AnyImageModel = Field(
+        VisionTransformerConfig(), description="the network; preset = NAME loads the configuration of a published model"
+    )
+    training: ImageTrainingConfig = Field(ImageTrainingConfig(), description="training settings")
+    decoding: ImageInferenceConfig = Field(ImageInferenceConfig(), description="inference settings")

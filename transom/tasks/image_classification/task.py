@@ -12,38 +12,38 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.decoding import ImageReading
-from transom.config.vision import VisionTransformer as VisionTransformerConfig
+from transom.config.decoding import ImageInferenceConfig
+from transom.config.vision import VisionTransformerConfig as VisionTransformerConfig
 from transom.data.batch import ImageBatch
-from transom.data.images.images import Images, pillow, read_images
+from transom.data.images.image_files import Images, import_pillow, read_images
 from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
-from transom.data.labeled.classes import classes_of, numbered
+from transom.data.labeled.class_labels import collect_classes, encode_labels
 from transom.data.reports.images import report_images
-from transom.data.reports.report import Report
-from transom.data.sampler import Slicing
+from transom.data.reports.report import DataReport
+from transom.data.sampler import MicroBatching
 from transom.data.split import Splits
-from transom.decoding.backends.searcher import reader_of
-from transom.decoding.inference import Tell
-from transom.decoding.predictors.classifier import Classified, Scores, scored
+from transom.decoding.backends.decoder_backend import build_encoder_backend
+from transom.decoding.inference import ProgressCallback
+from transom.decoding.predictors.classifier import ClassificationMetrics, ClassPrediction, evaluate_predictions
 from transom.decoding.predictors.image_classifier import ImageClassifier
-from transom.decoding.predictors.long_texts import TooLong
-from transom.models.network import Network
+from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.models.base import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.image_classification.schema import ImageRecipe
 from transom.tasks.task import LoadedRun
-from transom.training.objectives.mixed_images import MixedImages
+from transom.training.objectives.mixup import MixupCrossEntropy
 from transom.training.objectives.objective import Objective
-from transom.training.task import Answers, Reader
+from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_accuracy, validation_loss
 
-SHOWN_SIDE = 64
+THUMBNAIL_SIZE = 64
 """Maximum width and height of an image in the report, in pixels."""
 
 
 @dataclass(frozen=True)
-class ImagesClassified:
+class ImageClassifyVerb:
     """The object that ``transom classify`` uses for images; all are resized to the input size of the model."""
 
     NOUN: ClassVar[str] = "images"
@@ -52,23 +52,23 @@ class ImagesClassified:
     classifier: ImageClassifier
     max_tokens: None = None
 
-    def classify(self, items: list[str], too_long: TooLong, tell: Tell) -> list[Classified]:
+    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
         """Predict the class of each file."""
-        return self.classifier.classify(items, tell)
+        return self.classifier.classify(items, notify)
 
-    def score(self, labelled: Path, too_long: TooLong, tell: Tell) -> Scores:
+    def score(self, labeled_data: Path, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
         """Return classification metrics on labeled images.
 
         Raises:
             TransomError: an image cannot be read, or a class is unknown to the model.
         """
-        known, batch, found = self.labelled(labelled), self.classifier.reading.batch_images, list[Classified]()
+        known, batch, found = self.labeled_data(labeled_data), self.classifier.inference_config.batch_size, list[ClassPrediction]()
         for start in range(0, len(known), batch):
             found += self.classifier.classify_pixels(known.load(range(start, min(start + batch, len(known)))))
-            tell(len(found), len(known))
-        return scored(found, known.labels, known, self.classifier.model.config.classes)
+            notify(len(found), len(known))
+        return evaluate_predictions(found, known.labels, known, self.classifier.model.config.classes)
 
-    def labelled(self, path: Path) -> Images:
+    def labeled_data(self, path: Path) -> Images:
         """Read labeled images at the input size of the model.
 
         Raises:
@@ -82,7 +82,7 @@ class ImagesClassified:
 class ImageTask:
     """Image classification.
 
-    A task on other data that are read as images overrides ``load``, ``make_loader``, ``picture`` and the two class variables.
+    A task on other data that are read as images overrides ``load``, ``make_loader``, ``to_data_url`` and the two class variables.
 
     Attributes:
         recipe: the resolved recipe, with classes and pixel statistics filled in.
@@ -90,40 +90,40 @@ class ImageTask:
         valid: validation images.
         labels: class index of each validation image.
         report: the data report.
-        data: hash of all training and validation images and their classes, in order.
+        data_hash: hash of all training and validation images and their classes, in order.
     """
 
     recipe: Any
     loader: ImageLoader
     valid: Images
     labels: Sequence[int]
-    report: Report
-    data: str
+    report: DataReport
+    data_hash: str
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = ImageClassifier
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImagesClassified}
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImageClassifyVerb}
 
     @classmethod
-    def read(cls, recipe: Any, reader: Reader) -> Self:
+    def read(cls, recipe: Any, context: TaskContext) -> Self:
         """Read the images and build the data report.
 
         Raises:
             TransomError: the images cannot be read or do not fit the recipe.
         """
-        reader.tell(f"reading the {recipe.COUNTED}")
-        splits = cls.load(recipe, reader.base)
-        classes = classes_of(splits.train.labels, splits.train, recipe.model.classes)
+        context.notify(f"reading the {recipe.COUNTED}")
+        splits = cls.load(recipe, context.base)
+        classes = collect_classes(splits.train.labels, splits.train, recipe.model.classes)
         found: dict[str, Any] = {"classes": classes}
         if not recipe.model.pixel_mean:
             found |= dict(zip(("pixel_mean", "pixel_std"), pixel_statistics(splits.train), strict=True))
         recipe = recipe.with_fields("model", **found)
         return cls(
             recipe=recipe,
-            loader=cls.make_loader(recipe, splits.train, classes, reader.slicing(recipe.training)),
+            loader=cls.make_loader(recipe, splits.train, classes, context.micro_batching(recipe.training)),
             valid=splits.valid,
-            labels=numbered(splits.valid.labels, classes, splits.valid),
+            labels=encode_labels(splits.valid.labels, classes, splits.valid),
             report=report_images(splits, classes, cls.PREDICTOR.NOUN),
-            data=image_fingerprint(splits.train, splits.valid),
+            data_hash=image_fingerprint(splits.train, splits.valid),
         )
 
     @classmethod
@@ -133,56 +133,56 @@ class ImageTask:
         Raises:
             TransomError: an image cannot be read, or there are too few to split.
         """
-        return load_images(recipe.data, base, recipe.model, recipe.data.valid_share)
+        return load_images(recipe.data, base, recipe.model, recipe.data.valid_fraction)
 
     @classmethod
-    def make_loader(cls, recipe: ImageRecipe, images: Images, classes: Sequence[str], slicing: Slicing) -> ImageLoader:
+    def make_loader(cls, recipe: ImageRecipe, images: Images, classes: Sequence[str], micro_batching: MicroBatching) -> ImageLoader:
         """Return the loader of training batches."""
         training = recipe.training
         return ImageLoader(
             images,
             classes,
-            batch_images=training.batch_images,
+            batch_size=training.batch_size,
             seed=training.seed,
             augmentation=training.augmentation,
-            slicing=slicing,
+            micro_batching=micro_batching,
         )
 
     @staticmethod
-    def picture(pixels: UInt8[Tensor, "channels size size"]) -> str:
+    def to_data_url(pixels: UInt8[Tensor, "channels size size"]) -> str:
         """Return a thumbnail of an image as a data URL, for the report."""
-        library = pillow()
+        library = import_pillow()
         image = library.Image.fromarray(pixels.permute(1, 2, 0).numpy() if len(pixels) > 1 else pixels[0].numpy())
-        image.thumbnail((SHOWN_SIDE, SHOWN_SIDE))
+        image.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE))
         image.save(file := BytesIO(), "PNG")
-        return data_address(file.getvalue())
+        return data_url(file.getvalue())
 
     def write(self, folder: RunFolder) -> None:
         """Write nothing: the configuration contains everything that inference needs."""
 
-    def place(self, sample: int) -> str:
+    def describe_sample(self, sample: int) -> str:
         """Describe a training image by its file name."""
         return self.loader.images.names[sample]
 
     def objective(self, model: Network) -> Objective:
         """Return the training loss of the task."""
-        return MixedImages(self.recipe.training.label_smoothing)
+        return MixupCrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: ImageBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass."""
         config = self.recipe.model
         tokens = config.n_positions if isinstance(config, VisionTransformerConfig) else 0
-        return count_flops(config, len(batch.samples), tokens, 1).training
+        return count_flops(config, len(batch.sample_ids), tokens, 1).training
 
-    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+    def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
         """Return validation loss and accuracy."""
         assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
-        batches = list(image_batches(self.valid, self.labels, self.recipe.decoding.batch_images))
+        batches = list(image_batches(self.valid, self.labels, self.recipe.decoding.batch_size))
         figures = validation_loss(model, batches, autocast) | validation_accuracy(model, batches, autocast)
         del figures["perplexity"]  # perplexity is not meaningful for classes
         return figures
 
-    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+    def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
         """Predict the classes of a few validation images."""
         assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
         shown = range(min(self.recipe.training.validate_samples, len(self.valid)))
@@ -193,7 +193,7 @@ class ImageTask:
             answers = self.PREDICTOR(model, self.recipe.decoding).classify_pixels(pixels)
         rows = zip(shown, pixels, answers, strict=True)
         return {}, tuple(
-            {"picture": self.picture(image), "text": self.valid.names[i], "class": self.valid.labels[i], "found": answer.label}
+            {"picture": self.to_data_url(image), "text": self.valid.names[i], "class": self.valid.labels[i], "found": answer.label}
             for i, image, answer in rows
         )
 
@@ -201,9 +201,9 @@ class ImageTask:
     def predictor(cls, run: LoadedRun) -> ImageClassifier:
         """Return the predictor of a run."""
         assert isinstance(run.model, VisionTransformer | ConvolutionalNetwork)
-        return cls.PREDICTOR(run.model, run.decoding or ImageReading(), run.precision, reader_of(run.model), run.origin)
+        return cls.PREDICTOR(run.model, run.decoding or ImageInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin)
 
 
-def data_address(png: bytes) -> str:
+def data_url(png: bytes) -> str:
     """Return a PNG image as a data URL."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"

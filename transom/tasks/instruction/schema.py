@@ -4,14 +4,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.data import Data, Exercises, InstructionFiles, Tokenizer
-from transom.config.decoding import Sampling
-from transom.config.model import Decoder, LanguageModel
-from transom.config.options import DataOption, TaskHelp
-from transom.config.patterns import Sight
+from transom.config.data import DataConfig, ExercisesConfig, InstructionFilesConfig, TokenizerConfig
+from transom.config.decoding import SamplingConfig
+from transom.config.model import AnyLanguageModel, DecoderConfig
+from transom.config.patterns import Coverage
 from transom.config.recipe import TextRecipe
-from transom.config.registry import register_task
-from transom.config.training import AdamW, AdamWTraining, Optimizer, TextTraining
+from transom.config.task_options import DataOption, TaskHelp
+from transom.config.task_registry import register_task
+from transom.config.training import AdamWConfig, AdamWTrainingConfig, AnyOptimizer, TextTrainingConfig
 
 ABOUT = TaskHelp(
     options=(
@@ -32,17 +32,17 @@ ABOUT = TaskHelp(
 )
 
 
-class InstructionData(Data):
+class InstructionDataConfig(DataConfig):
     """Instructions with reference answers."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
-    train: InstructionFiles | None = Field(None, description="training instructions")
-    valid: InstructionFiles | None = Field(None, description="validation instructions; default: 1 % of train, split off by hash")
-    test: InstructionFiles | None = Field(
+    train: InstructionFilesConfig | None = Field(None, description="training instructions")
+    valid: InstructionFilesConfig | None = Field(None, description="validation instructions; default: 1 % of train, split off by hash")
+    test: InstructionFilesConfig | None = Field(
         None, description="test instructions; only the data report reads them, to find those that are also in train"
     )
-    generate: Exercises | None = Field(None, description="built-in instructions instead of files")
+    generate: ExercisesConfig | None = Field(None, description="built-in instructions instead of files")
     too_long: Literal["truncate", "drop", "refuse"] = Field(
         "truncate",
         description="treatment of an instruction of more than model.max_seq_len tokens: truncate its prompt from the left, drop it, or"
@@ -50,23 +50,23 @@ class InstructionData(Data):
     )
 
     @property
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
         return "1 % of the training instructions, split off by hash"
 
 
-class InstructionTraining(AdamWTraining, TextTraining):
+class InstructionTrainingConfig(AdamWTrainingConfig, TextTrainingConfig):
     """Training settings of instruction tuning."""
 
-    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer")
-    select_by: Literal["loss", "accuracy"] = Field("loss", description="validation metric that selects the saved weights")
+    optimizer: AnyOptimizer = Field(AdamWConfig(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer")
+    best_checkpoint_metric: Literal["loss", "accuracy"] = Field("loss", description="validation metric that selects the saved weights")
     validate_samples: int = Field(8, ge=0, description="number of validation prompts shown with generated answers at each validation")
 
 
-class Replying(Sampling):
+class InstructionDecodingConfig(SamplingConfig):
     """Sampling settings of answers, which are generated after the answer token; greedy by default."""
 
-    temperature: float = Field(0.0, ge=0, description=Sampling.model_fields["temperature"].description)
+    temperature: float = Field(0.0, ge=0, description=SamplingConfig.model_fields["temperature"].description)
 
 
 @register_task
@@ -78,11 +78,11 @@ class InstructionRecipe(TextRecipe):
     COUNTED: ClassVar[str] = "answer tokens"
     VERB: ClassVar[str] = "generate"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"An instruction"', '["An instruction"]')
-    OF_PREFIX: ClassVar[Sight] = "some"
+    PREFIX_COVERAGE: ClassVar[Coverage] = "some"
 
     task: Literal["instruction"] = Field("instruction", description="the task")
-    data: InstructionData = Field(..., description="the data")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
-    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME loads the configuration of a published model")
-    training: InstructionTraining = Field(InstructionTraining(), description="training settings")
-    decoding: Replying = Field(Replying(), description="sampling settings of answers")
+    data: InstructionDataConfig = Field(..., description="the data")
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="the tokenizer")
+    model: AnyLanguageModel = Field(DecoderConfig(), description="the network; preset = NAME loads the configuration of a published model")
+    training: InstructionTrainingConfig = Field(InstructionTrainingConfig(), description="training settings")
+    decoding: InstructionDecodingConfig = Field(InstructionDecodingConfig(), description="sampling settings of answers")

@@ -7,20 +7,20 @@ from typing import ClassVar, Self
 import torch
 
 from transom.data.batch import LanguageBatch
-from transom.data.labeled.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
+from transom.data.labeled.instructions import InstructionLoader, Instructions, evaluation_batches, load_instructions
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.instructions import report_instructions
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.predictors.generator import Generator
-from transom.models.network import LanguageNetwork, Network
+from transom.models.base import LanguageModel, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.instruction.schema import InstructionRecipe
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, train_text_tokenizers
-from transom.training.start import tokenizer_of
-from transom.training.task import Answers, Reader
+from transom.training.finetune import load_or_train_tokenizer
+from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_accuracy, validation_loss
 
 
@@ -30,54 +30,54 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
     PREDICTOR: ClassVar[type] = Generator
 
     @classmethod
-    def read(cls, recipe: InstructionRecipe, reader: Reader) -> Self:
+    def read(cls, recipe: InstructionRecipe, context: TaskContext) -> Self:
         """Read the instructions, train or load the tokenizer, and build the data report.
 
         Raises:
             TransomError: the instructions cannot be read or do not fit the recipe.
         """
-        reader.tell("reading the instructions")
-        splits = load_instructions(recipe.data, reader.base)
-        tokenizer = tokenizer_of(splits.train.source + splits.train.target, recipe, reader)
+        context.notify("reading the instructions")
+        splits = load_instructions(recipe.data, context.base)
+        tokenizer = load_or_train_tokenizer(splits.train.source + splits.train.target, recipe, context)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         parts = {"train": splits.train, "valid": splits.valid}
-        read = {name: Instructions.fit(part, tokenizer, max_seq_len, recipe.data.too_long) for name, part in parts.items()}
+        read = {name: Instructions.encode(part, tokenizer, max_seq_len, recipe.data.too_long) for name, part in parts.items()}
         loader = InstructionLoader(
             splits.train,
             read["train"],
             max_seq_len=max_seq_len,
             batch_tokens=training.batch_tokens,
             seed=training.seed,
-            slicing=reader.slicing(training),
+            micro_batching=context.micro_batching(training),
         )
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=splits.valid,
-            valid_batches=reading_batches(read["valid"], max_seq_len, training.batch_tokens),
+            valid_batches=evaluation_batches(read["valid"], max_seq_len, training.batch_tokens),
             report=report_instructions(splits, read, tokenizer, loader),
-            data=fingerprint(splits.train, splits.valid),
+            data_hash=fingerprint(splits.train, splits.valid),
         )
 
     def flops(self, batch: LanguageBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass, with logits of answer tokens only."""
-        n_rows, length = batch.target.tokens.shape
+        n_rows, length = batch.decoder_input.tokens.shape
         whole, logits = (count_flops(self.recipe.model, 1, 0, n).parts["unembedding"] for n in (n_rows * length, batch.n_target_tokens))
         return count_flops(self.recipe.model, n_rows, 0, length).training - 3 * (whole - logits)
 
-    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+    def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
         """Return validation loss and accuracy over answer tokens."""
-        assert isinstance(model, LanguageNetwork)
+        assert isinstance(model, LanguageModel)
         return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
 
-    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+    def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
         """Generate answers to a few validation prompts."""
-        assert isinstance(model, LanguageNetwork)
+        assert isinstance(model, LanguageModel)
         shown = slice(self.recipe.training.validate_samples)
-        searcher = searcher_of(model, precision.dtype)
-        generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher, answering=True)
+        decoder_backend = build_decoder_backend(model, precision.dtype)
+        generator = Generator(model, self.tokenizer, self.recipe.decoding, decoder_backend=decoder_backend, instruction_tuned=True)
         answers = generator.generate(self.valid.source[shown], min_new_tokens=0)
         rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
         return {}, tuple({"text": prompt, "class": answer, "found": found} for prompt, answer, found in rows)
@@ -85,13 +85,20 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
         """Return the predictor of a run."""
-        assert isinstance(run.model, LanguageNetwork)
+        assert isinstance(run.model, LanguageModel)
         return Generator(
-            run.model, run.tokenizer, run.decoding, run.precision, run.searcher, answering=True, exits_learned=False, origin=run.origin
+            run.model,
+            run.tokenizer,
+            run.decoding,
+            run.precision,
+            run.decoder_backend,
+            instruction_tuned=True,
+            early_exit_trained=False,
+            origin=run.origin,
         )
 
     @classmethod
-    def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+    def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
         train = load_instructions(recipe.data, base).train
-        return train_text_tokenizers(train.source + train.target, recipe.tokenizer, tell)
+        return train_text_tokenizers(train.source + train.target, recipe.tokenizer, notify)

@@ -12,21 +12,21 @@ from transom.data.reports.text import report_text
 from transom.data.text.documents import Documents, load_text
 from transom.data.text.windows import WindowLoader, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.predictors.generator import Generator
-from transom.models.network import LanguageNetwork, Network
+from transom.models.base import LanguageModel, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import TextTask, read_text, train_text_tokenizers
-from transom.training.objectives.early_exit import with_exits
+from transom.tasks.text import TextTask, load_tokenized_text, train_text_tokenizers
+from transom.training.objectives.early_exit import add_early_exit_losses
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
-from transom.training.task import Answers, Reader
+from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_loss
 
-PROMPT_TOKENS, ANSWER_TOKENS = 32, 96
+PROMPT_TOKENS, CONTINUATION_TOKENS = 32, 96
 """Number of tokens of a validation document used as prompt, and maximum tokens of its continuation."""
 
 
@@ -36,13 +36,13 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
     PREDICTOR: ClassVar[type] = Generator
 
     @classmethod
-    def read(cls, recipe: LanguageRecipe, reader: Reader) -> Self:
+    def read(cls, recipe: LanguageRecipe, context: TaskContext) -> Self:
         """Read the text, train or load the tokenizer, and build the data report.
 
         Raises:
             TransomError: the text cannot be read or does not fit the recipe.
         """
-        text = read_text(recipe, recipe.data, reader, recipe.training.token_dropout)
+        text = load_tokenized_text(recipe, recipe.data, context, recipe.training.blank_noising)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         return cls(
@@ -52,48 +52,54 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
             valid=text.splits.valid,
             valid_batches=[batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)],
             report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
-            data=text.fingerprint,
+            data_hash=text.fingerprint,
         )
 
     def objective(self, model: Network) -> Objective:
         """Return the training loss of the task."""
-        return with_exits(text_objective(self.recipe.training), model, self.recipe.training.exits)
+        return add_early_exit_losses(text_objective(self.recipe.training), model, self.recipe.training.early_exit_loss)
 
     def flops(self, batch: LanguageBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
-        flops = count_flops(self.recipe.model, len(batch.samples), 0, batch.target.tokens.shape[1])
-        n_exits = len(self.recipe.training.exits.weights(sum(self.recipe.model.stacks)))
+        flops = count_flops(self.recipe.model, len(batch.sample_ids), 0, batch.decoder_input.tokens.shape[1])
+        n_exits = len(self.recipe.training.early_exit_loss.weights(sum(self.recipe.model.stacks)))
         return flops.training + 3 * (n_exits - 1) * flops.parts["unembedding"]
 
-    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+    def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
         """Return validation loss, perplexity and bits per byte."""
-        assert isinstance(model, LanguageNetwork)
+        assert isinstance(model, LanguageModel)
         figures = validation_loss(model, self.valid_batches, autocast)
         n_tokens = sum(batch.n_target_tokens for batch in self.valid_batches)
         figures["bits_per_byte"] = figures["loss"] * n_tokens / math.log(2) / self.valid.n_bytes
         return figures
 
-    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+    def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
         """Generate continuations of the beginnings of a few validation documents."""
-        assert isinstance(model, LanguageNetwork)
+        assert isinstance(model, LanguageModel)
         texts = self.valid.texts[: self.recipe.training.validate_samples]
-        rows = [self.tokenizer.encode(text[: 8 * PROMPT_TOKENS])[: PROMPT_TOKENS + ANSWER_TOKENS] for text in texts]
+        rows = [self.tokenizer.encode(text[: 8 * PROMPT_TOKENS])[: PROMPT_TOKENS + CONTINUATION_TOKENS] for text in texts]
         prompts = [self.tokenizer.decode(row[:PROMPT_TOKENS]) for row in rows]
-        generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher_of(model, precision.dtype))
-        answers = generator.generate(prompts, max_new_tokens=ANSWER_TOKENS, min_new_tokens=0, stop=())
+        generator = Generator(model, self.tokenizer, self.recipe.decoding, decoder_backend=build_decoder_backend(model, precision.dtype))
+        answers = generator.generate(prompts, max_new_tokens=CONTINUATION_TOKENS, min_new_tokens=0, stop=())
         samples = [{"prompt": prompt, "continuation": answer} for prompt, answer in zip(prompts, answers, strict=True)]
         return {}, tuple(samples)
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
         """Return the predictor of a run."""
-        assert isinstance(run.model, LanguageNetwork)
-        exits_learned = run.recipe is None or run.recipe.training.exits.kind != "none"
+        assert isinstance(run.model, LanguageModel)
+        early_exit_trained = run.recipe is None or run.recipe.training.early_exit_loss.kind != "none"
         return Generator(
-            run.model, run.tokenizer, run.decoding, run.precision, run.searcher, exits_learned=exits_learned, origin=run.origin
+            run.model,
+            run.tokenizer,
+            run.decoding,
+            run.precision,
+            run.decoder_backend,
+            early_exit_trained=early_exit_trained,
+            origin=run.origin,
         )
 
     @classmethod
-    def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+    def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, tell)
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, notify)

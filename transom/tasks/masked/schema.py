@@ -4,21 +4,21 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.data import TextData, Tokenizer
-from transom.config.decoding import Reading
-from transom.config.model import MaskedEncoder
-from transom.config.options import TEXT, TaskHelp, Verb
+from transom.config.data import TextDataConfig, TokenizerConfig
+from transom.config.decoding import TextInferenceConfig
+from transom.config.model import MaskedLMConfig
 from transom.config.recipe import TextRecipe
-from transom.config.registry import register_task
-from transom.config.training import EncoderTraining
+from transom.config.task_options import TEXT, TaskHelp, Verb
+from transom.config.task_registry import register_task
+from transom.config.training import EncoderTrainingConfig
 
 ABOUT = TaskHelp(options=TEXT, order=4, verbs=(Verb("fill", "Predict the masked words of a text."),))
 
 
-class MaskedTraining(EncoderTraining):
+class MaskedTrainingConfig(EncoderTrainingConfig):
     """Training settings of a masked language model."""
 
-    mask_share: float = Field(0.15, gt=0, lt=1, description="fraction of the tokens to predict (Devlin et al. 2019, section 3.1)")
+    mlm_probability: float = Field(0.15, gt=0, lt=1, description="fraction of the tokens to predict (Devlin et al. 2019, section 3.1)")
     validate_samples: int = Field(3, ge=0, description="number of validation documents shown with a predicted token at each validation")
 
 
@@ -33,8 +33,8 @@ class MaskedRecipe(TextRecipe):
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text with a [MASK] in it"', '["A text with a [MASK] in it"]')
 
     task: Literal["masked"] = Field("masked", description="the task")
-    data: TextData = Field(..., description="the data")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
-    model: MaskedEncoder = Field(MaskedEncoder(), description="the network; preset = NAME loads the configuration of a published model")
-    training: MaskedTraining = Field(MaskedTraining(), description="training settings")
-    decoding: Reading = Field(Reading(), description="inference settings")
+    data: TextDataConfig = Field(..., description="the data")
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="the tokenizer")
+    model: MaskedLMConfig = Field(MaskedLMConfig(), description="the network; preset = NAME loads the configuration of a published model")
+    training: MaskedTrainingConfig = Field(MaskedTrainingConfig(), description="training settings")
+    decoding: TextInferenceConfig = Field(TextInferenceConfig(), description="inference settings")

@@ -7,42 +7,42 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from transom.config.decoding import Reading
+from transom.config.decoding import TextInferenceConfig
 from transom.data.batch import MaskedBatch
 from transom.data.reports.text import report_text
 from transom.data.text.documents import Documents, load_text
-from transom.data.text.masking import MaskedLoader, masked
-from transom.data.text.windows import Stream, scoring_batches
+from transom.data.text.masking import MaskedLoader, mask_tokens
+from transom.data.text.windows import TokenStream, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.searcher import reader_of
-from transom.decoding.predictors.filler import Filler
+from transom.decoding.backends.decoder_backend import build_encoder_backend
+from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.errors import ConfigError
+from transom.models.base import Network
 from transom.models.encoder import MaskedEncoderTransformer
-from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.tasks.encoders import embedder_of
+from transom.tasks.embed_verb import as_embedder
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import TextTask, read_text, train_text_tokenizers
-from transom.training.task import Answers, Reader
+from transom.tasks.text import TextTask, load_tokenized_text, train_text_tokenizers
+from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_accuracy, validation_loss
 
-VALIDATION = (0, 0)
+VALIDATION_MASK_KEY = (0, 0)
 """Random key of the masks of the validation text: the same in every run."""
 
-SHOWN_TOKENS = 24
+EXAMPLE_TOKENS = 24
 """Number of tokens of a validation document shown with a mask in the middle."""
 
 
 class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
     """Masked language modeling: tokenized documents."""
 
-    PREDICTOR: ClassVar[type] = Filler
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": embedder_of}
+    PREDICTOR: ClassVar[type] = MaskFiller
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
 
     @classmethod
-    def read(cls, recipe: MaskedRecipe, reader: Reader) -> Self:
+    def read(cls, recipe: MaskedRecipe, context: TaskContext) -> Self:
         """Read the text, train or load the tokenizer, and build the data report.
 
         Raises:
@@ -53,18 +53,18 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
                 f"model.mask_token_id: expected none, found {symbol}: the mask token is not part of the tokenizer's vocabulary, but"
                 " has an embedding row of its own after it; remove the field"
             )
-        text = read_text(recipe, recipe.data, reader)
+        text = load_tokenized_text(recipe, recipe.data, context)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         mask = text.tokenizer.vocab_size
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(text.tokenizer),
-            loader=MaskedLoader(text.windows, training.mask_share, mask, training.seed),
+            loader=MaskedLoader(text.windows, training.mlm_probability, mask, training.seed),
             valid=text.splits.valid,
-            valid_batches=_hidden(text.streams["valid"], max_seq_len, training.batch_tokens, training.mask_share, mask),
+            valid_batches=_masked_batches(text.streams["valid"], max_seq_len, training.batch_tokens, training.mlm_probability, mask),
             report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
-            data=text.fingerprint,
+            data_hash=text.fingerprint,
         )
 
     def flops(self, batch: MaskedBatch) -> float:
@@ -73,40 +73,44 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         inside = count_flops(self.recipe.model, rows, length, 0)
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
-    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+    def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
         """Return validation loss and accuracy over masked tokens."""
         assert isinstance(model, MaskedEncoderTransformer)
         return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
 
-    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+    def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
         """Predict a masked token in a few validation documents."""
         assert isinstance(model, MaskedEncoderTransformer)
-        filler, samples = Filler(model, self.tokenizer, self.recipe.decoding), list[dict[str, str]]()
+        mask_filler, samples = MaskFiller(model, self.tokenizer, self.recipe.decoding), list[dict[str, str]]()
         for text in self.valid.texts[: self.recipe.training.validate_samples]:
-            row = self.tokenizer.encode(text[: 8 * SHOWN_TOKENS])[:SHOWN_TOKENS]
-            gap = len(row) // 2
+            row = self.tokenizer.encode(text[: 8 * EXAMPLE_TOKENS])[:EXAMPLE_TOKENS]
+            mask_index = len(row) // 2
             with autocast:
-                (best, *_) = filler.fill_tokens([row[:gap], row[gap + 1 :]], top=1).gaps[0]
-            before, behind = (self.tokenizer.decode(part) for part in (row[:gap], row[gap + 1 :]))
-            samples.append({"text": f"{before} [MASK]{behind}", "filled": best.text, "was": self.tokenizer.decode(row[gap : gap + 1])})
+                (best, *_) = mask_filler.fill_tokens([row[:mask_index], row[mask_index + 1 :]], top_k=1).masks[0]
+            before, after = (self.tokenizer.decode(part) for part in (row[:mask_index], row[mask_index + 1 :]))
+            samples.append(
+                {"text": f"{before} [MASK]{after}", "filled": best.text, "was": self.tokenizer.decode(row[mask_index : mask_index + 1])}
+            )
         return {}, tuple(samples)
 
     @classmethod
-    def predictor(cls, run: LoadedRun) -> Filler:
+    def predictor(cls, run: LoadedRun) -> MaskFiller:
         """Return the predictor of a run."""
         assert isinstance(run.model, MaskedEncoderTransformer)
-        return Filler(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model), run.origin)
+        return MaskFiller(
+            run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin
+        )
 
     @classmethod
-    def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+    def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, tell)
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, notify)
 
 
-def _hidden(stream: Stream, max_seq_len: int, batch_tokens: int, share: float, mask: int) -> list[MaskedBatch]:
+def _masked_batches(stream: TokenStream, max_seq_len: int, batch_tokens: int, mask_probability: float, mask: int) -> list[MaskedBatch]:
     """Batch the validation text with masks that depend only on the text and its position."""
     batches, n = list[MaskedBatch](), 0
     for batch, *_ in scoring_batches(stream.rows, max_seq_len, 0, batch_tokens):
-        numbered = replace(batch, samples=tuple(range(n, n := n + len(batch.samples))))
-        batches.append(masked(numbered, share, mask, VALIDATION))
+        numbered = replace(batch, sample_ids=tuple(range(n, n := n + len(batch.sample_ids))))
+        batches.append(mask_tokens(numbered, mask_probability, mask, VALIDATION_MASK_KEY))
     return batches

@@ -84,10 +84,10 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
     [Entity(label='PER', start=0, end=2), Entity(label='LOC', start=3, end=4), Entity(label='LOC', start=4, end=5)]
     """
     found = list[Entity]()
-    for place, (before, tag) in enumerate(pairwise((OUTSIDE, *tags))):
+    for index, (before, tag) in enumerate(pairwise((OUTSIDE, *tags))):
         if tag != OUTSIDE:
-            start = place if starts_entity(before, tag) else found.pop().start
-            found.append(Entity(tag[2:], start, place + 1))
+            start = index if starts_entity(before, tag) else found.pop().start
+            found.append(Entity(tag[2:], start, index + 1))
     return found
 
 
@@ -111,10 +111,10 @@ def first_invalid(tags: Sequence[str]) -> int | None:
     >>> first_invalid(["B-PER", "E-PER", "O", "S-LOC"]), first_invalid(["B-PER", "O"]), first_invalid(["I-PER", "E-PER"])
     (None, 1, 0)
     """
-    for place, (before, tag) in enumerate(pairwise((OUTSIDE, *tags, OUTSIDE))):
+    for index, (before, tag) in enumerate(pairwise((OUTSIDE, *tags, OUTSIDE))):
         is_open = before[0] in "BI"
         if is_open != (tag[0] in "IE") or (is_open and before[2:] != tag[2:]):
-            return place
+            return index
     return None
 
 

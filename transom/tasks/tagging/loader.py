@@ -6,13 +6,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from transom.data.batch import Indices, MaskedBatch, Sequences, cut_batches, lengths_of
-from transom.data.sampler import WHOLE, Slicing, plan_epoch, walk
-from transom.data.text.windows import blank
-from transom.data.tokenizer.special import EOS, UNK
+from transom.data.batch import Indices, MaskedBatch, PaddedSequences, batch_by_tokens, sequence_lengths
+from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, plan_epoch
+from transom.data.text.windows import apply_blank_noising
+from transom.data.tokenizer.special_tokens import EOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError
-from transom.tasks.tagging.tagged_files import Tagged, Words
+from transom.tasks.tagging.tagged_files import TaggedSentences, Words
 
 
 class Window(NamedTuple):
@@ -31,7 +31,7 @@ class Window(NamedTuple):
     first_tokens: list[int]
 
 
-def windows(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens: int) -> list[Window]:
+def split_sentences(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens: int) -> list[Window]:
     """Tokenize sentences and split long ones between words. Every word has at least one token; a word that is too long is truncated.
 
     Args:
@@ -72,27 +72,27 @@ def tagged_batch(
         labels: labels of the words of each window.
         samples: indices of the windows.
     """
-    source = Sequences.pad([[EOS, *row] for row in rows])
-    numbers, counted = torch.zeros_like(source.tokens), torch.zeros_like(source.tokens, dtype=torch.bool)
+    source = PaddedSequences.pad([[EOS, *row] for row in rows])
+    numbers, loss_mask = torch.zeros_like(source.tokens), torch.zeros_like(source.tokens, dtype=torch.bool)
     for row, (window, of_words) in enumerate(zip(read, labels, strict=True)):
-        places = torch.tensor(window.first_tokens) + 1
-        numbers[row, places], counted[row, places] = torch.tensor(of_words), True
-    return TaggedBatch(source, numbers, counted, tuple(samples))
+        first_positions = torch.tensor(window.first_tokens) + 1
+        numbers[row, first_positions], loss_mask[row, first_positions] = torch.tensor(of_words), True
+    return TaggedBatch(source, numbers, loss_mask, tuple(samples))
 
 
-def labels_of(read: Sequence[Window], numbers: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+def window_labels(read: Sequence[Window], numbers: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """Return the labels of the words of each window, from the labels of the sentences."""
     return [numbers[window.sample][window.start : window.start + len(window.first_tokens)] for window in read]
 
 
 def inference_batches(read: Sequence[Window], labels: Sequence[Sequence[int]] | None, batch_tokens: int) -> list[TaggedBatch]:
-    """Batch windows by length for one pass over them; ``labels`` as returned by ``labels_of``, or None if unknown."""
+    """Batch windows by length for one pass over them; ``labels`` as returned by ``window_labels``, or None if unknown."""
     if not read:
         return []
-    lengths = lengths_of([window.tokens for window in read]) + 1
+    lengths = sequence_lengths([window.tokens for window in read]) + 1
     order = np.argsort(lengths, kind="stable")
     batches = list[TaggedBatch]()
-    for part in map(np.ndarray.tolist, cut_batches(order, lengths, batch_tokens)):
+    for part in map(np.ndarray.tolist, batch_by_tokens(order, lengths, batch_tokens)):
         chosen = [read[i] for i in part]
         of_words = [[0] * len(window.first_tokens) for window in chosen] if labels is None else [labels[i] for i in part]
         batches.append(tagged_batch(chosen, [window.tokens for window in chosen], of_words, part))
@@ -112,15 +112,15 @@ class TaggedLoader:
 
     def __init__(
         self,
-        texts: Tagged,
+        texts: TaggedSentences,
         tokenizer: Tokenizer,
         classes: Sequence[str],
         *,
         max_seq_len: int,
         batch_tokens: int,
         seed: int,
-        token_dropout: float = 0.0,
-        slicing: Slicing = WHOLE,
+        blank_noising: float = 0.0,
+        micro_batching: MicroBatching = FULL_BATCH,
     ) -> None:
         """Tokenize the sentences.
 
@@ -131,32 +131,32 @@ class TaggedLoader:
             max_seq_len: maximum tokens of a window, start token included.
             batch_tokens: maximum tokens of a batch, padding included, over all shards and slices.
             seed: random seed of the order and of token dropout.
-            token_dropout: mean fraction of tokens replaced by [UNK].
-            slicing: division of every batch among ranks and accumulation steps.
+            blank_noising: mean fraction of tokens replaced by [UNK].
+            micro_batching: division of every batch among ranks and accumulation steps.
 
         Raises:
             DataError: a tag is not among the classes.
             ConfigError: a window is longer than a batch.
         """
-        self.texts, self.windows = texts, windows(texts.words, tokenizer, max_seq_len - 1)
+        self.texts, self.windows = texts, split_sentences(texts.words, tokenizer, max_seq_len - 1)
         self.n_samples = len(self.windows)
-        self._labels = labels_of(self.windows, texts.numbered(classes))
-        self._lengths = lengths_of([window.tokens for window in self.windows]) + 1
+        self._labels = window_labels(self.windows, texts.encode_labels(classes))
+        self._lengths = sequence_lengths([window.tokens for window in self.windows]) + 1
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(
                 f"training.batch_tokens: expected at least {longest}, the tokens of the longest sentence, found {batch_tokens}; raise it or"
                 " lower model.max_seq_len"
             )
-        self._batch_tokens, self._seed, self._token_dropout, self._slicing = batch_tokens, seed, token_dropout, slicing
+        self._batch_tokens, self._seed, self._blank_noising, self._micro_batching = batch_tokens, seed, blank_noising, micro_batching
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[TaggedBatch]]]:
         """Yield each batch as slices with the position after it, which a checkpoint stores."""
-        for end, epoch, batch in walk(position, self.n_samples, self._plan):
-            yield end, [self._batch(epoch, part.tolist()) for part in self._slicing.of(batch)]
+        for end, epoch, batch in iterate_epochs(position, self.n_samples, self._plan):
+            yield end, [self._batch(epoch, part.tolist()) for part in self._micro_batching.split(batch)]
 
-    def place(self, sample: int) -> str:
+    def describe_sample(self, sample: int) -> str:
         """Describe the sentence of a window, for messages."""
-        return self.texts.place(self.windows[sample].sample)
+        return self.texts.describe_sample(self.windows[sample].sample)
 
     def _plan(self, epoch: int) -> list[Indices]:
         return plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch)
@@ -167,7 +167,7 @@ class TaggedLoader:
         return tagged_batch(read, rows, [self._labels[i] for i in samples], samples)
 
     def _with_dropout(self, tokens: list[int], key: tuple[int, int, int]) -> list[int]:
-        if not self._token_dropout:
+        if not self._blank_noising:
             return tokens
-        found: list[int] = blank(np.array(tokens, np.int32), self._token_dropout, key).tolist()
+        found: list[int] = apply_blank_noising(np.array(tokens, np.int32), self._blank_noising, key).tolist()
         return found

@@ -3,15 +3,15 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.config.components import implements
+from transom.config.component_registry import implements
 from transom.layers.dropout import Dropout
 from transom.layers.observe import ActivationRecorder
-from transom.models.encoder import Batch, EncoderTransformer
+from transom.models.encoder import EncoderBatch, EncoderOnlyTransformer
 from transom.tasks.tagging.schema import TokenTaggerConfig
 
 
 @implements(TokenTaggerConfig)
-class TokenTagger(EncoderTransformer):
+class TokenTagger(EncoderOnlyTransformer):
     """p(tag_t | text) = softmax(dropout(h_t) W) for every token t (Devlin et al. 2019, section 5.3).
 
     The tag of a word is predicted from its first token; the batch marks these tokens.
@@ -25,6 +25,6 @@ class TokenTagger(EncoderTransformer):
         self.dropout = Dropout(config.classifier_dropout)
         self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
-    def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
+    def last_hidden_state(self, batch: EncoderBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return the last hidden state of each token after dropout, the input of the linear classifier."""
         return self.dropout(self.encode(batch.source, self.context(batch.source, observer)))

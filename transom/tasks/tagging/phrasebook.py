@@ -5,57 +5,57 @@ from functools import cache
 from typing import TypeVar
 
 from transom.data.synthetic.phrasebook import numbers
-from transom.data.synthetic.phrasebook.draw import Draw, Item
+from transom.data.synthetic.phrasebook.draw import Item, RandomChoices
 from transom.data.synthetic.phrasebook.lexicon import lexicon
-from transom.data.synthetic.phrasebook.phrases import clock, date, quantity
+from transom.data.synthetic.phrasebook.phrases import clock_time, date, quantity
 from transom.tasks.tagging.entities import OUTSIDE
 from transom.tasks.tagging.tagged_files import WORD_PATTERNS
 
-Made = TypeVar("Made")
+ResultT = TypeVar("ResultT")
 
-WORDS = WORD_PATTERNS["punctuation"]
+WORD_PATTERN = WORD_PATTERNS["punctuation"]
 
 
-class _Enumeration(Draw):
+class _ExhaustiveChoices(RandomChoices):
     """Enumerates all sequences of choices instead of drawing random ones."""
 
     def __init__(self) -> None:
-        self._made, self._sizes, self._next = list[int](), list[int](), 0
+        self._choices, self._sizes, self._next = list[int](), list[int](), 0
 
     def chance(self, probability: float) -> bool:
         """Return False, then True."""
-        return self.between(0, 1) == 1
+        return self.randint(0, 1) == 1
 
-    def pick(self, items: Sequence[Item]) -> Item:
+    def choice(self, items: Sequence[Item]) -> Item:
         """Return each of the items in turn."""
-        return items[self.between(0, len(items) - 1)]
+        return items[self.randint(0, len(items) - 1)]
 
-    def between(self, least: int, most: int) -> int:
-        """Return each integer from ``least`` to ``most`` in turn."""
-        if self._next == len(self._made):
-            self._made.append(0)
-            self._sizes.append(most - least + 1)
+    def randint(self, low: int, high: int) -> int:
+        """Return each integer from ``low`` to ``high`` in turn."""
+        if self._next == len(self._choices):
+            self._choices.append(0)
+            self._sizes.append(high - low + 1)
         self._next += 1
-        return least + self._made[self._next - 1]
+        return low + self._choices[self._next - 1]
 
     def advance(self) -> bool:
         """Move to the next sequence of choices; return whether there is one."""
         self._next = 0
-        while self._made and self._made[-1] + 1 == self._sizes[len(self._made) - 1]:
-            self._made.pop()
-        del self._sizes[len(self._made) :]
-        if self._made:
-            self._made[-1] += 1
-        return bool(self._made)
+        while self._choices and self._choices[-1] + 1 == self._sizes[len(self._choices) - 1]:
+            self._choices.pop()
+        del self._sizes[len(self._choices) :]
+        if self._choices:
+            self._choices[-1] += 1
+        return bool(self._choices)
 
 
-def enumerate_choices(make: Callable[[Draw], Made]) -> Iterator[Made]:
+def enumerate_choices(make: Callable[[RandomChoices], ResultT]) -> Iterator[ResultT]:
     """Yield the result of a grammar rule for every sequence of choices.
 
     >>> list(enumerate_choices(lambda draw: (draw.chance(0.9), draw.pick("ab"))))
     [(False, 'a'), (False, 'b'), (True, 'a'), (True, 'b')]
     """
-    choices = _Enumeration()
+    choices = _ExhaustiveChoices()
     yield make(choices)
     while choices.advance():
         yield make(choices)
@@ -66,7 +66,7 @@ def _entities() -> tuple[dict[tuple[str, ...], str], int]:
     """Return a mapping from the words of every entity of the grammar to its label, and the maximum number of words."""
     words = lexicon()
     days = [day for day, _ in words.phrases["weekdays"]]
-    said: dict[str, list[str]] = {
+    phrases_by_label: dict[str, list[str]] = {
         "PERSON": [name.lemma for name in words.names],
         "PLACE": [form for noun in words.nouns["place"] for form in noun.english],
         "NUMBER": [numbers.english(n) for n in enumerate_choices(quantity)],
@@ -76,9 +76,9 @@ def _entities() -> tuple[dict[tuple[str, ...], str], int]:
             *days,
             *(f"{day}s" for day in days),
         ],
-        "TIME": [each.english for each in enumerate_choices(clock)],
+        "TIME": [each.english for each in enumerate_choices(clock_time)],
     }
-    table = {tuple(WORDS.findall(text)): label for label, texts in said.items() for text in texts}
+    table = {tuple(WORD_PATTERN.findall(text)): label for label, texts in phrases_by_label.items() for text in texts}
     return table, max(map(len, table))
 
 
@@ -89,10 +89,10 @@ def tagged_words(sentence: str) -> tuple[list[str], list[str]]:
     [('half', 'B-TIME'), ('past', 'I-TIME'), ('one', 'I-TIME')]
     """
     table, longest = _entities()
-    words, tags = WORDS.findall(sentence), list[str]()
-    while (place := len(tags)) < len(words):
-        lengths = range(min(longest, len(words) - place), 0, -1)
-        length = next((n for n in lengths if tuple(words[place : place + n]) in table), 0)
-        label = table.get(tuple(words[place : place + length]), "")
+    words, tags = WORD_PATTERN.findall(sentence), list[str]()
+    while (index := len(tags)) < len(words):
+        lengths = range(min(longest, len(words) - index), 0, -1)
+        length = next((n for n in lengths if tuple(words[index : index + n]) in table), 0)
+        label = table.get(tuple(words[index : index + length]), "")
         tags += [f"B-{label}", *[f"I-{label}"] * (length - 1)] if length else [OUTSIDE]
     return words, tags

@@ -8,23 +8,23 @@ from xml.etree.ElementTree import Element
 
 import torch
 
-from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
+from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
-from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.long_texts import check_long_text_policy
 from transom.decoding.predictors.results import Record, Results
 from transom.decoding.search.loop import log_probabilities
 from transom.tasks.tagging.entities import Entity, EntityScores, entities_of, entity_scores, scheme_of
-from transom.tasks.tagging.loader import inference_batches, windows
+from transom.tasks.tagging.loader import inference_batches, split_sentences
 from transom.tasks.tagging.model import TokenTagger
-from transom.tasks.tagging.schema import TagReading
-from transom.tasks.tagging.tagged_files import Tagged, Words, word_spans
+from transom.tasks.tagging.schema import TaggingInferenceConfig
+from transom.tasks.tagging.tagged_files import TaggedSentences, Words, word_spans
 
-TooLong = Literal["window", "refuse"]
+LongSentencePolicy = Literal["window", "refuse"]
 """Treatment of a text longer than the context window: read it in windows, split between words, or raise an error."""
 
 
 @dataclass(frozen=True)
-class Span(Record):
+class EntitySpan(Record):
     """An entity in a text.
 
     Attributes:
@@ -59,7 +59,7 @@ class TaggedText(Record):
     words: list[str]
     tags: list[str]
     p: list[float]
-    entities: list[Span]
+    entities: list[EntitySpan]
     windows: int
 
     def __str__(self) -> str:
@@ -82,17 +82,17 @@ class TagScores(NamedTuple):
         n: number of words.
         entities: scores over all labels, micro-averaged; None if tags do not mark entities.
         labels: scores of each entity label.
-        n_longer: number of sentences longer than the context window.
+        n_too_long: number of sentences longer than the context window.
     """
 
     accuracy: float
     n: int
     entities: EntityScores | None
     labels: dict[str, EntityScores]
-    n_longer: int
+    n_too_long: int
 
 
-class Prediction(NamedTuple):
+class SentencePrediction(NamedTuple):
     """Most probable tag of each word of a sentence, their probabilities, and the number of windows."""
 
     tags: list[str]
@@ -102,70 +102,76 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Tagger(EncoderPredictor[TokenTagger]):
-    """Predicts the tags of words; ``reading.words`` determines how texts are split into words."""
+    """Predicts the tags of words; ``inference_config.word_splitting`` determines how texts are split into words."""
 
-    reading: TagReading = field(default_factory=TagReading)
+    inference_config: TaggingInferenceConfig = field(default_factory=TaggingInferenceConfig)
 
     @property
     def max_tokens(self) -> int:
         """Maximum tokens of a window, special tokens excluded."""
         return self.model.config.max_seq_len - 1
 
-    def tag(self, texts: Sequence[str | Words], too_long: TooLong = "window", tell: Tell = unheard) -> Results[TaggedText]:
+    def tag(
+        self, texts: Sequence[str | Words], too_long: LongSentencePolicy = "window", notify: ProgressCallback = ignore_progress
+    ) -> Results[TaggedText]:
         """Tag the words of texts.
 
         Args:
             texts: each a string, or a list of words.
             too_long: for a text longer than the context window: read it in "window"s, or "refuse" it.
-            tell: progress callback, called with the number of windows done.
+            notify: progress callback, called with the number of windows done.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
             DataError: ``texts`` is a single text, or a text is too long and ``too_long`` is "refuse".
         """
-        refuse_one(texts, "text")
+        reject_single_item(texts, "text")
         wholes = [text if isinstance(text, str) else " ".join(text) for text in texts]
-        offsets = [_offsets(text, self.reading.words) for text in texts]
+        offsets = [_word_offsets(text, self.inference_config.word_splitting) for text in texts]
         sentences = [[whole[start:end] for start, end in of_text] for whole, of_text in zip(wholes, offsets, strict=True)]
-        predicted = self.predict(sentences, too_long, tell)
+        predicted = self.predict(sentences, too_long, notify)
         plain = scheme_of(self.model.config.classes) == "plain"
         return Results(
-            TaggedText(words, tags, p, [] if plain else [_span(whole, of_text, each) for each in entities_of(tags)], n)
+            TaggedText(words, tags, p, [] if plain else [_entity_span(whole, of_text, each) for each in entities_of(tags)], n)
             for whole, words, of_text, (tags, p, n) in zip(wholes, sentences, offsets, predicted, strict=True)
         )
 
     @torch.inference_mode()
-    def predict(self, sentences: Sequence[Words], too_long: TooLong = "window", tell: Tell = unheard) -> list[Prediction]:
+    def predict(
+        self, sentences: Sequence[Words], too_long: LongSentencePolicy = "window", notify: ProgressCallback = ignore_progress
+    ) -> list[SentencePrediction]:
         """Predict the tags of sentences given as words; arguments and errors as in ``tag``."""
-        check_too_long(too_long, "window", "refuse")
-        read, classes = windows(sentences, self.tokenizer, self.max_tokens), self.model.config.classes
+        check_long_text_policy(too_long, "window", "refuse")
+        read, classes = split_sentences(sentences, self.tokenizer, self.max_tokens), self.model.config.classes
         if too_long == "refuse":
-            self.windows(list(map(" ".join, sentences)), too_long)
+            self.split_windows(list(map(" ".join, sentences)), too_long)
         of_windows = dict[int, list[tuple[str, float]]]()
-        with evaluating(self.model):
-            for batch in inference_batches(read, None, self.reading.batch_tokens):
+        with eval_mode(self.model):
+            for batch in inference_batches(read, None, self.inference_config.batch_tokens):
                 batch = batch.to(self.model.device)
-                log_p, labels = log_probabilities((self.reader or self.model)(batch)[batch.counted]).max(-1)
+                log_p, labels = log_probabilities((self.encoder_backend or self.model)(batch)[batch.loss_mask]).max(-1)
                 answers = iter(zip(labels.tolist(), log_p.exp().tolist(), strict=True))
-                for number in batch.samples:
+                for number in batch.sample_ids:
                     of_windows[number] = [(classes[label], p) for label, p in islice(answers, len(read[number].first_tokens))]
-                tell(len(of_windows), len(read))
-        found = [Prediction([], [], 0) for _ in sentences]
+                notify(len(of_windows), len(read))
+        found = [SentencePrediction([], [], 0) for _ in sentences]
         for number, window in enumerate(read):
             tags, p, n = found[window.sample]
             words = of_windows[number]
-            found[window.sample] = Prediction(tags + [tag for tag, _ in words], p + [each for _, each in words], n + 1)
+            found[window.sample] = SentencePrediction(tags + [tag for tag, _ in words], p + [each for _, each in words], n + 1)
         return found
 
-    def score(self, known: Tagged, too_long: TooLong = "window", tell: Tell = unheard) -> TagScores:
+    def score(
+        self, known: TaggedSentences, too_long: LongSentencePolicy = "window", notify: ProgressCallback = ignore_progress
+    ) -> TagScores:
         """Compute tag accuracy and entity scores on tagged sentences.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
             DataError: a tag is unknown to the model, or a sentence is too long and ``too_long`` is "refuse".
         """
-        known.numbered(classes := self.model.config.classes)
-        predicted = self.predict(known.words, too_long, tell)
+        known.encode_labels(classes := self.model.config.classes)
+        predicted = self.predict(known.words, too_long, notify)
         found = [each.tags for each in predicted]
         right = sum(a == b for old, new in zip(known.tags, found, strict=True) for a, b in zip(old, new, strict=True))
         n = sum(map(len, found))
@@ -173,7 +179,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
         return TagScores(100 * right / n, n, total, per_label, sum(each.windows > 1 for each in predicted))
 
 
-def _offsets(text: str | Words, split: str) -> list[tuple[int, int]]:
+def _word_offsets(text: str | Words, split: str) -> list[tuple[int, int]]:
     """Return the start and end of each word in the text, or in the words joined by spaces."""
     if isinstance(text, str):
         return word_spans(text, split)
@@ -184,6 +190,6 @@ def _offsets(text: str | Words, split: str) -> list[tuple[int, int]]:
     return offsets
 
 
-def _span(text: str, offsets: Sequence[tuple[int, int]], entity: Entity) -> Span:
+def _entity_span(text: str, offsets: Sequence[tuple[int, int]], entity: Entity) -> EntitySpan:
     start, end = offsets[entity.start][0], offsets[entity.end - 1][1]
-    return Span(entity.label, text[start:end], start, end)
+    return EntitySpan(entity.label, text[start:end], start, end)

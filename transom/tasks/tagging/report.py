@@ -5,17 +5,19 @@ from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from transom.data.reports import findings
-from transom.data.reports.report import Report
+from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.inspection.facts import Facts
 from transom.inspection.markup import node
+from transom.inspection.run_summary import RunSummary
 from transom.tasks.tagging.entities import OUTSIDE, entities_of, scheme_of
-from transom.tasks.tagging.loader import TaggedLoader, windows
-from transom.tasks.tagging.tagged_files import Tagged
+from transom.tasks.tagging.loader import TaggedLoader, split_sentences
+from transom.tasks.tagging.tagged_files import TaggedSentences
 
 
-def report_tagged(splits: Splits[Tagged], classes: Sequence[str], tokenizer: Tokenizer, loader: TaggedLoader, max_tokens: int) -> Report:
+def report_tagged(
+    splits: Splits[TaggedSentences], classes: Sequence[str], tokenizer: Tokenizer, loader: TaggedLoader, max_tokens: int
+) -> DataReport:
     """Build the data report of tagged sentences.
 
     Args:
@@ -32,53 +34,55 @@ def report_tagged(splits: Splits[Tagged], classes: Sequence[str], tokenizer: Tok
     """
     parts = splits.parts
     keys = {name: part.texts for name, part in parts.items()}
-    read = {name: loader.windows if name == "train" else windows(part.words, tokenizer, max_tokens) for name, part in parts.items()}
+    read = {name: loader.windows if name == "train" else split_sentences(part.words, tokenizer, max_tokens) for name, part in parts.items()}
     rows = {name: [array("i", window.tokens) for window in of_part] for name, of_part in read.items()}
     plain = scheme_of(classes) == "plain"
     labels = {name: [label for tags in part.tags for label in _labels(tags, plain)] for name, part in parts.items()}
     known = classes if plain else sorted({tag[2:] for tag in classes if tag != OUTSIDE})
     counts = findings.class_counts(labels, known)
-    tokens = {name: findings.distribution(of_part) for name, of_part in rows.items()}
+    tokens = {name: findings.length_distribution(of_part) for name, of_part in rows.items()}
     words = {name: {"words": sum(map(len, part.words)), "converted": sum(part.n_converted or ())} for name, part in parts.items()}
     n_cut = {name: len(read[name]) - len(part) for name, part in parts.items()}
     tags_of_train = list(map(" ".join, splits.train.tags))
     problems = [
-        *findings.contradictions(keys["train"], tags_of_train, splits.train.place, "sentence", "tags than the same sentence before,"),
+        *findings.contradiction_problems(
+            keys["train"], tags_of_train, splits.train.describe_sample, "sentence", "tags than the same sentence before,"
+        ),
         *(
-            f"{name}: {findings.counted(n, 'further window')} for sentences longer than the context window of {max_tokens + 1} tokens"
+            f"{name}: {findings.count_noun(n, 'further window')} for sentences longer than the context window of {max_tokens + 1} tokens"
             for name, n in n_cut.items()
             if n
         ),
-        *findings.overlaps(keys, "sentence"),
-        *findings.rare_classes(counts["train"], "word" if plain else "mention"),
+        *findings.overlap_problems(keys, "sentence"),
+        *findings.rare_class_problems(counts["train"], "word" if plain else "mention"),
     ]
-    sentences, unseen = findings.sizes(parts, keys, "sentence"), findings.unseen_in(tokenizer, rows)
+    sentences, unseen = findings.split_sizes(parts, keys, "sentence"), findings.unseen_by_split(tokenizer, rows)
 
     def details(name: str) -> list[str]:
         n_converted = words[name]["converted"]
-        shares = findings.class_shares(counts[name]) if labels[name] else "none"
+        shares = findings.format_class_fractions(counts[name]) if labels[name] else "none"
         return [
             f"words: {words[name]['words']:,}; {'tags' if plain else 'entities'}: {shares}",
             *([f"tags: {n_converted:,} I- that start an entity are read as B-, as in IOB2"] if n_converted else []),
-            f"tokens: {findings.told(tokens[name])}",
+            f"tokens: {findings.format_distribution(tokens[name])}",
         ]
 
     facts = {"sentences": sentences, "words": words, "classes": counts, "tokens": tokens, "unseen": unseen}
-    return Report(problems, facts, findings.summary(sentences, "sentence", details))
+    return DataReport(problems, facts, findings.summarize_sizes(sentences, "sentence", details))
 
 
 def _labels(tags: Sequence[str], plain: bool) -> list[str]:
     return list(tags) if plain else [entity.label for entity in entities_of(tags)]
 
 
-def tagged_sentences(facts: Facts) -> list[Element]:
+def render_tagged_sentences(run: RunSummary) -> list[Element]:
     """Render validation sentences with the tags predicted by the saved weights, and the expected tags where they differ."""
-    shown = [sample for sample in facts.samples if "tagged" in sample]
+    shown = [sample for sample in run.samples if "tagged" in sample]
     note = "Validation sentences with the tags predicted by the saved weights; a different expected tag follows."
-    return [node("p", note, class_="soft"), *(node("div", *_marked(sample), class_="sample") for sample in shown)] if shown else []
+    return [node("p", note, class_="soft"), *(node("div", *_render_sentence(sample), class_="sample") for sample in shown)] if shown else []
 
 
-def _marked(sample: Mapping[str, str]) -> list[Element | str]:
+def _render_sentence(sample: Mapping[str, str]) -> list[Element | str]:
     pieces, columns = list[Element | str](), (sample[name].split("\n") for name in ("words", "expected", "tagged"))
     for word, expected, found in zip(*columns, strict=True):
         if found == expected == OUTSIDE:

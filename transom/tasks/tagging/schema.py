@@ -5,14 +5,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from transom.config.architecture import Fraction
-from transom.config.components import component
-from transom.config.data import Data, Files, Phrasebook, Tokenizer
-from transom.config.decoding import Reading
-from transom.config.model import Encoder
-from transom.config.options import DataOption, TaskHelp, Verb
+from transom.config.component_registry import register_component
+from transom.config.data import DataConfig, FilesConfig, PhrasebookConfig, TokenizerConfig
+from transom.config.decoding import TextInferenceConfig
+from transom.config.model import EncoderConfig
 from transom.config.recipe import Metric, TextRecipe
-from transom.config.registry import register_task
-from transom.config.training import ConsistentTraining, EncoderTraining
+from transom.config.task_options import DataOption, TaskHelp, Verb
+from transom.config.task_registry import register_task
+from transom.config.training import EncoderTrainingConfig, RDropTrainingConfig
 
 ABOUT = TaskHelp(
     options=(
@@ -38,7 +38,7 @@ ABOUT = TaskHelp(
 )
 
 
-class TaggedFiles(Files):
+class TaggedFilesConfig(FilesConfig):
     """Tagged sentences as in CoNLL 2003: a word and its tag per line, an empty line after each sentence; may be gzipped."""
 
     file: str = Field(..., description="the file")
@@ -53,29 +53,29 @@ class TaggedFiles(Files):
         return [self.file]
 
 
-class TaggedData(Data):
+class TaggedDataConfig(DataConfig):
     """Sentences with a tag per word."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
-    train: TaggedFiles | None = Field(None, description="training sentences")
-    valid: TaggedFiles | None = Field(None, description="validation sentences; default: 10 % of train, split off by hash")
-    test: TaggedFiles | None = Field(
+    train: TaggedFilesConfig | None = Field(None, description="training sentences")
+    valid: TaggedFilesConfig | None = Field(None, description="validation sentences; default: 10 % of train, split off by hash")
+    test: TaggedFilesConfig | None = Field(
         None, description="test sentences; only the data report reads them, to find those that are also in train"
     )
-    generate: Phrasebook | None = Field(
+    generate: PhrasebookConfig | None = Field(
         None,
         description="English sentences of the built-in phrasebook: people, places, numbers, dates and times as entities",
     )
 
     @property
-    def split_off(self) -> str:
+    def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
         return "10 % of the training sentences, split off by hash"
 
 
-@component("model")
-class TokenTaggerConfig(Encoder):
+@register_component("model")
+class TokenTaggerConfig(EncoderConfig):
     """An encoder that predicts the tag of each word."""
 
     IMPLEMENTED_IN: ClassVar[str] = "transom.tasks.tagging.model"
@@ -87,25 +87,25 @@ class TokenTaggerConfig(Encoder):
     classifier_dropout: Fraction = Field(0.1, description="dropout before the linear classifier")
 
 
-class TaggingTraining(EncoderTraining, ConsistentTraining):
+class TaggingTrainingConfig(EncoderTrainingConfig, RDropTrainingConfig):
     """Training settings of a tagger."""
 
-    token_dropout: float = Field(
+    blank_noising: float = Field(
         0.0,
         ge=0,
         lt=1,
         description="mean fraction of the tokens replaced by [UNK], resampled each time (Xie et al. 2017); per sentence up to twice that",
     )
-    select_by: Literal["loss", "accuracy", "f1"] = Field(  # type: ignore[assignment]
+    best_checkpoint_metric: Literal["loss", "accuracy", "f1"] = Field(  # type: ignore[assignment]
         "loss", description="validation metric that selects the saved weights; f1 is entity F1"
     )
     validate_samples: int = Field(5, ge=0, description="number of validation sentences shown with predicted tags in the report")
 
 
-class TagReading(Reading):
+class TaggingInferenceConfig(TextInferenceConfig):
     """Inference settings of a tagger."""
 
-    words: Literal["punctuation", "spaces"] = Field(
+    word_splitting: Literal["punctuation", "spaces"] = Field(
         "punctuation", description="how a text is split into words, as in the data: at spaces and around punctuation, or at spaces alone"
     )
 
@@ -122,10 +122,10 @@ class TaggingRecipe(TextRecipe):
     METRICS: ClassVar[tuple[Metric, ...]] = (Metric("f1", "entity F1", 2, "%"),)
 
     task: Literal["tagging"] = Field("tagging", description="the task")
-    data: TaggedData = Field(..., description="the data")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
+    data: TaggedDataConfig = Field(..., description="the data")
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="the tokenizer")
     model: TokenTaggerConfig = Field(
         TokenTaggerConfig(), description="the network; preset = NAME loads the configuration of a published model"
     )
-    training: TaggingTraining = Field(TaggingTraining(), description="training settings")
-    decoding: TagReading = Field(TagReading(), description="inference settings")
+    training: TaggingTrainingConfig = Field(TaggingTrainingConfig(), description="training settings")
+    decoding: TaggingInferenceConfig = Field(TaggingInferenceConfig(), description="inference settings")

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from transom.data.text.text import read_lines
+from transom.data.text.text_io import read_lines
 from transom.errors import DataError
 from transom.tasks.tagging.entities import OUTSIDE, first_invalid, scheme_of, to_iob2, unexpected_tag
 
@@ -27,7 +27,7 @@ but whitespace. Combining marks, such as the vowel signs of Hindi, belong to the
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedSentences:
     """Sentences with their tags.
 
     Attributes:
@@ -45,7 +45,7 @@ class Tagged:
     n_converted: list[int] | None = None
 
     @classmethod
-    def from_pairs(cls, sentences: Iterable[tuple[Words, Words]], name: str) -> "Tagged":
+    def from_pairs(cls, sentences: Iterable[tuple[Words, Words]], name: str) -> "TaggedSentences":
         """Build from generated (words, tags) pairs."""
         read = list(sentences)
         return cls([words for words, _ in read], [tags for _, tags in read], name)
@@ -59,16 +59,16 @@ class Tagged:
         """The sentences, their words joined by spaces."""
         return list(map(" ".join, self.words))
 
-    def place(self, sample: int, word: int = 0) -> str:
+    def describe_sample(self, sample: int, word: int = 0) -> str:
         """Describe a word of a sentence by its line, for messages."""
         return f"{self.name}, sentence {sample + 1}" if self.lines is None else f"{self.name}:{self.lines[sample] + word}"
 
-    def take(self, samples: list[int], name: str) -> "Tagged":
+    def select(self, samples: list[int], name: str) -> "TaggedSentences":
         """Return a subset of the sentences."""
         lines, n_converted = (None if each is None else [each[i] for i in samples] for each in (self.lines, self.n_converted))
-        return Tagged([self.words[i] for i in samples], [self.tags[i] for i in samples], name, lines, n_converted)
+        return TaggedSentences([self.words[i] for i in samples], [self.tags[i] for i in samples], name, lines, n_converted)
 
-    def numbered(self, classes: Sequence[str]) -> list[list[int]]:
+    def encode_labels(self, classes: Sequence[str]) -> list[list[int]]:
         """Return the index of each word's tag among the classes.
 
         Raises:
@@ -79,7 +79,7 @@ class Tagged:
             for word, tag in enumerate(tags):
                 if tag not in numbers:
                     known = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
-                    raise DataError(f"{self.place(sample, word)}: expected one of the tags {known}, found {tag[:50]!r}")
+                    raise DataError(f"{self.describe_sample(sample, word)}: expected one of the tags {known}, found {tag[:50]!r}")
         return [[numbers[tag] for tag in tags] for tags in self.tags]
 
 
@@ -95,7 +95,7 @@ def word_spans(text: str, split: str) -> list[tuple[int, int]]:
     return [match.span() for match in WORD_PATTERNS[split].finditer(text)]
 
 
-def fingerprint(*parts: Tagged) -> str:
+def fingerprint(*parts: TaggedSentences) -> str:
     """Return a hash of words and tags in order, by which a resumed run detects changed data."""
     total = blake2b(digest_size=16)
     for part in parts:
@@ -105,7 +105,7 @@ def fingerprint(*parts: Tagged) -> str:
     return total.hexdigest()
 
 
-def read_tagged(path: Path, word_column: int = 0, tag_column: int = -1) -> Tagged:
+def read_tagged(path: Path, word_column: int = 0, tag_column: int = -1) -> TaggedSentences:
     """Read a file with a word and its tag per line and an empty line after each sentence; it may be gzipped.
 
     Columns are separated by tabs if the first line contains one, otherwise by spaces. All lines have the same number of columns, except
@@ -125,7 +125,9 @@ def read_tagged(path: Path, word_column: int = 0, tag_column: int = -1) -> Tagge
         raise DataError(f"{path}: expected a word and its tag per line, found none")
     read = [[row for row in block if row is not None] for block in blocks]
     words: list[Words] = [[row.word for row in block] for block in read]
-    return _checked(Tagged(words, [[row.tag for row in block] for block in read], str(path), [block[0].line for block in read]))
+    return _validate_tags(
+        TaggedSentences(words, [[row.tag for row in block] for block in read], str(path), [block[0].line for block in read])
+    )
 
 
 class _Row(NamedTuple):
@@ -168,23 +170,25 @@ def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None
         yield _Row(line, word, tag)
 
 
-def _checked(read: Tagged) -> Tagged:
+def _validate_tags(read: TaggedSentences) -> TaggedSentences:
     """Check the tags of a file against their scheme, and convert IOB1 to IOB2."""
     used = {tag for tags in read.tags for tag in tags}
-    if (odd := unexpected_tag(used)) is not None:
-        sample, word = next((i, tags.index(odd)) for i, tags in enumerate(read.tags) if odd in tags)
-        raise DataError(f"{read.place(sample, word)}: expected O, B-LABEL or I-LABEL as elsewhere, found {odd[:50]!r}; correct it")
+    if (unexpected := unexpected_tag(used)) is not None:
+        sample, word = next((i, tags.index(unexpected)) for i, tags in enumerate(read.tags) if unexpected in tags)
+        raise DataError(
+            f"{read.describe_sample(sample, word)}: expected O, B-LABEL or I-LABEL as elsewhere, found {unexpected[:50]!r}; correct it"
+        )
     scheme = scheme_of(used)
     if scheme == "iobes":
         for sample, tags in enumerate(read.tags):
             if (at := first_invalid(tags)) is not None:
                 before, found = [OUTSIDE, *tags, OUTSIDE][at : at + 2]
                 raise DataError(
-                    f"{read.place(sample, min(at, len(tags) - 1))}: expected whole entities, S- or B- to E-, found {found[:50]!r}"
+                    f"{read.describe_sample(sample, min(at, len(tags) - 1))}: expected whole entities, S- or B- to E-, found {found[:50]!r}"
                     f" after {before[:50]!r}; correct the tags, or use B- and I- alone"
                 )
     if scheme != "iob":
         return read
     converted: list[Words] = [to_iob2(tags) for tags in read.tags]
     n_converted = [sum(a != b for a, b in zip(old, new, strict=True)) for old, new in zip(read.tags, converted, strict=True)]
-    return Tagged(read.words, converted, read.name, read.lines, n_converted)
+    return TaggedSentences(read.words, converted, read.name, read.lines, n_converted)

@@ -6,78 +6,78 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from transom.config.data import Phrasebook
-from transom.data.labeled.classes import refuse_long_names
-from transom.data.labeled.labelled import VALID_SHARE
-from transom.data.split import Splits, read_splits, split_off
-from transom.data.synthetic.phrasebook.generate import generate
-from transom.data.text.text import expanded
+from transom.config.data import PhrasebookConfig
+from transom.data.labeled.class_labels import reject_long_names
+from transom.data.labeled.labeled_texts import VALID_FRACTION
+from transom.data.split import Splits, holdout, read_splits
+from transom.data.synthetic.phrasebook.generate import generate_phrasebook
+from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.searcher import reader_of
+from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.errors import ConfigError, DataError
 from transom.files.limits import MAX_CLASSES
 from transom.inspection.page import Section
-from transom.models.network import Network
+from transom.models.base import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.tasks.encoders import embedder_of
+from transom.tasks.embed_verb import as_embedder
 from transom.tasks.tagging.entities import complete_tags, scheme_of
-from transom.tasks.tagging.loader import TaggedBatch, TaggedLoader, inference_batches, labels_of, windows
+from transom.tasks.tagging.loader import TaggedBatch, TaggedLoader, inference_batches, split_sentences, window_labels
 from transom.tasks.tagging.model import TokenTagger
 from transom.tasks.tagging.phrasebook import tagged_words
 from transom.tasks.tagging.predictor import Tagger
-from transom.tasks.tagging.report import report_tagged, tagged_sentences
-from transom.tasks.tagging.schema import TaggedFiles, TaggingRecipe, TagReading
-from transom.tasks.tagging.tagged_files import Tagged, fingerprint, read_tagged
+from transom.tasks.tagging.report import render_tagged_sentences, report_tagged
+from transom.tasks.tagging.schema import TaggedFilesConfig, TaggingInferenceConfig, TaggingRecipe
+from transom.tasks.tagging.tagged_files import TaggedSentences, fingerprint, read_tagged
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, train_text_tokenizers
+from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
-from transom.training.start import tokenizer_of
-from transom.training.task import Answers, Reader
+from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_loss
 
 
-class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
+class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
     """Tagging: tokenized sentences with their tags."""
 
     PREDICTOR: ClassVar[type] = Tagger
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": embedder_of}
-    report_sections: ClassVar[Sequence[Section]] = (Section("tags", "Tags", tagged_sentences),)
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
+    report_sections: ClassVar[Sequence[Section]] = (Section("tags", "Tags", render_tagged_sentences),)
 
     @classmethod
-    def load(cls, recipe: TaggingRecipe, base: Path) -> Splits[Tagged]:
+    def load(cls, recipe: TaggingRecipe, base: Path) -> Splits[TaggedSentences]:
         """Read or generate the sentences.
 
         Raises:
             DataError: a file cannot be read, or there are too few sentences to split.
         """
-        data, root = recipe.data, base / expanded(recipe.data.root)
-        if isinstance(data.generate, Phrasebook):
-            parts = generate(data.generate).parts.values()
-            return Splits(*(Tagged.from_pairs(map(tagged_words, part.source), part.name) for part in parts))
+        data, root = recipe.data, base / expand_path(recipe.data.root)
+        if isinstance(data.generate, PhrasebookConfig):
+            parts = generate_phrasebook(data.generate).parts.values()
+            return Splits(*(TaggedSentences.from_pairs(map(tagged_words, part.source), part.name) for part in parts))
 
-        def read(files: TaggedFiles) -> Tagged:
-            return read_tagged(root / expanded(files.file), files.word_column, files.tag_column)
+        def read(files: TaggedFilesConfig) -> TaggedSentences:
+            return read_tagged(root / expand_path(files.file), files.word_column, files.tag_column)
 
-        return read_splits(data, read, lambda tagged: split_off(tagged, tagged.texts, VALID_SHARE, "sentences"))
+        return read_splits(data, read, lambda tagged: holdout(tagged, tagged.texts, VALID_FRACTION, "sentences"))
 
     @classmethod
-    def read(cls, recipe: TaggingRecipe, reader: Reader) -> Self:
+    def read(cls, recipe: TaggingRecipe, context: TaskContext) -> Self:
         """Read the sentences, train or load the tokenizer, and build the data report.
 
         Raises:
             TransomError: the sentences cannot be read or do not fit the recipe.
         """
-        reader.tell("reading the sentences")
-        splits = cls.load(recipe, reader.base)
+        context.notify("reading the sentences")
+        splits = cls.load(recipe, context.base)
         classes = recipe.model.classes or _classes_of(splits, recipe)
-        if recipe.training.select_by == "f1" and scheme_of(classes) == "plain":
+        if recipe.training.best_checkpoint_metric == "f1" and scheme_of(classes) == "plain":
             raise ConfigError(
-                f"training.select_by: expected entity tags B-LABEL, I-LABEL and O for 'f1',"
+                f"training.best_checkpoint_metric: expected entity tags B-LABEL, I-LABEL and O for 'f1',"
                 f" found tags such as {classes[0]!r}; set it to 'accuracy'"
             )
-        tokenizer = tokenizer_of(splits.train.texts, recipe, reader)
+        tokenizer = load_or_train_tokenizer(splits.train.texts, recipe, context)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
         training, max_seq_len, valid = recipe.training, recipe.model.max_seq_len, splits.valid
         loader = TaggedLoader(
@@ -87,18 +87,18 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
             max_seq_len=max_seq_len,
             batch_tokens=training.batch_tokens,
             seed=training.seed,
-            token_dropout=training.token_dropout,
-            slicing=reader.slicing(training),
+            blank_noising=training.blank_noising,
+            micro_batching=context.micro_batching(training),
         )
-        read = windows(valid.words, tokenizer, max_seq_len - 1)
+        read = split_sentences(valid.words, tokenizer, max_seq_len - 1)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=valid,
-            valid_batches=inference_batches(read, labels_of(read, valid.numbered(classes)), training.batch_tokens),
+            valid_batches=inference_batches(read, window_labels(read, valid.encode_labels(classes)), training.batch_tokens),
             report=report_tagged(splits, classes, tokenizer, loader, max_seq_len - 1),
-            data=fingerprint(splits.train, valid),
+            data_hash=fingerprint(splits.train, valid),
         )
 
     def objective(self, model: Network) -> Objective:
@@ -111,7 +111,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
         inside = count_flops(self.recipe.model, rows, length, 0)
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
-    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+    def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
         """Return validation loss, tag accuracy and micro-averaged entity F1."""
         figures = validation_loss(model, self.valid_batches, autocast)
         del figures["perplexity"]  # perplexity is not meaningful for tags
@@ -120,9 +120,9 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
         f1 = {} if scores.entities is None else {"f1": 100 * scores.entities.f1}
         return figures | {"accuracy": scores.accuracy} | f1
 
-    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+    def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
         """Predict the tags of a few validation sentences."""
-        shown = self.valid.take(list(range(min(len(self.valid), self.recipe.training.validate_samples))), self.valid.name)
+        shown = self.valid.select(list(range(min(len(self.valid), self.recipe.training.validate_samples))), self.valid.name)
         with autocast:
             predicted = self._tagger(model).predict(shown.words)
         rows = zip(shown.words, shown.tags, predicted, strict=True)
@@ -137,15 +137,17 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
     def predictor(cls, run: LoadedRun) -> Tagger:
         """Return the predictor of a run."""
         assert isinstance(run.model, TokenTagger)
-        return Tagger(run.model, run.tokenizer, run.decoding or TagReading(), run.precision, reader_of(run.model), run.origin)
+        return Tagger(
+            run.model, run.tokenizer, run.decoding or TaggingInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin
+        )
 
     @classmethod
-    def train_tokenizers(cls, recipe: TaggingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+    def train_tokenizers(cls, recipe: TaggingRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(cls.load(recipe, base).train.texts, recipe.tokenizer, tell)
+        return train_text_tokenizers(cls.load(recipe, base).train.texts, recipe.tokenizer, notify)
 
 
-def _classes_of(splits: Splits[Tagged], recipe: TaggingRecipe) -> tuple[str, ...]:
+def _classes_of(splits: Splits[TaggedSentences], recipe: TaggingRecipe) -> tuple[str, ...]:
     """Return the tags of the training sentences, those split off for validation included, sorted.
 
     Raises:
@@ -158,5 +160,5 @@ def _classes_of(splits: Splits[Tagged], recipe: TaggingRecipe) -> tuple[str, ...
         raise DataError(
             f"{splits.train.name}: expected 2 to {MAX_CLASSES:,} tags, found {len(classes):,} ({classes[0][:50]!r}); check tag_column"
         )
-    refuse_long_names(classes, splits.train.name, "tags")
+    reject_long_names(classes, splits.train.name, "tags")
     return classes

@@ -5,13 +5,13 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from transom.config.data import Files, Language, PairData, PairTokenizer
-from transom.config.decoding import Decoding
-from transom.config.model import PairModel, Seq2Seq
-from transom.config.options import PAIRS, TaskHelp, Verb
+from transom.config.data import FilesConfig, LanguageConfig, PairDataConfig, PairTokenizerConfig
+from transom.config.decoding import BeamSearchConfig
+from transom.config.model import AnySeq2SeqModel, Seq2SeqConfig
 from transom.config.recipe import PairRecipe
-from transom.config.registry import register_task
-from transom.config.training import ConsistentTraining
+from transom.config.task_options import PAIRS, TaskHelp, Verb
+from transom.config.task_registry import register_task
+from transom.config.training import RDropTrainingConfig
 
 ABOUT = TaskHelp(
     options=PAIRS,
@@ -23,13 +23,15 @@ ABOUT = TaskHelp(
 )
 
 
-class TranslationData(PairData):
+class TranslationDataConfig(PairDataConfig):
     """Sentence pairs with one or several target languages."""
 
     ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate", "languages")
 
-    languages: tuple[Language, ...] = Field((), strict=False, description="sentence pairs of several target languages, each with its tag")
-    temperature: float = Field(
+    languages: tuple[LanguageConfig, ...] = Field(
+        (), strict=False, description="sentence pairs of several target languages, each with its tag"
+    )
+    sampling_temperature: float = Field(
         5.0,
         ge=1,
         description="sampling temperature of the languages: a language with n_l pairs is sampled in proportion to n_l^(1 / temperature)"
@@ -37,36 +39,36 @@ class TranslationData(PairData):
     )
 
     @model_validator(mode="after")
-    def _tags_differ(self) -> "TranslationData":
+    def _tags_differ(self) -> "TranslationDataConfig":
         tags = [language.tag for language in self.languages]
         if twice := next((tag for tag in tags if tags.count(tag) > 1), None):
             raise ValueError(f"data.languages: expected distinct tags, found {twice!r} twice; change one of them")
         return self
 
     @property
-    def test_parts(self) -> list[Files]:
+    def test_parts(self) -> list[FilesConfig]:
         """Files of the test pairs of all languages."""
         return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
 
     @property
-    def parts(self) -> list[Files]:
+    def parts(self) -> list[FilesConfig]:
         """Files of all pairs of all languages."""
         own = (part for language in self.languages for part in (language.train, language.valid) if part is not None)
         return [*super().parts, *own]
 
 
-class TranslationTraining(ConsistentTraining):
+class TranslationTrainingConfig(RDropTrainingConfig):
     """Training settings of a translator."""
 
     validate_bleu: int = Field(
         200, ge=0, description="number of validation sentences per language translated for BLEU and chrF at each validation; 0 disables"
     )
-    select_by: Literal["loss", "bleu"] = Field("loss", description="validation metric that selects the saved weights")
+    best_checkpoint_metric: Literal["loss", "bleu"] = Field("loss", description="validation metric that selects the saved weights")
 
     @model_validator(mode="after")
-    def _selectable(self) -> "TranslationTraining":
-        if self.select_by == "bleu" and self.validate_bleu == 0:
-            raise ValueError("training.select_by = 'bleu' needs training.validate_bleu > 0")
+    def _selectable(self) -> "TranslationTrainingConfig":
+        if self.best_checkpoint_metric == "bleu" and self.validate_bleu == 0:
+            raise ValueError("training.best_checkpoint_metric = 'bleu' needs training.validate_bleu > 0")
         return self
 
 
@@ -81,16 +83,18 @@ class TranslationRecipe(PairRecipe):
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A sentence in the source language."', '["A sentence in the source language."]')
 
     task: Literal["translation"] = Field("translation", description="the task")
-    data: TranslationData = Field(..., description="the data")
-    tokenizer: PairTokenizer = Field(PairTokenizer(), description="the tokenizer")
-    model: PairModel = Field(Seq2Seq(), description="the network; preset = NAME loads the configuration of a published model")
-    training: TranslationTraining = Field(TranslationTraining(), description="training settings")
-    decoding: Decoding = Field(Decoding(), description="beam search settings")
+    data: TranslationDataConfig = Field(..., description="the data")
+    tokenizer: PairTokenizerConfig = Field(PairTokenizerConfig(), description="the tokenizer")
+    model: AnySeq2SeqModel = Field(Seq2SeqConfig(), description="the network; preset = NAME loads the configuration of a published model")
+    training: TranslationTrainingConfig = Field(TranslationTrainingConfig(), description="training settings")
+    decoding: BeamSearchConfig = Field(BeamSearchConfig(), description="beam search settings")
 
     @model_validator(mode="after")
     def _one_table_needs_one_vocabulary(self) -> Self:
-        if self.model.tie == "all" and not self.tokenizer.joint:
-            raise ValueError("model.tie = 'all' needs tokenizer.joint = true; change one of them, or set model.tie = 'decoder'")
+        if self.model.tie_embeddings == "all" and not self.tokenizer.joint:
+            raise ValueError(
+                "model.tie_embeddings = 'all' needs tokenizer.joint = true; change one of them, or set model.tie_embeddings = 'decoder'"
+            )
         return self
 
     @property

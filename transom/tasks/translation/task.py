@@ -7,60 +7,60 @@ from typing import ClassVar, Self
 
 import torch
 
-from transom.config.data import Phrasebook
+from transom.config.data import PhrasebookConfig
 from transom.data.batch import TranslationBatch, translation_batch
-from transom.data.pairs.loader import Loader, ordered_batches
-from transom.data.pairs.mixture import LanguageMixture
+from transom.data.pairs.loader import PairLoader, length_sorted_batches
+from transom.data.pairs.multilingual import MultilingualLoader
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.pairs import report_languages
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.predictors.results import Alignment
 from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
-from transom.inspection.alignment import align, cross_attentions
-from transom.models.network import Network, Seq2SeqNetwork
+from transom.inspection.alignment import align, cross_attention_addresses
+from transom.models.base import Network, Seq2SeqModel
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.tasks.pairs import read_pairs, train_pair_tokenizers
+from transom.tasks.pairs import load_tokenized_pairs, train_pair_tokenizers
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask
-from transom.tasks.translation.schema import TranslationData, TranslationRecipe
+from transom.tasks.translation.schema import TranslationDataConfig, TranslationRecipe
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
-from transom.training.task import Answers, Reader
-from transom.training.validation import validation_losses, validation_scores
+from transom.training.task_protocol import ScoredPredictions, TaskContext
+from transom.training.validation import validation_losses, validation_translation_scores
 
 
-class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapping[str | None, Pairs]]):
+class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoader, Mapping[str | None, Pairs]]):
     """Translation: tokenized sentence pairs."""
 
     PREDICTOR: ClassVar[type] = Translator
 
     @classmethod
-    def read(cls, recipe: TranslationRecipe, reader: Reader) -> Self:
+    def read(cls, recipe: TranslationRecipe, context: TaskContext) -> Self:
         """Read the pairs, train or load the tokenizers, and build the data report.
 
         Raises:
             TransomError: the data cannot be read or do not fit the recipe.
         """
-        text = read_pairs(recipe, reader, translation_batch, recipe.data.languages)
+        text = load_tokenized_pairs(recipe, context, translation_batch, recipe.data.languages)
         splits, tokenizers, loaders = text.splits, text.tokenizers, text.loaders
         sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
         recipe = recipe.with_fields("model", **sizes)
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         tagged = {to: loader for to, loader in loaders.items() if to is not None}
-        mixture = LanguageMixture(tagged, recipe.data.temperature) if tagged else None
+        mixture = MultilingualLoader(tagged, recipe.data.sampling_temperature) if tagged else None
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,
             loader=mixture or loaders[None],
             valid={to: each.valid for to, each in splits.items()},
             valid_batches={
-                to: ordered_batches(each.valid, tokenizers, batch_tokens, max_seq_len, prefix=loaders[to].prefix)
+                to: length_sorted_batches(each.valid, tokenizers, batch_tokens, max_seq_len, source_prefix=loaders[to].source_prefix)
                 for to, each in splits.items()
             },
             report=report_languages(splits, tokenizers, loaders, mixture),
-            data=fingerprint(*(part for each in splits.values() for part in (each.train, each.valid)), tags=list(tagged)),
+            data_hash=fingerprint(*(part for each in splits.values() for part in (each.train, each.valid)), tags=list(tagged)),
         )
 
     def objective(self, model: Network) -> Objective:
@@ -69,39 +69,41 @@ class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapp
 
     def flops(self, batch: TranslationBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
-        return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], batch.target.tokens.shape[1]).training
+        return count_flops(
+            self.recipe.model, len(batch.sample_ids), batch.source.tokens.shape[1], batch.decoder_input.tokens.shape[1]
+        ).training
 
-    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+    def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
         """Return the validation loss.
 
         With several languages, each metric is computed over all sentences, and per language under a key with its tag, such as ``loss/de``.
         """
-        assert isinstance(model, Seq2SeqNetwork)
+        assert isinstance(model, Seq2SeqModel)
         return validation_losses(model, self.valid_batches, autocast)
 
-    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Return BLEU and chrF of the translations of validation pairs, with keys as in ``measure``, and a few translations."""
-        assert isinstance(model, Seq2SeqNetwork)
+    def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
+        """Return BLEU and chrF of the translations of validation pairs, with keys as in ``evaluate``, and a few translations."""
+        assert isinstance(model, Seq2SeqModel)
         n_sentences = self.recipe.training.validate_bleu
         if not n_sentences:
             return {}, ()
-        return validation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
+        return validation_translation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Translator:
         """Return the predictor of a run."""
-        assert isinstance(run.model, Seq2SeqNetwork) and run.tokenizers is not None
+        assert isinstance(run.model, Seq2SeqModel) and run.tokenizers is not None
         languages = None if run.recipe is None else languages_of(run.recipe.data)
-        return Translator(run.model, run.tokenizers, run.decoding, run.precision, run.searcher, languages, run.origin)
+        return Translator(run.model, run.tokenizers, run.decoding, run.precision, run.decoder_backend, languages, run.origin)
 
     @classmethod
-    def train_tokenizers(cls, recipe: TranslationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+    def train_tokenizers(cls, recipe: TranslationRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_pair_tokenizers(recipe, base, tell, recipe.data.languages)
+        return train_pair_tokenizers(recipe, base, notify, recipe.data.languages)
 
     def alignments(self, model: Network, samples: Iterable[Mapping[str, str]]) -> Iterator[Alignment]:
         """Yield alignments of the non-empty translations; translations that exceed the context window are skipped."""
-        if not (isinstance(model, Seq2SeqNetwork) and cross_attentions(model)):
+        if not (isinstance(model, Seq2SeqModel) and cross_attention_addresses(model)):
             return
         for sample in samples:
             if sample["translation"].strip():
@@ -111,12 +113,12 @@ class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapp
                     continue
 
 
-def languages_of(data: TranslationData) -> str | None:
+def languages_of(data: TranslationDataConfig) -> str | None:
     """Return source and target language as "en to de", if the data name them: by endings such as ``.en`` and ``.de.gz``, or built in."""
-    if isinstance(data.generate, Phrasebook):
+    if isinstance(data.generate, PhrasebookConfig):
         return "en to es"
-    if data.train is None or data.train.source is None or data.train.target is None:
+    if data.train is None or data.train.source is None or data.train.decoder_input is None:
         return None
-    endings = [re.search(r"\.([a-z]{2,3})(\.gz)?$", name) for name in (data.train.source, data.train.target)]
+    endings = [re.search(r"\.([a-z]{2,3})(\.gz)?$", name) for name in (data.train.source, data.train.decoder_input)]
     codes = [found[1] for found in endings if found is not None and found[1] != "txt"]
     return " to ".join(codes) if len(codes) == 2 else None

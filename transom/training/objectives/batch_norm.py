@@ -3,33 +3,33 @@
 from collections.abc import Mapping, Sequence
 
 from transom.data.batch import Batch
-from transom.layers.norm import BatchNorm, Statistics
-from transom.models.network import Network
-from transom.parallel.world import World
+from transom.layers.norm import BatchNorm, BatchStatistics
+from transom.models.base import Network
+from transom.parallel.collectives import World
 from transom.training.objectives.objective import AuxiliaryObjective, ForwardPass
 
 
-class RunningStatistics(AuxiliaryObjective):
+class BatchNormStatistics(AuxiliaryObjective):
     """Moves the running mean and variance of every batch norm by what all passes of a step saw; it adds no loss."""
 
     def __init__(self, model: Network, norms: Mapping[str, BatchNorm], world: World) -> None:
         """Hold the norms of ``model``, by their addresses; statistics are of one process."""
         self._norms = norms
-        self.sites = [f"{name}.{part}" for name in norms for part in Statistics._fields]
+        self.sites = [f"{name}.{part}" for name in norms for part in BatchStatistics._fields]
 
-    def prepare(self, slices: Sequence[Batch]) -> None:
+    def prepare(self, micro_batches: Sequence[Batch]) -> None:
         """Begin to collect."""
-        self._passes: dict[str, list[Statistics]] = {name: [] for name in self._norms}
+        self._passes: dict[str, list[BatchStatistics]] = {name: [] for name in self._norms}
 
     def loss(self, forward: ForwardPass) -> float:
         """Collect the statistics of each pass over a slice; add nothing."""
         for name, passes in self._passes.items():
-            parts = ([x.detach() for x in forward.activations[f"{name}.{part}"]] for part in Statistics._fields)
-            passes += map(Statistics, *parts)
+            parts = ([x.detach() for x in forward.activations[f"{name}.{part}"]] for part in BatchStatistics._fields)
+            passes += map(BatchStatistics, *parts)
         return 0.0
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
         """Move the statistics, unless the step was skipped."""
         for name, norm in self._norms.items() if updated else ():
-            norm.move_statistics(self._passes[name])
+            norm.update_running_statistics(self._passes[name])
         return {}

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from transom.data.batch import Batch
 from transom.layers.observe import ActivationRecorder
-from transom.models.network import Network
-from transom.training.loss import linear_cross_entropy
+from transom.models.base import Network
+from transom.training.losses import linear_cross_entropy
 
 
 class ForwardPass(NamedTuple):
@@ -34,26 +34,26 @@ class ForwardPass(NamedTuple):
 def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> ForwardPass:
     """Run the model on a batch and record the activations at ``sites``."""
     recorder = ActivationRecorder(sites)
-    hidden, weight = model.output(batch, recorder if sites else None)
+    hidden, weight = model.logit_factors(batch, recorder if sites else None)
     passes = recorder.passes
     return ForwardPass(batch, hidden, weight, {site: [each[site] for each in passes if site in each] for site in sites})
 
 
-class SliceLoss(NamedTuple):
+class MicroBatchLoss(NamedTuple):
     """The loss of a slice, in nats, summed over its true target tokens.
 
     Attributes:
-        learned: the loss that the gradient is taken of.
+        backward_loss: the loss that the gradient is taken of.
         loss: the loss that is reported.
         nll: the negative log-likelihood, reported too.
     """
 
-    learned: Float[Tensor, ""]
+    backward_loss: Float[Tensor, ""]
     loss: Float[Tensor, ""]
     nll: Float[Tensor, ""]
 
 
-class Ratio(NamedTuple):
+class RatioMetric(NamedTuple):
     """A figure of ``metrics.jsonl``: the quotient of two sums over the steps since the last line.
 
     Attributes:
@@ -65,8 +65,8 @@ class Ratio(NamedTuple):
     per: str | None
 
 
-UPDATES = "updates"
-"""The name, in a ``Ratio``, of the number of steps that were not skipped."""
+N_UPDATES = "updates"
+"""The name, in a ``RatioMetric``, of the number of steps that were not skipped."""
 
 
 class Objective(ABC):
@@ -74,18 +74,18 @@ class Objective(ABC):
 
     Attributes:
         sites: addresses of the activations that ``loss`` reads.
-        n_readings: how often ``prepare`` makes the model read each sample.
+        n_copies: how often ``prepare`` makes the model read each sample.
     """
 
     sites: Sequence[str] = ()
-    n_readings: int = 1
+    n_copies: int = 1
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the slice of a batch that the model is to read."""
         return batch
 
     @abstractmethod
-    def loss(self, forward: ForwardPass) -> SliceLoss:
+    def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the loss of a slice, summed over its true target tokens, and over all readings of them."""
 
 
@@ -94,16 +94,16 @@ class CrossEntropy(Objective):
     """The cross-entropy of the labels that count; padding contributes nothing.
 
     Attributes:
-        smoothing: probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016, section 7).
+        label_smoothing: probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016, section 7).
     """
 
-    smoothing: float
+    label_smoothing: float
 
-    def loss(self, forward: ForwardPass) -> SliceLoss:
+    def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute it without ever holding all logits."""
-        counted, labels = forward.batch.counted, forward.batch.labels
-        loss, nll = linear_cross_entropy(forward.hidden[counted], forward.weight, labels[counted], self.smoothing)
-        return SliceLoss(loss, loss, nll)
+        loss_mask, labels = forward.batch.loss_mask, forward.batch.labels
+        loss, nll = linear_cross_entropy(forward.hidden[loss_mask], forward.weight, labels[loss_mask], self.label_smoothing)
+        return MicroBatchLoss(loss, loss, nll)
 
 
 class AuxiliaryObjective:
@@ -113,14 +113,14 @@ class AuxiliaryObjective:
     divided once, by the number of the whole batch, over all slices and processes.
 
     Attributes:
-        figures: by their keys in ``metrics.jsonl``, the figures made of this objective's measurements.
+        metrics: by their keys in ``metrics.jsonl``, the figures made of this objective's measurements.
         sites: addresses of the activations that ``loss`` reads.
     """
 
-    figures: ClassVar[Mapping[str, Ratio]] = {}
+    metrics: ClassVar[Mapping[str, RatioMetric]] = {}
     sites: Sequence[str] = ()
 
-    def prepare(self, slices: Sequence[Batch]) -> None:
+    def prepare(self, micro_batches: Sequence[Batch]) -> None:
         """Prepare for a step on the slices of a batch, which are where the model is."""
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:

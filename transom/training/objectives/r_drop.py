@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from transom.config.training import ConsistentTraining
-from transom.data.batch import Batch, twice
-from transom.training.loss import linear_cross_entropy
-from transom.training.objectives.objective import CrossEntropy, ForwardPass, SliceLoss
+from transom.config.training import RDropTrainingConfig
+from transom.data.batch import Batch, duplicate_batch
+from transom.training.losses import linear_cross_entropy
+from transom.training.objectives.objective import CrossEntropy, ForwardPass, MicroBatchLoss
 
 
 @dataclass
@@ -17,21 +17,21 @@ class RDrop(CrossEntropy):
     """
 
     alpha: float
-    n_readings = 2
+    n_copies = 2
 
     def prepare(self, batch: Batch) -> Batch:
         """Duplicate the batch, so that one forward pass draws both dropout masks."""
-        doubled: Batch = twice(batch)
-        return doubled
+        duplicated: Batch = duplicate_batch(batch)
+        return duplicated
 
-    def loss(self, forward: ForwardPass) -> SliceLoss:
+    def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the loss with the two readings of each label side by side."""
-        counted, labels = forward.batch.counted, forward.batch.labels
-        hidden, labels = (x[counted].unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for x in (forward.hidden, labels))
-        loss, nll = linear_cross_entropy(hidden, forward.weight, labels, self.smoothing, self.alpha)
-        return SliceLoss(loss, loss, nll)
+        loss_mask, labels = forward.batch.loss_mask, forward.batch.labels
+        hidden, labels = (x[loss_mask].unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for x in (forward.hidden, labels))
+        loss, nll = linear_cross_entropy(hidden, forward.weight, labels, self.label_smoothing, self.alpha)
+        return MicroBatchLoss(loss, loss, nll)
 
 
-def text_objective(training: ConsistentTraining) -> CrossEntropy:
+def text_objective(training: RDropTrainingConfig) -> CrossEntropy:
     """Return R-Drop where the recipe asks for it, cross-entropy otherwise."""
     return RDrop(training.label_smoothing, training.r_drop) if training.r_drop else CrossEntropy(training.label_smoothing)

@@ -88,14 +88,14 @@ def _language(model: Mapping[str, Any], **training: Any) -> dict[str, Any]:
     return _recipe("language", model, _text, **training)
 
 
-LAST_TWO = {"kind": "checkpoints", "last": 2}
+LAST_TWO = {"kind": "checkpoints", "n_checkpoints": 2}
 MUON = {"kind": "muon", "eps": 1e-4}
 RECIPES: dict[str, dict[str, Any]] = {
     "translation": _recipe(
-        "translation", SHAPE | {"n_encoder_layers": 1, "n_decoder_layers": 1}, _pairs, average=LAST_TWO, accumulate=2, validate_bleu=2
+        "translation", SHAPE | {"n_encoder_layers": 1, "n_decoder_layers": 1}, _pairs, average=LAST_TWO, grad_accum_steps=2, validate_bleu=2
     ),
     "language": _language(DECODER | {"feed_forward": "swiglu"}, r_drop=1.0),
-    "instruction": _recipe("instruction", DECODER | {"mask": "prefix"}, _answers, optimizer=MUON),
+    "instruction": _recipe("instruction", DECODER | {"mask": "prefix-lm"}, _answers, optimizer=MUON),
     "masked": _recipe("masked", ENCODER | {"position": "relative"}, _text),
     "classification": _recipe("classification", ENCODER | {"pooler_dropout": 0.1}, _labeled, r_drop=1.0),
     "embedding": _recipe("embedding", ENCODER, _pairs),
@@ -104,7 +104,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         {name: x for name, x in ENCODER.items() if name != "max_seq_len"}
         | {"image_size": 8, "patch_size": 2, "channels": 1, "stem": {"kind": "convolutional", "channels": [4], "attention": "cbam"}},
         _photos,
-        batch_images=8,
+        batch_size=8,
         optimizer=MUON,
         augmentation={"shift": 1, "randaugment": 1, "mixup": 0.2, "cutmix": 1.0},
     ),
@@ -112,7 +112,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "image-classification",
         {"kind": "convolutional", "image_size": 8, "channels": 1, "d_model": 8, "stem": {"channels": [4, 4], "attention": "se"}},
         _photos,
-        batch_images=8,
+        batch_size=8,
     ),
     "recurrent-translation": _recipe(
         "translation",
@@ -127,36 +127,47 @@ RECIPES: dict[str, dict[str, Any]] = {
     "value-residual": _language(
         DECODER | {"n_layers": 2, "attention": {"value_residual": "learned", "sinks": True, "softcap": 5.0, "qk_norm": "rmsnorm"}}
     ),
-    "experts-loss": _language(DECODER | {"feed_forward": {"kind": "mixture", "n_experts": 3, "balance": "loss"}}, accumulate=2),
-    "experts-bias": _language(DECODER | {"feed_forward": {"kind": "mixture", "n_experts": 3, "scores": "sigmoid", "balance": "bias"}}),
-    "depths": _language(DECODER | {"n_layers": 2, "depth": {"kind": "mixture", "capacity": 0.5}}),
-    "exits": _language(DECODER | {"n_layers": 2}, exits={"kind": "linear"}),
+    "experts-loss": _language(
+        DECODER | {"feed_forward": {"kind": "moe", "n_experts": 3, "load_balancing": "aux-loss"}}, grad_accum_steps=2
+    ),
+    "experts-bias": _language(
+        DECODER | {"feed_forward": {"kind": "moe", "n_experts": 3, "scoring_func": "sigmoid", "load_balancing": "bias"}}
+    ),
+    "depths": _language(DECODER | {"n_layers": 2, "depth": {"kind": "mod", "capacity": 0.5}}),
+    "exits": _language(DECODER | {"n_layers": 2}, early_exit_loss={"kind": "linear"}),
     "batchnorm": _recipe("classification", ENCODER | {"norm": "batchnorm"}, _labeled),
     "performer": _language(DECODER | {"attention": {"approximation": {"kind": "performer", "n_features": 4}}}),
     "ema": _language(DECODER, average={"kind": "ema", "decay": 0.9}, optimizer="sgd"),
-    "tagging": _recipe("tagging", ENCODER | {"classifier_dropout": 0.1}, _tagged, r_drop=1.0, accumulate=2),
+    "tagging": _recipe("tagging", ENCODER | {"classifier_dropout": 0.1}, _tagged, r_drop=1.0, grad_accum_steps=2),
     "audio-classification": _recipe(
         "audio-classification",
         {name: x for name, x in ENCODER.items() if name != "max_seq_len"}
         | {"image_size": 8, "patch_size": 4, "seconds": 0.128, "sample_rate": 8000, "n_fft": 128},
         _sounds,
-        batch_sounds=8,
-        augmentation={"bands": 2, "times": 2},
+        batch_size=8,
+        augmentation={"freq_mask_param": 2, "time_mask_param": 2},
     ),
     "rotary": _language(
         DECODER
         | {
             "d_model": 16,
-            "position": {"kind": "rotary", "share": 0.5, "base": 5e3, "scaling": "yarn", "factor": 2.0, "trained_seq_len": 6},
+            "position": {
+                "kind": "rotary",
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 5e3,
+                "rope_scaling": "yarn",
+                "factor": 2.0,
+                "original_max_seq_len": 6,
+            },
             "n_kv_heads": 1,
             "attention": {"pattern": {"kind": "window", "size": 4}},
         },
-        clip_norm=0.5,
-        schedule={"kind": "cosine", "warmup_steps": 2, "final": 0.2},
+        max_grad_norm=0.5,
+        schedule={"kind": "cosine", "warmup_steps": 2, "min_lr_ratio": 0.2},
     ),
-    "masked-more": _recipe("masked", ENCODER, _text, mask_share=0.3),
-    "lora-on": _language({}, start_from="language", adapter={"kind": "lora", "rank": 2, "on": ["ff.up", "attn.o"]}),
-    "lora": _language({}, start_from="language", adapter={"kind": "lora", "rank": 2, "dropout": 0.1}),
+    "masked-more": _recipe("masked", ENCODER, _text, mlm_probability=0.3),
+    "lora-on": _language({}, init_from="language", adapter={"kind": "lora", "rank": 2, "target_modules": ["ff.up", "attn.o"]}),
+    "lora": _language({}, init_from="language", adapter={"kind": "lora", "rank": 2, "dropout": 0.1}),
 }
 """A training of each; one that starts from another golden run comes after it."""
 
@@ -220,7 +231,7 @@ def answers(run: Path) -> dict[str, Any]:
         words = found.generate([source], temperature=0.0, max_new_tokens=6) + found.generate(["blue"], temperature=0.9, seed=1)
         return {"words": words, "numbers": [x.log_p for x in found.score([source, target])]}
     if hasattr(found, "fill"):
-        gaps = found.fill(["red [MASK] sleeps"], top=4)[0][0]
+        gaps = found.fill(["red [MASK] sleeps"], top_k=4)[0][0]
         return {"words": [x.text for x in gaps], "numbers": [x.p for x in gaps]}
     if hasattr(found, "embed"):
         return {"words": [], "numbers": found.embed([source, target]).flatten().tolist()}
@@ -254,7 +265,7 @@ def hashes_at_end(run: Path) -> dict[str, str]:
 
 def metrics(run: Path) -> list[dict[str, float]]:
     """Read the figures of a run's history, without what depends on the clock."""
-    timed = {"seconds", "target_tokens_per_second", "peak_share"}
+    timed = {"seconds", "target_tokens_per_second", "matmul_utilization"}
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: x for name, x in record.items() if isinstance(x, float) and name not in timed} for record in records]
 
@@ -284,13 +295,13 @@ def make(name: str) -> None:
     """Train a run whole, note how it ends, and keep another one that stopped in the middle."""
     run, recipe = HERE / name, RECIPES[name]
     assert not run.exists(), f"{run} is there already; a golden folder is never replaced"
-    origin = recipe["training"].get("start_from")
+    origin = recipe["training"].get("init_from")
     if origin is not None:
-        recipe = recipe | {"training": recipe["training"] | {"start_from": str(HERE / origin)}}
+        recipe = recipe | {"training": recipe["training"] | {"init_from": str(HERE / origin)}}
     with tempfile.TemporaryDirectory() as scratch:
         whole = Path(scratch) / "whole"
         _train(recipe, whole)
-        _train(recipe, run, observers=[_stop])
+        _train(recipe, run, callbacks=[_stop])
         (run / ".transom.lock").unlink()
         shutil.rmtree(run / "checkpoints" / f"step-{MIDDLE + 1}")  # of the step that was under way: as a killed run leaves it
         weights = load_file(whole / "checkpoints" / f"step-{END}" / "model.safetensors")

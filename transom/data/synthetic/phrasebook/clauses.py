@@ -3,22 +3,22 @@
 from typing import NamedTuple
 
 from transom.data.synthetic.phrasebook import english, spanish
-from transom.data.synthetic.phrasebook.draw import Draw
+from transom.data.synthetic.phrasebook.draw import RandomChoices
 from transom.data.synthetic.phrasebook.english import Tense
 from transom.data.synthetic.phrasebook.lexicon import Lexicon, Verb
 from transom.data.synthetic.phrasebook.phrases import (
     NOTHING,
     NounPhrase,
     Phrase,
-    company,
-    goal,
-    joined,
+    company_phrase,
+    coordinate,
+    goal_phrase,
+    join_words,
     noun_phrase,
-    place,
+    place_phrase,
     pronoun,
-    spelled,
+    time_phrase,
     two_names,
-    when,
 )
 from transom.data.synthetic.phrasebook.spanish import Forms
 
@@ -34,7 +34,7 @@ class Predicate(NamedTuple):
         statement: the English verb form in an affirmative statement.
         finite: the Spanish verb that agrees with the subject.
         infinitive: the Spanish infinitive that it governs, or an empty string.
-        tells_person: True if the Spanish form differs from that of every other person, so that the pronouns I and we are omitted.
+        identifies_person: True if the Spanish form differs from that of every other person, so that the pronouns I and we are omitted.
         lemmas: the verbs that form word combinations with the subject.
     """
 
@@ -43,32 +43,32 @@ class Predicate(NamedTuple):
     statement: str
     finite: str
     infinitive: str
-    tells_person: bool
+    identifies_person: bool
     lemmas: tuple[str, ...]
 
 
-def _is_told(forms: Forms, person: int) -> bool:
+def _identifies_person(forms: Forms, person: int) -> bool:
     return forms.count(forms[person]) == 1 and person in (0, 2)
 
 
-def do(verb: Verb, tense: Tense, person: int) -> Predicate:
+def conjugate(verb: Verb, tense: Tense, person: int) -> Predicate:
     """Conjugate a verb for a tense and for I, he, we or they (0 to 3)."""
     helper, forms = english.auxiliary(tense, person), verb.forms[tense]
     statement = {"does": verb.third, "do": verb.lemma, "did": verb.past, "will": f"will {verb.lemma}"}[helper]
-    return Predicate(helper, verb.lemma, statement, forms[person], "", _is_told(forms, person), (verb.lemma,))
+    return Predicate(helper, verb.lemma, statement, forms[person], "", _identifies_person(forms, person), (verb.lemma,))
 
 
-def be(which: str, tense: Tense, person: int) -> Predicate:
+def conjugate_be(which: str, tense: Tense, person: int) -> Predicate:
     """Conjugate "be", which is ser or estar in Spanish."""
     helper, forms = english.be(tense, person), spanish.BE[which][tense]
     base = "be" if tense == "future" else ""
-    return Predicate(helper, base, spelled(helper, base), forms[person], "", _is_told(forms, person), ())
+    return Predicate(helper, base, join_words(helper, base), forms[person], "", _identifies_person(forms, person), ())
 
 
-def would(modal: tuple[str, Forms], verb: Verb, person: int) -> Predicate:
+def conjugate_modal(modal: tuple[str, Forms], verb: Verb, person: int) -> Predicate:
     """Conjugate a modal verb with another verb, in the present."""
     word, forms = modal
-    told = _is_told(forms, person)
+    told = _identifies_person(forms, person)
     if not word.endswith(" to"):
         return Predicate(word, verb.lemma, f"{word} {verb.lemma}", forms[person], verb.infinitive, told, (verb.lemma,))
     inflected = word.replace(" ", "s ", 1) if person == 1 else word
@@ -77,30 +77,36 @@ def would(modal: tuple[str, Forms], verb: Verb, person: int) -> Predicate:
     return Predicate(helper, f"{word} {verb.lemma}", f"{inflected} {verb.lemma}", forms[person], verb.infinitive, told, lemmas)
 
 
-def _combined(subject: NounPhrase, predicate: Predicate, rest: Phrase) -> tuple[str, ...]:
+def _combinations(subject: NounPhrase, predicate: Predicate, rest: Phrase) -> tuple[str, ...]:
     doing = tuple(f"{lemma} {noun.lemma}" for lemma in predicate.lemmas for noun in subject.heads)
     return subject.combinations + doing + rest.combinations
 
 
-def _shown(subject: NounPhrase, predicate: Predicate) -> str:
-    return "" if subject.pronoun and predicate.tells_person else subject.spanish
+def _spanish_subject(subject: NounPhrase, predicate: Predicate) -> str:
+    return "" if subject.pronoun and predicate.identifies_person else subject.spanish
 
 
-def state(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, negative: bool = False, adverb: tuple[str, str] = ("", "")) -> Phrase:
+def statement(
+    subject: NounPhrase, predicate: Predicate, rest: Phrase, *, negative: bool = False, adverb: tuple[str, str] = ("", "")
+) -> Phrase:
     """Return an affirmative or negative statement: "the dog does not sleep" and "el perro no duerme"."""
     denied = "cannot" if predicate.auxiliary == "can" else f"{predicate.auxiliary} not"
-    verb = spelled(denied, predicate.base) if negative else predicate.statement
+    verb = join_words(denied, predicate.base) if negative else predicate.statement
     if adverb[0]:
         helper, _, base = verb.rpartition(" ")
-        verb = spelled(helper, adverb[0], base)
+        verb = join_words(helper, adverb[0], base)
     return Phrase(
-        spelled(subject.english, verb, rest.english),
-        spelled(_shown(subject, predicate), "no" if negative else "", adverb[1], predicate.finite, predicate.infinitive, rest.spanish),
-        _combined(subject, predicate, rest),
+        join_words(subject.english, verb, rest.english),
+        join_words(
+            _spanish_subject(subject, predicate), "no" if negative else "", adverb[1], predicate.finite, predicate.infinitive, rest.spanish
+        ),
+        _combinations(subject, predicate, rest),
     )
 
 
-def ask(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, word: tuple[str, str] = ("", ""), rest_first: bool = False) -> Phrase:
+def question(
+    subject: NounPhrase, predicate: Predicate, rest: Phrase, *, word: tuple[str, str] = ("", ""), rest_first: bool = False
+) -> Phrase:
     """Return a question: "where does the dog sleep?" and "¿dónde duerme el perro?".
 
     Args:
@@ -110,63 +116,63 @@ def ask(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, word: tuple[
         word: the question word in both languages, or empty strings.
         rest_first: put the rest before the subject in Spanish, as for an adjective.
     """
-    shown = _shown(subject, predicate)
+    shown = _spanish_subject(subject, predicate)
     after = (rest.spanish, shown) if rest_first else (shown, predicate.infinitive, rest.spanish)
     return Phrase(
-        spelled(word[0], predicate.auxiliary, subject.english, predicate.base, rest.english) + "?",
-        f"¿{spelled(word[1], predicate.finite, *after)}?",
-        _combined(subject, predicate, rest),
+        join_words(word[0], predicate.auxiliary, subject.english, predicate.base, rest.english) + "?",
+        f"¿{join_words(word[1], predicate.finite, *after)}?",
+        _combinations(subject, predicate, rest),
     )
 
 
-def actor(draw: Draw, words: Lexicon) -> tuple[NounPhrase, tuple[Verb, ...]]:
+def actor(draw: RandomChoices, words: Lexicon) -> tuple[NounPhrase, tuple[Verb, ...]]:
     """Sample a subject and the verbs that suit it."""
-    way = draw.between(0, 99)
-    if way < 46:
+    roll = draw.randint(0, 99)
+    if roll < 46:
         people = words.names if draw.chance(0.25) else words.nouns["person"]
         return noun_phrase(draw, words, people, adjective=0.25), words.doing["person"]
-    if way < 61:
+    if roll < 61:
         return noun_phrase(draw, words, words.nouns["animal"], adjective=0.3), words.doing["animal"]
-    if way < 64:
+    if roll < 64:
         return noun_phrase(draw, words, words.nouns["vehicle"], adjective=0.3), words.doing["vehicle"]
-    if way < 94:
+    if roll < 94:
         return pronoun(draw, words), words.doing["person"]
-    if way < 98:
+    if roll < 98:
         return two_names(draw, words), words.doing["person"]
     pair = (noun_phrase(draw, words, words.nouns["person"], adjective=0.0, plural=0.0) for _ in range(2))
-    return joined(*pair), words.doing["person"]
+    return coordinate(*pair), words.doing["person"]
 
 
-def patient(draw: Draw, words: Lexicon, verb: Verb, subject: NounPhrase | None = None) -> Phrase:
+def patient(draw: RandomChoices, words: Lexicon, verb: Verb, subject: NounPhrase | None = None) -> Phrase:
     """Sample an object of a verb other than its subject; people take "a" in Spanish."""
     taken = subject.heads if subject else ()
     thing = noun_phrase(draw, words, verb.objects)
     while thing.heads[0] in taken:
         thing = noun_phrase(draw, words, verb.objects)
     if thing.is_human:
-        return Phrase(thing.english, spanish.contracted("a", thing.spanish), thing.combinations)
+        return Phrase(thing.english, spanish.contract("a", thing.spanish), thing.combinations)
     return Phrase(thing.english, thing.spanish, thing.combinations)
 
 
-def followed(*phrases: Phrase) -> Phrase:
+def concatenate(*phrases: Phrase) -> Phrase:
     """Concatenate phrases."""
     return Phrase(
-        spelled(*(phrase.english for phrase in phrases)),
-        spelled(*(phrase.spanish for phrase in phrases)),
+        join_words(*(phrase.english for phrase in phrases)),
+        join_words(*(phrase.spanish for phrase in phrases)),
         tuple(combination for phrase in phrases for combination in phrase.combinations),
     )
 
 
-def circumstance(draw: Draw, words: Lexicon, verb: Verb, tense: Tense, *, timed: bool = True, placed: bool = True) -> Phrase:
+def circumstance(draw: RandomChoices, words: Lexicon, verb: Verb, tense: Tense, *, timed: bool = True, placed: bool = True) -> Phrase:
     """Sample adverbials of goal, place, company and time, or some of these."""
     parts = []
     if placed:
         if verb.where in ("to", "at") and (verb.lemma == "go" or draw.chance(0.6)):
-            parts.append(goal(draw, words, verb.where))
+            parts.append(goal_phrase(draw, words, verb.where))
         elif verb.where == "in" and draw.chance(0.1 if verb.objects else 0.35):
-            parts.append(place(draw, words))
+            parts.append(place_phrase(draw, words))
         elif draw.chance(0.1):
-            parts.append(company(draw, words))
+            parts.append(company_phrase(draw, words))
     if timed and draw.chance(0.2 if verb.objects else 0.35):
-        parts.append(when(draw, words, tense))
-    return followed(*parts) if parts else NOTHING
+        parts.append(time_phrase(draw, words, tense))
+    return concatenate(*parts) if parts else NOTHING

@@ -7,7 +7,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-class Draw:
+class RandomChoices:
     """A seeded stream of random choices, based only on ``random()``, whose values Python guarantees for a seed."""
 
     def __init__(self, seed: int) -> None:
@@ -17,10 +17,10 @@ class Draw:
         """Return True with a probability."""
         return self._uniform() < probability
 
-    def pick(self, items: Sequence[Item]) -> Item:
+    def choice(self, items: Sequence[Item]) -> Item:
         """Return one of the items, uniformly at random."""
         return items[int(self._uniform() * len(items))]
 
-    def between(self, least: int, most: int) -> int:
+    def randint(self, low: int, high: int) -> int:
         """Return a uniform random integer, both ends included."""
-        return least + int(self._uniform() * (most - least + 1))
+        return low + int(self._uniform() * (high - low + 1))

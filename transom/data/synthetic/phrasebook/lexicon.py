@@ -162,7 +162,7 @@ def _verb(lemma: str, entry: Table, nouns: Mapping[str, tuple[Noun, ...]]) -> Ve
 def _adjectives(table: Table) -> Mapping[str, tuple[Adjective, ...]]:
     suiting: dict[str, tuple[Adjective, ...]] = {}
     for lemma, entry in table.items():
-        forms = _four(entry["forms"]) if "forms" in entry else spanish.agreeing(entry["es"])
+        forms = _four(entry["forms"]) if "forms" in entry else spanish.inflect_adjective(entry["es"])
         for kind in entry["of"].split():
             suiting[kind] = (*suiting.get(kind, ()), Adjective(lemma, forms, entry["be"], entry.get("degrees", True)))
     return suiting

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from transom.data.synthetic.phrasebook import english, numbers, spanish
-from transom.data.synthetic.phrasebook.draw import Draw
+from transom.data.synthetic.phrasebook.draw import RandomChoices
 from transom.data.synthetic.phrasebook.english import Tense
 from transom.data.synthetic.phrasebook.lexicon import Adjective, Lexicon, Noun
 
@@ -51,19 +51,19 @@ class Phrase(NamedTuple):
 NOTHING = Phrase("", "")
 
 
-def spelled(*words: str) -> str:
+def join_words(*words: str) -> str:
     """Join the non-empty words with spaces."""
     return " ".join(word for word in words if word)
 
 
-def _modified(draw: Draw, words: Lexicon, noun: Noun, plural: bool, adjective: Adjective | None) -> Phrase:
+def _modify(draw: RandomChoices, words: Lexicon, noun: Noun, plural: bool, adjective: Adjective | None) -> Phrase:
     """Add an adjective to a noun: before it in English, after it and in agreement in Spanish."""
     if adjective is None:
         return Phrase(noun.english[plural], noun.spanish[plural])
     degree = words.phrases["degrees"][0] if adjective.degrees and draw.chance(0.1) else ("", "")
     return Phrase(
-        spelled(degree[0], adjective.lemma, noun.english[plural]),
-        spelled(noun.spanish[plural], degree[1], adjective.forms[2 * plural + noun.feminine]),
+        join_words(degree[0], adjective.lemma, noun.english[plural]),
+        join_words(noun.spanish[plural], degree[1], adjective.forms[2 * plural + noun.feminine]),
         (f"{adjective.lemma} {noun.lemma}",),
     )
 
@@ -75,8 +75,8 @@ def _article(noun: Noun, plural: bool) -> str:
     return "la" if noun.feminine and not noun.takes_el else "el"
 
 
-def _determined(draw: Draw, words: Lexicon, noun: Noun, use: str, phrase: Phrase) -> tuple[str, str]:
-    determiner = draw.pick(words.determiners[use])
+def _add_determiner(draw: RandomChoices, words: Lexicon, noun: Noun, use: str, phrase: Phrase) -> tuple[str, str]:
+    determiner = draw.choice(words.determiners[use])
     before = determiner.spanish[noun.feminine]
     if noun.takes_el and before in ("la", "una"):
         before = determiner.spanish[0]
@@ -84,14 +84,14 @@ def _determined(draw: Draw, words: Lexicon, noun: Noun, use: str, phrase: Phrase
     return first, f"{before} {phrase.spanish}"
 
 
-def quantity(draw: Draw) -> int:
+def quantity(draw: RandomChoices) -> int:
     """Sample a number from 2 to 99 or a multiple of 100; smaller numbers are more likely."""
-    least, most = draw.pick(((2, 20), (2, 20), (2, 20), (21, 39), (21, 39), (40, 99)))
-    return 100 * draw.between(1, 9) if draw.chance(0.1) else draw.between(least, most)
+    low, high = draw.choice(((2, 20), (2, 20), (2, 20), (21, 39), (21, 39), (40, 99)))
+    return 100 * draw.randint(1, 9) if draw.chance(0.1) else draw.randint(low, high)
 
 
 def noun_phrase(
-    draw: Draw,
+    draw: RandomChoices,
     words: Lexicon,
     nouns: Sequence[Noun],
     *,
@@ -111,12 +111,12 @@ def noun_phrase(
         bare: probability of no determiner before a plural or mass noun.
         indefinite: allow only phrases that can follow "there is": "a dog", "some dogs", "water".
     """
-    noun = draw.pick(nouns)
+    noun = draw.choice(nouns)
     if noun.is_name:
         return NounPhrase(noun.lemma, noun.lemma, 1, noun.feminine, (noun,))
     many = not noun.mass and draw.chance(plural)
-    chosen = draw.pick(words.adjectives[noun.kind]) if draw.chance(adjective) else None
-    phrase = _modified(draw, words, noun, many, chosen)
+    chosen = draw.choice(words.adjectives[noun.kind]) if draw.chance(adjective) else None
+    phrase = _modify(draw, words, noun, many, chosen)
     if (noun.mass and indefinite) or ((many or noun.mass) and draw.chance(bare)):
         first, second = phrase.english, phrase.spanish
     elif many and draw.chance(0.2):
@@ -124,24 +124,24 @@ def noun_phrase(
         first, second = f"{numbers.english(n)} {phrase.english}", f"{numbers.spanish(n, noun.feminine)} {phrase.spanish}"
     else:
         use = "mass" if noun.mass else ("several" if many else "one") if indefinite else "plural" if many else "singular"
-        first, second = _determined(draw, words, noun, use, phrase)
+        first, second = _add_determiner(draw, words, noun, use, phrase)
     return NounPhrase(first, second, 3 if many else 1, noun.feminine, (noun,), phrase.combinations)
 
 
-def generic_phrase(draw: Draw, words: Lexicon, nouns: Sequence[Noun], *, adjective: float = 0.2) -> NounPhrase:
+def generic_phrase(draw: RandomChoices, words: Lexicon, nouns: Sequence[Noun], *, adjective: float = 0.2) -> NounPhrase:
     """Sample a generic noun phrase, which takes an article in Spanish but not in English: "lions" and "los leones"."""
-    noun = draw.pick(nouns)
-    chosen = draw.pick(words.adjectives[noun.kind]) if draw.chance(adjective) else None
-    phrase = _modified(draw, words, noun, not noun.mass, chosen)
+    noun = draw.choice(nouns)
+    chosen = draw.choice(words.adjectives[noun.kind]) if draw.chance(adjective) else None
+    phrase = _modify(draw, words, noun, not noun.mass, chosen)
     with_article = f"{_article(noun, not noun.mass)} {phrase.spanish}"
     return NounPhrase(phrase.english, with_article, 1 if noun.mass else 3, noun.feminine, (noun,), phrase.combinations)
 
 
-def joined(first: NounPhrase, second: NounPhrase) -> NounPhrase:
+def coordinate(first: NounPhrase, second: NounPhrase) -> NounPhrase:
     """Coordinate two noun phrases with "and": plural, and feminine only if both are."""
     return NounPhrase(
         f"{first.english} and {second.english}",
-        spanish.joined(first.spanish, second.spanish),
+        spanish.coordinate(first.spanish, second.spanish),
         3,
         first.feminine and second.feminine,
         first.heads + second.heads,
@@ -149,71 +149,71 @@ def joined(first: NounPhrase, second: NounPhrase) -> NounPhrase:
     )
 
 
-def two_names(draw: Draw, words: Lexicon) -> NounPhrase:
+def two_names(draw: RandomChoices, words: Lexicon) -> NounPhrase:
     """Sample two different people: "Ana and Luis"."""
-    first = draw.between(0, len(words.names) - 1)
-    second = (first + draw.between(1, len(words.names) - 1)) % len(words.names)
+    first = draw.randint(0, len(words.names) - 1)
+    second = (first + draw.randint(1, len(words.names) - 1)) % len(words.names)
     pair = (NounPhrase(noun.lemma, noun.lemma, 1, noun.feminine, (noun,)) for noun in (words.names[first], words.names[second]))
-    return joined(*pair)
+    return coordinate(*pair)
 
 
-def pronoun(draw: Draw, words: Lexicon) -> NounPhrase:
+def pronoun(draw: RandomChoices, words: Lexicon) -> NounPhrase:
     """Sample a personal pronoun."""
-    first, second, person = draw.pick(words.pronouns)
+    first, second, person = draw.choice(words.pronouns)
     return NounPhrase(first, second, person, feminine=second == "ella", heads=(), pronoun=True)
 
 
-def company(draw: Draw, words: Lexicon) -> Phrase:
+def company_phrase(draw: RandomChoices, words: Lexicon) -> Phrase:
     """Sample a phrase of company: "with my sister"."""
     people = noun_phrase(draw, words, words.nouns["person"], adjective=0.2) if draw.chance(0.7) else two_names(draw, words)
     return Phrase(f"with {people.english}", f"con {people.spanish}", people.combinations)
 
 
-def place(draw: Draw, words: Lexicon) -> Phrase:
+def place_phrase(draw: RandomChoices, words: Lexicon) -> Phrase:
     """Sample a phrase of place: "in the park", "behind my house"."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
     if draw.chance(0.65):
         return Phrase(f"{where.heads[0].place} {where.english}", f"en {where.spanish}", where.combinations)
-    before, after = draw.pick(words.phrases["places"])
-    return Phrase(f"{before} {where.english}", spanish.contracted(after, where.spanish), where.combinations)
+    before, after = draw.choice(words.phrases["places"])
+    return Phrase(f"{before} {where.english}", spanish.contract(after, where.spanish), where.combinations)
 
 
-def goal(draw: Draw, words: Lexicon, preposition: str) -> Phrase:
+def goal_phrase(draw: RandomChoices, words: Lexicon, preposition: str) -> Phrase:
     """Sample a phrase of direction: "to the park"."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
-    return Phrase(f"{preposition} {where.english}", spanish.contracted("a", where.spanish), where.combinations)
+    return Phrase(f"{preposition} {where.english}", spanish.contract("a", where.spanish), where.combinations)
 
 
-def clock(draw: Draw) -> Phrase:
+def clock_time(draw: RandomChoices) -> Phrase:
     """Sample a time of day without its preposition: "half past three" and "las tres y media"."""
-    hour = draw.between(1, 12)
+    hour = draw.randint(1, 12)
     named = ("la " if hour == 1 else "las ") + numbers.spanish(hour, feminine=True)
-    before, after, ending = draw.pick(
+    before, after, ending = draw.choice(
         (("", " o'clock", ""), ("half past ", "", " y media"), ("a quarter past ", "", " y cuarto"), ("a quarter to ", "", " menos cuarto"))
     )
     return Phrase(f"{before}{numbers.english(hour)}{after}", named + ending)
 
 
-def date(draw: Draw, words: Lexicon) -> Phrase:
+def date(draw: RandomChoices, words: Lexicon) -> Phrase:
     """Sample a day of the year: "the third of May" and "tres de mayo", which lacks its article."""
-    index = draw.between(0, 11)
-    day = draw.between(1, MONTH_DAYS[index])
+    index = draw.randint(0, 11)
+    day = draw.randint(1, MONTH_DAYS[index])
     month = words.phrases["months"][index]
     return Phrase(f"the {numbers.english_ordinal(day)} of {month[0]}", f"{'primero' if day == 1 else numbers.spanish(day)} de {month[1]}")
 
 
-def when(draw: Draw, words: Lexicon, tense: Tense) -> Phrase:
+def time_phrase(draw: RandomChoices, words: Lexicon, tense: Tense) -> Phrase:
     """Sample a phrase of time that suits a tense: "yesterday", "on Monday", "on the third of May", "at three o'clock"."""
-    way = draw.between(0, 9)
-    if way < 5:
-        return Phrase(*draw.pick(words.when[tense]))
-    if way < 7:
-        time = clock(draw)
+    roll = draw.randint(0, 9)
+    if roll < 5:
+        return Phrase(*draw.choice(words.when[tense]))
+    if roll < 7:
+        time = clock_time(draw)
         return Phrase(f"at {time.english}", f"a {time.spanish}")
-    day = draw.pick(words.phrases["weekdays"])
+    day = draw.choice(words.phrases["weekdays"])
     if tense == "present":
         return Phrase(f"on {day[0]}s", f"los {day[1]}" + ("s" if day[1][-1] != "s" else ""))
-    if way < 8:
+    if roll < 8:
         return Phrase(f"on {day[0]}", f"el {day[1]}")
     on = date(draw, words)
     return Phrase(f"on {on.english}", f"el {on.spanish}")

@@ -44,7 +44,7 @@ def plural(word: str) -> str:
     return word if word.endswith("s") and word[-2:] != "is" else word + "es"
 
 
-def agreeing(adjective: str) -> Forms:
+def inflect_adjective(adjective: str) -> Forms:
     """Inflect an adjective for gender and number.
 
     >>> agreeing("rojo"), agreeing("francés")
@@ -64,7 +64,7 @@ def _endings(stem: str, endings: tuple[str, ...]) -> Forms:
     return first, second, third, fourth
 
 
-def _changed(stem: str, change: str) -> str:
+def _change_stem(stem: str, change: str) -> str:
     if not change:
         return stem
     old, new = change.split(">")
@@ -79,7 +79,7 @@ def present(infinitive: str, change: str = "", yo: str = "") -> Forms:
     ('duermo', 'duerme', 'dormimos', 'duermen')
     """
     stem, ending = infinitive[:-2], infinitive[-2:]
-    plain, stressed = (_endings(form, _PRESENT[ending]) for form in (stem, _changed(stem, change)))
+    plain, stressed = (_endings(form, _PRESENT[ending]) for form in (stem, _change_stem(stem, change)))
     return yo or stressed[0], stressed[1], plain[2], stressed[3]
 
 
@@ -90,7 +90,7 @@ def preterite(infinitive: str, change: str = "") -> Forms:
     (('llegué', 'llegó', 'llegamos', 'llegaron'), ('dormí', 'durmió', 'dormimos', 'durmieron'))
     """
     stem, ending = infinitive[:-2], infinitive[-2:]
-    weak = _changed(stem, {"o>ue": "o>u", "e>i": "e>i", "e>ie": "e>i"}[change]) if change and ending == "ir" else stem
+    weak = _change_stem(stem, {"o>ue": "o>u", "e>i": "e>i", "e>ie": "e>i"}[change]) if change and ending == "ir" else stem
     yo, _, nosotros, _ = _endings(stem, _PRETERITE[ending])
     if ending == "ar" and stem[-1] in _BEFORE_E:
         yo = stem[:-1] + _BEFORE_E[stem[-1]] + "é"
@@ -115,7 +115,7 @@ def future(stem: str) -> Forms:
     return _endings(stem, _FUTURE)
 
 
-def contracted(preposition: str, noun_phrase: str) -> str:
+def contract(preposition: str, noun_phrase: str) -> str:
     """Join a preposition and a noun phrase: a + el = al, de + el = del.
 
     >>> contracted("cerca de", "el parque"), contracted("a", "él")
@@ -126,7 +126,7 @@ def contracted(preposition: str, noun_phrase: str) -> str:
     return f"{preposition} {noun_phrase}"
 
 
-def joined(first: str, second: str) -> str:
+def coordinate(first: str, second: str) -> str:
     """Coordinate two phrases with "and", which is e instead of y before the sound i.
 
     >>> joined("Luis", "Ana"), joined("Ana", "Irene")

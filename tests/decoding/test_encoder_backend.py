@@ -1,0 +1,115 @@
+"""The fused encoder gives the outputs of the encoder for padded texts and images; unsupported models run unchanged."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.model import AnyModel
+from transom.data.batch import ImageBatch, LabeledTextBatch, MaskedBatch, PaddedSequences
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.decoding.backends.decoder_backend import build_encoder_backend
+from transom.decoding.backends.fused_inference import FusedStack
+from transom.decoding.predictors.classifier import Classifier
+from transom.decoding.predictors.embedder import Embedder
+from transom.decoding.predictors.fill_mask import MaskFiller
+from transom.models.build import build_model
+
+SIZES: dict[str, Any] = {"d_model": 32, "n_layers": 3, "n_heads": 2, "d_ff": 48, "attention_dropout": 0.0}
+TEXT: dict[str, Any] = SIZES | {"vocab_size": 40, "max_seq_len": 16}
+CLASSES = ("a", "b", "c")
+KINDS: list[dict[str, Any]] = [
+    TEXT | {"kind": "encoder"},
+    TEXT | {"kind": "text-classifier", "classes": CLASSES},
+    SIZES | {"kind": "vision-transformer", "classes": CLASSES, "image_size": 8, "patch_size": 2, "channels": 1},
+]
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"norm_placement": "post", "feed_forward": {"kind": "gelu"}},
+    {"norm_placement": "pre", "feed_forward": {"kind": "gelu-tanh"}, "position": {"kind": "learned"}},
+    {"feed_forward": {"kind": "silu", "bias": False}, "attention": {"bias": False}, "d_value": 8, "norm": {"kind": "none"}},
+    {"feed_forward": {"kind": "relu"}, "norm": {"kind": "layernorm", "bias": False}},
+]
+
+
+def made(fields: dict[str, Any]) -> Any:
+    torch.manual_seed(1)
+    model = build_model(TypeAdapter(AnyModel).validate_python(fields))
+    with torch.no_grad():
+        for matrix in (p for p in model.get_submodule("encoder").parameters() if p.dim() == 2):
+            matrix *= 2
+    return model.double().eval()
+
+
+def asked(kind: str, dtype: torch.dtype = torch.float64) -> Any:
+    if kind == "vision-transformer":
+        return ImageBatch(
+            torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1)).to(dtype), torch.zeros(5).long(), tuple(range(5))
+        )
+    texts = PaddedSequences.pad([[2, 9, 10, 11, 12, 8, 7], [2, 5], [2, 30, 31, 32]])
+    if kind == "encoder":
+        return MaskedBatch(texts, texts.tokens, texts.tokens > 0, (0, 1, 2))
+    return LabeledTextBatch(texts, torch.zeros(3).long(), (0, 1, 2))
+
+
+def real(logits: torch.Tensor, kind: str) -> torch.Tensor:
+    return logits[asked(kind).source.segments > 0] if kind == "encoder" else logits
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["kind"])
+@pytest.mark.parametrize("fields", VARIANTS)
+@torch.inference_mode()
+def test_a_reader_answers_as_its_model(kind: dict[str, Any], fields: dict[str, Any]) -> None:
+    model, name = made(kind | fields), kind["kind"]
+    encoder_backend = build_encoder_backend(model)
+    assert isinstance(encoder_backend.get_submodule("encoder"), FusedStack) and not isinstance(model.encoder, FusedStack)
+    expected = real(model(asked(name)), name)
+    assert torch.allclose(real(encoder_backend(asked(name)), name), expected, rtol=0, atol=1e-10)
+    assert expected.std() > 1e-3, "the answers differ"
+    short = model.bfloat16()
+    theirs, ours = (real(each(asked(name, torch.bfloat16)), name).double() for each in (short, build_encoder_backend(short)))
+    assert (ours - expected).norm() < 2 * (theirs - expected).norm() + 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["kind"])
+@pytest.mark.parametrize("fields", [{"norm": {"kind": "rmsnorm"}}, {"attention": {"softcap": 5.0}}, {"norm_placement": "parallel"}])
+def test_what_a_flat_stack_does_not_know_is_read_by_the_model(kind: dict[str, Any], fields: dict[str, Any]) -> None:
+    model = made(kind | fields)
+    assert build_encoder_backend(model) is model
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"position": {"kind": "alibi"}}, {"position": {"kind": "rotary"}}, {"attention": {"pattern": {"kind": "window", "size": 3}}}],
+)
+def test_positions_and_patterns_that_enter_attention_are_read_by_the_model(fields: dict[str, Any]) -> None:
+    model = made(KINDS[0] | fields)
+    assert build_encoder_backend(model) is model
+
+
+def test_those_who_answer_read_with_it() -> None:
+    tokenizer = Tokenizer.train(["abc def"], TokenizerConfig(kind="char", vocab_size=12))
+    size = {"vocab_size": tokenizer.vocab_size}
+    model = made(KINDS[1] | size)
+    plain, fast = Classifier(model, tokenizer), Classifier(model, tokenizer, encoder_backend=build_encoder_backend(model))
+    texts = ["abc", "d", "", "feed a bed"]
+    assert [each.label for each in fast.classify(texts)] == [each.label for each in plain.classify(texts)]
+    assert fast.classify(texts)[0].p == pytest.approx(plain.classify(texts)[0].p, abs=1e-10)
+    embedded = [
+        Embedder(model, tokenizer, encoder_backend=encoder_backend).embed(texts) for encoder_backend in (None, build_encoder_backend(model))
+    ]
+    assert np.allclose(*embedded, rtol=0, atol=1e-6)
+    masked = made(KINDS[0] | size)
+    guesses = [
+        MaskFiller(masked, tokenizer, encoder_backend=encoder_backend).fill(["ab[MASK] d"])
+        for encoder_backend in (None, build_encoder_backend(masked))
+    ]
+    assert [guess.text for guess in guesses[0][0][0]] == [guess.text for guess in guesses[1][0][0]]
+    broken = build_encoder_backend(masked)
+    with torch.no_grad():
+        broken.encoder.register_forward_hook(lambda _, given, out: out * 0)
+    with pytest.raises(AssertionError):
+        assert MaskFiller(masked, tokenizer, encoder_backend=broken).fill(["ab[MASK] d"]) == guesses[0]

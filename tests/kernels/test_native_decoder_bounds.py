@@ -1,0 +1,126 @@
+"""Bounds of the compiled step hold without assertions, and no C++ exception leaves it."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.test_native_decoder import library, model_of, needs_library
+from transom.data.batch import PaddedSequences
+from transom.decoding.backends.native_decoder import NativeCache, NativeDecoder, NativeSeq2Seq
+from transom.kernels.native_structs import DecoderStruct, StateStruct, raise_for_status
+from transom.layers.cache import KeyValues
+from transom.models.seq2seq import Seq2SeqTransformer
+
+pytestmark = [needs_library, pytest.mark.kernels]
+ROOT = Path(__file__).parents[2]
+
+
+def searching(sources: list[list[int]], n_beams: int = 2, max_length: int = 4) -> tuple[NativeSeq2Seq, NativeCache]:
+    model = model_of()
+    assert isinstance(model, Seq2SeqTransformer)
+    found = NativeSeq2Seq(library(), model.eval(), "bf16", model.encode)
+    with torch.inference_mode():
+        return found, found.start(found.encode(PaddedSequences.pad(sources)), n_beams, max_length)
+
+
+def test_a_full_cache_more_rows_and_other_shapes_are_refused() -> None:
+    found, cache = searching([[3, 4, 2], [5, 2]])
+    tokens = torch.ones(4, 1, dtype=torch.long)
+    with pytest.raises(ValueError, match="expected 4 rows of one token"):
+        found.step(tokens[:3], cache)
+    with pytest.raises(IndexError, match="expected at most 4 rows, found 5"):
+        cache.reorder(torch.zeros(5, dtype=torch.long))
+    with pytest.raises(IndexError):
+        cache.reorder(torch.tensor([4]))
+    for _ in range(4):
+        found.step(tokens, cache)
+    with pytest.raises(IndexError, match="expected at most 4 tokens in the cache, found 5"):
+        found.step(tokens, cache)
+    other = model_of({"n_heads": 5})
+    assert isinstance(other, Seq2SeqTransformer)
+    with pytest.raises(ValueError, match="expected a cache of"):
+        NativeDecoder(library(), "bf16", other).step(tokens, searching([[3, 4, 2], [5, 2]])[1])
+    kept = [KeyValues(torch.zeros(4, 1, 5, 16), torch.zeros(4, 1, 5, 16))]
+    for memory, max_length in (([], 4), (kept, 9)):
+        with pytest.raises(ValueError, match="expected room for"):
+            NativeCache(library(), kept, memory, torch.tensor([5] * 4), 2, max_length)
+
+
+def test_the_step_itself_refuses_what_is_out_of_bounds() -> None:
+    found, cache = searching([[3, 4, 2], [5, 2]])
+    layout = found.decoder._layout
+    for field, value in (("length", 4), ("length", -1), ("rows", 5), ("rows", 0), ("max_source_length", -1)):
+        state = StateStruct.from_buffer_copy(cache.state)
+        setattr(state, field, value)
+        with pytest.raises(IndexError, match="out of bounds"):
+            raise_for_status(library().transom_step(ctypes.byref(layout), ctypes.byref(state), cache.workspace))
+    for field, value in (("d_head", 17), ("n_kv_heads", 0), ("n_kv_heads", 2), ("rotary_pairs", 9)):
+        wrong = DecoderStruct.from_buffer_copy(layout)
+        setattr(wrong, field, value)
+        with pytest.raises(IndexError, match="out of bounds"):
+            raise_for_status(library().transom_step(ctypes.byref(wrong), ctypes.byref(cache.state), cache.workspace))
+    with pytest.raises(IndexError):
+        raise_for_status(library().transom_step(ctypes.byref(layout), ctypes.byref(cache.state), None))
+
+
+def test_what_cannot_be_allocated_is_a_memory_error() -> None:
+    found, cache = searching([[3, 4, 2]])
+    huge = StateStruct.from_buffer_copy(cache.state)
+    huge.rows = huge.capacity = 2**31 - 16
+    with pytest.raises(MemoryError):
+        raise_for_status(library().transom_step(ctypes.byref(found.decoder._layout), ctypes.byref(huge), cache.workspace))
+    found.step(torch.ones(2, 1, dtype=torch.long), cache)  # and the workspace is as good as before
+
+
+def test_too_many_threads_are_reported_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the processes of a child, so that its third thread cannot begin."""
+    program = """
+import resource, threading
+from transom.kernels.native_library import load_native_library
+library = load_native_library().library
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + 64 * 2**20, hard))  # each thread takes 8 MiB of address space for its stack
+assert library.transom_create_workspace(200) is None
+workspace = library.transom_create_workspace(2)
+assert workspace is not None
+library.transom_free_workspace(workspace)
+"""
+    assert run(program).returncode == 0
+
+
+def test_bounds_hold_without_assertions() -> None:
+    program = """
+import torch
+from tests.kernels.test_native_decoder_bounds import searching
+assert False, "assertions are off"
+found, cache = searching([[3, 4, 2]], 1, 1)
+tokens = torch.ones(1, 1, dtype=torch.long)
+found.step(tokens, cache)
+try:
+    found.step(tokens, cache)
+except IndexError:
+    raise SystemExit(7)
+"""
+    assert run(program, "-O").returncode == 7
+
+
+def run(program: str, *flags: str) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run([sys.executable, *flags, "-c", program], cwd=ROOT, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("n_beams", [1, 50])
+def test_sources_of_padding_alone_and_more_beams_than_symbols(n_beams: int) -> None:
+    found, cache = searching([[0, 0], [5, 2]], n_beams)
+    logits = found.step(torch.ones(2 * n_beams, 1, dtype=torch.long), cache)
+    assert logits.isfinite().all()
+    model: Any = found._model
+    with torch.inference_mode():
+        memory = model.encode(PaddedSequences.pad([[0, 0], [5, 2]]))
+        expected = model.step(torch.ones(2 * n_beams, 1, dtype=torch.long), model.start(memory, n_beams, 4))
+    assert torch.allclose(logits.double(), expected, rtol=0, atol=0.02 * expected.abs().max().item())

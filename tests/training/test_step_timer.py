@@ -1,0 +1,28 @@
+"""The pace follows what steps take now, and what comes between them is spread over all steps."""
+
+import pytest
+
+from transom.training.step_timer import AVERAGING_STEPS, StepTimer
+
+
+def test_a_few_steps_have_their_mean() -> None:
+    step_timer = StepTimer()
+    for seconds in (5.0, 1.0, 3.0):
+        step_timer.after_step(seconds)
+    assert step_timer.seconds_per_step == pytest.approx(3.0)
+
+
+def test_after_many_steps_a_machine_that_grew_slower_is_followed() -> None:
+    step_timer = StepTimer()
+    for seconds in [1.0] * 1000 + [3.0] * (5 * AVERAGING_STEPS):
+        step_timer.after_step(seconds)
+    assert 2.95 < step_timer.seconds_per_step <= 3.0
+
+
+def test_what_comes_between_is_spread_evenly() -> None:
+    step_timer = StepTimer()
+    for step in range(1, 1001):
+        step_timer.after_step(0.1)
+        step_timer.paused(20.0 if step % 500 == 0 else 0.0)
+    assert step_timer.seconds_per_step == pytest.approx(0.1 + 40 / 1000)
+    assert StepTimer().seconds_per_step == 0.0

@@ -1,0 +1,276 @@
+"""The loop: a run that was stopped or killed ends as the run left alone, bit for bit; selection, stopping, skipping."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from transom.checkpoints.run_files import WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import read_tensors
+from transom.errors import ConfigError, TransomError
+from transom.tasks.task import set_up
+from transom.tasks.translation.schema import TranslationRecipe
+from transom.training import train_loop
+from transom.training.checkpoint_selection import is_better
+from transom.training.events import CheckpointSaved, Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
+from transom.training.train_loop import train
+
+TRAINING = {
+    "max_steps": 12,
+    "batch_tokens": 96,
+    "grad_accum_steps": 2,
+    "learning_rate": 0.01,
+    "precision": "bf16",
+    "average": {"kind": "checkpoints", "n_checkpoints": 3},
+    "validate_every": 4,
+    "validate_bleu": 4,
+    "checkpoint_every": 3,
+    "log_every": 2,
+}
+MODEL = {"d_model": 8, "n_heads": 2, "d_ff": 16, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 32, "dropout": 0.1}
+
+
+def recipe(model: Mapping[str, Any] = MODEL, **training: Any) -> TranslationRecipe:
+    return TranslationRecipe.model_validate(
+        {
+            "data": {"generate": {"kind": "reverse", "n_train": 100, "n_valid": 10, "n_test": 10, "max_length": 5}},
+            "tokenizer": {"kind": "bpe", "vocab_size": 300, "bpe_dropout": 0.2},
+            "model": model,
+            "training": {**TRAINING, **training},
+            "decoding": {"beam_size": 2, "max_length": 16},
+        }
+    )
+
+
+def sit(
+    out: Path, callback: Callable[[Event], None] = lambda _: None, stop: Callable[[], bool] = lambda: False, **training: Any
+) -> TrainingFinished:
+    """One sitting of a run in ``out``, going on with what is there."""
+    with RunFolder.create(out, resume=True) as folder:
+        return train(set_up(recipe(**training), Path(), folder), [callback], stop)
+
+
+class Killed(Exception):
+    """Stands for kill -9: nothing in the loop handles it."""
+
+
+def kill_at(step: int, kind: type[Event]) -> Callable[[Event], None]:
+    def callback(event: Event) -> None:
+        if isinstance(event, kind) and event.step >= step:
+            raise Killed
+
+    return callback
+
+
+KILLS = (
+    kill_at(0, TrainingStarted),
+    kill_at(2, StepFinished),
+    kill_at(4, ValidationFinished),
+    kill_at(6, CheckpointSaved),
+    kill_at(8, StepFinished),
+)
+"""Deaths of a run's sittings, one after another, in each of its phases."""
+
+
+def die(result: Callable[[Callable[[Event], None]], object], kills: Sequence[Callable[[Event], None]] = KILLS) -> None:
+    """Take a sitting for each death."""
+    for callback in kills:
+        with pytest.raises(Killed):
+            result(callback)
+
+
+def die_and_end_the_same(result: Callable[..., object], at: Path, kills: Sequence[Callable[[Event], None]] = KILLS) -> None:
+    """Compare a run that dies and goes on, again and again, with one that is left alone; ``result`` takes a folder and an observer."""
+    result(at / "alone")
+    die(partial(result, at / "killed"), kills)
+    result(at / "killed")
+    same(at / "alone", at / "killed")
+
+
+def traces(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What must be the same: every tensor of the last checkpoint and the kept weights, and the history but for its times."""
+    folder = RunFolder.open(out)
+    newest = folder.checkpoints.latest()
+    assert newest is not None
+    groups, state, _ = folder.checkpoints.load(newest.step)
+    tensors = {f"{group}/{name}": x for group, entries in groups.items() for name, x in entries.items()}
+    timed = {"seconds", "target_tokens_per_second", "matmul_utilization"}
+    history = [{name: value for name, value in record.items() if name not in timed} for record in folder.metrics.read()]
+    progress = {name: value for name, value in state["progress"].items() if name not in ("seconds", "window")}
+    kept = {f"kept/{name}": x for name, x in read_tensors(out / WEIGHTS).items()}
+    return {**tensors, **kept, "progress": progress, "step": newest.step}, history
+
+
+def same(a: Path, b: Path) -> None:
+    (tensors, history), (others, other_history) = traces(a), traces(b)
+    assert history == other_history
+    assert tensors.keys() == others.keys()
+    for name, x in tensors.items():
+        assert torch.equal(x, others[name]) if isinstance(x, torch.Tensor) else x == others[name], name
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"average": {"kind": "checkpoints", "n_checkpoints": 3}, "optimizer": "adam"},
+        {"average": {"kind": "ema", "decay": 0.9}, "optimizer": "adamw"},
+        {"average": {"kind": "none"}, "optimizer": "sgd"},
+        {"average": {"kind": "none"}, "optimizer": "muon"},
+    ],
+)
+def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, kinds: dict[str, Any]) -> None:
+    sit(tmp_path / "alone", **kinds)
+    out = tmp_path / "killed"
+    die(partial(sit, out, **kinds))
+    steps: list[int] = []
+    stopped = sit(out, lambda e: steps.append(e.step), lambda: bool(steps) and steps[-1] >= 10, **kinds)
+    assert stopped.reason == "stopped" and stopped.step == 10  # asked for between two checkpoints
+    assert sit(out, **kinds).reason == "max_steps"
+    same(tmp_path / "alone", out)
+
+
+def test_many_stops_between_two_checkpoints_lose_nothing(tmp_path: Path) -> None:
+    many = {"max_steps": 22, "checkpoint_every": 5, "validate_every": 11}
+    sit(tmp_path / "alone", **many)
+    for _ in range(13):
+        assert sit(tmp_path / "stopped", stop=lambda: True, **many).reason == "stopped"  # after each step
+    sit(tmp_path / "stopped", **many)
+    same(tmp_path / "alone", tmp_path / "stopped")
+
+
+def test_a_run_stopped_at_its_last_step_is_validated_when_it_goes_on(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    few = {"max_steps": 3, "checkpoint_every": 10, "validate_every": 10}
+    assert sit(tmp_path, stop=lambda: bool(seen), callback=lambda e: seen.append(e) if e.step == 3 else None, **few).step == 3
+    assert not (tmp_path / WEIGHTS).exists()
+    resumed = sit(tmp_path, **few)
+    assert (resumed.reason, resumed.step, resumed.best["step"]) == ("max_steps", 3, 3)
+    assert (tmp_path / WEIGHTS).exists()
+
+
+def test_validation_averages_the_present_weights_in(tmp_path: Path) -> None:
+    seen: list[ValidationFinished] = []
+    frequent = {"checkpoint_every": 6, "validate_every": 1, "validate_bleu": 0}
+    sit(tmp_path, lambda e: seen.append(e) if isinstance(e, ValidationFinished) else None, **frequent)
+    losses = [e.metrics["loss"] for e in seen]
+    assert len(set(losses)) == len(losses) == 12
+
+
+def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) -> None:
+    sit(tmp_path, schedule="inverse-sqrt")
+    assert sit(tmp_path, schedule="inverse-sqrt").step == 12
+    assert sit(tmp_path, schedule="inverse-sqrt", max_steps=14).step == 14
+
+
+def test_a_resumed_run_keeps_its_recipe(tmp_path: Path) -> None:
+    sit(tmp_path, max_steps=3)
+    with pytest.raises(ConfigError, match=r"begun with training.label_smoothing = 0.1, found 0.2"):
+        sit(tmp_path, label_smoothing=0.2)
+
+
+def test_the_kept_weights_are_those_of_the_best_validation(tmp_path: Path) -> None:
+    seen: list[ValidationFinished] = []
+    result = sit(tmp_path, lambda e: seen.append(e) if isinstance(e, ValidationFinished) else None)
+    best = min(seen, key=lambda e: e.metrics["loss"])
+    assert best.best and result.best == {"step": best.step, **best.metrics}
+    assert [e.step for e in seen] == [4, 8, 12] and len(seen[0].samples) == 4
+
+
+def test_any_validation_is_better_than_one_that_is_not_a_number() -> None:
+    nan = {"loss": math.nan, "bleu": 0.0}
+    finite = {"loss": 2.0, "bleu": 0.0}
+    for select_by in ("loss", "bleu"):
+        assert is_better(finite, nan, select_by)
+        assert not is_better(nan, finite, select_by)
+        assert not is_better(nan, nan, select_by)
+    assert is_better({"loss": 1.0, "bleu": 0.0}, finite, "loss") and not is_better({"loss": 1.0, "bleu": 0.0}, finite, "bleu")
+
+
+def test_patience_ends_a_run_that_stopped_improving(tmp_path: Path) -> None:
+    still = {"learning_rate": 1e-30, "average": "none", "validate_every": 1, "validate_bleu": 0, "checkpoint_every": 5}
+    result = sit(tmp_path, patience=2, **still)
+    assert result.reason == "patience" and result.step == 3
+    assert RunFolder.open(tmp_path).checkpoints.steps() == [3]  # no checkpoint was due there
+    events: list[Event] = []
+    resumed = sit(tmp_path, events.append, patience=2, **still)
+    assert (resumed.reason, resumed.step, resumed.best) == ("patience", 3, result.best)
+    assert [type(event) for event in events] == [TrainingStarted, TrainingFinished]
+
+
+def test_a_run_that_patience_ended_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    still = {"learning_rate": 1e-30, "validate_every": 2, "validate_bleu": 0, "checkpoint_every": 3}
+    sit(tmp_path / "alone", **still)
+    ended = sit(tmp_path / "ended", patience=1, **still)
+    assert (ended.reason, ended.step) == ("patience", 4)
+    sit(tmp_path / "ended", patience=None, **still)
+    same(tmp_path / "alone", tmp_path / "ended")
+
+
+def test_minutes_end_a_run(tmp_path: Path) -> None:
+    assert sit(tmp_path, max_minutes=1e-6).reason == "max_minutes"
+
+
+def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_run(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with pytest.raises(TransomError, match="found 20 steps in a row without, up to step"):
+        sit(tmp_path, events.append, learning_rate=1e38, max_grad_norm=None, max_steps=60)
+    skipped = [e for e in events if isinstance(e, StepFinished) and e.skipped]
+    assert len(skipped) >= 20 and all(1 <= int(place.removeprefix("line ")) <= 100 for e in skipped for place in e.skipped)
+    records = [r for r in RunFolder.open(tmp_path).metrics.read() if r["kind"] == "skipped"]
+    assert [(r["step"], r["samples"]) for r in records] == [(e.step, list(e.skipped)) for e in skipped]
+
+
+def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Step 7 breaks the weights; every one from step 8 on is skipped. Checkpoints are due each 3 steps, validations each 4.
+    monkeypatch.setattr(train_loop, "learning_rate", lambda step, training, d_model: 1e38 if step == 7 else 0.01)
+    events: list[Event] = []
+    with pytest.raises(TransomError, match="up to step 27; the checkpoint of step 6 is kept"):
+        sit(tmp_path, events.append, max_grad_norm=None, max_steps=60)
+    assert [e.step for e in events if isinstance(e, StepFinished) and e.skipped] == list(range(8, 28))
+    assert [e.step for e in events if isinstance(e, CheckpointSaved)] == [3, 6] and [
+        e.step for e in events if isinstance(e, ValidationFinished)
+    ] == [4]
+    checkpoints = RunFolder.open(tmp_path).checkpoints
+    groups, state, _ = checkpoints.load(checkpoints.steps()[-1])
+    assert state["progress"]["consecutive_skips"] == 0 and state["snapshots"] == [3, 6]
+    assert all(x.isfinite().all() for x in groups["model"].values())
+
+    events.clear()  # a stop that is asked for among the skips is saved, and they go on being counted
+    assert sit(tmp_path, events.append, lambda: events[-1].step == 10, max_grad_norm=None, max_steps=60).reason == "stopped"
+    losses = {e.step: e.loss for e in events if isinstance(e, StepFinished)}
+    assert [step for step, loss in losses.items() if math.isfinite(loss)] == [7]  # the weights of step 6 are good
+    assert checkpoints.steps()[-1] == 10
+    with pytest.raises(TransomError, match="up to step 27"):
+        sit(tmp_path, max_grad_norm=None, max_steps=60)
+    assert checkpoints.steps()[-1] == 10
+
+
+def test_the_pace_tells_of_epochs_and_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_loop, "MIN_STEPS_FOR_FORECAST", 4)
+    events: list[Event] = []
+    sit(tmp_path, events.append, max_steps=1_000_000, max_minutes=0.02)
+    (forecast,) = (e for e in events if isinstance(e, Forecast))
+    epochs = [e.epochs for e in events if isinstance(e, StepFinished)]
+    assert forecast.step == 4 and epochs == sorted(epochs) and epochs[0] > 0
+    told, clock = forecast.notes
+    assert told == f"1,000,000 steps are about {float(f'{epochs[3] / 4 * 1e6:.2g}'):,g} epochs, passes over the training data"
+    assert clock.startswith("at this pace training.max_minutes = 0.02 ends the run at about step ")
+
+
+def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:
+    events: list[Event] = []
+    sit(tmp_path, events.append, log_every=3)
+    steps = [e for e in events if isinstance(e, StepFinished)]
+    lines = [r for r in RunFolder.open(tmp_path).metrics.read() if r["kind"] == "train"]
+    assert [r["step"] for r in lines] == [3, 6, 9, 12]
+    first = steps[:3]
+    n_tokens = sum(e.n_target_tokens for e in first)
+    assert lines[0]["nll"] == pytest.approx(sum(e.nll * e.n_target_tokens for e in first) / n_tokens)
+    assert all(0 < e.matmul_utilization < 1 and e.seconds_left >= 0 and math.isfinite(e.loss) for e in steps)
+    finished = events[-1]
+    assert isinstance(finished, TrainingFinished) and finished.facts["n_target_tokens"] == sum(e.n_target_tokens for e in steps)

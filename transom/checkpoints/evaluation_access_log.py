@@ -1,0 +1,52 @@
+"""``ledger.jsonl``: every read of a test file, so that nobody can choose a model by its test result unseen."""
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from transom.files.atomic_io import append_line
+from transom.files.limits import MAX_EVALUATION_LOG_BYTES
+from transom.files.regular_files import parse_json
+from transom.files.safe_read import file_sha256, read_bytes
+
+
+class EvaluationAccessLog:
+    """The list of test files that were read, in order."""
+
+    def __init__(self, path: Path) -> None:
+        """Look at ``path``, which may not exist yet."""
+        self.path = path
+
+    def record(self, file: Path, verb: str) -> None:
+        """Note, durably and before it happens, that ``verb`` reads the test file, or the folder of test files, ``file``.
+
+        Raises:
+            DiskError: it could not be noted, so the file should not be read.
+        """
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        entry = {"date": date, "file": str(file.absolute()), "sha256": _hash_path(file), "verb": verb}
+        append_line(self.path, json.dumps(entry, ensure_ascii=False), sync=True)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all entries; a line that a killed process tore is passed over."""
+        if not self.path.exists():
+            return []
+        entries = []
+        for line in read_bytes(self.path, MAX_EVALUATION_LOG_BYTES).splitlines():
+            try:
+                entries.append(parse_json(line))
+            except ValueError:
+                continue
+        return entries
+
+
+def _hash_path(path: Path) -> str:
+    """Hash a file; of a folder, the names and hashes of all files in it."""
+    if not path.is_dir():
+        return file_sha256(path)
+    total = hashlib.sha256()
+    for file in sorted(each for each in path.rglob("*") if each.is_file()):
+        total.update(f"{file.relative_to(path).as_posix()}\0{file_sha256(file)}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()

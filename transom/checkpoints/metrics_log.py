@@ -1,0 +1,72 @@
+"""``metrics.jsonl``: one JSON object a line, for every logged step and validation of a run."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transom.errors import CheckpointError
+from transom.files.atomic_io import append_line, convert_disk_errors, write_file
+from transom.files.limits import MAX_METRICS_BYTES
+from transom.files.regular_files import parse_json
+from transom.files.safe_read import read_bytes
+
+
+class MetricsLog:
+    """The history of a run. Records that belong to a step say so under ``step``."""
+
+    def __init__(self, path: Path) -> None:
+        """Look at ``path``, which may not exist yet."""
+        self.path = path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record. A number that JSON has no word for (a loss that is not finite) becomes null."""
+        append_line(self.path, json.dumps(replace_non_finite(record), ensure_ascii=False, allow_nan=False))
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all records; a torn last line, which a killed process can leave, is not one.
+
+        Raises:
+            CheckpointError: naming the line that is damaged.
+        """
+        return [json.loads(line) for line in self._lines()]
+
+    def truncate(self, step: int | None) -> None:
+        """Forget what comes after ``step``, which a resumed run will write again; None forgets everything."""
+        if self.path.exists():
+            kept = [] if step is None else [line for line in self._lines() if json.loads(line).get("step", step) <= step]
+            write_file(self.path, b"".join(line + b"\n" for line in kept))
+
+    def sync(self) -> None:
+        """Force the records so far to the disk; done before a checkpoint that counts on them."""
+        if self.path.exists():
+            with convert_disk_errors(self.path, "its lines are in place but may not survive a power cut"), self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _lines(self) -> list[bytes]:
+        if not self.path.exists():
+            return []
+        lines = read_bytes(self.path, MAX_METRICS_BYTES).split(b"\n")
+        for number, line in enumerate(lines[:-1], start=1):
+            if not _is_record(line):
+                raise CheckpointError(f"{self.path}:{number}: damaged, expected a JSON object; remove this line to go on")
+        return lines[:-1]
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and type(record.get("step", 0)) in (int, float)
+
+
+def replace_non_finite(value: Any) -> Any:
+    """Replace every number that is not finite by None."""
+    if isinstance(value, Mapping):
+        return {key: replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_non_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

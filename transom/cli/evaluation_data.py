@@ -1,0 +1,68 @@
+"""Test sets: reading them is recorded in the evaluation log of every run, then they are translated."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Unpack
+
+from transom.checkpoints.run_folder import RunFolder
+from transom.cli.options import SPLIT_NOTE
+from transom.cli.output import note_too_long
+from transom.config.data import PairFilesConfig
+from transom.data.pairs.pairs import Pairs, load_pairs
+from transom.decoding.predictors.translator import TranslateOptions, Translator
+from transom.errors import DataError
+from transom.tasks.progress import counting
+
+
+def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -> Pairs:
+    """Read aligned test files and record the access in the evaluation log of each run.
+
+    Args:
+        runs: run folders.
+        source: source sentences, one per line.
+        target: reference translations, one per line.
+        verb: the reading command, for the log.
+
+    Raises:
+        TransomError: a folder is no run, a file cannot be read or is empty, or the numbers of lines differ.
+    """
+    folders = [RunFolder.open(run) for run in runs]
+    pairs = load_pairs(PairFilesConfig(source=str(source.absolute()), target=str(target.absolute())), Path.cwd())
+    if not pairs.source:
+        raise DataError(f"{source}: expected at least one line, found none")
+    for folder in folders:
+        for file in (source, target):
+            folder.access_log.record(file, verb)
+    return pairs
+
+
+class TranslatedTestSet(NamedTuple):
+    """A translated test set.
+
+    Attributes:
+        lines: one translation per source sentence.
+        n_too_long: number of sentences that exceed the context window and were split.
+    """
+
+    lines: list[str]
+    n_too_long: int
+
+
+def translate_test_set(
+    translator: Translator, sources: list[str], noun: str, quiet: bool, **options: Unpack[TranslateOptions]
+) -> TranslatedTestSet:
+    """Translate a test set; report how many sentences exceed the context window.
+
+    Args:
+        translator: a loaded run.
+        sources: source sentences.
+        noun: plural noun for the sentences, as printed.
+        quiet: print nothing.
+        options: decoding options.
+    """
+    with counting(noun, quiet) as options["notify"]:
+        found = translator.n_best(sources, 1, **options)
+    n_too_long = sum(best[0].pieces > 1 for best in found if best)
+    if not quiet:
+        note_too_long(n_too_long, len(sources), noun, translator.max_tokens(options.get("to")), SPLIT_NOTE)
+    return TranslatedTestSet([best[0].text if best else "" for best in found], n_too_long)

@@ -1,0 +1,64 @@
+"""Printing: results go to standard output as text or JSON, notes and progress to standard error."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value, without progress.")]
+
+
+def print_result(value: Any, as_json: bool, lines: Iterable[str]) -> None:
+    """Print a result: ``value`` as one line of JSON, with non-finite numbers as null, or ``lines`` of text."""
+    if as_json:
+        from transom.checkpoints.metrics_log import replace_non_finite
+
+        print(json.dumps(replace_non_finite(value), ensure_ascii=False, allow_nan=False))
+    else:
+        for line in lines:
+            print(line)
+
+
+def select_options(parameters: Mapping[str, Any], options: Any) -> dict[str, Any]:
+    """Select the parameters of a command that the called function takes under the same name.
+
+    Args:
+        parameters: the command's parameters by name.
+        options: the ``TypedDict`` of the function's options.
+    """
+    return {name: value for name, value in parameters.items() if name in options.__annotations__}
+
+
+def print_note(line: str) -> None:
+    """Print a line to standard error."""
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def note_too_long(n_too_long: int, n: int, noun: str, max_tokens: int, treatment: str, n_dropped_tokens: int = 0) -> None:
+    """Report how many inputs exceed the context window and how they were treated; print nothing if none does.
+
+    Args:
+        n_too_long: number of inputs longer than the context window.
+        n: number of inputs.
+        noun: plural noun for the inputs.
+        max_tokens: context window in tokens.
+        treatment: how longer inputs were treated.
+        n_dropped_tokens: number of tokens that were not read.
+    """
+    if n_too_long:
+        left_out = f", {n_dropped_tokens:,} tokens dropped" if n_dropped_tokens else ""
+        print_note(f"{noun} longer than the context window of {max_tokens:,} tokens: {n_too_long:,} of {n:,}, {treatment}{left_out}")
+
+
+def align_columns(rows: Iterable[Iterable[str]]) -> list[str]:
+    """Format rows of cells as aligned lines: the first column left-aligned, the others right-aligned.
+
+    >>> table([["seed", "BLEU"], ["1", "39.51"]])
+    ['seed   BLEU', '1     39.51']
+    """
+    cells = [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip() for row in cells]

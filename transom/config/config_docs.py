@@ -1,0 +1,99 @@
+"""The reference of all recipe fields, written from the schema: ``python -m transom.config.config_page docs`` writes it and the catalogue."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from transom.config.component_docs import component_page
+from transom.config.plugins import import_plugins
+from transom.config.schema import ComponentConfig, Schema, allowed_schemas, allowed_types, kinds, list_item_schemas, split_docstring
+from transom.config.task_registry import recipes_by_task
+
+HEAD = """# Every field of a recipe
+
+This page is written by `make docs` from the descriptions in `transom/config/` and `transom/recipes_by_task/`; a test fails when it is not current.
+
+A recipe is a TOML file. `transom recipes` lists the packaged ones, and `--set a.b=value` changes any field from the command line.
+Where a part has several kinds, `norm = "layernorm"` is short for `norm = { kind = "layernorm" }`, and a table without `kind` is of
+the default's kind. TOML has no null: `"none"` stands for it. `preset = "NAME"` under `[model]` starts from a published
+architecture; fields beside it win, and `--set model.preset=NAME` puts it in the place of a recipe's whole model. What several tasks
+share is described under the first.
+"""
+
+
+def config_page() -> str:
+    """Write the page."""
+    parts, written = [HEAD], set[type[Schema]]()
+    for task, schema in recipes_by_task().items():
+        parts += [f'# `task = "{task}"`\n', *_section(schema, (), written)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Schema]]) -> Iterator[str]:
+    """Write a table of one class's fields, then the classes below it; a class that another task has too stands there only."""
+    if schema in written:
+        return
+    written.add(schema)
+    of_kind, title = kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
+    yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in of_kind) if of_kind else ''}\n"
+    yield split_docstring(schema)[0] + "\n"
+    fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
+    if fields:
+        yield "| field | value | default | meaning |\n| --- | --- | --- | --- |"
+        for name, field in fields.items():
+            yield f"| `{name}` | {_value(field)} | {_default(field)} | {_cell(field.description or '')} |"
+        yield ""
+    for name, field in fields.items():
+        for below in (*allowed_schemas(field), *list_item_schemas(field)):
+            yield from _section(below, (*path, name), written)
+
+
+def _value(field: FieldInfo) -> str:
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): '`"none"`'}
+    parts: list[str] = []
+    for member in allowed_types(field):
+        if get_origin(member) is Literal:
+            parts += [f'`"{choice}"`' for choice in get_args(member)]
+        elif isinstance(member, type) and issubclass(member, Schema):
+            parts += [f'`"{choice}"`' for choice in kinds(member)] or ["table"]
+        else:
+            parts.append(_listed(get_args(member)[0]) if get_origin(member) in (list, tuple) else words[member])
+    return " or ".join(dict.fromkeys(parts)) + "".join(_bounds(field))
+
+
+def _listed(member: Any) -> str:
+    return f"list of {'texts' if str in allowed_types(member) or get_origin(member) is Literal else 'tables or kinds'}"
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    for bound in field.metadata:
+        for name, words in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
+            if (limit := getattr(bound, name, None)) is not None:
+                yield f", {words} {limit}"
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, ComponentConfig):
+        return f'`"{kinds(type(value))[0]}"`'
+    if isinstance(value, Schema):
+        return "as below"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
+    return f"`{str(value).lower()}`" if isinstance(value, bool | int | float) else f'`"{"none" if value is None else value}"`'
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    import_plugins(sys.argv[2:])  # their components and tasks then stand in the pages too
+    for name, page in (("config.md", config_page), ("components.md", component_page)):
+        (Path(sys.argv[1]) / name).write_text(page(), encoding="utf-8")

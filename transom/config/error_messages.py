@@ -1,0 +1,166 @@
+"""Validation errors in one line: where, what was expected, what was found, and the nearest name."""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from transom.config.schema import Schema, allowed_schemas, kinds, list_item_schemas
+from transom.errors import ConfigError
+
+Path = tuple[str, ...]
+
+
+Checked = TypeVar("Checked", bound=Schema)
+
+
+def validate(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Path], str], context: str | None = None) -> Checked:
+    """Validate a value.
+
+    Args:
+        schema: what it is to be.
+        raw: the input as it was read.
+        place: gives the file and line, or the flag, that sets a field.
+        context: what validators may ask for.
+
+    Raises:
+        ConfigError: it is something else; one line says what.
+    """
+    try:
+        return schema.model_validate(raw, context=context)
+    except ValidationError as error:
+        raise ConfigError(explain_error(error, schema, raw, place)) from None
+
+
+def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any], place: Callable[[Path], str]) -> str:
+    """Word the weightiest error of a validation.
+
+    Args:
+        error: what pydantic raised.
+        schema: the class that was validated.
+        raw: the input as it was read.
+        place: gives the file and line, or the flag, that sets a field.
+
+    Returns:
+        One line; when other fields are wrong too it says how many.
+    """
+    by_field: dict[Path, list[Any]] = {}
+    for detail in error.errors(include_url=False):
+        by_field.setdefault(error_path(detail, raw), []).append(detail)
+    ranked = sorted(by_field.items(), key=lambda item: _weight(item[0], item[1][0]["type"]))
+    path, details = ranked[0]
+    more = f" ({len(ranked) - 1} more after this)" if len(ranked) > 1 else ""
+    return f"{place(path)}: {_message(path, details, schema, raw)}{more}"
+
+
+def _weight(path: Path, kind: str) -> int:
+    """Order errors: a wrong kind explains the others, an unknown field is often what was meant by a missing one."""
+    return 0 if path[-1:] == ("kind",) else 1 if kind == "extra_forbidden" else 2
+
+
+def error_path(detail: Any, raw: Mapping[str, Any]) -> Path:
+    """Follow an error's location through the input; what is no key there is the name of a union's member."""
+    path: list[str] = []
+    value: Any = raw
+    for part in detail["loc"]:
+        if (isinstance(value, Mapping) and part in value) or _is_table_of(value, part):
+            path.append(str(part))
+            value = value[part]
+    if detail["type"] == "missing":
+        path.append(str(detail["loc"][-1]))
+    if detail["type"] == "union_tag_invalid" and isinstance(value, Mapping) and "kind" in value:
+        path.append("kind")
+    return tuple(path)
+
+
+def _is_table_of(value: Any, part: int | str) -> bool:
+    return isinstance(value, list) and isinstance(part, int) and isinstance(value[part], Mapping)
+
+
+def _message(path: Path, details: list[Any], schema: type[Schema], raw: Mapping[str, Any]) -> str:
+    detail, name = details[0], ".".join(path)
+    if detail["type"] == "extra_forbidden":
+        return f"unknown field {name}; {_neighbours(path, schema, raw)}"
+    if detail["type"] == "missing":
+        return f"missing field {name}{_described(path, schema, raw)}"
+    if detail["type"] == "union_tag_not_found":
+        return f"missing field {name}.kind"
+    if detail["type"] == "value_error":
+        return f"{name}: {detail['msg'].removeprefix('Value error, ')}" if name else str(detail["msg"].removeprefix("Value error, "))
+    expected = " or ".join(dict.fromkeys(_expected(each) for each in details))
+    return f"{name}: expected {expected}, found {_found(detail, raw, path)}"
+
+
+def _expected(detail: Any) -> str:
+    if detail["type"] == "union_tag_invalid":
+        return f"one of {detail['ctx']['expected_tags']}"
+    if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "a table"
+    message = str(detail["msg"]).removeprefix("Input should be ").split(", unable to parse")[0].split(", got a number with")[0]
+    message = f"a number {message}" if message.startswith(("greater", "less")) else message
+    return (
+        message.replace("a valid integer", "a whole number")
+        .replace("a valid boolean", "true or false")
+        .replace("a valid tuple", "a list")
+        .replace("a valid ", "a ")
+    )
+
+
+def _found(detail: Any, raw: Mapping[str, Any], path: Path) -> str:
+    value: Any = raw
+    for part in path:
+        of_list = isinstance(value, list) and part.isdecimal()
+        value = value[int(part)] if of_list else value.get(part, detail["input"]) if isinstance(value, Mapping) else detail["input"]
+    text = "a table" if isinstance(value, Mapping) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _described(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
+    for owner in _owners(path[:-1], schema, raw):
+        if path[-1] in owner.model_fields:
+            return f" ({owner.model_fields[path[-1]].description})"
+    return ""
+
+
+def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
+    """Find the schema classes that may stand at a path; where the input says which kind, only that one."""
+    owners = [schema]
+    for part in path:
+        raw = raw.get(part) if isinstance(raw, Mapping) else raw[int(part)] if part.isdecimal() else None
+        if part.isdecimal():  # a place in a list of tables
+            continue
+        fields = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
+        owners = [member for field in fields for member in (*allowed_schemas(field), *list_item_schemas(field))]
+        kind = raw.get("kind") if isinstance(raw, Mapping) else raw
+        default = next((getattr(field.default, "kind", None) for field in fields), None)
+        owners = [owner for owner in owners if (kind or default) in kinds(owner)] or owners
+    return owners
+
+
+def _neighbours(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
+    if len(path) > 1 and (kinds := _kinds_with(path, schema, raw)):
+        return f"it goes with {'.'.join(path[:-1])}.kind = {' or '.join(map(repr, kinds))}"
+    here = {".".join((*path[:-1], name)): name for owner in _owners(path[:-1], schema, raw) for name in owner.model_fields}
+    if path[:-1] == ("model",):
+        here["model.preset"] = "preset"
+    close = difflib.get_close_matches(path[-1], list(here.values()), n=3, cutoff=0.6)
+    found = [dotted for name in close for dotted, short in here.items() if short == name]
+    found += [dotted for dotted in dict.fromkeys(_all_fields(schema)) if dotted.rsplit(".", 1)[-1] == path[-1] and dotted not in found]
+    if found:
+        return f"did you mean {' or '.join(found[:3])}?"
+    return f"fields of {'.'.join(path[:-1]) or 'a recipe'} are {', '.join(here.values())}" if here else "it is not a table"
+
+
+def _kinds_with(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> list[str]:
+    """Name the kinds of the component at a field's place that have the field, within the kinds that the input chose around it."""
+    holders = [owner.model_fields[path[-2]] for owner in _owners(path[:-2], schema, raw) if path[-2] in owner.model_fields]
+    owners = [owner for field in holders for owner in allowed_schemas(field)]
+    return [kind for owner in owners if path[-1] in owner.model_fields for kind in kinds(owner)]
+
+
+def _all_fields(schema: type[Schema], prefix: str = "") -> Iterator[str]:
+    for name, field in schema.model_fields.items():
+        yield f"{prefix}{name}"
+        for member in allowed_schemas(field):
+            yield from _all_fields(member, f"{prefix}{name}.")

@@ -1,0 +1,79 @@
+"""The registry of tasks: what the recipe's ``task`` may be.
+
+The tasks that come with the package are found by their files, ``recipes_by_task/*/schema.py``, and imported by name when they are first asked for:
+adding one touches nothing outside its folder. Beside the dispatch table's this is the only import of a room from above.
+"""
+
+import ast
+from functools import cache
+from importlib import import_module, resources
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, TypeVar
+
+from transom.config import task_options
+from transom.config.task_options import TaskHelp
+from transom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transom.config.recipe import Recipe
+
+Registered = TypeVar("Registered", bound=type)
+
+PACKAGED = "transom.tasks"
+"""The package whose folders are the tasks that come with transom."""
+
+_recipes: dict[str, "type[Recipe]"] = {}
+"""What registered itself so far."""
+
+
+def register_task(recipe: Registered) -> Registered:
+    """Register a task by its form of a recipe, whose field ``task`` has its name as the default; a decorator.
+
+    Raises:
+        ConfigError: another task has that name.
+    """
+    form: type[Recipe] = recipe
+    name = form.model_fields["task"].default
+    if (known := _recipes.setdefault(name, form)) is not form:
+        raise ConfigError(f"{recipe.__module__}: expected a new name of a task, found {name!r}, which is {known.__module__}'s; change it")
+    return recipe
+
+
+def recipes_by_task() -> dict[str, "type[Recipe]"]:
+    """Return each task's form of a recipe by the task's name, in the order in which tasks are listed."""
+    _import_packaged()
+    return dict(sorted(_recipes.items(), key=lambda item: (item[1].HELP.order, item[0])))
+
+
+def registered_recipes() -> list["type[Recipe]"]:
+    """List the forms of recipes that registered themselves so far; nothing is imported for it."""
+    return list(_recipes.values())
+
+
+@cache
+def _import_packaged() -> None:
+    for folder in _folders():
+        import_module(f"{PACKAGED}.{folder.name}.schema")
+
+
+def _folders() -> list[Traversable]:
+    """List the folders of the packaged tasks."""
+    folders = sorted(resources.files(PACKAGED).iterdir(), key=lambda folder: folder.name)
+    return [folder for folder in folders if folder.joinpath("schema.py").is_file()]
+
+
+def list_task_help() -> list[TaskHelp]:
+    """Return what the command line tells of each task, in the order in which tasks are listed; no schema is imported for it."""
+    outside = [recipe.HELP for recipe in _recipes.values() if not recipe.__module__.startswith(f"{PACKAGED}.")]
+    return sorted([*_packaged_helps(), *outside], key=lambda told: told.order)
+
+
+@cache
+def _packaged_helps() -> tuple[TaskHelp, ...]:
+    """Read ABOUT from the source of each packaged schema: the expression alone is evaluated, with the names of ``options``."""
+    helps = []
+    for folder in _folders():
+        source = ast.parse(folder.joinpath("schema.py").read_text("utf-8"))
+        (about,) = [node.value for node in source.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ABOUT"]
+        helps.append(eval(compile(ast.Expression(about), folder.name, "eval"), dict(vars(task_options))))
+    return tuple(helps)

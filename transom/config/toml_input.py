@@ -1,0 +1,255 @@
+"""TOML as people write it: files, places in them, and ``a.b=value`` overrides."""
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transom.errors import ConfigError
+from transom.files.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
+from transom.files.regular_files import read_regular_file
+
+_TABLE = re.compile(r"\s*+(\[\[?)\s*+([^\[\]#]++)\]{1,2}\s*+(#.*)?$")
+_KEY = re.compile(r"\s*+((?:[A-Za-z0-9_\"'-]++|\s*+\.\s*+)++)\s*+=")
+_PLACE = re.compile(r"(.*?) \(at (?:line (\d+), column (\d+)|(end of document))\)$", re.DOTALL)
+
+
+def read_toml_text(path: Path) -> str:
+    """Read a TOML file's text.
+
+    Raises:
+        ConfigError: missing, a folder, not readable, too large, or not UTF-8.
+    """
+    try:
+        text = read_regular_file(path, MAX_RECIPE_BYTES, "a recipe", ConfigError).decode("utf-8-sig")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x} at byte {error.start + 1}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a TOML file, found none that can be read ({(error.strerror or str(error)).lower()})") from None
+
+
+_TOKEN = re.compile(
+    r'''(?P<string>"""(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5}|\Z)|"(?:[^"\\\n]++|\\.)*+(?:"|(?=\n)|\Z)'''
+    r"""|'''(?:[^']++|'(?!''))*+(?:'{3,5}|\Z)|'[^'\n]*+(?:'|(?=\n)|\Z))"""
+    r"""|\#[^\n]*+|(?P<bare>[^\s"'\#\[\]{}=,.]++)|(?P<mark>[\[\]{}=,.\n])""",
+    re.DOTALL,
+)
+"""Strings, whole, also unfinished ones; comments; names, numbers and other words between dots; and the marks that order them."""
+
+
+class _TomlScanner:
+    """What a reader of TOML would build, counted without building it: levels, values and digits.
+
+    Names are to the left of ``=``, at the start of a line or in an inline table; each of their parts is a level.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start at the first line of a file, or of the one line of ``--set``."""
+        self.name, self.line, self.values = name, 1, 0
+        self.header = 0  # levels of the table that lines belong to
+        self.depth = 0  # levels of what is being read
+        self.open: list[tuple[str, int]] = []  # brackets of values, each with the levels outside it
+        self.of_name, self.in_header = True, False
+
+    def read(self, text: str) -> None:
+        """Count a whole text."""
+        for token in _TOKEN.finditer(text):
+            if token["mark"] is not None:
+                self._mark(token["mark"])
+            elif token["bare"] is not None and not self.of_name:
+                self._digits(token["bare"])
+            if token["string"] is not None:
+                self.line += token["string"].count("\n")
+
+    @property
+    def _place(self) -> str:
+        return self.name if self.name.startswith("--set ") else f"{self.name}:{self.line}"
+
+    def _mark(self, mark: str) -> None:
+        if mark == "\n":
+            self.line += 1
+            if not self.open:
+                self.of_name, self.in_header, self.depth = True, False, self.header
+        elif mark == "=":
+            self._deeper()
+            self.of_name = False
+        elif mark == ".":
+            if self.of_name:
+                self._deeper()
+        elif mark == ",":
+            bracket, outside = self.open[-1] if self.open else ("", 0)
+            self.depth, self.of_name = outside + (bracket == "["), bracket == "{"
+            self._another()
+        elif mark in "[{":
+            self._opened(mark)
+        elif self.in_header:
+            self.in_header, self.header = False, self.depth
+        elif self.open:
+            self.depth = self.open.pop()[1]
+            self.of_name = False
+
+    def _opened(self, mark: str) -> None:
+        if self.of_name and not self.open and mark == "[":
+            self.depth, self.in_header = self.depth if self.in_header else 0, True
+            self._deeper()
+            return
+        self.open.append((mark, self.depth))
+        self.of_name = mark == "{"
+        if mark == "[":  # the levels of an inline table are its names'
+            self._deeper()
+
+    def _deeper(self) -> None:
+        self.depth += 1
+        self._another()
+        if self.depth > MAX_DEPTH:
+            raise ConfigError(
+                f"{self._place}: expected tables, lists and dotted names at most {MAX_DEPTH} levels deep, found more; make it flat"
+            )
+
+    def _another(self) -> None:
+        self.values += 1
+        if self.values > MAX_RECIPE_VALUES:
+            raise ConfigError(
+                f"{self._place}: expected at most {MAX_RECIPE_VALUES:,} names and list elements, found more; is this a recipe?"
+            )
+
+    def _digits(self, word: str) -> None:
+        if len(word) > MAX_DIGITS and word[:1] in "+-0123456789":
+            raise ConfigError(
+                f"{self._place}: expected a number of at most {MAX_DIGITS} digits, found one of {len(word):,}; write it shorter"
+            )
+
+
+def check_toml(text: str, name: str) -> None:
+    """Refuse TOML that would take the parser much memory, time or depth; one linear pass, before anything is parsed.
+
+    Args:
+        text: TOML, or what may be.
+        name: what messages call it.
+
+    Raises:
+        ConfigError: it is longer, deeper or holds more than ``config.limits`` allows.
+    """
+    if (size := len(text.encode(errors="surrogatepass"))) > MAX_RECIPE_BYTES:
+        raise ConfigError(f"{name}: expected at most {MAX_RECIPE_BYTES:,} bytes, found {size:,}; is this a recipe?")
+    _TomlScanner(name).read(text)
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """Parse TOML; a syntax error is named as ``name:line:column``."""
+    check_toml(text, name)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _PLACE.match(str(error))
+        message, line, column = (found[1], found[2], found[3]) if found else (str(error), None, None)
+        place = f"{name}:{line}:{column}" if line else f"{name}:{text.count(chr(10)) + 1}"
+        raise ConfigError(f"{place}: expected TOML, found something else: {message[:1].lower()}{message[1:]}") from None
+
+
+SHARED_SCHEMA_TABLES = ("tokenizer",)
+"""Tables whose kinds have the same fields: another kind keeps the other fields, where another component drops them."""
+
+
+class Override(NamedTuple):
+    """One ``a.b=value``.
+
+    Attributes:
+        path: the field's name from the outermost table inwards.
+        value: what TOML makes of the text after ``=``, or that text itself.
+        text: as it was given.
+    """
+
+    path: tuple[str, ...]
+    value: Any
+    text: str
+
+    @property
+    def depth(self) -> int:
+        """How deep the field lies; a component's ``kind`` is as high as the component, for it replaces all of it that is there already."""
+        return len(self.path) - (self.path[-1] == "kind")
+
+    def applied(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``raw`` with the field set; a component given as a word keeps that word as its ``kind``."""
+        value: Any = self.value
+        for depth in range(len(self.path) - 1, 0, -1):
+            value = {self.path[depth]: value}
+        return merge_tables(raw, {self.path[0]: value}, whole=len(self.path))
+
+
+def parse_override(text: str) -> Override:
+    """Split ``a.b=value``.
+
+    >>> parse_override("training.max_steps=300").value, parse_override("data.root=../data").value
+    (300, '../data')
+    """
+    name, equals, value = text.partition("=")
+    path = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(path):
+        raise ConfigError(f"--set {text}: expected FIELD=VALUE as in training.max_steps=300")
+    if re.search("[\ud800-\udfff]", text):
+        raise ConfigError(f"--set {text[:80]!a}: expected UTF-8, as a recipe is written in, found other bytes; spell it in UTF-8")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(
+            f"--set {name:.80}: expected a name of at most {MAX_DEPTH} parts, found {len(path):,}; name a field of the recipe"
+        )
+    check_toml(f"value = {value}", f"--set {name:.80}")
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    return Override(path, parsed["value"] if list(parsed) == ["value"] else value.strip(), text)
+
+
+def merge_tables(base: Mapping[str, Any], top: Mapping[str, Any], whole: int = -1) -> dict[str, Any]:
+    """Lay one table over another.
+
+    Args:
+        base: the fields to start from.
+        top: the fields that win.
+        whole: how many levels down a table replaces the one below instead of joining it; -1 for never.
+    """
+    out = dict(base)
+    for name, value in top.items():
+        below = {"kind": out[name]} if isinstance(out.get(name), str) else out.get(name)
+        if whole != 1 and isinstance(value, dict) and isinstance(below, dict):
+            same_fields = name in SHARED_SCHEMA_TABLES or value.get("kind") in (None, below.get("kind"))
+            value = merge_tables(below, value, whole - 1) if same_fields else value
+        out[name] = value
+    return out
+
+
+def find_line(text: str, path: tuple[str, ...]) -> int | None:
+    r"""Find the line of a TOML text that sets a field, or the nearest thing around it.
+
+    >>> find_line("seed = 1\n[training]\nmax_steps = 3", ("training", "max_steps"))
+    3
+
+    Tables of a list count from 0.
+
+    >>> find_line("[[a.b]]\nc = 1\n[[a.b]]\nc = 2", ("a", "b", "1", "c"))
+    4
+    """
+    table: tuple[str, ...] = ()
+    seen = Counter[tuple[str, ...]]()
+    best, line = 0, None
+    for number, content in enumerate(text.split("\n"), 1):
+        if header := _TABLE.match(content):
+            key = table = _parts(header[2])
+            if header[1] == "[[":
+                key = table = (*table, str(seen[table]))
+                seen[table[:-1]] += 1
+        elif setting := _KEY.match(content):
+            key = table + _parts(setting[1])
+        else:
+            continue
+        if len(key) > best and key == path[: len(key)]:
+            best, line = len(key), number
+    return line
+
+
+def _parts(key: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in key.split("."))

@@ -1,0 +1,268 @@
+"""Labeled images in folders or zip files: listing, decoding within limits, and resizing."""
+
+import re
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transom.errors import ConfigError, DataError
+from transom.files.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from transom.files.regular_files import open_regular_file
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""Formats that Pillow may decode: those of the suffixes above."""
+
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error, zlib.error)
+"""Exceptions that Pillow's readers raise on damaged files."""
+
+MAX_CACHED_BYTES = 2**31
+"""Maximum size of decoded pixels kept in memory, in bytes; a larger data set is decoded again in each epoch."""
+
+
+@dataclass(frozen=True)
+class ImageListing:
+    """The image files of a folder or zip file.
+
+    Attributes:
+        names: names of the images as CLASS/NAME.jpg, sorted.
+        read: returns the bytes of the image with this name.
+        origin: the folder or zip file, for messages.
+        n_ignored: number of other files, whose suffix is not that of an image.
+    """
+
+    names: list[str]
+    read: Callable[[str], bytes]
+    origin: str
+    n_ignored: int
+
+
+def list_images(path: Path) -> ImageListing:
+    """List the images of a folder or zip file; hidden files are skipped, and so are folders that contain all class folders.
+
+    Raises:
+        DataError: the folder or zip file does not exist, is damaged, or contains no images.
+    """
+    if path.is_dir():
+        found = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
+        return _select_images(found, read_file, str(path))
+    if not path.exists():
+        raise DataError(f"{path}: expected a folder of images or a .zip of one, found nothing there; check the path")
+    try:
+        open_regular_file(path, DataError).close()
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path}: expected a folder of images or a .zip of one, found another file ({error}); name another path") from error
+    members = {member.filename: member for member in archive.infolist() if not member.is_dir()}
+    return _select_images(members, lambda member: _read_member(archive, member, path), str(path))
+
+
+def _select_images(found: dict[str, Any], read: Callable[[Any], bytes], origin: str) -> ImageListing:
+    """Select the visible image files and strip the parent folders that all images share."""
+    visible = [name for name in found if not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)]
+    images = {name: PurePosixPath(name).parts for name in visible if PurePosixPath(name).suffix.lower() in SUFFIXES}
+    if not images:
+        raise DataError(
+            f"{origin}: expected images as CLASS/NAME.jpg, found none with a suffix such as {', '.join(SUFFIXES[:3])}; name another folder"
+        )
+    n_shared_folders = 0
+    while (
+        all(len(parts) > n_shared_folders + 2 for parts in images.values())
+        and len({parts[n_shared_folders] for parts in images.values()}) == 1
+    ):
+        n_shared_folders += 1
+    short = {"/".join(parts[n_shared_folders:]): name for name, parts in images.items()}
+    for name in short:
+        if "/" not in name:
+            raise DataError(
+                f"{origin}: expected each image in a folder named after its class, found {name} outside of any; move it into one"
+            )
+        if re.search("[\ud800-\udfff]", label := name.split("/", 1)[0]):
+            raise DataError(f"{origin}: expected classes whose names are UTF-8, found {label!a}; rename the folder")
+    return ImageListing(sorted(short), lambda name: read(found[short[name]]), origin, len(visible) - len(images))
+
+
+def read_file(file: Path) -> bytes:
+    """Read the bytes of an image file.
+
+    Raises:
+        DataError: the file cannot be read or is too large.
+    """
+    try:
+        with open_regular_file(file, DataError) as opened:
+            data = opened.read(MAX_IMAGE_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"{file}: expected an image, found a file that cannot be read: {error.strerror}; check its permissions") from error
+    return _check_size(data, str(file))
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> bytes:
+    try:
+        with archive.open(member) as opened:
+            data = opened.read(MAX_IMAGE_BYTES + 1)
+    except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise DataError(f"{path}: expected to read {member.filename}, found {error}; create the zip file again") from error
+    return _check_size(data, f"{path}, {member.filename}")
+
+
+def _check_size(data: bytes, origin: str) -> bytes:
+    if len(data) > MAX_IMAGE_BYTES:
+        raise DataError(f"{origin}: expected an image of at most {MAX_IMAGE_BYTES:,} bytes, found more; shrink or remove it")
+    return data
+
+
+def decode_image(data: bytes, origin: str, size: int, channels: int) -> NDArray[np.uint8]:
+    """Decode an image and resize its center square; transparency is blended with white, and EXIF orientation is applied.
+
+    Args:
+        data: bytes of the file.
+        origin: name of the file, for messages.
+        size: width and height of the result in pixels.
+        channels: 3 for RGB, 1 for grayscale.
+
+    Returns:
+        Pixels of shape (channels, size, size).
+
+    Raises:
+        DataError: the data is not an image, damaged, or too large.
+    """
+    library = import_pillow()
+    mode = "L" if channels == 1 else "RGB"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", library.Image.DecompressionBombWarning)
+        try:
+            with library.Image.open(BytesIO(data), formats=PILLOW_FORMATS) as opened:
+                if opened.width * opened.height > MAX_IMAGE_PIXELS:
+                    raise DataError(_too_large(origin, f"{opened.width:,} x {opened.height:,}"))
+                opened.draft(mode, (size, size))  # JPEG can be decoded at a fraction of its size
+                image = _to_8_bit(library.ImageOps.exif_transpose(opened), mode, library)
+        except (library.Image.DecompressionBombError, library.Image.DecompressionBombWarning) as error:
+            raise DataError(_too_large(origin, "more")) from error
+        except DataError:
+            raise
+        except DECODE_ERRORS as error:
+            why = str(error).partition(" <")[0]  # Pillow appends the repr of the stream
+            raise DataError(f"{origin}: expected an image, found a file that cannot be decoded ({why}); repair or remove it") from error
+    if image.size != (size, size):
+        image = library.ImageOps.fit(image, (size, size), library.Image.Resampling.BICUBIC)
+    pixels = np.asarray(image, np.uint8)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _too_large(origin: str, found: str) -> str:
+    return f"{origin}: expected an image of at most {MAX_IMAGE_PIXELS:,} pixels, found {found}; shrink or remove it"
+
+
+def _to_8_bit(image: "Image", mode: str, library: Any) -> "Image":
+    """Convert an image of any mode to 8-bit grayscale or RGB."""
+    if image.mode.startswith("I") or image.mode == "F":  # 16-bit or 32-bit pixels
+        numbers = np.asarray(image, np.float64)
+        white = 65535.0 if "16" in image.mode else max(float(numbers.max()), 255.0)
+        image = library.Image.fromarray((numbers.clip(0) * (255 / white)).astype(np.uint8))
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = library.Image.alpha_composite(library.Image.new("RGBA", rgba.size, "white"), rgba)
+    return image.convert(mode)
+
+
+def import_pillow() -> Any:
+    """Import Pillow.
+
+    Raises:
+        ConfigError: Pillow is not installed.
+    """
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError:
+        raise ConfigError("reading images requires Pillow: pip install 'transom[images]'") from None
+    return PIL
+
+
+@dataclass(frozen=True)
+class Images:
+    """A data set of labeled images.
+
+    Attributes:
+        names: names of the images as CLASS/NAME.jpg.
+        labels: class of each image.
+        digests: hash of each image's file; equal files have equal hashes.
+        name: origin of the images, for messages.
+        n_ignored: number of other files, whose suffix is not that of an image.
+        load: returns the pixels of the images at some indices, (images, channels, size, size).
+    """
+
+    names: list[str]
+    labels: list[str]
+    digests: list[str]
+    name: str
+    n_ignored: int
+    load: Callable[[Sequence[int]], UInt8[Tensor, "images channels size size"]]
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.names)
+
+    def describe_sample(self, sample: int) -> str:
+        """Return the origin and name of an image, for messages."""
+        return f"{self.name}, {self.names[sample]}"
+
+    def select(self, samples: list[int], name: str) -> "Images":
+        """Return the images at these indices, as a data set of this name."""
+
+        def chosen(values: list[str]) -> list[str]:
+            return [values[i] for i in samples]
+
+        def load(some: Sequence[int]) -> UInt8[Tensor, "images channels size size"]:
+            return self.load([samples[i] for i in some])
+
+        return Images(chosen(self.names), chosen(self.labels), chosen(self.digests), name, self.n_ignored, load)
+
+
+def read_images(path: Path, size: int, channels: int) -> Images:
+    """Read all images of a folder or zip file, and keep their pixels in memory if they fit.
+
+    Each image is decoded once here, so that a damaged file is reported before training starts.
+
+    Args:
+        path: folder or zip file of CLASS/NAME.jpg.
+        size: width and height in pixels to which images are resized.
+        channels: 3 for RGB, 1 for grayscale.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    files = list_images(path)
+    keep = len(files.names) * channels * size**2 <= MAX_CACHED_BYTES
+    kept = np.empty((len(files.names) if keep else 1, channels, size, size), np.uint8)
+    digests = []
+    for number, name in enumerate(files.names):
+        data = files.read(name)
+        digests.append(blake2b(data, digest_size=16).hexdigest())
+        kept[number if keep else 0] = decode_image(data, f"{files.origin}, {name}", size, channels)
+    pixels = torch.from_numpy(kept)
+
+    def load(samples: Sequence[int]) -> UInt8[Tensor, "images channels size size"]:
+        if keep:
+            return pixels[list(samples)]
+        names = [files.names[i] for i in samples]
+        return torch.from_numpy(np.stack([decode_image(files.read(name), f"{files.origin}, {name}", size, channels) for name in names]))
+
+    labels = [name.split("/", 1)[0] for name in files.names]
+    return Images(files.names, labels, digests, files.origin, files.n_ignored, load)

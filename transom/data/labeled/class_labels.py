@@ -1,0 +1,80 @@
+"""Class labels and their indices."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from transom.errors import DataError
+from transom.files.limits import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
+
+
+@runtime_checkable
+class SampleSource(Protocol):
+    """A labeled data set, as far as error messages need it."""
+
+    @property
+    def name(self) -> str:
+        """Origin of the samples, for messages."""
+        ...
+
+    def describe_sample(self, sample: int) -> str:
+        """Return a sample's origin, for messages."""
+        ...
+
+
+def collect_classes(labels: Sequence[str], where: SampleSource, known_classes: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the sorted classes of training samples, or the known classes if there are any.
+
+    Args:
+        labels: the class of each sample.
+        where: the data set, for messages.
+        known_classes: the classes of a model that is fine-tuned.
+
+    Raises:
+        DataError: there is only one class or implausibly many, or a sample's class is not a known class.
+    """
+    if known_classes:
+        encode_labels(labels, known_classes, where)
+        return known_classes
+    found = tuple(sorted(set(labels)))
+    if not 2 <= len(found) <= MAX_CLASSES:
+        shown = f" ({found[0][:50]!r}{' ...' if len(found) > 1 else ''})" if found else ""
+        raise DataError(
+            f"{where.name}: expected 2 to {MAX_CLASSES:,} classes, found {len(found):,}{shown}; check that the label field is the class"
+        )
+    reject_long_names(found, where.name, "classes")
+    return found
+
+
+def reject_long_names(classes: Sequence[str], where: str, noun: str) -> None:
+    """Reject classes whose names are implausibly long.
+
+    Args:
+        classes: names of the classes.
+        where: origin of the data, for messages.
+        noun: plural noun for the classes, for messages.
+
+    Raises:
+        DataError: the names together exceed the limit of a run folder.
+    """
+    if (size := sum(len(name.encode()) for name in classes)) > MAX_CLASS_NAMES_BYTES:
+        longest = max(classes, key=len)
+        raise DataError(
+            f"{where}: expected {noun} whose names have at most {MAX_CLASS_NAMES_BYTES:,} bytes together, found {size:,}; the longest is"
+            f" {longest[:20]!r} and {max(0, len(longest) - 20):,} characters more; check that these are the {noun}"
+        )
+
+
+def encode_labels(labels: Sequence[str], classes: Sequence[str], where: SampleSource) -> list[int]:
+    """Return the class index of each sample.
+
+    Raises:
+        DataError: a class is not among ``classes``.
+    """
+    numbers = {label: number for number, label in enumerate(classes)}
+    for sample, label in enumerate(labels):
+        if label not in numbers:
+            shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
+            raise DataError(
+                f"{where.describe_sample(sample)}: expected one of the classes {shown}, found {label[:50]!r}; correct or remove the sample"
+            )
+    return [numbers[label] for label in labels]

@@ -1,0 +1,55 @@
+"""Data report for labeled texts: sizes, classes, lengths, duplicates, contradictory labels, overlap of splits and unseen symbols."""
+
+from collections.abc import Sequence
+
+from transom.data.labeled.labeled_texts import LabeledTextLoader
+from transom.data.pairs.loader import encode
+from transom.data.pairs.pairs import Pairs
+from transom.data.reports import findings
+from transom.data.reports.report import DataReport
+from transom.data.split import Splits
+from transom.data.tokenizer.tokenizer import Tokenizer
+
+
+def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: Tokenizer, loader: LabeledTextLoader) -> DataReport:
+    """Examine the texts of a run.
+
+    Args:
+        splits: all texts, with the class as target.
+        classes: names of the classes by index.
+        tokenizer: tokenizer of the texts.
+        loader: loader of the training texts.
+
+    Returns:
+        A report with the statistics: per split, size, origin and duplicates (``texts``), number of texts per class (``classes``) and the
+        distribution of lengths in tokens without special tokens (``tokens``); for training and validation, the texts longer than the
+        context window and how many of them are dropped (``too_long``); per split except training, the symbols absent from the training data
+        (``unseen``).
+    """
+    parts, train = splits.parts, splits.train
+    keys = {name: part.source for name, part in parts.items()}
+    rows = {name: encode(tokenizer, texts) for name, texts in keys.items()}
+    counts = findings.class_counts({name: part.target for name, part in parts.items()}, classes)
+    tokens = {name: findings.length_distribution(of_part) for name, of_part in rows.items()}
+    longer: dict[str, findings.SplitStatistics] = {
+        "train": {"texts": loader.n_too_long, "dropped": len(train) - loader.n_samples},
+        "valid": {"texts": sum(len(row) + 1 > loader.max_seq_len for row in rows["valid"]), "dropped": 0},
+    }
+    problems = [
+        *findings.contradiction_problems(train.source, train.target, train.line_number, "text", "class than the same text before, lines"),
+        *(
+            f"{name}: {findings.count_noun(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens of the context"
+            f" window; they are {'dropped' if of_part['dropped'] else 'truncated'}"
+            for name, of_part in longer.items()
+            if of_part["texts"]
+        ),
+        *findings.overlap_problems(keys, "text"),
+        *findings.rare_class_problems(counts["train"], "text"),
+    ]
+    texts, unseen = findings.split_sizes(parts, keys, "text"), findings.unseen_by_split(tokenizer, rows)
+
+    def details(name: str) -> list[str]:
+        return [f"classes: {findings.format_class_fractions(counts[name])}", f"tokens: {findings.format_distribution(tokens[name])}"]
+
+    statistics = {"texts": texts, "classes": counts, "tokens": tokens, "too_long": longer, "unseen": unseen}
+    return DataReport(problems, statistics, findings.summarize_sizes(texts, "text", details))

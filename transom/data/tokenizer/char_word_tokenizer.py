@@ -1,0 +1,112 @@
+"""Closed vocabularies of characters or of whitespace-separated words; units unseen in training become [UNK]."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, TOKEN_NAMES, UNK
+from transom.errors import CheckpointError, ConfigError
+
+_SPECIAL_TOKENS = [TOKEN_NAMES[PAD], TOKEN_NAMES[SOS], TOKEN_NAMES[EOS], TOKEN_NAMES[UNK]]
+
+
+class ClosedVocabulary(ABC):
+    """A vocabulary of text units; other units become [UNK], which is decoded as U+FFFD."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, units: Sequence[str]) -> None:
+        """Assign token ids to the units, after the special tokens.
+
+        Raises:
+            CheckpointError: a unit occurs twice.
+        """
+        if len(set(units)) < len(units):
+            raise CheckpointError("expected distinct units, found a duplicate")
+        self._tokens = {unit: token for token, unit in enumerate(units, len(_SPECIAL_TOKENS))}
+        self.symbols = [*_SPECIAL_TOKENS, *units]
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "ClosedVocabulary":
+        """Build the vocabulary from the most frequent units.
+
+        Raises:
+            ConfigError: the vocabulary size leaves no entry for a unit.
+        """
+        if vocab_size <= len(_SPECIAL_TOKENS):
+            raise ConfigError(
+                f"tokenizer.vocab_size: expected more than the {len(_SPECIAL_TOKENS)} special tokens, found {vocab_size}; raise it"
+            )
+        seen = Counter(unit for text in texts for unit in cls._units(text))
+        return cls(sorted(seen, key=lambda unit: (-seen[unit], unit))[: vocab_size - len(_SPECIAL_TOKENS)])
+
+    @classmethod
+    def from_dict(cls, value: dict[str, object]) -> "ClosedVocabulary":
+        """Rebuild the vocabulary from the result of ``to_dict``.
+
+        Raises:
+            CheckpointError: the value has another form.
+        """
+        units = value.get("units")
+        if not isinstance(units, list) or not all(isinstance(unit, str) and cls._units(unit) == [unit] for unit in units):
+            raise CheckpointError("expected a list of single units")
+        return cls(units)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the state of the vocabulary as JSON values."""
+        return {"units": self.symbols[len(_SPECIAL_TOKENS) :]}
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts."""
+        return [[self._tokens.get(unit, UNK) for unit in self._units(text)] for text in texts]
+
+    def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
+        """Raise an error: BPE-dropout requires merges.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("tokenizer.bpe_dropout: expected kind 'bpe', found a vocabulary without merges; set tokenizer.bpe_dropout = 0")
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of token ids."""
+        return self._separator().join("\N{REPLACEMENT CHARACTER}" if token == UNK else self.symbols[token] for token in tokens)
+
+    @staticmethod
+    @abstractmethod
+    def _units(text: str) -> list[str]:
+        """Split a text into units."""
+
+    @staticmethod
+    @abstractmethod
+    def _separator() -> str:
+        """Return the string between two units."""
+
+
+class CharacterVocabulary(ClosedVocabulary):
+    """Each character (Unicode code point) is a unit; decoding restores a text of known characters exactly."""
+
+    kind = "char"
+
+    @staticmethod
+    def _units(text: str) -> list[str]:
+        return list(text)
+
+    @staticmethod
+    def _separator() -> str:
+        return ""
+
+
+class WordVocabulary(ClosedVocabulary):
+    """Each whitespace-separated word is a unit; decoding restores known words with single spaces between them."""
+
+    kind = "whitespace"
+
+    @staticmethod
+    def _units(text: str) -> list[str]:
+        return text.split()
+
+    @staticmethod
+    def _separator() -> str:
+        return " "

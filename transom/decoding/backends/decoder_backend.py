@@ -1,0 +1,97 @@
+"""Choose the fastest inference backend of a model: the native decoder, fused PyTorch operations, or the model itself."""
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from transom.config.architecture import TransformerConfig
+from transom.config.patterns import FullPatternConfig
+from transom.decoding.backends.fused_inference import FusedEncoder, FusedSeq2Seq, FusedStack
+from transom.decoding.backends.native_decoder import (
+    NativeLanguageModel,
+    NativeSeq2Seq,
+    WeightType,
+    decoder_step_library,
+    is_plain_attention,
+    unsupported_reason,
+)
+from transom.decoding.search.interfaces import StepModel
+from transom.errors import ConfigError
+from transom.layers.attention import Attention
+from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward
+from transom.layers.norm import LayerNorm, Norm
+from transom.layers.position_encoding import LearnedPosition, PositionEncoding, Sinusoidal, Sinusoidal2d
+from transom.layers.stack import Stack
+from transom.models.base import Network
+from transom.models.decoder import DecoderOnlyTransformer
+from transom.models.encoder import EncoderOnlyTransformer
+from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.vision import VisionTransformer
+
+FUSABLE_MODULES = {
+    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Attention, FeedForward, Norm, LayerNorm, Dropout),
+    *(PreNormBlock, PostNormBlock, ResidualConnection),
+    *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
+}
+"""Modules that can be fused, by exact type; ``_can_fuse_module`` checks their settings."""
+
+ADDITIVE_POSITIONS = {PositionEncoding, Sinusoidal, Sinusoidal2d, LearnedPosition}
+"""Position encodings that are only added to the embeddings."""
+
+ModelT = TypeVar("ModelT", bound=Network)
+
+
+def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8: bool = False) -> StepModel[Any, Any]:
+    """Return the fastest backend for searches with ``model``; its weights must not change afterwards.
+
+    Args:
+        model: the model; it is copied only if its dtype differs from ``dtype``.
+        dtype: dtype of the matrix products; the dtype of the weights by default.
+        int8: use int8 products in the decoder, whatever ``dtype`` is.
+
+    Raises:
+        ConfigError: int8 is requested, and this model or this machine does not support it.
+    """
+    if dtype not in (None, model.unembedding.weight.dtype):
+        model = copy.deepcopy(model).to(dtype).eval()
+    weight_type: WeightType | None = "int8" if int8 else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
+    reason = unsupported_reason(model) if weight_type is not None else None  # the first call compiles the library
+    library = decoder_step_library()[0] if weight_type is not None and reason is None else None
+    if weight_type is not None and library is not None:
+        if isinstance(model, DecoderOnlyTransformer):
+            return NativeLanguageModel(library, model, weight_type)
+        if isinstance(model, Seq2SeqTransformer):
+            return NativeSeq2Seq(library, model, weight_type, FusedEncoder(model) if _can_fuse(model, model.config) else model.encode)
+    if int8:
+        raise ConfigError(f"precision: int8 requires the native decoder, but {reason}; choose auto")
+    assert isinstance(model, StepModel)
+    return FusedSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _can_fuse(model, model.config) else model
+
+
+def build_encoder_backend(model: ModelT) -> ModelT:
+    """Return the fastest backend for an encoder of texts or images: the model with a fused stack if that is possible.
+
+    It shares all weights except those of the stack, whose later changes have no effect. Its stack cannot be observed.
+    """
+    if model.device.type != "cpu" or not isinstance(model, EncoderOnlyTransformer | VisionTransformer):
+        return model
+    if not _can_fuse(model.encoder, model.config) or type(model.embedding.position) not in ADDITIVE_POSITIONS:
+        return model
+    fused = copy.copy(model)
+    fused._modules = model._modules | {"encoder": FusedStack(model.encoder, next(model.encoder.parameters()))}
+    return fused
+
+
+def _can_fuse(module: nn.Module, config: TransformerConfig) -> bool:
+    return config.attention.pattern == FullPatternConfig() and all(map(_can_fuse_module, module.modules()))
+
+
+def _can_fuse_module(module: nn.Module) -> bool:
+    if isinstance(module, Attention) and not (is_plain_attention(module) and module.n_kv_heads == module.n_heads):
+        return False
+    return type(module) in FUSABLE_MODULES

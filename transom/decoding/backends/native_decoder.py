@@ -1,0 +1,343 @@
+"""Native decoder: one call of the C++ library (``kernels/step/``) computes a decoding step through all blocks."""
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transom.config.patterns import FullPatternConfig
+from transom.data.batch import PaddedSequences
+from transom.decoding.packed_linear import Activation
+from transom.layers.activation import ACTIVATIONS, GATES
+from transom.layers.attention import Attention
+from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection, SequentialBlock
+from transom.layers.cache import KeyValues, KVCache
+from transom.layers.dispatch import operation
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward, GatedFeedForward
+from transom.layers.norm import LayerNorm, Norm, RmsNorm
+from transom.layers.position_encoding import LearnedPosition, PositionEncoding, Rotary, Sinusoidal
+from transom.layers.stack import Stack
+from transom.models.base import Network
+from transom.models.decoder import DecoderOnlyTransformer
+from transom.models.seq2seq import EncoderOutput, Seq2SeqTransformer
+
+WeightType = Literal["bf16", "int8"]
+WEIGHT_TYPES: dict[WeightType, int] = {"bf16": 0, "int8": 1}
+LANES = 16
+"""Floats per SIMD vector; head widths are multiples of it."""
+MAX_THREADS = 8
+"""Maximum threads per step: each computes a part of every product, and a small part is not worth the synchronization."""
+
+ACTIVATION_CODES: dict[Activation | None, int] = {
+    None: 0,
+    **{ACTIVATIONS[kind]: number for kind, number in {"relu": 1, "gelu": 2, "gelu-tanh": 3, "silu": 4, "squared-relu": 6}.items()},
+    **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "swiglu": 4}.items()},
+}
+"""Codes of the activations in ``products.h``."""
+
+SUPPORTED_MODULES = {
+    *(Stack, PreNormBlock, PostNormBlock, Attention, FeedForward, GatedFeedForward, ResidualConnection, Norm, LayerNorm, RmsNorm, Dropout),
+    *(nn.Linear, nn.Identity, nn.ModuleList),
+}
+"""Supported modules of a decoder, by exact type; ``unsupported_reason`` checks their settings."""
+
+SUPPORTED_POSITIONS = {PositionEncoding, Sinusoidal, LearnedPosition, Rotary}
+"""Supported position encodings: those without a bias of the scores."""
+
+
+@operation("decoder_step")
+def decoder_step_library() -> tuple[ctypes.CDLL | None, str]:
+    """Return the native library and its location, or None and the reason why it is missing."""
+    return None, "no kernels are available (TRANSOM_KERNELS=reference, or transom/kernels is missing)"
+
+
+def unsupported_reason(model: Network) -> str | None:
+    """Return why the native decoder does not support ``model`` on this machine; None if it does."""
+    if not isinstance(model, Seq2SeqTransformer | DecoderOnlyTransformer):
+        return "it supports only Transformer decoders"
+    attentions = [module for module in model.decoder.modules() if isinstance(module, Attention)]
+    supported = {type(module) for module in model.decoder.modules()} <= SUPPORTED_MODULES and type(
+        _embedding(model).position
+    ) in SUPPORTED_POSITIONS
+    supported &= all(
+        module.activation in ACTIVATION_CODES for module in model.decoder.modules() if isinstance(module, FeedForward | GatedFeedForward)
+    )
+    if not supported or not all(map(is_plain_attention, attentions)) or model.config.attention.pattern != FullPatternConfig():
+        return "it does not support some component of this model"
+    if model.unembedding.weight.device.type != "cpu":
+        return "it runs on CPUs only"
+    d_head, d_value = attentions[0].d_head, attentions[0].d_value
+    if d_head % LANES or d_value % LANES:
+        return f"it requires head widths that are multiples of {LANES}, found d_head {d_head} and d_value {d_value}"
+    if not isinstance(attentions[0].o, nn.Linear):
+        return "it requires attention with an output projection"
+    library, reason = decoder_step_library()
+    return None if library is not None else reason
+
+
+def is_plain_attention(attention: Attention) -> bool:
+    """Return whether attention is eq. 1 of Vaswani et al. 2017: no QK norm, no softcap, no sinks, no other score function."""
+    return all(part is None for part in (attention.q_norm, attention.softcap, attention.sinks, attention.score))
+
+
+def _embedding(model: Seq2SeqTransformer | DecoderOnlyTransformer) -> Embedding:
+    return model.target_embedding if isinstance(model, Seq2SeqTransformer) else model.embedding
+
+
+def library_structs(library: ctypes.CDLL) -> Any:
+    """Return the ctypes structures of a library's functions (``kernels/native_structs.py``)."""
+    return library.structs
+
+
+class TiledLinear:
+    """A linear map y = f(x W^T + b) with weights in tiles of 16 outputs, in bfloat16 or int8; x and y are float32.
+
+    In int8 y_o = f(s_o s_x sum_i w_oi x_i + b_o) (Wu et al. 2016, section 6, with one scale per output and per row): w and x are rounded to
+    -127 ... 127 with s_o = max_i |W_oi| / 127 and s_x = max_i |x_i| / 127. The scale s_x is per row, so that no result depends on the other
+    rows of the batch.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        kind: WeightType,
+        weight: Float[Tensor, "outer inner"],
+        bias: Float[Tensor, "outer"] | None = None,
+        activation: Activation | None = None,
+    ) -> None:
+        """Pack the weights; ``activation`` is the activation f, one of ``ACTIVATION_CODES``."""
+        self.out_features, self.in_features = weight.shape
+        self.weight = torch.empty(library.transom_packed_bytes(WEIGHT_TYPES[kind], self.in_features, self.out_features), dtype=torch.uint8)
+        self.scale = torch.zeros(self.out_features)
+        weight_fp32 = weight.float().contiguous()
+        library.transom_pack(
+            WEIGHT_TYPES[kind], weight_fp32.data_ptr(), self.in_features, self.out_features, self.weight.data_ptr(), self.scale.data_ptr()
+        )
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.layout = library_structs(library).LinearStruct(
+            self.weight.data_ptr(),
+            self.scale.data_ptr(),
+            _pointer(self.bias),
+            self.in_features,
+            self.out_features,
+            activation=ACTIVATION_CODES[activation],
+        )
+
+
+class NativeCache:
+    """KV cache of the native decoder: keys and values stay where they were written; each row has a table of the slots of its tokens."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        read: Sequence[KeyValues],
+        memories: Sequence[KeyValues],
+        lengths: Int[Tensor, "sources"] | None,
+        n_beams: int,
+        max_length: int,
+    ) -> None:
+        """Allocate the cache.
+
+        Args:
+            library: the native library.
+            read: keys and values of the tokens that each row has read, per block.
+            memories: keys and values of the sources, per block; empty without sources.
+            lengths: tokens per source.
+            n_beams: rows per source.
+            max_length: maximum tokens per row, including those already read.
+        """
+        cached, memory = _pack_keys_values(read), _pack_keys_values(memories)
+        n_blocks, n_read, rows, width = cached.shape
+        n_sources = memory.shape[1] and memory.shape[2]
+        if n_read > max_length or (n_sources and rows != n_beams * n_sources):
+            raise ValueError(f"expected room for {n_read} tokens and {n_sources} x {n_beams} rows, found {max_length} and {rows}")
+        self._tokens = torch.empty(n_blocks, max_length, rows, width, dtype=torch.bfloat16)
+        self._tokens[:, :n_read] = cached
+        self._slots = torch.zeros(rows, max_length, dtype=torch.int32)
+        self._slots[:, :n_read] = torch.arange(rows)[:, None]
+        self._sources = torch.arange(rows, dtype=torch.int32) // n_beams
+        self._memory, self._lengths = memory.transpose(1, 2).contiguous(), None if lengths is None else lengths.int()
+        self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, memory.shape[1], memory=self._memory.data_ptr())
+        self.state.memory_stride = self._memory.stride(0)
+        self.state.lengths, self.state.tokens = _pointer(self._lengths), self._tokens.data_ptr()
+        self.shapes = n_blocks, width, memory.shape[0], memory.shape[3]
+        self.workspace = library.transom_create_workspace(min(torch.get_num_threads(), MAX_THREADS))
+        if self.workspace is None:
+            raise MemoryError("expected memory and threads for a step of the native decoder, found too little")
+        weakref.finalize(self, library.transom_free_workspace, self.workspace)
+        self._update_pointers()
+
+    @property
+    def length(self) -> int:
+        """Tokens read so far."""
+        return int(self.state.length)
+
+    def _update_pointers(self) -> None:
+        self.state.rows, self.state.slots, self.state.sources = len(self._slots), self._slots.data_ptr(), self._sources.data_ptr()
+
+    def reorder(self, rows: Int[Tensor, "rows"]) -> None:
+        """Let row i continue old row ``rows[i]``; only the slot table is copied."""
+        if len(rows) > self.state.capacity:
+            raise IndexError(f"expected at most {self.state.capacity} rows, found {len(rows)}")
+        self._slots, self._sources = self._slots[rows], self._sources[rows]
+        self._update_pointers()
+
+    def select_sources(self, sources: Int[Tensor, "kept"]) -> None:
+        """Keep only some sources; nothing to do, because ``reorder`` keeps each row's source index."""
+
+
+def _pack_keys_values(blocks: Sequence[KeyValues]) -> Tensor:
+    """Pack keys and values to (blocks, tokens, rows, keys of all heads followed by values of all heads), in bfloat16."""
+    packed = [torch.cat([x.permute(2, 0, 1, 3).flatten(2) for x in (k, v)], -1).bfloat16() for k, v in blocks]
+    return torch.stack(packed) if packed else torch.empty(0, 0, 0, 0, dtype=torch.bfloat16)
+
+
+class NativeDecoder:
+    """A decoder stack and its output projection packed for ``step.cpp``; the model still embeds the tokens and must not change."""
+
+    def __init__(self, library: ctypes.CDLL, kind: WeightType, model: Seq2SeqTransformer | DecoderOnlyTransformer) -> None:
+        """Pack the decoder of ``model``, for which ``unsupported_reason`` must return None."""
+        self.library, self._kind, self._structs = library, kind, library_structs(library)
+        self._keep_alive: list[object] = []  # tensors to which the layout points
+        stack, embedding = model.decoder, _embedding(model)
+        attention, rotary = stack.blocks[0].attn, embedding.position
+        assert isinstance(attention, Attention)
+        self._embedding, self._has_cross_attention = embedding, isinstance(model, Seq2SeqTransformer)
+        self._blocks = (self._structs.BlockStruct * len(stack.blocks))(*map(self._block, stack.blocks))
+        cos, sin = (x.float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
+        self._keep_alive += [cos, sin]
+        self._layout = self._structs.DecoderStruct(
+            *(WEIGHT_TYPES[kind], len(stack.blocks), model.config.d_model),
+            *(attention.n_heads, attention.n_kv_heads, attention.d_head, attention.d_value),
+            *(0 if cos is None else cos.shape[1], _pointer(cos), _pointer(sin)),
+            self._blocks,
+            self._norm(stack.norm),
+            self._linear(model.unembedding),
+        )
+
+    @torch.inference_mode()
+    def step(self, tokens: Int[Tensor, "rows new"], cache: NativeCache) -> Float[Tensor, "rows new vocab"]:
+        """Process the next tokens of each row one by one; return the logits of the tokens that follow."""
+        logits = [self._step(column, cache) for column in tokens.split(1, 1)]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, 1)
+
+    def _step(self, tokens: Int[Tensor, "rows 1"], cache: NativeCache) -> Float[Tensor, "rows 1 vocab"]:
+        length, state = cache.length, cache.state
+        if length >= state.max_length:
+            raise IndexError(f"expected at most {state.max_length} tokens in the cache, found {length + 1}")
+        if cache.shapes != self._shapes(cache):
+            raise ValueError(f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)}, found {cache.shapes}")
+        x = self._embedding(tokens, torch.tensor([[length]])).float().contiguous()
+        if x.shape != (state.rows, 1, self._layout.d_model):
+            raise ValueError(f"expected {state.rows} rows of one token and d_model {self._layout.d_model}, found {tuple(x.shape)}")
+        logits = x.new_empty(len(x), 1, self._layout.unembed.out_features)
+        state.x, state.logits = x.data_ptr(), logits.data_ptr()
+        if status := self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace):
+            self._structs.raise_for_status(status)
+        return logits
+
+    def _shapes(self, cache: NativeCache) -> tuple[int, int, int, int]:
+        """Return the cache shapes that this decoder requires; the memory's shape only with cross-attention."""
+        layout = self._layout
+        width = layout.n_kv_heads * (layout.d_head + layout.d_value)
+        return layout.n_blocks, width, *((layout.n_blocks, width) if self._has_cross_attention else cache.shapes[2:])
+
+    def _block(self, block: nn.Module) -> Any:
+        assert isinstance(block, SequentialBlock)
+        attn, cross, ff = block.attn, block.cross, block.ff
+        residuals = (block.attn_residual, None if cross is None else block.cross_residual, block.ff_residual)
+        norms = (norm for residual in residuals for norm in self._residual_norms(residual, isinstance(block, PostNormBlock)))
+        assert isinstance(ff, FeedForward | GatedFeedForward)
+        gate = ff.gate if isinstance(ff, GatedFeedForward) else None
+        return self._structs.BlockStruct(
+            *norms,
+            *(self._linear(attn.q, attn.k, attn.v), self._linear(attn.o)),
+            *(
+                (self._structs.LinearStruct(), self._structs.LinearStruct())
+                if cross is None
+                else (self._linear(cross.q), self._linear(cross.o))
+            ),
+            self._structs.LinearStruct() if gate is None else self._linear(gate, activation=ff.activation),
+            self._linear(ff.up, activation=ff.activation if gate is None else None),
+            self._linear(ff.down),
+        )
+
+    def _residual_norms(self, residual: ResidualConnection | None, post: bool) -> tuple[Any, Any]:
+        """Return the norms before a sub-layer and after its residual sum."""
+        if residual is None:
+            return self._structs.NormStruct(), self._structs.NormStruct()
+        norm = self._norm(residual.norm)
+        return (self._structs.NormStruct(), norm) if post else (norm, self._structs.NormStruct())
+
+    def _norm(self, norm: Norm | None) -> Any:
+        if not isinstance(norm, LayerNorm | RmsNorm):
+            return self._structs.NormStruct()
+        parameters = (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
+        gain, shift = (None if x is None else x.detach().float().contiguous() for x in parameters)
+        self._keep_alive += [gain, shift]
+        return self._structs.NormStruct(_pointer(gain), _pointer(shift), norm.eps, centered=isinstance(norm, LayerNorm))
+
+    def _linear(self, *maps: nn.Module, activation: Activation | None = None) -> Any:
+        """Pack several linear maps of the same input as one."""
+        linears = [linear for linear in maps if isinstance(linear, nn.Linear)]
+        if len(linears) != len(maps):
+            raise TypeError(f"expected linear maps, found {[type(linear).__name__ for linear in maps]}")
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        tiled = TiledLinear(self.library, self._kind, weight, torch.cat(biases) if biases else None, activation)
+        self._keep_alive.append(tiled)
+        return tiled.layout
+
+
+class NativeSeq2Seq:
+    """An encoder-decoder with the native decoder; ``encode``, ``start`` and ``step`` approximate those of ``Seq2SeqTransformer``."""
+
+    def __init__(
+        self, library: ctypes.CDLL, model: Seq2SeqTransformer, kind: WeightType, encode: Callable[[PaddedSequences], EncoderOutput]
+    ) -> None:
+        """Pack the decoder of ``model``, which still projects the memory and must not change; ``encode`` encodes the sources."""
+        self._model, self.encode = model, encode
+        self.decoder = NativeDecoder(library, kind, model)
+        self.step = self.decoder.step
+
+    @torch.inference_mode()
+    def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> NativeCache:
+        """Project the memory once per source and allocate a cache of ``max_length`` tokens per row."""
+        cache = self._model.start(memory, n_beams, 0)
+        memories = [each for each in cache.memories if isinstance(each, KeyValues)]
+        lengths = (memory.segments > 0).sum(1)
+        return NativeCache(self.decoder.library, _cached_keys_values(cache.blocks), memories, lengths, n_beams, max_length)
+
+
+class NativeLanguageModel:
+    """A language model with the native decoder; ``encode``, ``start`` and ``step`` approximate those of ``DecoderOnlyTransformer``.
+
+    Attributes:
+        kind: weight type of the matrix products.
+    """
+
+    def __init__(self, library: ctypes.CDLL, model: DecoderOnlyTransformer, kind: WeightType) -> None:
+        """Pack the decoder of ``model``, which still reads the prompts and must not change."""
+        self._model, self.encode, self.kind = model, model.encode, kind
+        self.decoder = NativeDecoder(library, kind, model)
+        self.step = self.decoder.step
+
+    @torch.inference_mode()
+    def start(self, prompt: PaddedSequences, n_beams: int, max_length: int) -> NativeCache:
+        """Read all but the last token of each prompt and allocate a cache for ``max_length`` more; see ``DecoderOnlyTransformer``."""
+        cache = self._model.start(prompt, n_beams, 0)
+        return NativeCache(self.decoder.library, _cached_keys_values(cache.blocks), [], None, n_beams, cache.length + max_length)
+
+
+def _cached_keys_values(blocks: Sequence[object]) -> list[KeyValues]:
+    return [block.read() for block in blocks if isinstance(block, KVCache)]
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

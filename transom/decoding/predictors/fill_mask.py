@@ -1,0 +1,139 @@
+"""Mask filling: predicts the masked tokens of a text with a masked language model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from transom.data.batch import MaskedBatch, PaddedSequences
+from transom.data.tokenizer.special_tokens import EOS, UNK
+from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress
+from transom.decoding.predictors.encoder_predictor import EncoderPredictor
+from transom.decoding.predictors.long_texts import check_long_text_policy
+from transom.decoding.predictors.results import Record, Results
+from transom.decoding.search.loop import log_probabilities
+from transom.errors import DataError
+from transom.models.encoder import MaskedEncoderTransformer
+
+MASK = "[MASK]"
+"""Marks a token to predict in a text."""
+
+
+@dataclass(frozen=True)
+class TokenPrediction(Record):
+    """A predicted token for one mask.
+
+    Attributes:
+        text: the token without its leading space.
+        p: its probability given the text, with all other masks kept masked.
+    """
+
+    text: str
+    p: float
+
+    def __str__(self) -> str:
+        """Return the token and its probability."""
+        return f"{self.text} {self.p:.1%}"
+
+
+@dataclass(frozen=True)
+class MaskPredictions(Record):
+    """Predictions for all masks of a text.
+
+    Attributes:
+        masks: the most probable tokens for each mask, in decreasing order of probability.
+        n_dropped_tokens: number of truncated tokens; the tokens farthest from the masks are truncated.
+    """
+
+    masks: list[list[TokenPrediction]]
+    n_dropped_tokens: int
+
+    def __str__(self) -> str:
+        """Return the tokens of each mask on one line."""
+        return "\n".join("  ".join(map(str, gap)) for gap in self.masks)
+
+
+class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
+    """Predicts masked tokens."""
+
+    def fill(
+        self,
+        texts: Sequence[str],
+        top_k: int = 5,
+        too_long: Literal["window", "refuse"] = "window",
+        notify: ProgressCallback = ignore_progress,
+    ) -> list[list[list[TokenPrediction]]]:
+        """Predict the masked tokens of texts; ``fill_with_details`` also returns the number of truncated tokens."""
+        return [each.masks for each in self.fill_with_details(texts, top_k, too_long, notify)]
+
+    def fill_with_details(
+        self,
+        texts: Sequence[str],
+        top_k: int = 5,
+        too_long: Literal["window", "refuse"] = "window",
+        notify: ProgressCallback = ignore_progress,
+    ) -> Results[MaskPredictions]:
+        """Predict the masked tokens of texts.
+
+        Args:
+            texts: each contains at least one ``[MASK]``.
+            top_k: number of predictions per mask.
+            too_long: for a text longer than the context window: read the "window" around its masks, or "refuse" it.
+            notify: progress callback, called with the number of texts done.
+
+        Raises:
+            ConfigError: ``too_long`` is invalid.
+            DataError: a text contains no mask or is too long.
+        """
+        check_long_text_policy(too_long, "window", "refuse")
+        found = Results[MaskPredictions]()
+        for text in texts:
+            found.append(self.fill_tokens(self._pieces(text), top_k, too_long))
+            notify(len(found), len(texts))
+        return found
+
+    @torch.inference_mode()
+    def fill_tokens(
+        self, pieces: Sequence[Sequence[int]], top_k: int = 5, too_long: Literal["window", "refuse"] = "window"
+    ) -> MaskPredictions:
+        """Predict the masked token between each two consecutive pieces of a text; arguments as in ``fill_with_details``."""
+        mask, full_row = self.tokenizer.vocab_size, [EOS]
+        for number, piece in enumerate(pieces):
+            full_row += [mask, *piece] if number else [*piece]
+        row = self._window(full_row, mask, too_long)
+        gaps = [index for index, token in enumerate(row) if token == mask]
+        source = PaddedSequences.pad([row])
+        batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.device)
+        with eval_mode(self.model):
+            logits = self.model.unembedding((self.encoder_backend or self.model).last_hidden_state(batch)[0, gaps])
+        logits[:, : UNK + 1] = -torch.inf
+        logits[:, mask] = -torch.inf
+        best = log_probabilities(logits).topk(min(top_k, mask - UNK - 1))
+        guesses = [
+            [TokenPrediction(self.tokenizer.decode([token]).removeprefix(" "), p) for token, p in zip(tokens, probabilities, strict=True)]
+            for tokens, probabilities in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+        ]
+        return MaskPredictions(guesses, len(full_row) - len(row))
+
+    def _pieces(self, text: str) -> list[list[int]]:
+        """Tokenize the pieces of a text between its masks; a BPE token contains its leading space, which is removed before a mask."""
+        parts = text.split(MASK)
+        if len(parts) == 1:
+            raise DataError(f"expected {MASK} in the text, found {text[:60]!r}; write {MASK} in place of each word to predict")
+        if self.tokenizer.kind == "bpe":
+            parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
+        return self.tokenizer.encode_batch(parts)
+
+    def _window(self, row: list[int], mask: int, too_long: Literal["window", "refuse"]) -> list[int]:
+        max_tokens = self.model.config.max_seq_len
+        if len(row) <= max_tokens:
+            return row
+        first, last = row.index(mask), len(row) - 1 - row[::-1].index(mask)
+        if too_long == "refuse" or last - first >= max_tokens - 1:
+            raise DataError(
+                f"expected a text of at most {max_tokens:,} tokens, start token included, found {len(row):,}; shorten it"
+                + ("" if too_long == "refuse" else ", or place the masks closer together")
+            )
+        start = min(max((first + last - max_tokens) // 2 + 1, 0), len(row) - max_tokens)
+        return row[start : start + max_tokens]

@@ -1,0 +1,68 @@
+"""Early exit: skips the remaining blocks for a token once its prediction is confident (Schuster et al. 2022)."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transom.data.batch import PaddedSequences
+from transom.errors import ConfigError
+from transom.layers.cache import DecoderCache
+from transom.models.base import LanguageModel
+from transom.models.decoder import DecoderOnlyTransformer
+
+
+@dataclass
+class EarlyExitDecoder:
+    """Step model with early exit per token. All blocks are run for the tokens of a prompt, except the last one.
+
+    Attributes:
+        model: a decoder in evaluation mode.
+        threshold: minimum difference between the two highest probabilities for an exit (Schuster et al. 2022, section 3.5).
+        depth_stats: per step, the number of tokens and the total number of blocks run for them.
+    """
+
+    model: DecoderOnlyTransformer
+    threshold: float
+    depth_stats: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: LanguageModel, threshold: float) -> "EarlyExitDecoder":
+        """Wrap a model for early exit.
+
+        Raises:
+            ConfigError: the model is not a decoder Transformer, or uses mixture-of-depths.
+        """
+        if not isinstance(model, DecoderOnlyTransformer) or model.decoder.routed:
+            raise ConfigError(
+                f"decoding.early_exit_threshold = {threshold:g} needs model.kind = 'decoder' with model.depth = 'full', found"
+                f" {model.config.kind!r} or mixture-of-depths; set it to 1"
+            )
+        return cls(model, threshold)
+
+    def encode(self, prompt: PaddedSequences) -> PaddedSequences:
+        """Return the prompts unchanged."""
+        return prompt
+
+    def start(self, prompt: PaddedSequences, n_beams: int, max_length: int) -> DecoderCache:
+        """Fill the cache with all but the last token of each prompt."""
+        return self.model.start(prompt, n_beams, max_length)
+
+    @torch.inference_mode()
+    def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
+        """Return the logits of the next tokens from the first block at which they are confident."""
+        logits, blocks = self.model.early_exit_step(tokens, cache, self.is_confident)
+        self.depth_stats.append((blocks.numel(), int(blocks.sum())))
+        return logits
+
+    def is_confident(self, logits: Float[Tensor, "rows new vocab"]) -> Bool[Tensor, "rows new"]:
+        """Return whether the two highest probabilities differ by at least the threshold."""
+        best = logits.float().softmax(-1).topk(min(2, logits.shape[-1]), -1).values
+        return best[..., 0] - best[..., 1:].sum(-1) >= self.threshold
+
+    @property
+    def mean_exit_depth(self) -> float:
+        """Mean number of blocks run per token."""
+        tokens, blocks = (sum(each) for each in zip(*self.depth_stats, strict=True)) if self.depth_stats else (1, 0)
+        return blocks / tokens

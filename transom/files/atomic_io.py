@@ -1,0 +1,237 @@
+"""Write files and folders atomically: a name holds the old content or the new content, also after ``kill -9``.
+
+Content is written to ``NAME.partial-XXXXXXXX``, synced with fsync and renamed; then the parent folder is synced. A killed process can leave
+only such partial names; ``remove_partial_files`` removes them.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transom.errors import DiskError
+from transom.files.file_lock import lock_file, require_file_locks
+
+FORMAT_VERSION = 2
+"""Format version of a run folder: configuration, checkpoints, manifests. Since 2, tensor files contain the run identifier and the step."""
+
+MANIFEST = "manifest.json"
+"""File that lists the size and SHA-256 of the other files in its folder."""
+
+Content = bytes | Callable[[], bytes]
+"""Content of a file, or a function that creates it when the file is written, so that only one file at a time is in memory."""
+
+_SURROGATE_ERRORS = "backslashreplace"
+"""Error handler that escapes lone surrogates as JSON does: file names can contain them, UTF-8 cannot."""
+
+_PARTIAL = re.compile(r".\.partial-[0-9a-f]{8}$")
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "your disk quota is used up; free some space",
+    errno.EFBIG: "the file would be larger than this system allows; free some space or raise the limit (ulimit -f)",
+    errno.EACCES: "permission denied; choose another place or change the folder's permissions",
+    errno.EPERM: "permission denied; choose another place or change the folder's permissions",
+    errno.EROFS: "the file system is read-only; choose another place",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
+    errno.ENOTDIR: "expected a folder, found a file of that name; choose another place or move that file",
+    errno.EEXIST: "expected a folder, found a file of that name; choose another place or move that file",
+    errno.EISDIR: "expected a file, found a folder of that name; choose another name",
+    errno.ENOENT: "its folder does not exist; create it first",
+    errno.ELOOP: "found a symbolic link of that name; choose another name or remove the link",
+    errno.EIO: "the disk reports a hardware error; choose another disk",
+}
+
+
+@contextmanager
+def convert_disk_errors(path: Path, kept: str = "nothing there was changed") -> Iterator[None]:
+    """Convert an ``OSError`` raised in the block to a DiskError that names ``path`` and states in ``kept`` what is unchanged."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+        raise DiskError(f"cannot write {path}: {reason}; {kept}") from error
+
+
+def write_file(path: Path, content: Content) -> None:
+    """Write ``content`` to ``path`` atomically and durably.
+
+    Raises:
+        DiskError: the file could not be written; the previous content of ``path`` is unchanged.
+    """
+    _check_regular_target(path)
+    partial = _partial_path(path)
+    with convert_disk_errors(path):
+        try:
+            _write(partial, content)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
+
+
+def write_folder(path: Path, files: Mapping[str, Content]) -> None:
+    """Write a folder with ``files`` and their manifest to ``path`` atomically and durably.
+
+    An existing folder is replaced. For a moment between the two renames no folder has the name.
+
+    Raises:
+        DiskError: the folder could not be written; the previous folder ``path`` is unchanged.
+    """
+    assert MANIFEST not in files and all(name == Path(name).name for name in files), "expected plain file names"
+    partial, old = _partial_path(path), _partial_path(path)
+    with convert_disk_errors(path):
+        try:
+            partial.mkdir()
+            write_manifest(partial, {name: _write(partial / name, content) for name, content in files.items()})
+            if path.exists():
+                if not path.is_dir():
+                    raise OSError(errno.ENOTDIR, "")
+                path.rename(old)
+            partial.rename(path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            if old.exists() and not path.exists():
+                old.rename(path)
+            raise
+    sync_folder(path.parent)
+    if old.exists():
+        remove(old)
+
+
+def write_manifest(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the manifest of ``folder``: its files with their sizes and hashes."""
+    write_file(folder / MANIFEST, json_bytes({"format_version": FORMAT_VERSION, "files": dict(entries)}))
+
+
+def json_bytes(value: object) -> bytes:
+    """Serialize ``value`` to indented JSON with a final newline."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(errors=_SURROGATE_ERRORS)
+
+
+def append_line(path: Path, line: str, sync: bool = False) -> None:
+    """Append a line to a file, completely or not at all unless the process is killed while writing.
+
+    An incomplete last line is terminated first.
+
+    Args:
+        path: the file; created if missing; a symbolic link is not followed.
+        line: text without a newline.
+        sync: call fsync before returning.
+
+    Raises:
+        DiskError: the line could not be written; the earlier lines are unchanged.
+        ConfigError: this system cannot lock files.
+    """
+    require_file_locks()
+    with convert_disk_errors(path, "its earlier lines are unchanged"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        try:
+            lock_file(descriptor, wait=True)
+            size = os.fstat(descriptor).st_size
+            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            data = (b"\n" if torn else b"") + line.encode(errors=_SURROGATE_ERRORS) + b"\n"
+            try:
+                while data:
+                    data = data[os.write(descriptor, data) :]
+                if sync:
+                    os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents durably; an existing folder is accepted."""
+    with convert_disk_errors(path):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        while True:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                break
+            except FileExistsError:  # also raised if a folder existed and was removed before mkdir examined it
+                if _is_blocked(path):
+                    raise
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder; a folder is renamed first, so that its name is free at once."""
+    with convert_disk_errors(path, "it could not be removed"):
+        if path.is_dir() and not path.is_symlink():
+            aside = _partial_path(path)
+            path.rename(aside)
+            shutil.rmtree(aside)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove the partial files and folders left in ``folder`` by a killed process."""
+    for entry in list(folder.iterdir()):
+        if _PARTIAL.search(entry.name):
+            remove(entry)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's entries to disk with fsync, on systems that can open folders (Windows cannot)."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    with convert_disk_errors(folder, "its newest entries are in place but may be lost in a power failure"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems have no fsync for folders
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def _partial_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+
+
+def _write(path: Path, content: Content) -> dict[str, Any]:
+    """Write a new file, sync it with fsync and return its manifest entry."""
+    data = content() if callable(content) else content
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _is_blocked(path: Path) -> bool:
+    """Return whether ``path`` exists and is not a folder."""
+    try:
+        return not stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _check_regular_target(path: Path) -> None:
+    """Raise DiskError if ``path`` is a folder, a device, a pipe or a link (such as /dev/stdout), which a regular file must not replace."""
+    with convert_disk_errors(path):
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(mode):
+            raise OSError(errno.ELOOP, "")
+        if stat.S_ISDIR(mode):
+            raise OSError(errno.EISDIR, "")
+        if not stat.S_ISREG(mode):
+            raise OSError(0, "expected a regular file, found a device or a pipe; choose another name")

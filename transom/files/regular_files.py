@@ -1,0 +1,127 @@
+"""Read untrusted files: regular files of bounded size, and JSON with bounded numbers and nesting."""
+
+import json
+import math
+import os
+import re
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transom.errors import ConfigError, TransomError
+from transom.files.limits import MAX_DEPTH, MAX_DIGITS
+
+_UNUSUAL_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[eE][+-]?[0-9]{{3}}|NaN|Infinity")
+"""Matches every text that contains a number with too many digits or a non-finite number; it can also match inside a string."""
+
+
+def resolve_path(path: Path) -> Path:
+    """Return the absolute path with symbolic links resolved; the target need not exist.
+
+    Raises:
+        ConfigError: the symbolic links form a loop.
+    """
+    resolved = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop before Python 3.13
+    if any(place.is_symlink() for place in (resolved, *resolved.parents)):
+        raise ConfigError(f"{path}: expected a path, found symbolic links that form a loop; remove them or choose another path")
+    return resolved
+
+
+def open_regular_file(path: str | Path, error: type[TransomError]) -> BufferedReader:
+    """Open a regular file for reading. The type is checked on the open descriptor, because reading a device or a pipe might never end.
+
+    Args:
+        path: the file; symbolic links are followed.
+        error: exception class to raise.
+
+    Raises:
+        TransomError: the path is a folder, a device, a pipe or a socket.
+        OSError: the file is missing or cannot be opened.
+    """
+    descriptor = os.open(
+        path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    )  # O_NONBLOCK: opening a pipe would wait for its writer
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise error(f"{path}: expected a file, found a folder; choose a file in it")
+        if not stat.S_ISREG(mode):
+            raise error(f"{path}: expected a file, found a device or a pipe; write its content to a file and pass that file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular_file(path: str | Path, max_bytes: int, what: str, error: type[TransomError]) -> bytes:
+    """Read a regular file of at most ``max_bytes`` bytes.
+
+    Args:
+        path: the file; symbolic links are followed.
+        max_bytes: size limit.
+        what: description of the expected file for the error message.
+        error: exception class to raise.
+
+    Raises:
+        TransomError: the path is not a regular file, or the file is too large.
+        OSError: the file is missing or cannot be read.
+    """
+    with open_regular_file(path, error) as file:
+        data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            size = max(os.fstat(file.fileno()).st_size, len(data))
+            raise error(f"{path}: expected at most {max_bytes:,} bytes, found {size:,}; is this {what}?")
+    return data
+
+
+def parse_json(data: str | bytes, finite: bool = True) -> Any:
+    """Parse JSON with integers of at most ``MAX_DIGITS`` digits and at most ``MAX_DEPTH`` nesting levels.
+
+    Args:
+        data: UTF-8 text.
+        finite: reject non-finite numbers, including NaN and Infinity, which Python adds to JSON.
+
+    Raises:
+        ValueError: the text is not JSON or exceeds a limit; the message states the reason in a few words.
+    """
+    text = data.decode() if isinstance(data, bytes) else data
+    try:
+        if _UNUSUAL_NUMBER.search(text):  # the callbacks below make parsing slower
+            value = json.loads(
+                text,
+                parse_int=_parse_int,
+                parse_float=_parse_float if finite else None,
+                parse_constant=_refuse_constant if finite else None,
+            )
+        else:
+            value = json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    nested = [value]
+    for _ in range(MAX_DEPTH):
+        items = (item for part in nested if isinstance(part, dict | list) for item in (part.values() if isinstance(part, dict) else part))
+        nested = [item for item in items if isinstance(item, dict | list)]
+        if not nested:
+            return value
+    raise ValueError(_TOO_DEEP)
+
+
+_TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"expected numbers of at most {MAX_DIGITS} digits, found {len(digits):,} digits")
+    return int(digits)
+
+
+def _parse_float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits:.40}, which is too large")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is not JSON")

@@ -1,0 +1,85 @@
+"""Activation sites of a model: their addresses and shapes."""
+
+import difflib
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from fnmatch import fnmatchcase
+from importlib import import_module
+from typing import NamedTuple, cast
+
+import torch
+
+from transom.config.architecture import ModelConfig
+from transom.config.vision import ImageClassifierConfig
+from transom.data.batch import Batch, ImageBatch, contrastive_batch, translation_batch
+from transom.data.tokenizer.special_tokens import EOS
+from transom.errors import ConfigError
+from transom.layers.approximations.approximation import Approximation
+from transom.layers.mixture_of_depths import DepthRouter, all_tokens
+from transom.layers.mixture_of_experts import MixtureOfExperts, all_experts
+from transom.layers.observe import ActivationRecorder
+from transom.layers.recurrent.recurrent_layers import RecurrentStack
+from transom.models.build import build_model
+
+
+class ActivationSite(NamedTuple):
+    """An activation of the forward pass that can be read and edited."""
+
+    address: str
+    shape: tuple[int, ...]
+
+
+@torch.no_grad()
+def list_sites(config: ModelConfig) -> list[ActivationSite]:
+    """List the activation sites of a model in forward order, without allocating its weights.
+
+    The shapes are those of a batch of one target of 2 tokens and a source of 3 tokens (encoder-decoders), or of one image. Experts of a
+    mixture and blocks behind a mixture-of-depths router are listed with the shapes for all tokens; in practice they get a subset.
+
+    Args:
+        config: the model's configuration, with vocabulary sizes.
+    """
+    recorder = ActivationRecorder(["*"])
+    with _fake_tensor_mode():
+        model = build_model(config).eval()
+        for module in model.modules():
+            if isinstance(module, MixtureOfExperts):
+                module.path = all_experts  # tokens per expert depend on the data: run each expert on all of them
+            if isinstance(module, Approximation | RecurrentStack):
+                module.supports_packing = False  # packing depends on the data too: one sequence per row
+            if isinstance(module, DepthRouter):
+                module.path = all_tokens  # routing of tokens depends on the data too
+        model(_example_batch(config), recorder)
+    return [ActivationSite(address, tuple(x.shape)) for address, x in recorder.activations.items()]
+
+
+def _fake_tensor_mode() -> AbstractContextManager[object]:
+    """Return a context of fake tensors (shapes without values); a null context where PyTorch has no ``FakeTensorMode``."""
+    try:
+        private = import_module("torch._subclasses.fake_tensor")
+    except ImportError:
+        return nullcontext()
+    mode = getattr(private, "FakeTensorMode", nullcontext)
+    return cast(AbstractContextManager[object], mode())
+
+
+def _example_batch(config: ModelConfig) -> Batch:
+    """Build a small batch for a model family; a translation batch has the inputs of every text model."""
+    if isinstance(config, ImageClassifierConfig):
+        return ImageBatch(torch.zeros(1, config.channels, config.image_size, config.image_size), torch.zeros(1, dtype=torch.long), (0,))
+    make_batch = contrastive_batch if config.kind == "text-embedder" else translation_batch
+    return make_batch([[EOS, EOS]], [[EOS]], [0])
+
+
+def select_sites(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
+    """Return the addresses that match any of the glob patterns.
+
+    Raises:
+        ConfigError: a pattern matches no address; the message names the closest ones.
+    """
+    known, wanted = [site.address for site in list_sites(config)], tuple(patterns)
+    for pattern in wanted:
+        if not any(fnmatchcase(address, pattern) for address in known):
+            near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
+            raise ConfigError(f"no activation site matches {pattern!r}; the closest are {', '.join(near)}")
+    return [address for address in known if any(fnmatchcase(address, pattern) for pattern in wanted)]

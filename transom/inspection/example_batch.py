@@ -1,0 +1,84 @@
+"""A batch of one row from a user's text or file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+
+from transom.data.batch import Batch
+from transom.data.text.text_io import check_text, read_lines
+from transom.decoding.predictors.long_texts import split_windows
+from transom.errors import DataError
+from transom.inspection.describe import with_article
+
+
+@runtime_checkable
+class SupportsFileInput(Protocol):
+    """A predictor whose input is a file without text, such as an image."""
+
+    NOUN: ClassVar[str]
+    """Noun for the content of a file, as ``image``."""
+
+    def file_batch(self, file: Path) -> Batch:
+        """Build a batch from a file."""
+        ...
+
+
+@runtime_checkable
+class SupportsTextInput(Protocol):
+    """A predictor whose input is text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special tokens."""
+        ...
+
+    def text_batch(self, tokens: Sequence[int]) -> tuple[Batch, list[str]]:
+        """Build a batch from at most ``max_seq_len`` - 1 tokens; return it with notes on what was added."""
+        ...
+
+
+class ExampleBatch(NamedTuple):
+    """A batch of one row.
+
+    Attributes:
+        batch: input of the model.
+        notes: sentences on dropped or added input.
+        n_dropped_tokens: number of tokens of the text that are not in the batch.
+    """
+
+    batch: Any
+    notes: list[str]
+    n_dropped_tokens: int = 0
+
+
+def build_example_batch(
+    predictor: Any, text: str | None, file: Path | None, too_long: Literal["truncate", "refuse"] = "truncate"
+) -> ExampleBatch:
+    """Build a batch of one row from a text or file.
+
+    For a translator the batch also holds the model's own translation of the text.
+
+    Args:
+        predictor: a loaded run.
+        text: the text; None to read ``file``.
+        file: a text file, or a file of the kind that a ``SupportsFileInput`` predictor reads.
+        too_long: truncate a text that exceeds the context window, or raise.
+
+    Raises:
+        DataError: the input is empty or of the wrong kind, or it exceeds the context window and ``too_long`` is "refuse".
+    """
+    model = predictor.model
+    if isinstance(predictor, SupportsFileInput):
+        if file is None:
+            raise DataError(f"expected {with_article(predictor.NOUN)} for this model, found no file; give one with --input")
+        return ExampleBatch(predictor.file_batch(file).to(model.device), [])
+    if not isinstance(predictor, SupportsTextInput):
+        raise DataError(f"expected a model of texts or files, found one of kind {model.config.kind}; name another run")
+    whole = "\n".join(read_lines(file, allow_empty=True)) if file is not None else check_text(text or "", "--text")
+    row, most = predictor.encode(whole), model.config.max_seq_len - 1
+    if not row:
+        raise DataError(f"{file or '--text'}: expected a text of at least one token, found none")
+    ((truncated, *_), _, (n_dropped_tokens,)), notes = split_windows([row], most, too_long), list[str]()
+    if n_dropped_tokens:
+        notes.append(f"the text of {len(row):,} tokens was truncated to the context window of {most:,} tokens")
+    batch, added = predictor.text_batch(truncated)
+    return ExampleBatch(batch.to(model.device), notes + added, n_dropped_tokens)

@@ -1,0 +1,89 @@
+"""Report sections with sample predictions of the best weights on validation data, one per kind of task."""
+
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from xml.etree.ElementTree import Element
+
+from transom.config.recipe import TextRecipe
+from transom.inspection.html_tables import html_table, scrollable
+from transom.inspection.markup import node
+from transom.inspection.page import Section
+from transom.inspection.run_summary import RunSummary
+
+
+def translations(run: RunSummary) -> list[Element]:
+    """Show sentences with references and translations; words that differ from the reference are marked."""
+    shown = [sample for sample in run.samples if "translation" in sample]
+    if not shown or not isinstance(run.recipe, TextRecipe):
+        return []
+    lowercase = run.recipe.tokenizer.lowercase
+    explanation = f" words differ from the reference{', ignoring case.' if lowercase else '.'}"
+    note = node("p", "Validation sentences translated by the best weights. ", node("mark", "Underlined"), explanation, class_="soft")
+    return [note, *(_translation(sample, lowercase) for sample in shown)]
+
+
+def _translation(sample: Mapping[str, str], lowercase: bool) -> Element:
+    rows = (
+        (f"Source, to {sample['to']}" if "to" in sample else "Source", [sample["source"]]),
+        ("Reference", [sample["reference"]]),
+        ("Translation", _mark_differences(sample["reference"], sample["translation"], lowercase)),
+    )
+    listed = (each for name, shown in rows for each in (node("dt", name), node("dd", *shown, dir="auto")))
+    return node("div", node("dl", *listed), class_="sample")
+
+
+def _mark_differences(reference: str, translation: str, lowercase: bool) -> list[Element | str]:
+    """Mark the words of a translation that differ from the reference."""
+    if not translation.strip():
+        return [node("span", "(empty)", class_="soft")]
+    expected = reference.lower() if lowercase else reference
+    if translation == expected:
+        return [translation, " ", node("span", "✓ same as the reference", class_="same")]
+    found, pieces = translation.split(), list[Element | str]()
+    for kind, _, _, start, end in SequenceMatcher(None, expected.split(), found, autojunk=False).get_opcodes():
+        if start < end:
+            words = " ".join(found[start:end])
+            pieces.extend([words if kind == "equal" else node("mark", words), " "])
+    return pieces[:-1]
+
+
+def continuations(run: RunSummary) -> list[Element]:
+    """Show prompts from validation documents with their sampled continuations."""
+    shown = [sample for sample in run.samples if "continuation" in sample]
+    if not shown:
+        return []
+    note = node(
+        "p", "Beginnings of validation documents, continued with ", node("mark", "text sampled from the best weights"), ".", class_="soft"
+    )
+    texts = (node("pre", sample["prompt"], node("mark", sample["continuation"]), dir="auto") for sample in shown)
+    return [note, *(node("div", text, class_="sample") for text in texts)]
+
+
+def masked_tokens(run: RunSummary) -> list[Element]:
+    """Show texts with a masked token, the predicted token and the original token."""
+    rows = [[sample["text"], sample["filled"], sample["was"]] for sample in run.samples if "filled" in sample]
+    return [scrollable(html_table(["Beginning of a validation document", "Predicted", "Original"], rows))] if rows else []
+
+
+def predictions(run: RunSummary) -> list[Element]:
+    """Show texts or images with the expected class or matching text and the prediction."""
+    shown = [sample for sample in run.samples if "found" in sample]
+    if pictures := [sample for sample in shown if "picture" in sample]:
+        return [node("div", *map(_thumbnail, pictures), class_="seen")]
+    rows = [[sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"]] for sample in shown]
+    return [scrollable(html_table(["Validation text", "Expected", "Predicted"], rows))] if rows else []
+
+
+def _thumbnail(sample: Mapping[str, str]) -> Element:
+    """Render an image above its predicted class and, if that is wrong, the true class."""
+    found, own = sample["found"], sample["class"]
+    explanation = node("span", f"✓ {found}", class_="same") if found == own else node("span", node("mark", found), f", not {own}")
+    return node("figure", node("img", src=sample["picture"], alt=sample["text"], title=sample["text"]), node("figcaption", explanation))
+
+
+SECTIONS = (
+    Section("translations", "Translations", translations),
+    Section("continuations", "Continuations", continuations),
+    Section("masked-tokens", "Masked tokens", masked_tokens),
+    Section("predictions", "Predictions", predictions),
+)

@@ -1,0 +1,151 @@
+"""Kernels that this package adds to the dispatch table, in the order in which they are tried.
+
+A condition is evaluated in every call, so it is cheap: it reads only dtypes, shapes and devices.
+"""
+
+import os
+
+import torch
+
+from transom.errors import TransomError
+from transom.kernels import attention, block_sparse, flex, loss, native_library, norm, onednn_linear, pointwise
+from transom.layers.dispatch import Kernel, always, on_cpu
+
+KERNELS_VARIABLE = "TRANSOM_KERNELS"
+"""Environment variable, read once per process: ``all`` (default), or ``reference`` for no kernels."""
+
+
+def selected_kernels() -> list[Kernel]:
+    """Return the kernels selected by the environment variable.
+
+    Raises:
+        TransomError: the variable has an unknown value.
+    """
+    choice = os.environ.get(KERNELS_VARIABLE, "all")
+    if choice not in ("all", "reference"):
+        raise TransomError(f"{KERNELS_VARIABLE}: expected all or reference, found {choice!r}; correct or unset it")
+    return KERNELS if choice == "all" else []
+
+
+def _no_gpu() -> str | None:
+    return None if torch.cuda.is_available() else "no GPU was found"
+
+
+def _no_triton() -> str | None:
+    return None if torch.cuda.is_available() and flex.is_available(torch.device("cuda")) else "no GPU with Triton was found"
+
+
+def _no_bfloat16() -> str | None:
+    return None if onednn_linear.is_supported() else "this CPU or this PyTorch has no bfloat16 products in oneDNN"
+
+
+def _no_native_library() -> str | None:
+    library, reason = native_library.load_native_library()
+    return None if library is not None else reason
+
+
+KERNELS = [
+    Kernel(
+        *("relu", "mask product", "on a CPU", on_cpu, pointwise.relu, 3e-8),
+        "the gradient is a product with a 0/1 mask, several times faster than PyTorch's in bfloat16",
+    ),
+    Kernel(
+        *("dropout_add", "one pass", "on a CPU, residual and x of one dtype", pointwise.can_use_dropout_add, pointwise.dropout_add, 4e-8),
+        "product and sum take one pass over memory; the layer samples the mask",
+    ),
+    Kernel(
+        *("rotary", "in place", "everywhere", always, pointwise.rotate, 4e-8),
+        "takes half the passes over memory; the backward pass rotates the gradient by the negative angles",
+    ),
+    Kernel(
+        *(
+            "layer_norm",
+            "float32 sums",
+            "16-bit dtypes on a CPU, in training",
+            norm.can_use_16_bit_layer_norm,
+            norm.layer_norm_16_bit,
+            5e-3,
+        ),
+        "PyTorch sums the gradients of gamma and beta in bfloat16, an error of 8 % over 4,096 tokens",
+    ),
+    Kernel(*("layer_norm", "fused", "everywhere else", always, norm.fused_layer_norm, 2e-6), "PyTorch's kernel reads x once"),
+    Kernel(
+        *("rms_norm", "written out", "on a CPU", on_cpu, norm.explicit_rms_norm, 2e-6),
+        "PyTorch takes a dozen passes over memory for output and gradient",
+    ),
+    Kernel(*("rms_norm", "fused", "on other devices", always, norm.fused_rms_norm, 3e-7), "PyTorch's kernel reads x once", _no_gpu),
+    Kernel(
+        *(
+            "attention",
+            "short",
+            f"at most {attention.MAX_SHORT_KEYS:,} keys on a CPU, in training; dot products, no sinks, no learned bias",
+        ),
+        *(attention.can_use_short_attention, attention.short_attention, 3e-7),
+        "stores the weights for a hand-written gradient; PyTorch's fused kernel is 1.4 to 8 times slower here",
+    ),
+    Kernel(
+        *("attention", "fused", "dot products, no softcap, no sinks", attention.can_use_fused_attention, attention.fused_attention, 3e-7),
+        "PyTorch's kernel stores no weight matrix; it samples attention_dropout itself, so it drops other weights than the reference",
+    ),
+    Kernel(
+        *("block_sparse_mask", "blocks", "masks of long sequences on a GPU with Triton", flex.can_plan_on_gpu, flex.plan_flex_mask, 0.0),
+        "finds the visible blocks without the dense mask",
+        _no_triton,
+    ),
+    Kernel(
+        *(
+            "block_sparse_mask",
+            "tiles",
+            "masks of long sequences on a CPU",
+            block_sparse.can_plan_on_cpu,
+            block_sparse.plan_tiled_mask,
+            0.0,
+        ),
+        "finds the visible tiles without the dense mask",
+    ),
+    Kernel(
+        *(
+            "block_sparse_attention",
+            "tiles",
+            "tiles planned on a CPU",
+            block_sparse.can_use_tiled_attention,
+            block_sparse.tiled_attention,
+            3e-7,
+        ),
+        "time and memory grow with the visible pairs; dropout is sampled per chunk, so it drops other weights than the reference",
+    ),
+    Kernel(
+        *("block_sparse_attention", "FlexAttention", f"planned blocks, no dropout, heads of {flex.MIN_HEAD_WIDTH} or wider, not float64"),
+        *(flex.can_use_block_attention, flex.flex_block_attention, 4e-7),
+        "computes visible blocks in place",
+        _no_triton,
+    ),
+    Kernel(
+        *("linear_cross_entropy", "chunks", "everywhere", always, loss.linear_cross_entropy, 1e-6),
+        "never stores all logits, only one chunk while its loss and gradient are computed",
+    ),
+    Kernel(
+        *(
+            "packed_linear",
+            "oneDNN",
+            "bfloat16 weights on a CPU with bf16 support",
+            onednn_linear.can_use_onednn,
+            onednn_linear.OneDnnLinear,
+            3e-3,
+        ),
+        "weights are packed once; bias, activation and residual sum are fused with the product",
+        _no_bfloat16,
+    ),
+    Kernel(
+        *(
+            "decoder_step",
+            "C++",
+            "decoders in bfloat16 or int8 on a CPU with AVX-512",
+            always,
+            lambda: native_library.load_native_library(),
+            0.02,
+        ),
+        "one call per decoding step for all blocks, compiled on the machine that runs it",
+        _no_native_library,
+    ),
+]

@@ -1,0 +1,84 @@
+"""Block-sparse masks: the visible tiles of a mask, built where skipping the other tiles is faster than a dense mask."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from transom.layers.dispatch import operation
+from transom.layers.masks.mask_rules import MaskRule, TokenPositions
+from transom.layers.position_encoding import PositionEncoding
+
+MIN_QUERIES = 1024
+"""Fewest queries for which a block-sparse mask is built; for fewer, dense attention takes less time than planning."""
+
+MAX_DENSITY = 0.4
+"""Largest fraction of visible query-key pairs for which a block-sparse mask is used: gathering takes 2.2 times a dense kernel's time per
+pair. A plain causal mask has 0.5."""
+
+MULTI_PART_COST = 1.5
+"""Cost per pair of a mask of several parts, relative to a mask of one part."""
+
+
+@dataclass(frozen=True)
+class BlockSparseMask:
+    """Block-sparse mask of long sequences, planned by a kernel.
+
+    Attributes:
+        parts: disjoint parts of the mask in the kernel's own layout; ``part.pairs`` is the number of pairs that it computes.
+        rule: mask rule.
+        queries: positions and segments of the queries.
+        keys: positions and segments of the keys.
+        position: position encoding whose bias is added to the scores; None for no bias.
+    """
+
+    parts: Sequence[Any]
+    rule: MaskRule
+    queries: TokenPositions
+    keys: TokenPositions
+    position: PositionEncoding | None = None
+
+    @property
+    def pairs(self) -> int:
+        """Number of query-key pairs computed per head."""
+        return sum(part.pairs for part in self.parts)
+
+    def dense(self) -> tuple[Bool[Tensor, "#batch 1 query key"], Float[Tensor, "#batch n_heads query key"] | None]:
+        """Return mask and bias as dense matrices."""
+        positions = self.queries.positions, self.keys.positions
+        bias = None if self.position is None else self.position.bias(*positions, *self.position.bias_parameters)
+        return self.rule.dense(self.queries, self.keys), bias
+
+
+@operation("block_sparse_mask")
+def plan_block_sparse_mask(
+    rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None
+) -> BlockSparseMask | None:
+    """Plan attention over the visible tiles of a mask. This reference returns None: without a kernel the mask is dense."""
+    return None
+
+
+def build_block_sparse_mask(
+    rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None = None, n_rows: int = 1
+) -> BlockSparseMask | None:
+    """Build the block-sparse form of a mask; return None where dense attention is faster.
+
+    Args:
+        rule: mask rule.
+        queries: positions and segments of the queries.
+        keys: positions and segments of the keys.
+        position: position encoding whose bias is added to the scores.
+        n_rows: batch size where ``queries`` and ``keys`` have a single row for all.
+    """
+    if queries.segments.shape[1] < MIN_QUERIES or torch.compiler.is_compiling():
+        return None
+    if n_rows > 1:
+        queries, keys = (tokens.map(lambda x: x.expand(n_rows, -1)) for tokens in (queries, keys))
+    if (planned := plan_block_sparse_mask(rule, queries, keys, position)) is None:
+        return None
+    n_all_pairs = queries.segments.numel() * keys.segments.shape[1]
+    cost = planned.pairs * (MULTI_PART_COST if len(planned.parts) > 1 else 1)
+    return planned if 0 < cost <= MAX_DENSITY * n_all_pairs else None

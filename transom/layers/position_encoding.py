@@ -1,0 +1,364 @@
+"""Position encodings: sinusoidal, learned, rotary (RoPE), ALiBi and T5's relative bias.
+
+A position encoding acts at one of three places: it adds a vector to the embeddings (``forward``), rotates queries and keys (``rotary``,
+then ``apply_rotary``), or adds a bias to the attention scores (``bias``). At the other places it returns None.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transom.config import components
+from transom.config.architecture import ModelConfig, TransformerConfig
+from transom.config.component_registry import implementation, implements
+from transom.config.vision import VisionTransformerConfig
+from transom.layers.dispatch import operation
+
+BiasMod = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Score bias as a function (head, query position, key position) of scalars; it closes over tensors, not modules."""
+
+
+class RotaryCosSin(NamedTuple):
+    """Cosines and sines of the rotation angles, per position and pair of head dimensions."""
+
+    cos: Float[Tensor, "#batch 1 length pairs"]
+    sin: Float[Tensor, "#batch 1 length pairs"]
+
+
+@implements(components.NoPositionConfig)
+class PositionEncoding(nn.Module):
+    """Base class of position encodings, and the encoding ``none``."""
+
+    def __init__(self, config: ModelConfig, causal: bool) -> None:
+        """Initialize tables and parameters.
+
+        Args:
+            config: model configuration.
+            causal: whether the stack is causal: keys never come after their query.
+        """
+        super().__init__()
+
+    def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"] | None:
+        """Return the vectors to add to the embeddings; None for none."""
+        return None
+
+    def rotary(self, positions: Int[Tensor, "#batch length"]) -> RotaryCosSin | None:
+        """Return the rotary cosines and sines at these positions; None for no rotation."""
+        return None
+
+    @property
+    def bias_parameters(self) -> tuple[Tensor, ...]:
+        """Parameters that the bias depends on."""
+        return ()
+
+    def bias(
+        self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *bias_parameters: Tensor
+    ) -> Float[Tensor, "#batch n_heads query key"] | None:
+        """Return the bias to add to the attention scores; None for none. It is differentiable in ``bias_parameters`` only."""
+        return None
+
+    def bias_mod(self) -> BiasMod | None:
+        """Return the bias as a scalar function, as FlexAttention's score_mod needs it; None for no bias."""
+        return None
+
+
+class TabulatedPositionEncoding(PositionEncoding):
+    """A position encoding with computed tables, which are not saved. A model converted to float64 recomputes them in float64."""
+
+    def __init__(self, config: Any, causal: bool) -> None:
+        """Compute the tables in the default dtype."""
+        super().__init__(config, causal)
+        self.config = config
+        for name, table in self.tables(torch.get_default_dtype()).items():
+            self.register_buffer(name, table, persistent=False)
+
+    @abstractmethod
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Compute the tables by name, in float64 before the cast to ``dtype``."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert the module; recompute tables that become float64."""
+        before = {name: table.dtype for name, table in self.named_buffers(recurse=False)}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        after = dict(self.named_buffers(recurse=False))
+        if any(table.dtype == torch.float64 != before[name] for name, table in after.items()):
+            for name, table in self.tables(torch.float64).items():
+                setattr(self, name, table.to(after[name].device))
+        return self
+
+
+def sinusoidal_table(
+    max_seq_len: int, d_model: int, base: float = 10000.0, dtype: torch.dtype | None = None
+) -> Float[Tensor, "max_seq_len d_model"]:
+    """Compute the table of sinusoidal position encodings, in float64 before the cast.
+
+    P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)) (Vaswani et al. 2017, section 3.5).
+    """
+    frequency = base ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    table = torch.empty(max_seq_len, d_model, dtype=dtype)
+    for start in range(0, max_seq_len, _CHUNK):
+        angles = _angles(start, max_seq_len, frequency)
+        table[start : start + _CHUNK, 0::2] = angles.sin()
+        table[start : start + _CHUNK, 1::2] = angles[:, : d_model // 2].cos()
+    return table
+
+
+_CHUNK = 1024
+"""Positions computed at a time: all of a long table in float64 would take many times its own memory."""
+
+
+def _angles(start: int, max_seq_len: int, frequency: Float[Tensor, "pairs"]) -> Float[Tensor, "rows pairs"]:
+    """Return position times frequency for a chunk of positions from ``start``, in float64."""
+    return torch.arange(start, min(start + _CHUNK, max_seq_len), dtype=torch.float64)[:, None] * frequency
+
+
+@implements(components.SinusoidalConfig)
+class Sinusoidal(TabulatedPositionEncoding):
+    """Sinusoidal position encoding, added to the embeddings (Vaswani et al. 2017, section 3.5)."""
+
+    config: TransformerConfig
+    table: Tensor
+
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Compute the encodings of ``n_positions`` positions."""
+        c = self.config
+        assert isinstance(c.position, components.SinusoidalConfig)
+        return {"table": sinusoidal_table(c.n_positions, c.d_model, c.position.base, dtype)}
+
+    def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
+        """Look up the encoding of each position."""
+        return self.table[positions]
+
+
+@implements(components.Sinusoidal2dConfig)
+class Sinusoidal2d(TabulatedPositionEncoding):
+    """Sinusoidal encodings of a patch's row and column, half of the vector each (He et al. 2022, section 3); zeros for a class token."""
+
+    config: VisionTransformerConfig
+    table: Tensor
+
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Compute the encodings of a grid of patches, preceded by zeros for a class token."""
+        c = self.config
+        assert isinstance(c, VisionTransformerConfig) and isinstance(c.position, components.Sinusoidal2dConfig)
+        side, half = c.grid, c.d_model // 2
+        line = sinusoidal_table(side, half, c.position.base, dtype)
+        grid = torch.cat([line[:, None].expand(-1, side, -1), line[None].expand(side, -1, -1)], -1).reshape(side * side, -1)
+        return {"table": torch.cat([grid.new_zeros(c.n_positions - len(grid), 2 * half), grid])}
+
+    def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
+        """Look up the encoding of each patch."""
+        return self.table[positions]
+
+
+@implements(components.LearnedPositionConfig)
+class LearnedPosition(PositionEncoding):
+    """Learned position embeddings, added to the token embeddings (Gehring et al. 2017, section 3.1)."""
+
+    def __init__(self, config: TransformerConfig, causal: bool) -> None:
+        """Initialize ``n_positions`` embeddings."""
+        super().__init__(config, causal)
+        self.table = nn.Embedding(config.n_positions, config.d_model)
+
+    def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
+        """Look up the embedding of each position."""
+        return self.table(positions)
+
+
+def resize_position_grid(table: Float[Tensor, "old_positions d_model"], n_positions: int) -> Float[Tensor, "new_positions d_model"]:
+    """Resize learned position embeddings of a square grid of patches by bicubic interpolation (Dosovitskiy et al. 2021, section 3.2).
+
+    The embedding of a class token, which precedes the grid, is unchanged.
+
+    Args:
+        table: embeddings of a square grid, with or without a class token.
+        n_positions: new number of positions; a class token is included exactly if ``table`` has one.
+    """
+    old, new = math.isqrt(len(table)), math.isqrt(n_positions)
+    n_prefix = len(table) - old**2
+    assert n_prefix == n_positions - new**2 and n_prefix in (0, 1)
+    grid = table[n_prefix:].reshape(1, old, old, -1).permute(0, 3, 1, 2)  # (1, d_model, rows, columns)
+    grid = F.interpolate(grid, (new, new), mode="bicubic", align_corners=False)
+    return torch.cat([table[:n_prefix], grid.permute(0, 2, 3, 1).reshape(new * new, -1)])
+
+
+def resize_position_table(table: Float[Tensor, "old_positions d_model"], n_positions: int) -> Float[Tensor, "new_positions d_model"]:
+    """Resize learned position embeddings of text to ``n_positions``.
+
+    A shorter table is a truncation, so that positions keep their meaning. A longer one is a linear interpolation whose last position is the
+    last trained one, like the position interpolation of rotary embeddings (Chen et al. 2023, section 3).
+    """
+    if n_positions <= len(table):
+        return table[:n_positions]
+    return F.interpolate(table.T[None], n_positions, mode="linear", align_corners=True)[0].T
+
+
+def rotary_frequencies(config: components.RotaryConfig, width: int, max_seq_len: int) -> tuple[Float[Tensor, "pairs"], float]:
+    """Compute the rotary frequencies (radians per position, in float64) and the factor of cosines and sines.
+
+    theta_k = base^(-2k / width) (Su et al. 2021, eq. 15). ``rope_scaling`` extends the context window by f = factor:
+
+    - linear: theta / f (Chen et al. 2023, eq. 3).
+    - ntk: base times f^(width / (width - 2)); the highest frequency is unchanged, the lowest is divided by f.
+    - yarn (Peng et al. 2023, section 3): theta / f for pairs with less than 1 rotation in the original length, theta for more than 32,
+      and a linear ramp between. The ramp is linear in k, as in the authors' code; in the paper it is linear in the number of rotations.
+      Cosines and sines are multiplied by 0.1 ln f + 1, which sharpens the attention scores.
+    """
+    exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
+    f = config.factor
+    base = config.rope_theta * f ** (width / (width - 2)) if config.rope_scaling == "ntk" and width > 2 else config.rope_theta
+    theta = base**-exponent
+    if config.rope_scaling == "linear":
+        return theta / f, 1.0
+    if config.rope_scaling != "yarn":
+        return theta, 1.0
+    original_length = config.original_max_seq_len or max(1, round(max_seq_len / f))
+    most, fewest = 32.0, 1.0  # rotations in the original length: beta and alpha of Peng et al.
+
+    def pair_index(rotations: float) -> float:
+        """Return the (fractional) index of the pair with this many rotations in the original length."""
+        return width * math.log(original_length / (rotations * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low, high = max(math.floor(pair_index(most)), 0), min(math.ceil(pair_index(fewest)), width - 1)
+    ramp = ((torch.arange(width // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return theta * (1 - ramp) + theta / f * ramp, 0.1 * math.log(f) + 1
+
+
+@implements(components.RotaryConfig)
+class Rotary(TabulatedPositionEncoding):
+    """Rotary position embedding (RoPE): queries and keys are rotated by angles proportional to their position (Su et al. 2021).
+
+    ``Attention.forward`` and ``Attention.project_kv`` apply it with ``apply_rotary``.
+    """
+
+    config: TransformerConfig
+    cos: Tensor
+    sin: Tensor
+
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Compute cosines and sines for ``n_positions`` positions."""
+        c = self.config
+        assert isinstance(c.position, components.RotaryConfig)
+        theta, scale = rotary_frequencies(c.position, c.width_turned, c.n_positions)
+        cos, sin = (torch.empty(c.n_positions, len(theta), dtype=dtype) for _ in range(2))
+        for start in range(0, c.n_positions, _CHUNK):
+            angles = _angles(start, c.n_positions, theta)
+            cos[start : start + _CHUNK] = angles.cos() * scale
+            sin[start : start + _CHUNK] = angles.sin() * scale
+        return {"cos": cos, "sin": sin}
+
+    def rotary(self, positions: Int[Tensor, "#batch length"]) -> RotaryCosSin:
+        """Look up the cosines and sines of each position."""
+        return RotaryCosSin(self.cos[positions][:, None], self.sin[positions][:, None])
+
+
+@operation("rotary")
+def rotate_pairs(
+    x: Float[Tensor, "batch heads length d_head"], cos: Float[Tensor, "#batch 1 length pairs"], sin: Float[Tensor, "#batch 1 length pairs"]
+) -> Float[Tensor, "batch heads length d_head"]:
+    """Rotate the pairs (x_k, x_{k + d/2}) of each vector; dimensions beyond the pairs are unchanged (after Su et al. 2021, eq. 34).
+
+    Products are computed in the dtype of the cosines, or a wider one.
+    """
+    pairs = cos.shape[-1]
+    a, b, rest = x.to(torch.promote_types(x.dtype, cos.dtype)).split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1).to(x.dtype)
+
+
+def apply_rotary(x: Float[Tensor, "batch heads length d_head"], rotary: RotaryCosSin | None) -> Float[Tensor, "batch heads length d_head"]:
+    """Apply RoPE: rotate each vector by the angles of its position; with None return ``x`` unchanged."""
+    return x if rotary is None else rotate_pairs(x, *rotary)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """Return the ALiBi slope of each head (Press et al. 2022, section 3).
+
+    The slopes are the powers of 2^(-8 / n), n the largest power of two <= n_heads, followed by every other slope of 2n heads.
+
+    >>> alibi_slopes(8)[:3], alibi_slopes(3)
+    ([0.5, 0.25, 0.125], [0.0625, 0.00390625, 0.25])
+    """
+    n = 2 ** int(math.log2(n_heads))
+    whole = [2 ** (-8 * (h + 1) / n) for h in range(n)]
+    return whole + [2 ** (-4 * (2 * h + 1) / n) for h in range(n_heads - n)]
+
+
+@implements(components.AlibiConfig)
+class Alibi(TabulatedPositionEncoding):
+    """ALiBi, attention with linear biases: adds -m_h |i - j| to the scores (Press et al. 2022, section 3)."""
+
+    config: TransformerConfig
+    slopes: Tensor
+
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Compute the slopes."""
+        return {"slopes": torch.tensor(alibi_slopes(self.config.n_heads), dtype=dtype)}
+
+    def bias(
+        self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *bias_parameters: Tensor
+    ) -> Float[Tensor, "#batch n_heads query key"]:
+        """Return -m_h |i - j|."""
+        distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
+        return -self.slopes[:, None, None] * distance
+
+    def bias_mod(self) -> BiasMod:
+        """Return -m_h |i - j| of one head and pair."""
+        slopes = self.slopes
+        return lambda head, query, key: -slopes[head] * (query - key).abs()
+
+
+def relative_position_bucket(offsets: Int[Tensor, "*axes"], n_buckets: int, max_distance: int, causal: bool) -> Int[Tensor, "*axes"]:
+    """Return T5's bucket of each offset, key minus query position: exact for small distances, then logarithmic up to ``max_distance``.
+
+    Without ``causal``, half of the buckets are for keys after the query; half of a side's buckets are exact.
+    """
+    n, first = n_buckets, torch.zeros_like(offsets)
+    if causal:
+        distance = (-offsets).clamp(min=0)
+    else:
+        n //= 2
+        first, distance = (offsets > 0).long() * n, offsets.abs()
+    exact = n // 2
+    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n - exact)
+    return first + torch.where(distance < exact, distance, (exact + far.long()).clamp(max=n - 1))
+
+
+@implements(components.RelativePositionConfig)
+class RelativePositionBias(PositionEncoding):
+    """T5's relative position bias: a learned scalar per head and distance bucket, added to the scores (Raffel et al. 2020, section 2.1)."""
+
+    def __init__(self, config: TransformerConfig, causal: bool) -> None:
+        """Initialize the table of biases."""
+        super().__init__(config, causal)
+        assert isinstance(config.position, components.RelativePositionConfig)
+        self.n_buckets, self.max_distance, self.causal = config.position.n_buckets, config.position.max_distance, causal
+        self.table = nn.Embedding(self.n_buckets, config.n_heads)
+
+    @property
+    def bias_parameters(self) -> tuple[Tensor, ...]:
+        """The table of biases."""
+        return (self.table.weight,)
+
+    def bias(
+        self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *bias_parameters: Tensor
+    ) -> Float[Tensor, "#batch n_heads query key"]:
+        """Look up the bias of each head and pair."""
+        (table,) = bias_parameters
+        buckets = relative_position_bucket(keys[:, None, :] - queries[:, :, None], self.n_buckets, self.max_distance, self.causal)
+        return F.embedding(buckets, table).permute(0, 3, 1, 2)
+
+    def bias_mod(self) -> BiasMod:
+        """Look up the bias of one head and pair."""
+        table, sizes = self.table.weight, (self.n_buckets, self.max_distance, self.causal)
+        return lambda head, query, key: table[relative_position_bucket(key - query, *sizes), head]
+
+
+def build_position_encoding(config: TransformerConfig, causal: bool) -> PositionEncoding:
+    """Build the position encoding of one stack; ``causal`` if no query attends to later keys."""
+    return implementation(config.position)(config, causal)

@@ -1,0 +1,48 @@
+"""Patch embedding: split an image into patches and map each to a vector, with position embeddings and a class token."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transom.config.vision import VisionTransformerConfig
+from transom.layers.context import LayerContext
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import to_autocast_dtype
+from transom.layers.observe import observe
+from transom.layers.position_encoding import build_position_encoding
+from transom.layers.vision.conv_stem import ConvStem, PixelNormalization
+
+
+def patchify(x: Float[Tensor, "batch channels height width"], patch_size: int) -> Float[Tensor, "batch patches patch_width"]:
+    """Split a feature map into square patches, row by row; a patch is flattened channel by channel, then row by row."""
+    batch, channels, height, width = x.shape
+    rows, columns = height // patch_size, width // patch_size
+    # (batch, rows, columns, channels, side, side)
+    split = x.reshape(batch, channels, rows, patch_size, columns, patch_size).permute(0, 2, 4, 1, 3, 5)
+    return split.reshape(batch, rows * columns, channels * patch_size * patch_size)
+
+
+class PatchEmbedding(nn.Module):
+    """z_0 = [x_cls; x_p^1 E; ...; x_p^N E] + E_pos (Dosovitskiy et al. 2021, eq. 1); x_cls only with ``pooling = "cls"``."""
+
+    def __init__(self, config: VisionTransformerConfig) -> None:
+        """Initialize the stem, E with its bias (``patchify``), positions, and x_cls (``cls``, zeros)."""
+        super().__init__()
+        self.patch_size = config.patch_size
+        self.pixels, self.stem = PixelNormalization(config), ConvStem(config)
+        self.projection = nn.Linear(config.patch_width, config.d_model)
+        self.cls = nn.Parameter(torch.zeros(config.d_model)) if config.pooling == "cls" else None
+        self.position = build_position_encoding(config, causal=False)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self, pixels: Float[Tensor, "batch channels height width"], ctx: LayerContext = LayerContext()
+    ) -> Float[Tensor, "batch tokens d_model"]:
+        """Embed images."""
+        x = self.projection(patchify(self.stem(self.pixels(pixels), ctx), self.patch_size))
+        if self.cls is not None:
+            x = torch.cat([self.cls.to(x).expand(len(x), 1, -1), x], 1)
+        if (p := self.position(torch.arange(x.shape[1], device=x.device)[None])) is not None:
+            x = x + p
+        x = observe(ctx, self, "resid", x)
+        return self.dropout(to_autocast_dtype(x))

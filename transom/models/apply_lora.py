@@ -1,0 +1,42 @@
+"""LoRA fine-tuning: freeze a model, add low-rank updates to its linear layers, and merge them into the weights."""
+
+import re
+from collections.abc import Collection, Mapping
+
+from torch import Tensor, nn
+
+from transom.config.adapter import LoraConfig
+from transom.layers.lora import LoraLinear
+
+_EXPERT_SEGMENT = re.compile(r"\.(experts\.\d+|shared)(?=\.)")
+
+
+def apply_lora(model: nn.Module, config: LoraConfig, trainable: Collection[str] = ()) -> None:
+    """Freeze a model in place and replace the linear layers that the configuration names by ``LoraLinear`` layers.
+
+    Args:
+        model: model without LoRA; its function is unchanged at first, since B starts at zero.
+        config: LoRA configuration: target modules, rank, alpha and dropout.
+        trainable: names of parameters that stay trainable, such as a new output layer.
+    """
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trainable)
+    for path, linear in list(model.named_modules()):
+        if isinstance(linear, nn.Linear) and ".".join(_EXPERT_SEGMENT.sub("", path).split(".")[-2:]) in config.target_modules:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, LoraLinear(linear, config))
+
+
+def merge_lora(model: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict of the model without LoRA that computes the same: W + (alpha / rank) B A for adapted layers.
+
+    Args:
+        model: model with or without LoRA.
+        trained: values of the trainable parameters, such as averaged weights, in place of the model's own.
+    """
+    tensors = {**dict(model.named_parameters()), **trained}
+    for path, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            a, b = (tensors.pop(f"{path}.{name}") for name in ("lora_a", "lora_b"))
+            tensors[f"{path}.weight"] = module.merged_weight(tensors[f"{path}.weight"], a, b)
+    return tensors

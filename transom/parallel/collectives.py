@@ -1,0 +1,131 @@
+"""Collective operations over the processes of a run."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed
+
+from transom.errors import TransomError
+
+TIMEOUT = timedelta(days=7)
+"""Timeout of a collective: long, because validation on rank 0 may take any time. An exited process is detected at once, a stopped
+one by missing heartbeats."""
+
+
+class ProcessLostError(TransomError):
+    """Raised when another process of the run has exited."""
+
+
+class World:
+    """Collective operations over all processes of a run. With one process each of them returns its input.
+
+    Attributes:
+        rank: rank of this process, from 0.
+        size: number of processes.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        """Create a handle; use ``join_process_group`` for more than one process."""
+        self.rank, self.size = rank, size
+
+    def broadcast_scalar(self, number: int = 0) -> int:
+        """Return rank 0's number on every rank."""
+        if self.size == 1:
+            return number
+        value = torch.tensor([number])
+        self._run_collective(lambda: distributed.broadcast(value, 0))
+        return int(value)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Copy rank 0's tensors into the tensors of every rank, in place."""
+        if self.size == 1:
+            return
+        flat = torch.cat([x.detach().reshape(-1) for x in tensors])
+        self._run_collective(lambda: distributed.broadcast(flat, 0))
+        with torch.no_grad():
+            for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+                x.copy_(part.view_as(x))
+
+    def all_reduce_scalars(self, *numbers: float) -> tuple[float, ...]:
+        """Return the sum of each number over all ranks, in float64."""
+        if self.size == 1:
+            return numbers
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        self._run_collective(lambda: distributed.all_reduce(sums))
+        return tuple(sums.tolist())
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sum of each tensor over all ranks, bit-identical on every rank."""
+        if self.size == 1:
+            return list(tensors)
+        flat = torch.cat([x.reshape(-1) for x in tensors])
+        self._run_collective(lambda: distributed.all_reduce(flat))
+        return [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in rank order; all have one shape."""
+        if self.size == 1:
+            return [x]
+        tensors = [torch.empty_like(x) for _ in range(self.size)]
+        self._run_collective(lambda: distributed.all_gather(tensors, x))
+        return tensors
+
+    def all_gather_lists(self, numbers: Sequence[int]) -> list[int]:
+        """Return the concatenated lists of all ranks, in rank order; lengths may differ."""
+        lengths = [int(n) for n in self.all_gather(torch.tensor([len(numbers)]))]
+        row = torch.zeros(max(lengths), dtype=torch.long)
+        row[: len(numbers)] = torch.tensor(numbers, dtype=torch.long)
+        return [number for n, each in zip(lengths, self.all_gather(row), strict=True) for number in each[:n].tolist()]
+
+    def _run_collective(self, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:  # raised by gloo when a connection closes
+            raise ProcessLostError(
+                f"expected {self.size} running processes, found that one has exited; the last checkpoint is kept: continue with --resume"
+            ) from error
+
+
+SINGLE_PROCESS = World()
+"""The world of a run with one process."""
+
+
+@contextmanager
+def join_process_group(rank: int, size: int, rendezvous: Path) -> Iterator[World]:
+    """Join the process group of a run on this machine; waits until all ranks have joined.
+
+    Args:
+        rank: rank of this process, from 0.
+        size: number of processes.
+        rendezvous: path of the rendezvous file, the same for all ranks; must not exist yet.
+
+    Raises:
+        ProcessLostError: another process exited while joining.
+    """
+    hook = sys.excepthook
+    try:
+        try:
+            distributed.init_process_group("gloo", init_method=rendezvous.as_uri(), rank=rank, world_size=size, timeout=TIMEOUT)
+        except RuntimeError as error:
+            _reset_group_counter()
+            raise ProcessLostError(f"expected {size} processes to join, found that one has exited") from error
+        try:
+            yield World(rank, size)
+        finally:
+            distributed.destroy_process_group()
+    finally:
+        sys.excepthook = hook  # PyTorch installs one that prefixes each line with the rank
+
+
+def _reset_group_counter() -> None:
+    """Reset PyTorch's group counter to zero.
+
+    Only destroying a group resets it; otherwise the next group would get another name than on the other ranks and wait forever.
+    """
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # documented, but missing from the module's stubs
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed.destroy_process_group()

@@ -1,0 +1,120 @@
+"""Launch the worker processes of a run on one machine; they are started by rank 0 and never outlive it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import transom
+from transom.parallel import heartbeat
+from transom.parallel.collectives import SINGLE_PROCESS, ProcessLostError, World, join_process_group
+from transom.planning.process_state import environment_defaults
+
+WORKER_BOOTSTRAP = (
+    "import runpy, sys; sys.path.append(sys.argv.pop(1)); from transom.parallel.heartbeat import start_heartbeat;"
+    " start_heartbeat(float(sys.argv.pop(1))); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+"""Program of a worker: append the folder of this package to ``sys.path``, start the heartbeat, run the module."""
+
+LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
+"""Network interface of the process group: the loopback interface."""
+
+
+@contextmanager
+def launch_processes(module: str, arguments: Sequence[str], size: int, threads: int, timeout: float | None = None) -> Iterator[World]:
+    """Start ``size - 1`` worker processes and join their process group as rank 0; the workers exit with this process.
+
+    Args:
+        module: run as ``python -m MODULE RANK SIZE RENDEZVOUS ARGUMENTS``; it calls ``join_as_worker``.
+        arguments: remaining command-line arguments.
+        size: number of processes, this one included.
+        threads: threads per worker.
+        timeout: seconds without a heartbeat after which a worker is killed; ``heartbeat.TIMEOUT`` by default.
+
+    Raises:
+        ProcessLostError: a worker exited early or stopped; the message contains the last line of its log.
+    """
+    if size == 1:
+        yield SINGLE_PROCESS
+        return
+    package_root, timeout = str(Path(transom.__file__).parents[1]), heartbeat.TIMEOUT if timeout is None else timeout
+    with ExitStack() as stack:
+        stack.enter_context(environment_defaults({"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}))
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="transom-")))
+        rendezvous = folder / "rendezvous" / "store"
+        rendezvous.parent.mkdir()
+        processes, logs = [], [folder / f"{rank}.log" for rank in range(1, size)]
+        for rank, log in enumerate(logs, 1):
+            bootstrap = [sys.executable, "-P", "-c", WORKER_BOOTSTRAP, package_root, str(timeout / heartbeat.BEATS_PER_TIMEOUT)]
+            command = [*bootstrap, module, str(rank), str(size), str(rendezvous), *arguments]
+            with log.open("wb") as errors:
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment)
+            stack.callback(_kill_worker, process)
+            processes.append(process)
+        monitor = heartbeat.HeartbeatMonitor(processes, timeout, lambda: _break_rendezvous(rendezvous))
+        stack.callback(monitor.close)
+        try:
+            if not monitor.wait_until_ready():
+                raise ProcessLostError(f"expected {size} processes, found that one did not start")
+            with ExitStack() as group:
+                with monitor.in_rendezvous():
+                    world = group.enter_context(join_process_group(0, size, rendezvous))
+                yield world
+        except ProcessLostError as error:
+            for process in processes:
+                process.kill()
+                process.wait()
+            last_lines = " ".join(line for log in logs for line in _last_line(log))
+            reason = _stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else error
+            advice = "with training.processes = 1 a run needs no other process"
+            raise ProcessLostError(f"{reason}; {advice}" + (f" ({last_lines})" if last_lines else "")) from error
+
+
+@contextmanager
+def join_as_worker(rank: int, size: int, rendezvous: Path) -> Iterator[World]:
+    """Join the process group as a worker that ignores signals (rank 0 handles them) and exits when rank 0 exits."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    sys.stdout.buffer.write(heartbeat.READY)
+    sys.stdout.flush()
+    with join_process_group(rank, size, rendezvous) as world:
+        yield world
+
+
+def _break_rendezvous(rendezvous: Path) -> None:
+    """Replace the rendezvous folder by a file, so that ranks that wait in the rendezvous fail at once instead of after the timeout."""
+    if rendezvous.parent.is_dir():
+        shutil.rmtree(rendezvous.parent)
+        rendezvous.parent.touch()  # opening a path below a file is an error; a missing file would be polled
+
+
+def _stopped_message(rank: int, seconds: float) -> str:
+    return (
+        f"expected heartbeats from all processes of the run, found none from rank {rank} for {seconds:.0f} s: it was stopped or gets no"
+        " CPU time; the last checkpoint is kept: continue with --resume"
+    )
+
+
+def _exit_with_parent() -> None:
+    sys.stdin.buffer.read()  # nothing is ever written: returns when rank 0 closes the pipe or exits
+    os._exit(1)
+
+
+def _kill_worker(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        stream.close()
+    process.wait()
+
+
+def _last_line(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-1:]

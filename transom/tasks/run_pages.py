@@ -1,0 +1,34 @@
+"""Writes the report ``render_report.html`` and the model card ``README.md`` of a finished run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from transom.checkpoints.run_files import CARD, REPORT
+from transom.decoding.predictors.results import Alignment
+from transom.inspection.model_card import render_model_card
+from transom.inspection.report import render_report
+from transom.inspection.run_summary import summarize_run
+from transom.training.events import TrainingFinished
+from transom.training.metrics_window import read_metrics_history
+from transom.training.setup import TrainingSetup
+
+MAX_ALIGNMENTS = 2
+"""Maximum number of alignments in the report, of translations of the last validation."""
+
+
+def write_run_pages(setup: TrainingSetup, finished: TrainingFinished) -> list[str]:
+    """Write the report and model card of a run from its setup, metrics and last event; return warnings about the training."""
+    name = setup.folder.path.resolve().name
+    summary = summarize_run(name, setup.recipe, setup.facts, read_metrics_history(setup.folder.metrics), finished.seconds)
+    setup.folder.load_weights(setup.eval_model)
+    whole = replace(summary, alignments=_alignments(setup, summary.samples))
+    setup.folder.write(REPORT, render_report(whole, getattr(setup.task, "report_sections", ())).encode())
+    setup.folder.write(CARD, render_model_card(whole).encode())
+    return whole.problems
+
+
+def _alignments(setup: TrainingSetup, samples: Sequence[Mapping[str, str]]) -> list[Alignment]:
+    """Align some of the validation samples, if the task supports it."""
+    align = getattr(setup.task, "alignments", None)
+    return [] if align is None else list(islice(align(setup.eval_model, samples), MAX_ALIGNMENTS))

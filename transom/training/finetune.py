@@ -1,0 +1,290 @@
+"""Where a run's weights and tokenizer come from when it goes on from another run's: fine-tuning."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from transom.checkpoints.run_files import BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.config.adapter import LoraConfig
+from transom.config.approximations import LinformerConfig
+from transom.config.architecture import ModelConfig, TransformerConfig
+from transom.config.components import RotaryConfig
+from transom.config.error_messages import validate
+from transom.config.model import EncoderConfig, TextTransformerConfig
+from transom.config.model_overrides import (
+    EFFECTIVE_VALUES,
+    NO_OVERRIDES,
+    OVERRIDABLE_FIELDS,
+    TOKENIZER_FIELDS,
+    UserOverrides,
+    is_recipe_field,
+)
+from transom.config.recipe import Recipe, TextRecipe, load_recipe
+from transom.config.schema import SLOTS, ComponentConfig, Schema
+from transom.config.vision import ImageClassifierConfig
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.errors import CheckpointError, ConfigError
+from transom.layers.position_encoding import resize_position_grid, resize_position_table
+from transom.models.apply_lora import apply_lora
+from transom.models.base import Network
+from transom.models.vision import VisionTransformer
+from transom.training.task_protocol import TaskContext
+
+
+def load_existing_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
+    """Load the tokenizers of the run to go on with, or of the run to start from; None where they are to be learned.
+
+    Args:
+        recipe: what to train.
+        folder: the run folder.
+
+    Raises:
+        CheckpointError: they are missing or damaged.
+    """
+    if folder.has_recipe:
+        return Tokenizers.load(folder.path / TOKENIZER)
+    if recipe.training.init_from is not None:
+        return Tokenizers.load(RunFolder.open(Path(recipe.training.init_from)).path / TOKENIZER)
+    return None
+
+
+def load_or_train_tokenizer(texts: Iterable[str], recipe: TextRecipe, context: TaskContext) -> Tokenizer:
+    """Learn the symbols of training texts, unless another run's are given."""
+    context.notify("preparing the tokenizer")
+    given = load_existing_tokenizers(recipe, context.folder)
+    return Tokenizer.train(texts, recipe.tokenizer) if given is None else given.source
+
+
+POSITION_TABLE_SUFFIX = "position.table.weight"
+"""How the names of learned positions end."""
+
+ALWAYS_INHERITED = {"pooling"}
+"""Fields of a network for images that are the other run's after all: there a pooled token is a weight."""
+
+
+class InheritedShape(NamedTuple):
+    """A recipe with the shape of another run's model.
+
+    Attributes:
+        recipe: with the fields of that model, but for those that fine-tuning chooses and those that a person asked for.
+        notes: sentences on what was changed, and on what the recipe has and is not used.
+    """
+
+    recipe: Recipe
+    notes: list[str]
+
+
+def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverrides = NO_OVERRIDES) -> InheritedShape:
+    """Take over the shape of a run's model, with the changes that a person asked for and that its weights allow.
+
+    Raises:
+        CheckpointError: there is no intact run in the folder.
+        ConfigError: the run is of another kind, or a change is asked for that its weights do not allow.
+    """
+    run = RunFolder.open(folder)
+    model = run.load_config()
+    if not _is_compatible(type(recipe.model), type(model)):
+        raise ConfigError(
+            f"training.init_from = {str(folder)!r}: expected a run of {_compatible_kinds(recipe.model)}, whose weights fit {recipe.model.kind!r},"
+            f" found a run of {model.kind!r}; name another run or choose another recipe"
+        )
+    names = _inherited_fields(recipe.model, model)
+    fixed = _user_settable(names, model) - OVERRIDABLE_FIELDS
+    for name, new in user_overrides.of("model").items():  # before all is checked together, which says less
+        old = getattr(model, name) if name in fixed else None
+        same = name not in fixed or isinstance(old, Schema) or (old is None and new == "none")
+        if not same and new not in (old, getattr(model, EFFECTIVE_VALUES.get(name, name))):
+            raise _incompatible_field_error(name, old, new, folder, user_overrides)
+    if isinstance(recipe, TextRecipe):
+        _check_tokenizer_fields(recipe, run, user_overrides)
+    shaped = merge_model_fields(recipe, model, user_overrides)
+    changes = list(_differences(model, shaped.model, names))
+    for path, old, new in changes:
+        if path not in OVERRIDABLE_FIELDS:
+            raise _incompatible_field_error(path, old, new, folder, user_overrides)
+    _check_n_positions(model, shaped.model, folder, user_overrides)
+    changed = [f"{path} {_format_value(new)} (was {_format_value(old)})" for path, old, new in changes]
+    notes = [f"changed from the model of {folder}: {', '.join(changed)}"] if changed else []
+    written = recipe.model.model_fields_set & _user_settable(names, model)
+    if unused := [f"{path} {_format_value(new)}" for path, _, new in _differences(shaped.model, recipe.model, sorted(written))]:
+        notes.append(f"the model's shape is that of {folder}; not used are the recipe's {', '.join(unused)}")
+    return InheritedShape(shaped, notes)
+
+
+def merge_model_fields(recipe: Recipe, model: ModelConfig, user_overrides: UserOverrides) -> Recipe:
+    """Give a recipe the fields of a model that fine-tuning does not choose anew, and over these what a person asked for.
+
+    A yarn scaling that is asked for counts from the length that the model was trained for.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    names = _inherited_fields(recipe.model, model)
+    filled_in = {*model.VOCABULARIES, *model.FROM_DATA, *recipe.model.VOCABULARIES, *recipe.model.FROM_DATA}
+    raw = user_overrides.over("model", recipe.model.model_dump() | model.model_dump(include=set(names)), filled_in)
+    merged_model = validate(type(recipe.model), raw, lambda path: user_overrides.place(("model", *path)))
+    if isinstance(merged_model, TextTransformerConfig) and isinstance(model, TextTransformerConfig):
+        new, old = merged_model.position, model.position
+        changed = (new, merged_model.max_seq_len) != (old, model.max_seq_len)
+        if (
+            changed
+            and isinstance(new, RotaryConfig)
+            and isinstance(old, RotaryConfig)
+            and new.rope_scaling == "yarn"
+            and new.original_max_seq_len is None
+        ):
+            old_factor = old.factor if old.rope_scaling == "yarn" else 1.0
+            length = old.original_max_seq_len or max(1, round(model.max_seq_len / old_factor))
+            merged_model = merged_model.model_copy(update={"position": new.model_copy(update={"original_max_seq_len": length})})
+    return recipe.model_copy(update={"model": merged_model})
+
+
+def _is_compatible(target: type[ComponentConfig], source: type[ComponentConfig]) -> bool:
+    return target is source or (issubclass(target, EncoderConfig) and issubclass(source, EncoderConfig))
+
+
+def _compatible_kinds(target: ModelConfig) -> str:
+    """Name the kinds of networks whose runs a network may start from."""
+    *kinds, last = [repr(kind) for kind, schema in SLOTS["model"].components.items() if _is_compatible(type(target), schema)]
+    return f"{', '.join(kinds)} or {last}" if kinds else last
+
+
+def _inherited_fields(target: ModelConfig, source: ModelConfig) -> list[str]:
+    """Name the fields that are taken over from a run's model."""
+    both = [name for name in type(source).model_fields if name in type(target).model_fields]
+    if isinstance(source, ImageClassifierConfig):
+        return [name for name in both if name in ALWAYS_INHERITED or not (name == "image_size" or is_recipe_field(name))]
+    return [name for name in both if not is_recipe_field(name)]
+
+
+def _differences(old: Schema, new: Schema, names: Iterable[str], prefix: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield the fields of two schemas that differ, as deep as their components are of the same class: path, old value, new value."""
+    for name in names:
+        a, b, path = getattr(old, name), getattr(new, name), prefix + name
+        same = a == b or (name in EFFECTIVE_VALUES and getattr(old, EFFECTIVE_VALUES[name], a) == getattr(new, EFFECTIVE_VALUES[name], b))
+        if same:
+            continue
+        if isinstance(a, Schema) and isinstance(b, Schema) and type(a) is type(b) and path not in OVERRIDABLE_FIELDS:
+            yield from _differences(a, b, type(a).model_fields, f"{path}.")
+        else:
+            yield path, a, b
+
+
+def _user_settable(names: Iterable[str], source: ModelConfig) -> set[str]:
+    """Leave out the fields that tokenizer and data fill in."""
+    return set(names) - {*source.VOCABULARIES, *source.FROM_DATA}
+
+
+def _incompatible_field_error(path: str, old: object, new: object, folder: Path, user_overrides: UserOverrides) -> ConfigError:
+    """Make the error of a field that weights do not allow to change."""
+    return ConfigError(
+        f"{user_overrides.place(('model', *path.split('.')))}: expected model.{path} = {_format_value(old)}, with which the weights of {folder} were"
+        f" trained, found {_format_value(new)}; leave it out, or train without --init-from"
+    )
+
+
+def _check_n_positions(old: ModelConfig, new: ModelConfig, folder: Path, user_overrides: UserOverrides) -> None:
+    """Refuse another number of positions where blocks have a weight for each of them; a table of positions can be resized."""
+    if not (
+        isinstance(old, TransformerConfig)
+        and isinstance(new, TransformerConfig)
+        and isinstance(new.attention.approximation, LinformerConfig)
+    ):
+        return
+    if old.n_positions != new.n_positions:
+        path = "image_size" if isinstance(new, ImageClassifierConfig) else "max_seq_len"
+        raise _incompatible_field_error(path, getattr(old, path), getattr(new, path), folder, user_overrides)
+
+
+def _check_tokenizer_fields(recipe: TextRecipe, run: RunFolder, user_overrides: UserOverrides) -> None:
+    """Refuse to be asked for another tokenizer than the run's: each row of its embedding is one of its symbols."""
+    names = [name for name in TOKENIZER_FIELDS if name in user_overrides.of("tokenizer")]
+    source = load_recipe(run.path / RECIPE)[0] if names else recipe
+    for name in names:
+        old, new = getattr(getattr(source, "tokenizer", None), name, None), getattr(recipe.tokenizer, name)
+        if old is not None and old != new:
+            raise ConfigError(
+                f"{user_overrides.place(('tokenizer', name))}: expected tokenizer.{name} = {_format_value(old)}, as the tokenizer of {run.path} has it,"
+                f" found {_format_value(new)}; leave it out, or train without --init-from"
+            )
+
+
+def _format_value(value: object) -> str:
+    """Write a field's value as in a recipe; of a component its kind."""
+    if isinstance(value, Schema):
+        return repr(getattr(value, "kind", "none"))
+    return "'none'" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+class WeightInit(NamedTuple):
+    """What was taken over from a run.
+
+    Attributes:
+        note: a sentence that says so.
+        new_tensors: names of the tensors that it does not have.
+    """
+
+    note: str
+    new_tensors: list[str]
+
+
+def init_from(model: Network, folder: Path) -> WeightInit:
+    """Copy a run's chosen weights into a fresh model where names agree; what the run does not have stays fresh.
+
+    Learned positions are brought to the model's number of them.
+
+    Args:
+        model: just built, of the shape that ``inherit_model_shape`` gives.
+        folder: the run to start from.
+
+    Raises:
+        CheckpointError: there is no intact run in the folder.
+    """
+    run = RunFolder.open(folder)
+    run.load_config()
+    source, target = run.read_weights(WEIGHTS), model.state_dict()
+    resize = resize_position_grid if isinstance(model, VisionTransformer) else resize_position_table
+    resized_names = [
+        name for name in target if name.endswith(POSITION_TABLE_SUFFIX) and name in source and len(source[name]) != len(target[name])
+    ]
+    resize_notes = {f"; positions brought from {len(source[name]):,} to {len(target[name]):,}" for name in resized_names}
+    source |= {name: resize(source[name], len(target[name])) for name in resized_names}
+    shared = [name for name in target if name in source and target[name].shape == source[name].shape]
+    blocks = {name for name in target if any(part in name for part in (".blocks.", ".layers.", ".stages."))}
+    if missing := blocks - set(shared):
+        raise CheckpointError(
+            f"{run.path / WEIGHTS}: expected the weights of the model in {CONFIG}, found no {min(missing)} of its shape; put the file back"
+        )
+    with torch.no_grad():
+        for name in shared:
+            target[name].copy_(source[name])
+    fresh = [name for name in target if name not in shared]
+    summary = f"{len(shared):,} of {len(target):,} tensors, its widths and components{''.join(sorted(resize_notes))}"
+    return WeightInit(f"starts from {folder}: {summary}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""), fresh)
+
+
+def save_base_weights(model: nn.Module, fresh: Sequence[str], folder: RunFolder) -> None:
+    """Leave in a run folder the weights that a run is to adapt; it needs nothing of the run that they are from any more."""
+    folder.write_tensors(BASE, {name: x for name, x in model.state_dict().items() if name not in fresh}, step=0)
+
+
+def load_base_and_adapt(model: nn.Module, config: LoraConfig, folder: RunFolder) -> None:
+    """Put the kept weights of a run folder into a plain model, freeze them, and put beside them what learns.
+
+    Raises:
+        CheckpointError: they are missing, damaged, or another model's.
+    """
+    target, tied = model.state_dict(), getattr(model, "tied", {})
+    base = {name: summary for name, summary in folder.read_weights(BASE).items() if name not in tied}
+    if mismatched := [name for name in base if name not in target or target[name].shape != base[name].shape]:
+        raise CheckpointError(
+            f"{folder.path / BASE}: expected the weights of this model, found another's {mismatched[0]}; put the file back"
+        )
+    with torch.no_grad():
+        for name, summary in base.items():
+            target[name].copy_(summary)
+    apply_lora(model, config, trainable=[name for name in target if name not in base])

@@ -1,0 +1,82 @@
+"""The training loss: cross-entropy with label smoothing, over true target tokens."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from transom.layers.dispatch import operation
+
+
+def cross_entropy(
+    logits: Float[Tensor, "tokens vocab"], labels: Int[Tensor, "tokens"], label_smoothing: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Compute the loss from whole logits.
+
+    Loss = sum_i [-(1 - e) log f_i,y_i - e / |V| sum_j log f_ij], f_i = softmax(z_i), with e the smoothing (Szegedy et al. 2016, section 7).
+
+    Returns:
+        The smoothed loss and the plain negative log-likelihood, each in nats, summed over tokens.
+    """
+    log_f = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    nll = -log_f.gather(-1, labels[:, None]).sum()
+    return (1 - label_smoothing) * nll - label_smoothing * log_f.mean(-1).sum(), nll
+
+
+def mixup_cross_entropy(
+    logits: Float[Tensor, "images classes"],
+    labels: tuple[Int[Tensor, "images"], Int[Tensor, "images"]],
+    lam: Float[Tensor, "images"],
+    label_smoothing: float,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Compute ``cross_entropy`` of images that have a share of one class and the rest of another (Zhang et al. 2018, section 2).
+
+    Loss = sum_i s_i loss(z_i, y_i) + (1 - s_i) loss(z_i, y'_i), s_i the share.
+
+    Returns:
+        The smoothed loss and the plain negative log-likelihood, each in nats, summed over images.
+    """
+    log_f = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    own, other = (log_f.gather(-1, of[:, None])[:, 0] for of in labels)
+    nll = -torch.lerp(other, own, lam.to(own)).sum()
+    return (1 - label_smoothing) * nll - label_smoothing * log_f.mean(-1).sum(), nll
+
+
+def symmetric_kl(logits: Float[Tensor, "readings vocab"]) -> Float[Tensor, ""]:
+    """Compute how far two answers for each token are apart, from whole logits.
+
+    Sum over rows 2i and 2i + 1 of [KL(p || q) + KL(q || p)] / 2, p and q their softmax (Liang et al. 2021, eq. 2).
+    """
+    log_p, log_q = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).unflatten(0, (-1, 2)).unbind(1)
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
+
+
+@operation("linear_cross_entropy")
+def linear_cross_entropy(
+    hidden: Float[Tensor, "tokens d_model"],
+    weight: Float[Tensor, "vocab d_model"],
+    labels: Int[Tensor, "tokens"],
+    label_smoothing: float,
+    r_drop: float = 0.0,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Compute ``cross_entropy(hidden @ weight.T, labels, label_smoothing)``; the kernel never holds all logits.
+
+    With ``r_drop``, each two rows are one token read twice, and ``r_drop * symmetric_kl(hidden @ weight.T)`` is added to the loss.
+    Products are taken in autocast's type where it is on, the softmax and its sums in float32 at least.
+
+    Args:
+        hidden: the model's last vectors, one per true target token (no padding).
+        weight: the output map.
+        labels: the tokens to predict.
+        label_smoothing: probability spread evenly over the vocabulary.
+        r_drop: alpha of R-Drop.
+
+    Returns:
+        The smoothed loss, which carries the gradient, and the plain negative log-likelihood, in nats, summed over tokens.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    with torch.autocast(device, enabled=False):
+        logits = hidden.to(dtype) @ weight.to(dtype).T
+        loss, nll = cross_entropy(logits, labels, label_smoothing)
+        return loss + r_drop * symmetric_kl(logits) if r_drop else loss, nll.detach()

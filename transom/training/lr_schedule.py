@@ -1,0 +1,79 @@
+"""Learning rate against step."""
+
+import math
+
+from transom.config.component_registry import build, implements
+from transom.config.training import CosineScheduleConfig, InverseSqrtScheduleConfig, ScheduleConfig, TrainingConfig, WarmupStableDecayConfig
+
+HIGH_LR_FRACTION = 0.1
+"""How far above its end, as a share of the peak, a learning rate is worth a word."""
+
+
+def learning_rate(step: int, training: TrainingConfig, d_model: int) -> float:
+    """Compute the learning rate of a step.
+
+    Args:
+        step: number of the step, from 1.
+        training: peak, component and number of steps.
+        d_model: width, which the paper's own peak depends on.
+    """
+    warmup = training.schedule.warmup_steps
+    peak = float((d_model * max(warmup, 1)) ** -0.5 if training.learning_rate == "noam" else training.learning_rate)
+    return peak * lr_factor(step, training.schedule, training.max_steps)
+
+
+def warmup_notes(training: TrainingConfig) -> list[str]:
+    """Say where a run ends before its learning rate has reached the peak."""
+    warmup, steps = training.schedule.warmup_steps, training.max_steps
+    if warmup < steps:
+        return []
+    return [
+        f"the learning rate rises for {warmup:,} steps, and the run has {steps:,}: it stays below its peak; make"
+        f" training.schedule.warmup_steps smaller, {max(steps // 10, 1):,} say, or training.max_steps larger"
+    ]
+
+
+def time_limit_notes(training: TrainingConfig, seconds_left: float, step: int, seconds_per_step: float) -> list[str]:
+    """Say where the clock ends a run while its learning rate is still high.
+
+    Args:
+        training: steps, minutes and schedule.
+        seconds_left: of ``max_minutes``.
+        step: steps done.
+        seconds_per_step: the pace.
+    """
+    steps, last = training.max_steps, step + int(seconds_left / seconds_per_step)
+    lr, final_lr = (lr_factor(end, training.schedule, steps) for end in (last, steps))
+    in_warmup = last < training.schedule.warmup_steps
+    if last >= steps or (lr < final_lr + HIGH_LR_FRACTION and not in_warmup):
+        return []
+    suggested = int(float(f"{last:.1e}"))
+    return [
+        f"at this pace training.max_minutes = {training.max_minutes:g} ends the run at about step {suggested:,} of {steps:,}, its learning rate"
+        f" still {'rising, ' if in_warmup else ''}at {lr:.0%} of the peak; training.max_steps={suggested} would let it fall to its end"
+    ]
+
+
+def lr_factor(step: int, schedule: ScheduleConfig, max_steps: int) -> float:
+    """Compute the learning rate of a step as a share of the peak; ``step`` counts from 1."""
+    warmup = schedule.warmup_steps
+    return step / warmup if step < warmup else build(schedule, step, max_steps)
+
+
+@implements(InverseSqrtScheduleConfig)
+def inverse_sqrt_factor(schedule: InverseSqrtScheduleConfig, step: int, max_steps: int) -> float:
+    """Compute sqrt(warmup / step) (Vaswani et al. 2017, eq. 3)."""
+    return math.sqrt(schedule.warmup_steps / step)
+
+
+@implements(CosineScheduleConfig)
+def cosine_factor(schedule: CosineScheduleConfig, step: int, max_steps: int) -> float:
+    """Compute half a cosine from 1 at the end of the rise down to ``min_lr_ratio``."""
+    progress = min((step - schedule.warmup_steps) / max(max_steps - schedule.warmup_steps, 1), 1.0)
+    return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@implements(WarmupStableDecayConfig)
+def warmup_stable_decay_factor(schedule: WarmupStableDecayConfig, step: int, max_steps: int) -> float:
+    """Compute 1, and a linear fall to zero over the last steps."""
+    return min(1.0, max(max_steps - step + 1, 0) / max(round(schedule.decay_fraction * max_steps), 1))

@@ -1,0 +1,105 @@
+"""The record of a run: the schema of ``metrics.jsonl``, and sums between two of its lines."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from transom.checkpoints.metrics_log import MetricsLog
+from transom.errors import CheckpointError
+from transom.files.safe_read import describe_validation_error
+from transom.training.objectives.objective import N_UPDATES, RatioMetric
+from transom.training.train_step import StepResult
+
+
+class _Record(BaseModel):
+    """A line of ``metrics.jsonl``; every field without a name here is a number, or null where it was not finite."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, int | float | None]
+
+    step: Annotated[int, Field(ge=0)]
+
+
+class _TrainRecord(_Record):
+    kind: Literal["train"]
+    loss: float | None
+
+
+class _ValidationRecord(_Record):
+    kind: Literal["validation"]
+    loss: float | None
+    seconds: float
+    best: bool
+    samples: list[dict[str, str | int | float | None]]
+    weights: Literal["raw", "averaged"] | None = None
+
+
+class _SkippedRecord(_Record):
+    kind: Literal["skipped"]
+    samples: list[str]
+
+
+_ANY_RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[_TrainRecord | _ValidationRecord | _SkippedRecord, Field(discriminator="kind")])
+
+
+def read_metrics_history(metrics: MetricsLog) -> list[dict[str, Any]]:
+    """Read the records of a run.
+
+    Raises:
+        CheckpointError: naming the first line that is not what a run writes.
+    """
+    records = metrics.read()
+    for number, record in enumerate(records, start=1):
+        try:
+            _ANY_RECORD.validate_python(record)
+        except ValidationError as error:
+            raise CheckpointError(f"{metrics.path}:{number}: {describe_validation_error(error)}; remove this line to go on") from error
+    return records
+
+
+WINDOW_SUMS = ("steps", "skipped", "seconds", "flops", "n_target_tokens", "loss", "nll", "grad_norm")
+"""Sums of every run's window; objectives of the model's components add theirs."""
+
+_METRIC_RATIOS = {
+    "loss": RatioMetric("loss", "n_target_tokens"),
+    "nll": RatioMetric("nll", "n_target_tokens"),
+    "grad_norm": RatioMetric("grad_norm", N_UPDATES),
+}
+"""Figures of every run's lines."""
+
+
+class MetricsWindow:
+    """Sums over the steps since the last line, so that a line holds means over true target tokens, never means of means."""
+
+    def __init__(self, sums: Mapping[str, float], metrics: Mapping[str, RatioMetric]) -> None:
+        """Go on from ``sums``, which a checkpoint keeps.
+
+        Args:
+            sums: of the steps so far.
+            metrics: those of a line that are made of the measurements of the model's components.
+        """
+        self.sums = dict(sums)
+        self._aux_metric_ratios = metrics
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Take in one step that lasted ``seconds``; one that was skipped contributes its time only."""
+        increments = {"steps": 1, "skipped": bool(result.skipped), "seconds": seconds, "flops": result.flops}
+        measured = {"n_target_tokens": result.n_target_tokens, "loss": result.loss, "nll": result.nll, "grad_norm": result.grad_norm}
+        increments |= {name: 0.0 if result.skipped else value for name, value in (measured | {**result.aux_metrics}).items()}
+        self.sums = {name: self.sums.get(name, 0.0) + increment for name, increment in increments.items()}
+
+    def flush(self, peak: float) -> dict[str, float]:
+        """Return the line's figures and start anew; ``peak`` is the machine's measured FLOP/s."""
+        s, self.sums = self.sums | {N_UPDATES: self.sums["steps"] - self.sums["skipped"]}, {}
+
+        def values(metrics: Mapping[str, RatioMetric]) -> dict[str, float]:
+            return {key: s[total] if per is None else s[total] / max(s[per], 1) for key, (total, per) in metrics.items()}
+
+        return {
+            **values(_METRIC_RATIOS),
+            "target_tokens_per_second": s["n_target_tokens"] / s["seconds"],
+            "matmul_utilization": s["flops"] / s["seconds"] / peak,
+            "skipped": s["skipped"],
+            **values(self._aux_metric_ratios),
+        }

@@ -1,0 +1,21 @@
+"""Mixup and CutMix: images that show a share of one class and the rest of another."""
+
+from dataclasses import dataclass
+
+from transom.data.batch import ImageBatch
+from transom.training.losses import mixup_cross_entropy
+from transom.training.objectives.objective import CrossEntropy, ForwardPass, MicroBatchLoss
+
+
+@dataclass
+class MixupCrossEntropy(CrossEntropy):
+    """The cross-entropy of both labels of a mixed image, each weighted by its share (Zhang et al. 2018; Yun et al. 2019)."""
+
+    def loss(self, forward: ForwardPass) -> MicroBatchLoss:
+        """Compute it from whole logits, which are few; images that are not mixed have one label."""
+        batch = forward.batch
+        if not isinstance(batch, ImageBatch) or batch.mixup is None:
+            return super().loss(forward)
+        logits = forward.hidden @ forward.weight.T.to(forward.hidden)
+        loss, nll = mixup_cross_entropy(logits, (batch.labels, batch.mixup.labels), batch.mixup.lam, self.label_smoothing)
+        return MicroBatchLoss(loss, loss, nll)

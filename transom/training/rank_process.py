@@ -1,0 +1,100 @@
+"""A process that shares the batches of a run: it takes the same steps as the first one, and does nothing else."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from transom.checkpoints.run_files import RECIPE
+from transom.checkpoints.run_folder import RunFolder
+from transom.config.plugins import import_plugins
+from transom.config.recipe import load_recipe
+from transom.errors import DataError
+from transom.models.build import build_model
+from transom.parallel.collectives import World
+from transom.parallel.launcher import join_as_worker
+from transom.planning.memory import raise_malloc_thresholds, trim_malloc
+from transom.planning.precision import choose_precision, choose_threads
+from transom.training.finetune import load_base_and_adapt
+from transom.training.lr_schedule import learning_rate
+from transom.training.optimizer import build_optimizer
+from transom.training.resume import load_resume_state
+from transom.training.task_protocol import BuildTask, TaskContext
+from transom.training.train_state import gather_rng_states, load_optimizer, restore_rng_states, trainable_tensors
+from transom.training.train_step import TrainStep
+
+NO_CHECKPOINT = -1
+"""What the first process says in place of a step when there is no checkpoint to go on from."""
+
+STEP, SAVE, END = range(3)
+"""What the first process says next to do."""
+
+
+class RankProcess:
+    """A worker's share of a run: the model, its optimizer, and its rows of every batch."""
+
+    def __init__(self, folder: Path, data: str, read: BuildTask, rank: int, n_ranks: int) -> None:
+        """Read recipe, tokenizers and data of the run in ``folder``, as its first process left them; ``read`` makes its task of them.
+
+        Raises:
+            DataError: the data are not those whose hash is ``data``.
+            ConfigError: a plugin is not the one that the first process has.
+        """
+        self.folder = RunFolder.open(folder)
+        self.folder.require_plugins()
+        self.recipe = load_recipe(folder / RECIPE)[0]
+        self.rank = rank
+        self.task = read(self.recipe, TaskContext(folder, self.folder, lambda _: None, rank, n_ranks))
+        if self.task.data_hash != data:
+            raise DataError(f"{folder}: the data changed while the run began; begin again")
+        torch.manual_seed(self.recipe.training.seed)
+        self.model = build_model(self.recipe.model).train()
+        if (adapter := self.recipe.training.adapter) is not None:
+            load_base_and_adapt(self.model, adapter, self.folder)
+        self.dtype = choose_precision(self.recipe.training.precision, torch.device("cpu")).dtype
+        self.optimizer = build_optimizer(self.model, self.recipe.training.optimizer, self.dtype)
+        torch.manual_seed(int(np.random.SeedSequence([self.recipe.training.seed, rank]).generate_state(1, np.uint64)[0]))
+
+    def run(self, world: World) -> None:
+        """Do what the first process says until it says that this is the end."""
+        training = self.recipe.training
+        train_step = TrainStep(self.model, self.optimizer, training, self.dtype, self.task.objective(self.model), world)
+        step = position = 0
+        if (newest := world.broadcast_scalar()) != NO_CHECKPOINT:
+            saved = load_resume_state(self.folder.checkpoints, newest, train_step, self.task)
+            load_optimizer(self.model, self.optimizer, saved.optimizer)
+            restore_rng_states(saved.generators, self.rank)
+            step, position = saved.state.progress.step, saved.state.progress.position
+        world.broadcast(list(trainable_tensors(self.model).values()))
+        batches = self.task.loader.batches_from(position)
+        while (command := world.broadcast_scalar()) != END:
+            if command == STEP:
+                step += 1
+                micro_batches = next(batches)[1]
+                lr = learning_rate(step, training, self.recipe.model.d_model)
+                train_step.step(micro_batches, lr, sum(map(self.task.flops, micro_batches)))
+            else:
+                gather_rng_states(world)
+                trim_malloc()
+
+
+def main(rank: int, n_ranks: int, rendezvous: Path, folder: Path, data: str, task: str, *plugins: str) -> None:
+    """Be one of a run's workers; ``task`` is the class of its task, as ``module:name``.
+
+    The first process names the plugins that it uses, each behind the folder that it is found from. The run's folder has their hashes, and
+    refuses one that has changed meanwhile.
+    """
+    sys.path.extend(home for home in plugins[::2] if home and home not in sys.path)
+    import_plugins(plugins[1::2])
+    module, _, name = task.partition(":")
+    raise_malloc_thresholds()
+    torch.set_num_threads(choose_threads().count)
+    process = RankProcess(folder, data, getattr(import_module(module), name).read, rank, n_ranks)
+    with join_as_worker(rank, n_ranks, rendezvous) as world:
+        process.run(world)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])

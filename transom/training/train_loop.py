@@ -1,0 +1,290 @@
+"""The training loop: steps, validations and checkpoints of one recipe in one run folder."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from transom.checkpoints.run_files import ADAPTER, WEIGHTS
+from transom.config.plugins import plugins_of
+from transom.config.training import NoAverageConfig, TrainingConfig
+from transom.errors import TransomError
+from transom.parallel.collectives import World
+from transom.parallel.launcher import launch_processes
+from transom.planning.memory import trim_malloc
+from transom.planning.precision import num_threads_set_to
+from transom.training.checkpoint_selection import is_better, validate_candidates
+from transom.training.events import (
+    Callback,
+    CheckpointSaved,
+    Event,
+    Forecast,
+    StepFinished,
+    StopReason,
+    TrainingFinished,
+    TrainingStarted,
+    ValidationFinished,
+)
+from transom.training.lr_schedule import learning_rate, time_limit_notes
+from transom.training.metrics_window import MetricsWindow, read_metrics_history
+from transom.training.rank_process import END, NO_CHECKPOINT, SAVE, STEP
+from transom.training.resume import load_resume_state
+from transom.training.setup import TrainingSetup
+from transom.training.step_timer import MIN_STEPS_FOR_FORECAST, StepTimer
+from transom.training.train_state import (
+    TrainState,
+    gather_rng_states,
+    load_optimizer,
+    load_trainable,
+    optimizer_tensors,
+    restore_rng_states,
+    trainable_tensors,
+)
+from transom.training.train_step import StepResult, TrainStep
+from transom.training.weight_averaging import WeightAverager
+
+MAX_CONSECUTIVE_SKIPS = 20
+"""Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
+
+
+def train(setup: TrainingSetup, callbacks: Sequence[Callback] = (), should_stop: Callable[[], bool] = lambda: False) -> TrainingFinished:
+    """Train until the steps or minutes are over, validation stops improving, or ``should_stop`` says so; always leaves a checkpoint.
+
+    Args:
+        setup: from ``set_up``.
+        callbacks: called with each event of ``training.events``.
+        should_stop: asked after each step.
+
+    Returns:
+        The last event.
+
+    Raises:
+        TransomError: twenty steps in a row had a non-finite loss or gradient; the last checkpoint is kept.
+    """
+    plugins = [part for plugin in plugins_of(setup.recipe) for part in (plugin.home, plugin.where)]
+    arguments = [str(setup.folder.path.resolve()), setup.task.data_hash, setup.recipe.TASK, *plugins]
+    with (
+        num_threads_set_to(setup.processes.threads),
+        launch_processes("transom.training.rank_process", arguments, setup.processes.count, setup.processes.threads) as world,
+    ):
+        run = _TrainingLoop(setup, callbacks, world)
+        run.restore()
+        world.broadcast(list(trainable_tensors(setup.model).values()))
+        return run.fit(should_stop)
+
+
+class _TrainingLoop:
+    def __init__(self, setup: TrainingSetup, callbacks: Sequence[Callback], world: World) -> None:
+        self.setup = setup
+        self.world = world
+        self.training: TrainingConfig = setup.recipe.training
+        self.callbacks = callbacks
+        self.state = TrainState()
+        self.notes: tuple[str, ...] = ()
+        self.step_timer = StepTimer()
+        self.previous_snapshots: list[int] = []
+        self.averager = WeightAverager(self.training.average, setup.model)
+        model, task = setup.model, setup.task
+        self.train_step = TrainStep(model, setup.optimizer, self.training, setup.precision.dtype, task.objective(model), world)
+        self.window = MetricsWindow({}, self.train_step.metrics)
+
+    def notify(self, event: Event) -> None:
+        for callback in self.callbacks:
+            callback(event)
+
+    def restore(self) -> None:
+        """Resume from the newest checkpoint that fits the run, if there is one; nothing is assigned before all of it was checked."""
+        saved = None
+        checkpoints = self.setup.folder.checkpoints
+
+        def accept(step: int) -> None:
+            nonlocal saved
+            saved = load_resume_state(checkpoints, step, self.train_step, self.setup.task)
+
+        newest = checkpoints.latest(accept)
+        self.world.broadcast_scalar(NO_CHECKPOINT if newest is None else newest.step)
+        if newest is None or saved is None:
+            self.setup.folder.metrics.truncate(None)
+            return
+        read_metrics_history(self.setup.folder.metrics)  # the report will need it
+        self.setup.folder.metrics.truncate(newest.step)
+        load_trainable(self.setup.model, saved.model)
+        load_optimizer(self.setup.model, self.setup.optimizer, saved.optimizer)
+        restore_rng_states(saved.generators)
+        self.previous_snapshots = saved.state.snapshots
+        self.state = saved.state.progress
+        averaging_notes = self.averager.restore(self.state.n_averaged, saved.ema, saved.snapshots)
+        if saved.state.scaler is not None:
+            self.train_step.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
+        self.window = MetricsWindow(self.state.window, self.train_step.metrics)
+        self.notes = (*newest.rejected, *averaging_notes)
+
+    def fit(self, should_stop: Callable[[], bool]) -> TrainingFinished:
+        """Step until something ends the run."""
+        self.setup.model.train()
+        p, t = self.state, self.training
+        notes = (*self.setup.task.report.lines(), *self.setup.notes, *self.notes)
+        self.notify(TrainingStarted(self.setup.folder.path, p.step, t.max_steps, self.setup.facts, notes))
+        reason = self.stop_reason(lambda: False)
+        if reason and p.last_validation_step < p.step:  # stopped at what is its end now
+            self.validate_and_save(reason)
+        batches = self.setup.task.loader.batches_from(p.position)
+        while not reason:
+            start = time.perf_counter()
+            self.world.broadcast_scalar(STEP)
+            position, micro_batches = next(batches)
+            lr = learning_rate(p.step + 1, t, self.setup.recipe.model.d_model)
+            result = self.train_step.step(micro_batches, lr, sum(map(self.setup.task.flops, micro_batches)))
+            p.position = position
+            self.after_step(result, lr, time.perf_counter() - start)
+            start = time.perf_counter()
+            reason = self.validate_and_save(self.stop_reason(should_stop))
+            paused = time.perf_counter() - start
+            p.seconds += paused
+            self.step_timer.after_pause(paused)
+        return self.finish(reason)
+
+    def after_step(self, result: StepResult, lr: float, seconds: float) -> None:
+        """Count a step and tell of it."""
+        p, t = self.state, self.training
+        p.step += 1
+        p.seconds += seconds
+        p.n_target_tokens += 0 if result.skipped else result.n_target_tokens
+        p.n_skipped += bool(result.skipped)
+        p.consecutive_skips = p.consecutive_skips + 1 if result.skipped else 0
+        if not result.skipped:
+            self.averager.after_step()
+        self.window.add(result, seconds)
+        self.step_timer.after_step(seconds)
+        left = (t.max_steps - p.step) * self.step_timer.seconds_per_step
+        if t.max_minutes is not None:
+            left = min(left, max(t.max_minutes * 60 - p.seconds, 0.0))
+        n = result.n_target_tokens
+        share = result.flops / seconds / self.setup.peak
+        places = tuple(map(self.setup.task.describe_sample, result.skipped))
+        rates = lr, result.grad_norm, n, n / seconds, share, left, self.epochs
+        self.notify(StepFinished(p.step, result.loss / n, result.nll / n, *rates, places, result.aux_metrics))
+        if places:
+            self.setup.folder.metrics.append({"step": p.step, "kind": "skipped", "samples": list(places)})
+        if p.step % t.log_every == 0:
+            metrics = {"epochs": self.epochs, "learning_rate": lr, **self.window.flush(self.setup.peak)}
+            self.setup.folder.metrics.append({"step": p.step, "kind": "train", **metrics})
+        if self.step_timer.n_steps == MIN_STEPS_FOR_FORECAST:
+            self.forecast()
+        if p.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
+            kept = self.setup.folder.checkpoints.steps()
+            where = f"the checkpoint of step {kept[-1]} is kept" if kept else "no checkpoint was written yet"
+            raise TransomError(
+                f"expected a finite loss and gradient, found {MAX_CONSECUTIVE_SKIPS} steps in a row without, up to step {p.step}; {where};"
+                " lower training.learning_rate, set training.max_grad_norm, or set training.precision = 'fp32'"
+            )
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the training data so far."""
+        return self.state.position / self.setup.task.loader.n_samples
+
+    def forecast(self) -> None:
+        """Tell what the pace says of the run's end."""
+        p, t = self.state, self.training
+        notes = [
+            f"{t.max_steps:,} steps are about {float(f'{self.epochs / p.step * t.max_steps:.2g}'):,g} epochs, passes over the training data"
+        ]
+        if t.max_minutes is not None:
+            notes += time_limit_notes(t, t.max_minutes * 60 - p.seconds, p.step, self.step_timer.seconds_per_step)
+        self.notify(Forecast(p.step, tuple(notes)))
+
+    def stop_reason(self, should_stop: Callable[[], bool]) -> StopReason | None:
+        """Return why the run ends now; None if it goes on."""
+        p, t = self.state, self.training
+        if should_stop():
+            return "stopped"
+        if p.step >= t.max_steps:
+            return "max_steps"
+        if t.max_minutes is not None and p.seconds >= t.max_minutes * 60:
+            return "max_minutes"
+        if t.patience is not None and p.validations_since_best >= t.patience:
+            return "patience"
+        return None
+
+    def validate_and_save(self, reason: StopReason | None) -> StopReason | None:
+        """Validate and save where it is time, and at the end; return why the run ends now, which the validation may have decided.
+
+        A stop that was asked for, or that the validation decides, adds nothing but a checkpoint to what is done on schedule: a run that
+        goes on from it must average and validate the same steps.
+        While steps are being skipped, nothing is done on schedule: it may be the weights that are broken, and the last good checkpoint,
+        which twenty skips in a row leave the run with, must not make room for theirs.
+        """
+        step, t = self.state.step, self.training
+        over = reason not in (None, "stopped")
+        scheduled = self.state.consecutive_skips == 0
+        checkpoint_due = scheduled and step % t.checkpoint_every == 0
+        if over or checkpoint_due:
+            self.averager.after_checkpoint(step)
+        if over or (scheduled and step % t.validate_every == 0):
+            self.validate()
+            reason = reason or self.stop_reason(lambda: False)  # patience
+        if reason or checkpoint_due:
+            self.save()
+            trim_malloc()
+        return reason
+
+    def validate(self) -> None:
+        """Read the validation set with the raw weights and with their average; keep the better ones if they are the best so far."""
+        p, t, setup = self.state, self.training, self.setup
+        candidates = self.averager.candidates(p.step)
+        with num_threads_set_to(setup.threads.count):  # the other processes are waiting
+            chosen = validate_candidates(setup, candidates, self.train_step.autocast())
+        metrics, samples = chosen.metrics, chosen.samples
+        weights = None if isinstance(t.average, NoAverageConfig) else chosen.weights
+        best = not p.best or is_better(metrics, p.best, t.best_checkpoint_metric)
+        p.validations_since_best = 0 if best else p.validations_since_best + 1
+        p.last_validation_step = p.step
+        if best:
+            p.best, p.best_weights = {"step": p.step, **metrics}, weights
+            setup.folder.write_tensors(WEIGHTS, setup.eval_model.state_dict(), p.step)
+            if t.adapter is not None:
+                setup.folder.write_tensors(ADAPTER, candidates[chosen.weights], p.step)
+        candidate_metrics = {} if weights is None else {"weights": weights, **chosen.candidate_metrics}
+        setup.folder.metrics.append(
+            {"step": p.step, "kind": "validation", "best": best, "seconds": p.seconds, **metrics, **candidate_metrics, "samples": samples}
+        )
+        self.notify(ValidationFinished(p.step, metrics, best, samples, weights))
+
+    def save(self) -> None:
+        """Write a checkpoint, then prune the older ones."""
+        p, setup = self.state, self.setup
+        p.window, p.n_averaged = self.window.sums, self.averager.n_averaged
+        self.world.broadcast_scalar(SAVE)
+        groups: dict[str, dict[str, Tensor]] = {
+            "model": trainable_tensors(setup.model),
+            "optimizer": optimizer_tensors(setup.model, setup.optimizer),
+            "generators": gather_rng_states(self.world),
+        }
+        if self.averager.ema:
+            groups["ema"] = self.averager.ema
+        snapshots = sorted(self.averager.snapshots)
+        state = {
+            "progress": p.model_dump(),
+            "scaler": self.train_step.scaler.state_dict(),
+            "snapshots": snapshots,
+            "data": setup.task.data_hash,
+        }
+        setup.folder.metrics.sync()
+        setup.folder.checkpoints.save(p.step, groups, state)
+        setup.folder.checkpoints.prune(keep_full=2, keep_weights={*self.previous_snapshots, *snapshots})  # what both whole ones go on from
+        self.previous_snapshots = snapshots
+        self.notify(CheckpointSaved(p.step, setup.folder.path))
+
+    def finish(self, reason: StopReason) -> TrainingFinished:
+        """Tell of the end."""
+        self.world.broadcast_scalar(END)
+        p = self.state
+        facts = {
+            "n_target_tokens": p.n_target_tokens,
+            "n_skipped": p.n_skipped,
+            "target_tokens_per_second": p.n_target_tokens / max(p.seconds, 1e-9),
+        }
+        finished = TrainingFinished(p.step, reason, p.best, p.seconds, facts, p.best_weights)
+        self.notify(finished)
+        return finished

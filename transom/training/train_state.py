@@ -1,0 +1,176 @@
+"""What a checkpoint holds, so that a resumed run is the run that was never stopped, bit for bit."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from transom.parallel.collectives import World
+from transom.training.metrics_window import WINDOW_SUMS
+
+NonNegativeInt = Annotated[int, Field(ge=0)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+class TrainState(BaseModel):
+    """Where a run stands, besides its tensors.
+
+    Attributes:
+        step: optimizer steps done, skipped ones included.
+        position: the loader's whole state, in samples.
+        seconds: training time over all sittings.
+        n_target_tokens: true target tokens seen.
+        n_skipped: steps skipped because loss or gradient was not finite.
+        consecutive_skips: of these, the last ones without a good step between.
+        best: validation figures of the kept weights, with their ``step``; empty before the first validation.
+        best_weights: "raw" or "averaged", whichever the kept weights are; None where the run averages none, or kept none yet.
+        validations_since_best: validations without a better one.
+        last_validation_step: step of the last validation.
+        window: sums since the last line of metrics.jsonl.
+        n_averaged: optimizer steps that the average of weights was told of; 0 in checkpoints of versions that began it at the initial ones.
+    """
+
+    model_config = _STRICT
+
+    step: NonNegativeInt = 0
+    position: NonNegativeInt = 0
+    seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    n_target_tokens: NonNegativeInt = 0
+    n_skipped: NonNegativeInt = 0
+    consecutive_skips: NonNegativeInt = 0
+    best: dict[str, int | float] = {}
+    best_weights: Literal["raw", "averaged"] | None = None
+    validations_since_best: NonNegativeInt = 0
+    last_validation_step: NonNegativeInt = 0
+    window: dict[str, int | FiniteFloat] = {}
+    n_averaged: NonNegativeInt = 0
+
+    @field_validator("best")
+    @classmethod
+    def _require_step_and_loss(cls, best: dict[str, int | float]) -> dict[str, int | float]:
+        if best and not (isinstance(best.get("step"), int) and "loss" in best):
+            raise ValueError("expected the step and the loss of the best validation")
+        return best
+
+    @field_validator("window")
+    @classmethod
+    def _require_all_sums(cls, window: dict[str, int | float]) -> dict[str, int | float]:
+        if window and not (window.keys() >= {*WINDOW_SUMS} and window["steps"] >= 1):
+            raise ValueError("expected all sums of a window or none")
+        return window
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if max(self.n_skipped, self.last_validation_step, self.best.get("step", 0)) > self.step:
+            raise ValueError(f"expected n_skipped, last_validation_step and best.step of at most step = {self.step}")
+        if self.n_averaged > self.step - self.n_skipped:
+            raise ValueError(f"expected n_averaged of at most step - n_skipped = {self.step - self.n_skipped}")
+        if self.consecutive_skips > self.n_skipped:
+            raise ValueError(f"expected consecutive_skips of at most n_skipped = {self.n_skipped}")
+        return self
+
+
+class GradScalerState(BaseModel):
+    """The state of ``torch.amp.GradScaler``."""
+
+    model_config = _STRICT
+
+    scale: Annotated[FiniteFloat, Field(gt=0)]
+    growth_factor: Annotated[FiniteFloat, Field(gt=1)]
+    backoff_factor: Annotated[FiniteFloat, Field(gt=0, lt=1)]
+    growth_interval: Annotated[int, Field(ge=1)]
+    growth_tracker: NonNegativeInt = Field(alias="_growth_tracker")
+
+
+class CheckpointState(BaseModel):
+    """The JSON of a checkpoint.
+
+    Attributes:
+        progress: where the run stood.
+        scaler: of the loss in float16; None in any other precision, spelled as an empty object.
+        snapshots: steps of the checkpoints whose weights are averaged.
+        data: hash of the training and validation data; the first checkpoints of format 1 have none.
+    """
+
+    model_config = _STRICT
+
+    progress: TrainState
+    scaler: GradScalerState | None
+    snapshots: list[NonNegativeInt]
+    data: str | None = None
+
+    @field_validator("progress", mode="before")
+    @classmethod
+    def _require_all_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and (missing := TrainState.model_fields.keys() - {"best_weights", "n_averaged"} - value.keys()):
+            raise ValueError(f"expected {min(missing)}, found none")  # the two came with format 2
+        return value
+
+    @field_validator("scaler", mode="before")
+    @classmethod
+    def _empty_means_none(cls, value: Any) -> Any:
+        return None if value == {} else value
+
+    @model_validator(mode="after")
+    def _check_snapshot_steps(self) -> Self:
+        if self.snapshots != sorted(set(self.snapshots)) or max(self.snapshots, default=0) > self.progress.step:
+            raise ValueError(f"expected ascending steps of at most {self.progress.step} in snapshots, found {self.snapshots}")
+        return self
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Flatten the optimizer's state to tensors named ``parameter.entry``."""
+    names = optimizer_parameter_names(model, optimizer)
+    return {f"{names[number]}.{entry}": x for number, entries in optimizer.state_dict()["state"].items() for entry, x in entries.items()}
+
+
+def optimizer_parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """List the names of an optimizer's parameters in the order in which PyTorch numbers them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` returned; ``resume.read_run`` has compared every name, shape and type with the model's."""
+    numbers = {name: number for number, name in enumerate(optimizer_parameter_names(model, optimizer))}
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, x in tensors.items():
+        parameter, entry = name.rsplit(".", 1)
+        state.setdefault(numbers[parameter], {})[entry] = x
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def gather_rng_states(world: World) -> dict[str, Tensor]:
+    """Gather the state of every generator that training draws from, in all processes; each of them must call it."""
+    first, *others = world.all_gather(torch.get_rng_state())
+    states = {"cpu": first, **{f"rank-{rank}.cpu": x for rank, x in enumerate(others, 1)}}
+    if torch.cuda.is_available():
+        states |= {f"cuda.{i}": x for i, x in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0) -> None:
+    """Put back what ``gather_rng_states`` returned for a process."""
+    torch.set_rng_state(states[f"rank-{rank}.cpu" if rank else "cpu"])
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if (x := states.get(f"cuda.{i}")) is not None:
+            torch.cuda.set_rng_state(x, i)
+
+
+def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Gather what training changes, tied tensors once: the parameters that are not frozen, and those buffers that are saved with them."""
+    saved = model.state_dict().keys()
+    trainable_parameters = {name: x for name, x in model.named_parameters() if x.requires_grad}
+    return {**trainable_parameters, **{name: x for name, x in model.named_buffers() if name in saved}}
+
+
+@torch.no_grad()
+def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the learned ones of the same names, which must all be there in the same shapes."""
+    trainable = trainable_tensors(model)
+    assert trainable.keys() == tensors.keys(), f"expected the learned tensors, found a difference at {trainable.keys() ^ tensors.keys()}"
+    for name, x in trainable.items():
+        x.copy_(tensors[name])

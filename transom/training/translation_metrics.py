@@ -1,0 +1,236 @@
+"""How good translations are: BLEU, chrF and exact matches, and whether one system is better than another by more than luck."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transom.errors import ConfigError, DataError
+
+LENGTH_BUCKETS = (5, 10, 15, 20, 30, 50)
+"""Upper ends, in words of the reference, of the buckets that BLEU is also given for."""
+
+
+MOSES_LANGUAGES = (
+    *("as", "bn", "ca", "cs", "de", "el", "en", "es", "et", "fi", "fr", "ga", "gu", "hi", "hu", "is", "it", "ja", "kn", "ko", "lt", "lv"),
+    *("ml", "mni", "mr", "nl", "or", "pa", "pl", "pt", "ro", "ru", "sk", "sl", "sv", "ta", "tdt", "te", "yue", "zh"),
+)
+"""Languages that the Moses scripts have rules for; any other they would silently take for English."""
+
+
+class MetricScore(NamedTuple):
+    """A score and how exactly it was computed.
+
+    Attributes:
+        value: from 0 to 100.
+        signature: sacreBLEU's.
+    """
+
+    value: float
+    signature: str
+
+
+class ReferenceLengthBucket(NamedTuple):
+    """BLEU of the sentences whose reference has ``min_words`` to ``max_words`` words; None is without end."""
+
+    min_words: int
+    max_words: int | None
+    n_sentences: int
+    bleu: float
+
+
+@dataclass(frozen=True)
+class BootstrapComparison:
+    """Two systems' BLEU on the same sentences.
+
+    Attributes:
+        a: first system's score.
+        b: second system's score.
+        difference: b - a.
+        p_value: chance of a difference at least as large, either way, if both were equally good.
+        a_interval: where the score lies with 95 % confidence.
+        b_interval: the same for the second system.
+        difference_interval: the same for the difference.
+        n_samples: resampled test sets.
+        seed: of the draws.
+        signature: sacreBLEU's.
+    """
+
+    a: float
+    b: float
+    difference: float
+    p_value: float
+    a_interval: tuple[float, float]
+    b_interval: tuple[float, float]
+    difference_interval: tuple[float, float]
+    n_samples: int
+    seed: int
+    signature: str
+
+
+def bleu(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> MetricScore:
+    """Compute corpus BLEU (Papineni et al. 2002) by sacreBLEU (Post 2018) on plain, detokenized text.
+
+    Args:
+        translations: one a sentence.
+        references: one a translation.
+        lowercase: ignore case.
+
+    Raises:
+        DataError: the two differ in number, or are empty.
+    """
+    _check_lengths(translations, references)
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(lowercase=lowercase)
+    return MetricScore(metric.corpus_score(translations, [references]).score, metric.get_signature().format())
+
+
+def chrf(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> MetricScore:
+    """Compute corpus chrF2 (Popovic 2015) by sacreBLEU; arguments as in ``bleu``."""
+    _check_lengths(translations, references)
+    from sacrebleu.metrics.chrf import CHRF
+
+    metric = CHRF(lowercase=lowercase)
+    return MetricScore(metric.corpus_score(translations, [references]).score, metric.get_signature().format())
+
+
+def corpus_scores(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> dict[str, float]:
+    """Return ``bleu`` and ``chrf`` as plain numbers."""
+    return {score.__name__: score(translations, references, lowercase).value for score in (bleu, chrf)}
+
+
+def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Return the share of translations that equal their reference, white space around them aside."""
+    _check_lengths(translations, references)
+    return sum(t.strip() == r.strip() for t, r in zip(translations, references, strict=True)) / len(references)
+
+
+def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> MetricScore:
+    """Compute tokenized lower-cased BLEU as Wu et al. (2021) and others report it on Multi30k.
+
+    Both sides are lower-cased, their punctuation normalised and tokenized by the Moses scripts, in this order (the data set's
+    ``lc.norm.tok``), and compared without further tokenization or smoothing, as ``multi-bleu.perl`` does. German test_2016 has
+    12,103 reference tokens so. Not comparable with ``bleu``.
+
+    Args:
+        translations: plain text, one a sentence.
+        references: plain text, one a translation.
+        language: of both, as in "de".
+
+    Raises:
+        ConfigError: the language is none of ``MOSES_LANGUAGES``, or sacremoses is not installed.
+        DataError: the two differ in number, or are empty.
+    """
+    _check_lengths(translations, references)
+    prepare = moses_normalizer(language)
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(tokenize="none", smooth_method="none", force=True)
+    score = metric.corpus_score([prepare(line) for line in translations], [[prepare(line) for line in references]])
+    return MetricScore(score.score, f"{metric.get_signature().format()}|prep:moses-{language}-lc.norm.tok")
+
+
+def moses_normalizer(language: str) -> Callable[[str], str]:
+    """Return the function from a line to its ``lc.norm.tok`` form.
+
+    Raises:
+        ConfigError: the language is none of ``MOSES_LANGUAGES``, or sacremoses is not installed.
+    """
+    if language not in MOSES_LANGUAGES:
+        raise ConfigError(
+            f"tokenized BLEU (--tokenized): expected one of {', '.join(MOSES_LANGUAGES)}, found {language!r:.50}; name one, or leave it out"
+        )
+    if importlib.util.find_spec("sacremoses") is None:
+        raise ConfigError("tokenized BLEU needs the package sacremoses, found none; install transom[bench]")
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    normalize, tokenize = MosesPunctNormalizer(lang=language).normalize, MosesTokenizer(lang=language).tokenize
+    return lambda line: str(tokenize(normalize(line.lower()), return_str=True))
+
+
+def bleu_by_length(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> list[ReferenceLengthBucket]:
+    """Compute BLEU apart for short and long sentences, by words of the reference; empty buckets are left out."""
+    _check_lengths(translations, references)
+    buckets_of_lines = np.searchsorted(LENGTH_BUCKETS, [len(line.split()) for line in references])
+    buckets = []
+    for bucket in np.unique(buckets_of_lines).tolist():
+        rows = np.flatnonzero(buckets_of_lines == bucket).tolist()
+        score = bleu([translations[i] for i in rows], [references[i] for i in rows], lowercase).value
+        min_words = LENGTH_BUCKETS[bucket - 1] + 1 if bucket else 0
+        buckets.append(ReferenceLengthBucket(min_words, LENGTH_BUCKETS[bucket] if bucket < len(LENGTH_BUCKETS) else None, len(rows), score))
+    return buckets
+
+
+def paired_bootstrap(
+    a: Sequence[str], b: Sequence[str], references: Sequence[str], lowercase: bool = False, n_samples: int = 1000, seed: int = 12345
+) -> BootstrapComparison:
+    """Compare two systems by paired bootstrap resampling (Koehn 2004).
+
+    Test sets of the same size are drawn with replacement from the sentences, the same for both systems. The p-value is the share of
+    samples in which the difference departs from its mean, either way, by at least as much as the real difference departs from 0; one
+    is added above and below, so that it is never 0. The scores are those that sacreBLEU's paired test draws with this seed. Its
+    p-value differs: it compares sizes of differences one way, which is about half of this, and finds a system better than itself.
+
+    Args:
+        a: first system's translations.
+        b: second system's translations of the same sentences.
+        references: one a sentence.
+        lowercase: ignore case.
+        n_samples: resampled test sets.
+        seed: of the draws.
+
+    Raises:
+        DataError: the three differ in number, or are empty.
+    """
+    _check_lengths(a, references)
+    _check_lengths(b, references)
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(lowercase=lowercase, effective_order=True)
+    draws = np.random.default_rng(seed).choice(len(references), size=(n_samples, len(references)), replace=True)
+    statistics = [_bleu_statistics(metric, system, references) for system in (a, b)]
+    score_a, score_b = (_bleu_from_statistics(counts.sum(0)) for counts in statistics)
+    resampled_a, resampled_b = (np.array([_bleu_from_statistics(counts[draw].sum(0)) for draw in draws]) for counts in statistics)
+    differences = resampled_b - resampled_a
+    p_value = (int((np.abs(differences - differences.mean()) >= abs(score_b - score_a)).sum()) + 1) / (n_samples + 1)
+    return BootstrapComparison(
+        a=score_a,
+        b=score_b,
+        difference=score_b - score_a,
+        p_value=p_value,
+        a_interval=_confidence_interval(resampled_a),
+        b_interval=_confidence_interval(resampled_b),
+        difference_interval=_confidence_interval(differences),
+        n_samples=n_samples,
+        seed=seed,
+        signature=bleu(a, references, lowercase).signature,
+    )
+
+
+def _bleu_statistics(metric: Any, translations: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+    """Return the sufficient statistics of a ``BLEU`` metric per sentence: both lengths, matching n-grams and all n-grams."""
+    scores = [metric.sentence_score(t, [r]) for t, r in zip(translations, references, strict=True)]
+    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores])
+
+
+def _bleu_from_statistics(counts: NDArray[np.int64]) -> float:
+    sys_len, ref_len, *ngrams = counts.tolist()
+    half = len(ngrams) // 2
+    from sacrebleu.metrics.bleu import BLEU
+
+    return float(BLEU.compute_bleu(ngrams[:half], ngrams[half:], sys_len, ref_len, smooth_method="exp").score)
+
+
+def _confidence_interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return what is left when a fortieth is cut off at each end."""
+    ordered, cut = np.sort(values), len(values) // 40
+    return float(ordered[cut]), float(ordered[-cut - 1])
+
+
+def _check_lengths(translations: Sequence[str], references: Sequence[str]) -> None:
+    if len(translations) != len(references) or not references:
+        raise DataError(f"expected as many translations as references, and at least one, found {len(translations)} and {len(references)}")
