@@ -46,7 +46,7 @@ def files_executed_by(action: Callable[[], object]) -> set[str]:
 
 def files_of_training_step(folder: Path) -> set[str]:
     """Return the files that the last step of a short training enters, from its batch to its update."""
-    from transom.training import step as steps
+    from transom.training import train_step as steps
 
     stepper: Any = next(kind for name, kind in vars(steps).items() if name in ("Stepper", "TrainStep"))
     original_step, found = stepper.step, set[str]()

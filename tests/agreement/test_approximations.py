@@ -181,7 +181,7 @@ def test_the_iterated_inverse_is_linear_algebra_s() -> None:
 
 
 @pytest.mark.parametrize(
-    "component",
+    "config",
     [LinearAttentionConfig(), PerformerConfig(n_features=7), LinformerConfig(rank=3), NystromConfig(n_landmarks=3)],
     ids=lambda b: b.kind,
 )

@@ -82,9 +82,9 @@ def both(request: pytest.FixtureRequest) -> tuple[Network, nn.Module]:
     for name, parameter in theirs.named_parameters():
         if name in ("cls.predictions.bias", "classifier.bias"):
             nn.init.zeros_(parameter)
-    config = MaskedLMConfig if request.param == "masked" else TextClassifierConfig
+    schema = MaskedLMConfig if request.param == "masked" else TextClassifierConfig
     classes = {} if request.param == "masked" else {"classes": ("a", "b", "c"), "pooling": "cls"}
-    ours = build_model(config.model_validate(SHARED | classes)).double().eval()
+    ours = build_model(schema.model_validate(SHARED | classes)).double().eval()
     ours.load_state_dict(renamed(theirs.state_dict()))
     return ours, theirs
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transom.config.data import LabeledFilesConfig
-from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.data import TokenizerConfig
 from transom.data.labeled.class_labels import collect_classes, encode_labels
 from transom.data.labeled.labeled_texts import (
     LabeledTextLoader,

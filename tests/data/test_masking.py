@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.data import TokenizerConfig
 from transom.data.batch import LanguageBatch, MaskedBatch, PaddedSequences
 from transom.data.sampler import MicroBatching
 from transom.data.text.documents import Documents

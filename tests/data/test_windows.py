@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.data import TokenizerConfig
 from transom.data.batch import LanguageBatch
 from transom.data.sampler import MicroBatching
 from transom.data.text.documents import Documents

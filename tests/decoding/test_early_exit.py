@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.data import TokenizerConfig
 from transom.config.decoding import SamplingConfig
 from transom.config.model import DecoderConfig
 from transom.config.recurrent import RecurrentDecoderConfig

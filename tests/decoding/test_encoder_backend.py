@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.data import TokenizerConfig
 from transom.config.model import AnyModel
 from transom.data.batch import ImageBatch, LabeledTextBatch, MaskedBatch, PaddedSequences
 from transom.data.tokenizer.tokenizer import Tokenizer

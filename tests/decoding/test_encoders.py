@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transom.config.data import TokenizerConfig as TokenizerConfig
+from transom.config.data import TokenizerConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import MaskedLMConfig, TextClassifierConfig
 from transom.data.batch import LabeledTextBatch, MaskedBatch, PaddedSequences

@@ -15,7 +15,7 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import PLAIN as VISION
 from tests.models.test_vision import SET_NETWORKS, batch_of
 from tests.models.test_vision import described as described_image
-from transom.kernels.kernel_registry import KERNELS as KERNELS
+from transom.kernels.kernel_registry import KERNELS
 from transom.layers.attention import AttentionArgs, attention_scores, attention_weights, repeat_kv
 from transom.layers.dispatch import KERNEL_TABLE, Kernel, kernels_of
 from transom.layers.dropout import draw_dropout_mask, round_probability

@@ -78,7 +78,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("rows", PACKED)
-@pytest.mark.parametrize("component", LOOKING_BACK, ids=str)
+@pytest.mark.parametrize("config", LOOKING_BACK, ids=str)
 def test_chunks_equal_the_weights_written_out(config: ApproximationConfig, rows: str) -> None:
     place = PACKED[rows]
     layer = built(
@@ -88,7 +88,7 @@ def test_chunks_equal_the_weights_written_out(config: ApproximationConfig, rows:
 
 
 @pytest.mark.parametrize("rows", PACKED)
-@pytest.mark.parametrize("component", ALL, ids=str)
+@pytest.mark.parametrize("config", ALL, ids=str)
 def test_texts_see_all_of_themselves(config: ApproximationConfig, rows: str) -> None:
     place = PACKED[rows]
     q, k, v = draws(place.shape[1])
@@ -97,13 +97,13 @@ def test_texts_see_all_of_themselves(config: ApproximationConfig, rows: str) -> 
     assert_equal_to_weights(built(config), q, k, v, SegmentMask(place, place, causal=False))
 
 
-@pytest.mark.parametrize("component", [LinearAttentionConfig(), PerformerConfig(n_features=5), LinformerConfig(rank=5)], ids=str)
+@pytest.mark.parametrize("config", [LinearAttentionConfig(), PerformerConfig(n_features=5), LinformerConfig(rank=5)], ids=str)
 def test_another_sequence_is_seen_by_its_own_texts(config: ApproximationConfig) -> None:
     for queries, keys in ((segments([5], [3]), segments([4], [7])), (segments([5, 2], [3, 3, 1]), segments([4, 9], [1, 2, 6]))):
         assert_equal_to_weights(built(config), *draws(queries.shape[1], keys.shape[1]), SegmentMask(queries, keys, causal=False))
 
 
-@pytest.mark.parametrize("component", ALL, ids=str)
+@pytest.mark.parametrize("config", ALL, ids=str)
 @torch.no_grad()
 def test_packed_texts_are_as_alone_whatever_stands_in_the_padding(config: ApproximationConfig) -> None:
     layer, place = built(config), segments([9, 4, 12], [7, 8])
@@ -117,7 +117,7 @@ def test_packed_texts_are_as_alone_whatever_stands_in_the_padding(config: Approx
     assert torch.allclose(layer(q, k, v, SegmentMask(place, place, causal=False)), packed, **CLOSE)
 
 
-@pytest.mark.parametrize("component", LOOKING_BACK, ids=str)
+@pytest.mark.parametrize("config", LOOKING_BACK, ids=str)
 @torch.no_grad()
 def test_steps_of_any_size_go_on_from_the_sums(config: ApproximationConfig) -> None:
     layer, place = built(config), torch.ones(2, LONG, dtype=torch.long)
@@ -160,7 +160,7 @@ def test_beams_share_their_source_s_sums() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("size", [1e-3, 30.0, 1e3])
 @pytest.mark.parametrize(
-    "component", [LinearAttentionConfig(), LinearAttentionConfig(feature_map="relu"), PerformerConfig(n_features=64)], ids=str
+    "config", [LinearAttentionConfig(), LinearAttentionConfig(feature_map="relu"), PerformerConfig(n_features=64)], ids=str
 )
 def test_no_query_or_key_is_too_long_for_it(config: ApproximationConfig, size: float, causal: bool, dtype: torch.dtype) -> None:
     layer, place = built(config).to(dtype), torch.ones(2, 200, dtype=torch.long)

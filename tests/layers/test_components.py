@@ -36,7 +36,7 @@ def test_layer_norm_keeps_float32_statistics_in_bf16() -> None:
     assert torch.allclose(layer.bfloat16()(x).float(), layer.double()(x.double()).float(), atol=2e-2)
 
 
-@pytest.mark.parametrize("component", [components.LayerNormConfig(), components.LayerNormConfig(bias=False), components.RmsNormConfig()])
+@pytest.mark.parametrize("config", [components.LayerNormConfig(), components.LayerNormConfig(bias=False), components.RmsNormConfig()])
 def test_gains_get_their_gradients_added_up_in_float32(config: ComponentConfig) -> None:
     torch.manual_seed(1)
     norm = build_norm(config, 64)

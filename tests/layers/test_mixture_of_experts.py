@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transom.config.moe import MoeConfig as MoeConfig
+from transom.config.moe import MoeConfig
 from transom.layers.context import LayerContext
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.mixture_of_experts import (

@@ -79,7 +79,7 @@ PATTERNS: list[Any] = [
 
 ATTENTION: dict[str, list[Any]] = {
     "pattern": PATTERNS,
-    "bias": [True, False],
+    "qkv_bias": [True, False],
     "output_projection": [True, True, True, False],
     "output_bias": [True, True, False],
     "qk_norm": ["none", "rmsnorm", "layernorm", "dyt"],

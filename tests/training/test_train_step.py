@@ -68,16 +68,16 @@ def test_one_batch_of_32_is_4_of_8_is_8_of_4_is_32_of_1(n_micro_batches: int) ->
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.05, 1e3])
-def test_an_update_is_no_longer_than_the_clipped_gradient(clip_norm: float | None) -> None:
+def test_an_update_is_no_longer_than_the_clipped_gradient(max_grad_norm: float | None) -> None:
     model = tiny()
     before = [p.detach().clone() for p in model.parameters()]
-    training = TrainingConfig(optimizer=SgdConfig(momentum=0.0), max_grad_norm=clip_norm)
+    training = TrainingConfig(optimizer=SgdConfig(momentum=0.0), max_grad_norm=max_grad_norm)
     result = TrainStep(
         model, build_optimizer(model, training.optimizer), training, torch.float32, CrossEntropy(training.label_smoothing)
     ).step([translation_batch(SOURCES, TARGETS, range(N))], 0.5)
     moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before, strict=True)]).norm().item()
     assert 0.05 < result.grad_norm < 1e3, "the norm that is told is that before clipping"
-    assert moved == pytest.approx(0.5 * min(result.grad_norm, clip_norm or result.grad_norm), rel=1e-4)
+    assert moved == pytest.approx(0.5 * min(result.grad_norm, max_grad_norm or result.grad_norm), rel=1e-4)
 
 
 def test_padding_counts_nothing() -> None:

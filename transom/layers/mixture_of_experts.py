@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.moe import BiasBalancingConfig
-from transom.config.moe import MoeConfig as MoeConfig
+from transom.config.moe import MoeConfig
 from transom.layers.context import LayerContext
 from transom.layers.observe import observe
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.decoding import ImageInferenceConfig
-from transom.config.vision import VisionTransformerConfig as VisionTransformerConfig
+from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import ImageBatch
 from transom.data.images.image_files import Images, import_pillow, read_images
 from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
