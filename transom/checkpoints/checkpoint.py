@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from transom.checkpoints.tensors import Origin, hash_tensors, read_metadata, read_tensors, serialize_tensors
+from transom.config.migration import migrate_state
 from transom.errors import CheckpointError, DiskError
 from transom.files.atomic_io import (
     FORMAT_VERSION,
@@ -182,7 +183,8 @@ class Checkpoints:
         manifest, document = self._verify(step, only)
         wanted = [name for name in document.groups if name + _SUFFIX in manifest] if only is None else only
         groups = {name: read_tensors(self.path(step) / (name + _SUFFIX)) for name in wanted}
-        return LoadedCheckpoint(groups, document.state, document.format_version)
+        state = document.state if document.format_version >= FORMAT_VERSION else migrate_state(document.state)
+        return LoadedCheckpoint(groups, state, document.format_version)
 
     def prune(self, keep_full: int, keep_weights: Collection[int] = ()) -> None:
         """Make room: the newest ``keep_full`` stay whole, those before them of ``keep_weights`` keep only group "model", the rest go."""

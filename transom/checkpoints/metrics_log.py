@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transom.config.migration import migrate_metrics
 from transom.errors import CheckpointError
 from transom.files.atomic_io import append_line, convert_disk_errors, write_file
 from transom.files.limits import MAX_METRICS_BYTES
@@ -31,7 +32,7 @@ class MetricsLog:
         Raises:
             CheckpointError: naming the line that is damaged.
         """
-        return [json.loads(line) for line in self._lines()]
+        return [migrate_metrics(json.loads(line)) for line in self._lines()]
 
     def truncate(self, step: int | None) -> None:
         """Forget what comes after ``step``, which a resumed run will write again; None forgets everything."""

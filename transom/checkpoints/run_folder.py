@@ -32,6 +32,7 @@ from transom.checkpoints.run_files import (
 from transom.checkpoints.tensors import Origin, load_weights_into, read_metadata, read_specs, read_weights, serialize_tensors
 from transom.config.architecture import ModelConfig
 from transom.config.error_messages import error_path
+from transom.config.migration import migrate_tables
 from transom.config.model import AnyModel
 from transom.config.plugins import PluginRecord, require_plugins
 from transom.config.task_registry import recipes_by_task
@@ -281,7 +282,7 @@ class RunFolder:
         path = self.path / CONFIG
         raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:
-            config: ModelConfig = TypeAdapter(AnyModel).validate_python(raw)
+            config: ModelConfig = TypeAdapter(AnyModel).validate_python(migrate_tables(raw, ("model",)) if isinstance(raw, dict) else raw)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(["model", *error_path(first, raw if isinstance(raw, dict) else {})])

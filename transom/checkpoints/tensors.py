@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from transom.config.migration import present_tensor_name
 from transom.errors import CheckpointError
 from transom.files.safe_read import require_regular_file
 
@@ -148,9 +149,9 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
     if expected is not None:
         _check_specs(path, wanted, {name: TensorSpec.of(tensor) for name, tensor in expected.items()})
     # A clone owns aligned memory: a mapped file may change, and alignment may change the last bit of a matrix product.
-    own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.metadata.tied}
+    own = {name: file.handle.get_tensor(file.stored[name]).clone() for name in file.specs if name not in file.metadata.tied}
     tensors = {name: own[file.metadata.tied.get(name, name)] for name in file.specs}
-    if file.metadata.sha256 is not None and hash_tensors(tensors) != file.metadata.sha256:
+    if file.metadata.sha256 is not None and hash_tensors({file.stored[name]: x for name, x in tensors.items()}) != file.metadata.sha256:
         raise CheckpointError(f"{path}: damaged, its tensors are not those that were saved")
     return {name: tensors[name] for name in wanted}
 
@@ -195,12 +196,14 @@ class _OpenFile(NamedTuple):
     Attributes:
         handle: the library's.
         specs: what the file says of each tensor, tied names included.
-        metadata: its metadata.
+        metadata: its metadata, with present names.
+        stored: the name under which the file has each tensor, which differs in formats 1 and 2.
     """
 
     handle: Any
     specs: dict[str, TensorSpec]
     metadata: FileMetadata
+    stored: dict[str, str]
 
 
 def _open(path: Path) -> _OpenFile:
@@ -216,7 +219,11 @@ def _open(path: Path) -> _OpenFile:
         raise CheckpointError(f"{path}: damaged, its metadata (table of tied tensors, hash, run, step) cannot be read") from error
     if not all(kept in specs and name not in specs for name, kept in metadata.tied.items()):
         raise CheckpointError(f"{path}: damaged, its table of tied tensors does not fit its tensors")
-    return _OpenFile(handle, specs | {name: specs[kept] for name, kept in metadata.tied.items()}, metadata)
+    specs |= {name: specs[kept] for name, kept in metadata.tied.items()}
+    present = {name: present_tensor_name(name) for name in specs}
+    tied = {present[name]: present[kept] for name, kept in metadata.tied.items()}
+    metadata = metadata.model_copy(update={"tied": tied})
+    return _OpenFile(handle, {present[name]: spec for name, spec in specs.items()}, metadata, {new: old for old, new in present.items()})
 
 
 def _storage_key(tensor: Tensor) -> object:

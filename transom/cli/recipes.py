@@ -23,6 +23,7 @@ EXAMPLES = """
 transom recipes
 transom recipes show multi30k-en-de
 transom recipes copy translation my.toml
+transom recipes upgrade my.toml
 transom recipes patterns cifar10-vit --set model.attention.pattern=window-2d --out patterns.svg
 """
 
@@ -73,6 +74,30 @@ def copy(
     check_output_path(file)
     write_file(file, text.encode())
     print_result({"name": name, "file": str(file)}, as_json, [f"wrote {file}; train it with: transom train {file} --out runs/{file.stem}"])
+
+
+@app.command()
+def upgrade(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recipe with field names of an earlier version.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.toml", help="Write the new recipe here; by default it replaces FILE.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Rename the fields of an older recipe; comments and order are kept."""
+    from transom.config.toml_input import read_toml_text
+    from transom.config.upgrade import upgrade_recipe
+    from transom.files.atomic_io import write_file
+
+    text, changes = upgrade_recipe(read_toml_text(file), str(file))
+    target = output or file
+    if output is not None:
+        check_output_path(output, [file])
+    if changes or output is not None:
+        write_file(target, text.encode())
+    listed = [{"field": ".".join(change.path), "old": change.old, "new": change.new} for change in changes]
+    lines = [f"{each['field']}: {each['old']} -> {each['new']}" for each in listed] or ["all names are current; nothing to change"]
+    print_result({"file": str(target), "changes": listed}, as_json, [*lines, *([f"wrote {target}"] if changes else [])])
 
 
 @app.command()

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from transom.config.migration import present_field, present_value
 from transom.config.schema import Schema, allowed_schemas, kinds, list_item_schemas
 from transom.errors import ConfigError
 
@@ -81,6 +82,8 @@ def _is_table_of(value: Any, part: int | str) -> bool:
 def _message(path: Path, details: list[Any], schema: type[Schema], raw: Mapping[str, Any]) -> str:
     detail, name = details[0], ".".join(path)
     if detail["type"] == "extra_forbidden":
+        if (new := _present_name(path, raw)) is not None:
+            return f"unknown field {name}, which was renamed to {new}; {UPGRADE}"
         return f"unknown field {name}; {_neighbours(path, schema, raw)}"
     if detail["type"] == "missing":
         return f"missing field {name}{_described(path, schema, raw)}"
@@ -89,7 +92,10 @@ def _message(path: Path, details: list[Any], schema: type[Schema], raw: Mapping[
     if detail["type"] == "value_error":
         return f"{name}: {detail['msg'].removeprefix('Value error, ')}" if name else str(detail["msg"].removeprefix("Value error, "))
     expected = " or ".join(dict.fromkeys(_expected(each) for each in details))
-    return f"{name}: expected {expected}, found {_found(detail, raw, path)}"
+    value = _value_at(raw, path, detail["input"])
+    renamed = present_value(_without_indices(path), value) if isinstance(value, str) else value
+    hint = f", which was renamed to {renamed!r}; {UPGRADE}" if renamed != value else ""
+    return f"{name}: expected {expected}, found {_found(value)}{hint}"
 
 
 def _expected(detail: Any) -> str:
@@ -107,11 +113,30 @@ def _expected(detail: Any) -> str:
     )
 
 
-def _found(detail: Any, raw: Mapping[str, Any], path: Path) -> str:
-    value: Any = raw
+UPGRADE = "use the new name, or rewrite the recipe by `transom recipes upgrade FILE`"
+
+
+def _present_name(path: Path, raw: Mapping[str, Any]) -> str | None:
+    holder = _value_at(raw, path[:-1], None)
+    kind = holder.get("kind") if isinstance(holder, Mapping) else None
+    new = present_field(_without_indices(path), kind, str(raw.get("task", "translation")))
+    return None if new is None else ".".join((*path[:-1], new))
+
+
+def _without_indices(path: Path) -> Path:
+    return tuple(part for part in path if not part.isdecimal())
+
+
+def _value_at(raw: Any, path: Path, default: Any) -> Any:
+    """Follow a path through tables and lists; return ``default`` where it leads out of them."""
+    value = raw
     for part in path:
-        of_list = isinstance(value, list) and part.isdecimal()
-        value = value[int(part)] if of_list else value.get(part, detail["input"]) if isinstance(value, Mapping) else detail["input"]
+        in_list = isinstance(value, list) and part.isdecimal()
+        value = value[int(part)] if in_list else value.get(part, default) if isinstance(value, Mapping) else default
+    return value
+
+
+def _found(value: Any) -> str:
     text = "a table" if isinstance(value, Mapping) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

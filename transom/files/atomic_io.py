@@ -20,7 +20,7 @@ from typing import Any
 from transom.errors import DiskError
 from transom.files.file_lock import lock_file, require_file_locks
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Format version of a run folder: configuration, checkpoints, manifests. Since 2, tensor files contain the run identifier and the step."""
 
 MANIFEST = "manifest.json"

@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transom.config.moe import BiasBalancingConfig
-from transom.config.moe import MoeConfig
+from transom.config.moe import BiasBalancingConfig, MoeConfig
 from transom.layers.context import LayerContext
 from transom.layers.observe import observe
 

@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.data import TextDataConfig
-from transom.config.data import TokenizerConfig
+from transom.config.data import TextDataConfig, TokenizerConfig
 from transom.config.recipe import Recipe, TextRecipe
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits

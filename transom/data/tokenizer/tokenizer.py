@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transom.config.data import LANGUAGE_TAG, PairTokenizerConfig
-from transom.config.data import TokenizerConfig
+from transom.config.data import LANGUAGE_TAG, PairTokenizerConfig, TokenizerConfig
 from transom.config.suggestions import suggest
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.bpe import BytePairEncoding

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import transom
+from transom.checkpoints.metrics_log import MetricsLog
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"
@@ -236,7 +237,7 @@ def answers(run: Path) -> dict[str, Any]:
     if hasattr(found, "embed"):
         return {"words": [], "numbers": found.embed([source, target]).flatten().tolist()}
     examples = sorted((DATA / "valid-images").rglob("*.png"))[:2] if hasattr(found, "classify_pixels") else [source, "blue bird runs"]
-    if type(found).__name__ == "SoundClassifier":
+    if getattr(found, "NOUN", None) == "sound":
         examples = sorted((DATA / "valid-sounds").rglob("*.wav"))[:2]
     if hasattr(found, "tag"):
         tagged = found.tag([source, "blue bird runs"])
@@ -258,15 +259,25 @@ def files_at_end(run: Path) -> Iterable[Path]:
     return sorted([*run.glob("*.safetensors"), *(run / "checkpoints" / f"step-{END}").glob("*.safetensors")])
 
 
-def hashes_at_end(run: Path) -> dict[str, str]:
-    """Hash what a whole training leaves: each file of tensors by its path."""
-    return {path.relative_to(run).as_posix(): fingerprint(load_file(path)) for path in files_at_end(run)}
+def hashes_at_end(run: Path, former: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Hash what a whole training leaves: each file of tensors by its path.
+
+    Args:
+        run: its folder.
+        former: the names that weights had in an earlier format, by their present ones; an optimizer's tensors begin with them.
+    """
+
+    def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        begins = {name: next((n for n in former or {} if name.startswith(n)), "") for name in tensors}
+        return {(former or {}).get(begin, "") + name.removeprefix(begin): tensors[name] for name, begin in begins.items()}
+
+    return {path.relative_to(run).as_posix(): fingerprint(named(load_file(path))) for path in files_at_end(run)}
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
     """Read the figures of a run's history, without what depends on the clock."""
     timed = {"seconds", "target_tokens_per_second", "matmul_utilization"}
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = MetricsLog(run / "metrics.jsonl").read()
     return [{name: x for name, x in record.items() if isinstance(x, float) and name not in timed} for record in records]
 
 

@@ -1,0 +1,237 @@
+"""Migrate names of formats 1 and 2: recipe fields, kinds, metrics, checkpoint state and tensors.
+
+Run folders are read through these tables, in memory. A user's own recipe is refused with an error that gives the present name;
+``transom recipes upgrade FILE`` rewrites it. No name has another meaning in its place today, so every function leaves present names as
+they are.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+
+class Renamed(NamedTuple):
+    """The renamed fields of one table of a recipe.
+
+    Attributes:
+        table: a pattern of the table's path, in former names.
+        fields: the present name of each former one.
+        kind: the table's former ``kind``, where the names depend on it.
+        tasks: likewise the recipe's tasks.
+    """
+
+    table: str
+    fields: Mapping[str, str]
+    kind: str | None = None
+    tasks: tuple[str, ...] | None = None
+
+
+PATTERN = r"model\.attention\.pattern(\.(of|patterns))*"
+FIELDS = (
+    Renamed("data", {"temperature": "sampling_temperature", "valid_share": "valid_fraction"}),
+    Renamed(r"data\.(train|valid|test)", {"field": "text_field"}),
+    Renamed("tokenizer", {"dropout": "bpe_dropout"}),
+    Renamed("model", {"tie": "tie_embeddings", "pool": "pooling"}),
+    Renamed(
+        r"model\.position",
+        {
+            "base": "rope_theta",
+            "share": "partial_rotary_factor",
+            "scaling": "rope_scaling",
+            "trained_seq_len": "original_max_seq_len",
+        },
+        "rotary",
+    ),
+    Renamed(r"model\.attention", {"bias": "qkv_bias", "output": "output_projection"}),
+    Renamed(r"model\.attention\.value_residual", {"first": "lambda_1", "own": "lambda_2"}),
+    Renamed(PATTERN, {"of": "patterns"}),
+    Renamed(PATTERN, {"local": "window"}, "logarithmic"),
+    Renamed(
+        r"model\.feed_forward",
+        {
+            "n_shared": "n_shared_experts",
+            "scores": "scoring_func",
+            "normalise": "norm_topk_prob",
+            "balance": "load_balancing",
+            "z_weight": "z_loss_coef",
+            "capacity": "capacity_factor",
+        },
+        "mixture",
+    ),
+    Renamed(r"model\.feed_forward\.(balance|load_balancing)", {"weight": "aux_loss_coef"}, "loss"),
+    Renamed(r"model\.feed_forward\.(balance|load_balancing)", {"rate": "bias_update_rate"}, "bias"),
+    Renamed(r"model\.depth", {"weight": "aux_loss_coef"}, "mixture"),
+    Renamed(r"model\.stem", {"depth": "convs_per_stage"}),
+    Renamed(r"model\.stem\.attention", {"kernel": "kernel_size"}, "cbam"),
+    Renamed(
+        "training",
+        {
+            "accumulate": "grad_accum_steps",
+            "clip_norm": "max_grad_norm",
+            "start_from": "init_from",
+            "select_by": "best_checkpoint_metric",
+            "exits": "early_exit_loss",
+            "mask_share": "mlm_probability",
+            "batch_images": "batch_size",
+            "batch_sounds": "batch_size",
+        },
+    ),
+    Renamed("training", {"token_dropout": "word_dropout"}, tasks=("classification",)),
+    Renamed("training", {"token_dropout": "blank_noising"}, tasks=("language", "tagging")),
+    Renamed(r"training\.schedule", {"final": "min_lr_ratio"}, "cosine"),
+    Renamed(r"training\.schedule", {"decay": "decay_fraction"}, "wsd"),
+    Renamed(r"training\.average", {"last": "n_checkpoints"}, "checkpoints"),
+    Renamed(r"training\.adapter", {"on": "target_modules"}),
+    Renamed(
+        r"training\.augmentation",
+        {
+            "zoom": "crop_scale",
+            "flip": "horizontal_flip",
+            "magnitude": "randaugment_magnitude",
+            "n_bands": "n_freq_masks",
+            "bands": "freq_mask_param",
+            "n_times": "n_time_masks",
+            "times": "time_mask_param",
+        },
+    ),
+    Renamed("decoding", {"words": "word_splitting", "batch_images": "batch_size", "exit_threshold": "early_exit_threshold"}),
+)
+"""Fields that have another name since format 3."""
+
+VALUES = (
+    (PATTERN, "local", "block-local"),
+    (PATTERN, "logarithmic", "logsparse"),
+    (r"model\.feed_forward", "mixture", "moe"),
+    (r"model\.feed_forward\.(balance|load_balancing)", "loss", "aux-loss"),
+    (r"model\.depth", "mixture", "mod"),
+    (r"model\.mask", "prefix", "prefix-lm"),
+    (r"model\.pool", "start", "cls"),
+    (r"training\.schedule", "paper", "inverse-sqrt"),
+    (r"training\.learning_rate", "paper", "noam"),
+)
+"""Values that have another name since format 3: of a field, or of the ``kind`` of the table at that place."""
+
+METRICS = {
+    "peak_share": "matmul_utilization",
+    "expert_load": "max_expert_load",
+    "dropped": "expert_overflow",
+    "depth_share": "mod_fraction",
+    "depth_alone": "mod_fraction_causal",
+}
+"""Keys of ``metrics.jsonl``, and of the sums of a checkpoint's window."""
+
+STATE = {"skips_in_a_row": "consecutive_skips", "validated_at": "last_validation_step", "routed_alone": "routed_causal"}
+"""Keys of a checkpoint's ``state.json``."""
+
+TENSORS = (
+    (r"(encoder\.layers\.\d+)\.ahead\.kernel\.", r"\1.forward_rnn.rnn."),
+    (r"(encoder\.layers\.\d+)\.back\.kernel\.", r"\1.backward_rnn.rnn."),
+    (r"(decoder\.layers\.\d+)\.kernel\.", r"\1.rnn."),
+    (r"(decoder)\.start\.", r"\1.bridge."),
+    (r"(decoder)\.joined\.", r"\1.output_proj."),
+    (r"(stem\.stages\.\d+\.\d+)\.kernel\.", r"\1.conv."),
+    (r"(embedding)\.patches\.", r"\1.projection."),
+    (r"(encoder|decoder)\.mixes\.", r"\1.value_residuals."),
+)
+"""Patterns of tensor names, and what replaces them; an optimizer's tensors begin with the names of their parameters."""
+
+Path = tuple[str, ...]
+
+
+class Change(NamedTuple):
+    """One renamed field or value of a recipe.
+
+    Attributes:
+        path: the field, in former names; places in lists are left out.
+        old: its former name, or its former value.
+        new: its present name or value.
+        is_value: whether a value was renamed.
+    """
+
+    path: Path
+    old: str
+    new: str
+    is_value: bool
+
+
+def list_changes(raw: Mapping[str, Any]) -> list[Change]:
+    """List what ``migrate_tables`` changes in a recipe, outer tables first."""
+    return list(_changes(raw, (), str(raw.get("task", "translation"))))
+
+
+def migrate_tables(raw: Mapping[str, Any], path: Path = (), task: str | None = None) -> dict[str, Any]:
+    """Rename fields and values.
+
+    Args:
+        raw: a recipe, or the table of one that stands at ``path``.
+        path: where the table stands.
+        task: the recipe's task, where ``raw`` is not the whole recipe.
+    """
+    task = str(raw.get("task", "translation")) if not path else task
+    names = {name: present_field((*path, name), raw.get("kind"), task) or name for name in raw}
+    return {names[name]: _migrate_value(value, (*path, name), task) for name, value in raw.items()}
+
+
+def _migrate_value(value: Any, path: Path, task: str | None) -> Any:
+    if isinstance(value, Mapping):
+        return migrate_tables(value, path, task)
+    if isinstance(value, list | tuple):
+        return [_migrate_value(item, path, task) for item in value]
+    return present_value(path, value)
+
+
+def _changes(raw: Any, path: Path, task: str) -> Iterator[Change]:
+    if isinstance(raw, Mapping):
+        for name, value in raw.items():
+            if (new := present_field((*path, name), raw.get("kind"), task)) is not None:
+                yield Change((*path, name), name, new, is_value=False)
+            yield from _changes(value, (*path, name), task)
+    elif isinstance(raw, list | tuple):
+        for item in raw:
+            yield from _changes(item, path, task)
+    elif (new := present_value(path, raw)) != raw:
+        yield Change(path, raw, new, is_value=True)
+
+
+def present_field(path: Path, kind: Any = None, task: str | None = None) -> str | None:
+    """Return the present name of the field at a path; None if it has not been renamed.
+
+    Args:
+        path: the field, in former names.
+        kind: of the table that holds it.
+        task: the recipe's; None for any.
+    """
+    table = ".".join(path[:-1])
+    for renamed in FIELDS:
+        if (
+            path[-1] in renamed.fields
+            and re.fullmatch(renamed.table, table)
+            and (renamed.kind is None or kind in (renamed.kind, present_value(path[:-1], renamed.kind)))
+            and (renamed.tasks is None or task is None or task in renamed.tasks)
+        ):
+            return renamed.fields[path[-1]]
+    return None
+
+
+def present_value(path: Path, value: Any) -> Any:
+    """Return the present name of a field's value; ``kind`` may be the last part of the path."""
+    place = ".".join(path[:-1] if path[-1:] == ("kind",) else path)
+    return next((new for where, old, new in VALUES if value == old and re.fullmatch(where, place)), value)
+
+
+def migrate_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the keys of a record of ``metrics.jsonl``."""
+    return {METRICS.get(name, name): value for name, value in record.items()}
+
+
+def migrate_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the keys of a checkpoint's state, at any depth."""
+    names = STATE | METRICS
+    return {names.get(name, name): migrate_state(value) if isinstance(value, Mapping) else value for name, value in state.items()}
+
+
+def present_tensor_name(name: str) -> str:
+    """Return the present name of a tensor."""
+    for old, new in TENSORS:
+        name = re.sub(old, new, name)
+    return name

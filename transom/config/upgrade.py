@@ -1,0 +1,48 @@
+"""Rewrite a recipe of format 2 or earlier in present names, with its comments and its order."""
+
+import re
+
+from transom.config.migration import Change, list_changes, migrate_tables
+from transom.config.toml_input import find_line, parse_toml
+from transom.errors import ConfigError
+
+
+def upgrade_recipe(text: str, name: str) -> tuple[str, list[Change]]:
+    """Rename the fields and values of a recipe's text.
+
+    Args:
+        text: TOML.
+        name: the file, for errors.
+
+    Returns:
+        The new text, and what was changed; nothing where all names are present ones.
+
+    Raises:
+        ConfigError: it is not TOML, or its layout is such that a change would alter something else.
+    """
+    old = parse_toml(text, name)
+    changes = list_changes(old)
+    lines = text.split("\n")
+    for change in changes:
+        _apply(lines, change, text)
+    new = "\n".join(lines)
+    if parse_toml(new, name) != migrate_tables(old):
+        listed = ", ".join(f"{'.'.join(change.path)}: {change.old} -> {change.new}" for change in changes)
+        raise ConfigError(f"{name}: expected one field per line, found a layout that cannot be rewritten safely; change by hand: {listed}")
+    return new, changes
+
+
+def _apply(lines: list[str], change: Change, text: str) -> None:
+    """Replace the first occurrence at or after the line that sets the field; ``upgrade_recipe`` verifies the result."""
+    start = (find_line(text, change.path) or 1) - 1
+    if change.is_value:
+        pattern, new = rf"([\"']){re.escape(change.old)}\1", rf"\g<1>{change.new}\g<1>"
+    else:
+        pattern, new = rf"(?<![\w.\"'-]){re.escape(change.old)}(?=\s*=)|(?<=\.){re.escape(change.old)}(?=\s*[\].=])", change.new
+    for number in [*range(start, len(lines)), *range(start)]:
+        code = re.match(r"""(?:[^#"']|"[^"]*"|'[^']*')*""", lines[number])
+        assert code is not None
+        replaced, n = re.subn(pattern, new, code[0], count=1)
+        if n:
+            lines[number] = replaced + lines[number][code.end() :]
+            return
