@@ -5,8 +5,9 @@ import json
 import pytest
 
 from benchmarks import by_length
-from tests.cli.conftest import Trained
-from tests.cli.conftest import trained  # the fixture
+from tests.cli.conftest import (
+    Trained,  # the fixture
+)
 from transom.checkpoints.run_folder import RunFolder
 from transom.data.pairs.pairs import Pairs
 from transom.training.translation_metrics import bleu

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transom.config.data import LabeledFilesConfig
-from transom.config.data import TokenizerConfig
+from transom.config.data import LabeledFilesConfig, TokenizerConfig
 from transom.data.labeled.class_labels import collect_classes, encode_labels
 from transom.data.labeled.labeled_texts import (
     LabeledTextLoader,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transom.config.data import PhrasebookConfig
-from transom.config.data import TokenizerConfig
+from transom.config.data import PhrasebookConfig, TokenizerConfig
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 from transom.data.synthetic.phrasebook.lexicon import lexicon
 from transom.data.synthetic.phrasebook.phrases import clock_time, date, quantity

@@ -24,7 +24,7 @@ def training_overrides(
     recipe: str | Path,
     files: Files,
     overrides: Sequence[str] = (),
-    start_from: Path | None = None,
+    init_from: Path | None = None,
     minutes: float | None = None,
 ) -> list[str]:
     """Return all overrides of a training's recipe; later ones win.
@@ -39,7 +39,7 @@ def training_overrides(
     Raises:
         ConfigError: the files are of several kinds or of one that the recipe does not train on, or an option is missing.
     """
-    start = [] if start_from is None else [f"training.init_from={quoted(init_from)}"]
+    start = [] if init_from is None else [f"training.init_from={quoted(init_from)}"]
     limit = [] if minutes is None else [f"training.max_minutes={minutes}"]
     return [*file_overrides(recipe, overrides, files), *start, *overrides, *limit]
 

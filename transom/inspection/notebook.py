@@ -143,7 +143,7 @@ def tagged(words: Iterable[tuple[str, str | None, str]]) -> Element:
     return node("p", *parts, dir="auto", class_="text")
 
 
-def run(rows: Iterable[tuple[str, str]]) -> Element:
+def facts(rows: Iterable[tuple[str, str]]) -> Element:
     """Return a table of names and values."""
     return node("table", *(node("tr", node("th", name), node("td", value, class_="text", dir="auto")) for name, value in rows))
 

@@ -94,5 +94,5 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
 
     def _html(self) -> str:
         state = [progress_bar(self._step / max(self._max_steps, 1)), facts(self._state.items())]
-        table = validation_table([(each.step, each.figures, each.best) for each in self._validated])
+        table = validation_table([(each.step, each.metrics, each.best) for each in self._validated])
         return framed([*state, *table], notes=self._lines)

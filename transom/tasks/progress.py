@@ -96,7 +96,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             return
         figures = (
             f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {format_count(event.target_tokens_per_second)} {self._counted}/s"
-            f"  {format_percent(event.matmul_utilization)} of peak{_load(event.measured)}  {format_duration(event.seconds_left)} left"
+            f"  {format_percent(event.matmul_utilization)} of peak{_format_expert_load(event.aux_metrics)}  {format_duration(event.seconds_left)} left"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, figures=figures)
@@ -113,17 +113,18 @@ ENDED = {
 }
 
 
-def _load(measured: Mapping[str, float]) -> str:
+def _format_expert_load(aux_metrics: Mapping[str, float]) -> str:
     """Format the maximum expert load relative to the mean and the number of overflowed assignments, if there are experts."""
-    if "max_expert_load" not in measured:
+    if "max_expert_load" not in aux_metrics:
         return ""
-    dropped = f", {format_count(measured['dropped'])} dropped" if measured["dropped"] else ""
-    return f"  max expert load {measured['expert_load']:.2f} x mean{dropped}"
+    overflow = aux_metrics["expert_overflow"]
+    dropped = f", {format_count(overflow)} dropped" if overflow else ""
+    return f"  max expert load {aux_metrics['max_expert_load']:.2f} x mean{dropped}"
 
 
 def validation_line(event: ValidationFinished) -> str:
     """Return the figures of a validation on one line."""
-    figures = [*format_metrics(event.figures), *([] if event.weights is None else [f"{event.weights} weights"])]
+    figures = [*format_metrics(event.metrics), *([] if event.weights is None else [f"{event.weights} weights"])]
     return f"step {format_count(event.step)}: validation {', '.join(figures)}{' (best so far)' if event.best else ''}"
 
 

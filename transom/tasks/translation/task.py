@@ -117,8 +117,8 @@ def languages_of(data: TranslationDataConfig) -> str | None:
     """Return source and target language as "en to de", if the data name them: by endings such as ``.en`` and ``.de.gz``, or built in."""
     if isinstance(data.generate, PhrasebookConfig):
         return "en to es"
-    if data.train is None or data.train.source is None or data.train.decoder_input is None:
+    if data.train is None or data.train.source is None or data.train.target is None:
         return None
-    endings = [re.search(r"\.([a-z]{2,3})(\.gz)?$", name) for name in (data.train.source, data.train.decoder_input)]
+    endings = [re.search(r"\.([a-z]{2,3})(\.gz)?$", name) for name in (data.train.source, data.train.target)]
     codes = [found[1] for found in endings if found is not None and found[1] != "txt"]
     return " to ".join(codes) if len(codes) == 2 else None
