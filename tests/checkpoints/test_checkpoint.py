@@ -191,8 +191,8 @@ def test_a_hostile_text_in_place_of_json_is_refused(tmp_path, monkeypatch):
 
 def test_a_newer_format_says_so(tmp_path):
     checkpoints = saved(tmp_path, 1)
-    hostile(checkpoints, 1, {"format_version": 3, "files": {}})
-    with pytest.raises(CheckpointError, match="expected format_version 1 to 2, found 3; use the transom that wrote it"):
+    hostile(checkpoints, 1, {"format_version": 4, "files": {}})
+    with pytest.raises(CheckpointError, match="expected format_version 1 to 3, found 4; use the transom that wrote it"):
         checkpoints.load(1)
 
 

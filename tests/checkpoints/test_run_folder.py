@@ -244,8 +244,8 @@ def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
 
 def test_a_config_of_a_newer_transom_says_so(tmp_path):
     path = begun(tmp_path / "a")
-    put_config(path, seq2seq().model_dump(mode="json"), format_version=3)
-    with pytest.raises(CheckpointError, match="expected format_version 1 to 2, found 3"):
+    put_config(path, seq2seq().model_dump(mode="json"), format_version=4)
+    with pytest.raises(CheckpointError, match="expected format_version 1 to 3, found 4"):
         RunFolder.open(path).load_config()
 
 

@@ -21,11 +21,11 @@ from typing import Literal
 from torch import nn
 
 from transom.config.schema import Component
-from transom.config.component_registry import component, implements
+from transom.config.component_registry import register_component, implements
 from transom.layers.context import LayerContext
 
 
-@component("feed_forward")
+@register_component("feed_forward")
 class Halved(Component):
     """x W / 2."""
 
@@ -111,10 +111,10 @@ SCORE = """
 from typing import Literal
 
 from transom.config.schema import Component
-from transom.config.component_registry import component, implements
+from transom.config.component_registry import register_component, implements
 
 
-@component("score")
+@register_component("score")
 class Mine(Component):
     kind: Literal["mine"] = "mine"
 

@@ -28,18 +28,18 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from transom.checkpoints.tensors import Spec
+from transom.checkpoints.tensors import TensorSpec
 from transom.config.schema import Component
-from transom.config.components import MultiHeadAttentionConfig, PositionComponent
-from transom.config.component_registry import component, implements
-from transom.config.training import ScheduleComponent
+from transom.config.components import MultiHeadAttentionConfig, PositionConfig
+from transom.config.component_registry import register_component, implements
+from transom.config.training import ScheduleConfig
 from transom.layers.attention import Attention, attention_weights
 from transom.layers.masks.mask_rules import DistanceRule
 from transom.layers.norm import Norm
 from transom.layers.position_encoding import PositionEncoding
 
 
-@component("norm", "qk_norm")
+@register_component("norm", "qk_norm")
 class MaxNorm(Component):
     """gamma * x / max |x|.
 
@@ -52,15 +52,15 @@ class MaxNorm(Component):
 
 @implements(MaxNorm)
 class MaxNormLayer(Norm):
-    def __init__(self, component, width):
-        super().__init__(component, width)
-        self.floor, self.weight = component.floor, nn.Parameter(torch.ones(width))
+    def __init__(self, config, width):
+        super().__init__(config, width)
+        self.floor, self.weight = config.floor, nn.Parameter(torch.ones(width))
 
     def forward(self, x, taps=None, real=None):
         return (x / x.abs().amax(-1, keepdim=True).clamp_min(self.floor) * self.weight).to(x.dtype)
 
 
-@component("feed_forward", "expert")
+@register_component("feed_forward", "expert")
 class Bilinear(Component):
     """(x W) * (x V), then W_2.
 
@@ -72,7 +72,7 @@ class Bilinear(Component):
 
 @implements(Bilinear)
 class BilinearLayer(nn.Module):
-    def __init__(self, component, d_model, d_ff, dropout):
+    def __init__(self, config, d_model, d_ff, dropout):
         super().__init__()
         self.a, self.b, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
 
@@ -80,7 +80,7 @@ class BilinearLayer(nn.Module):
         return self.down(self.a(x) * self.b(x))
 
 
-@component("attention")
+@register_component("attention")
 class Nearness(MultiHeadAttentionConfig):
     """softmax(-|q - k|^2 / (2 sqrt(d_k))) V.
 
@@ -101,7 +101,7 @@ class NearnessAttention(Attention):
         return attention_weights(s, self.attention_args(ctx))
 
 
-@component("score")
+@register_component("score")
 class General(Component):
     """S = Q W K^T, W starts as the identity.
 
@@ -113,7 +113,7 @@ class General(Component):
 
 @implements(General)
 class GeneralScore(nn.Module):
-    def __init__(self, component, d_head):
+    def __init__(self, config, d_head):
         super().__init__()
         self.w = nn.Parameter(torch.eye(d_head))
 
@@ -121,8 +121,8 @@ class GeneralScore(nn.Module):
         return q @ self.w.to(q.dtype) @ k.transpose(-2, -1)
 
 
-@component("position")
-class Ramp(PositionComponent):
+@register_component("position")
+class Ramp(PositionConfig):
     """One learned direction times the position.
 
     Cost and use: For this test.
@@ -141,7 +141,7 @@ class RampLayer(PositionEncoding):
         return positions[..., None] * self.direction
 
 
-@component("pattern", "stack_pattern")
+@register_component("pattern", "stack_pattern")
 class Past(Component):
     """Tokens at a distance.
 
@@ -155,7 +155,7 @@ class Past(Component):
 implements(Past)(lambda pattern, width: DistanceRule(pattern.least))
 
 
-@component("optimizer")
+@register_component("optimizer")
 class Sign(Component):
     """w <- w - lr sign(g)."""
 
@@ -164,11 +164,11 @@ class Sign(Component):
 
 @implements(Sign)
 class SignOptimizer(torch.optim.Optimizer):
-    def __init__(self, component, model, parameters, dtype):
+    def __init__(self, config, model, parameters, dtype):
         super().__init__(parameters, {"lr": 0.0})
 
     def state_specs(self, parameter):
-        return {"steps": Spec(torch.float32, ())}
+        return {"steps": TensorSpec(torch.float32, ())}
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -180,8 +180,8 @@ class SignOptimizer(torch.optim.Optimizer):
                     p.sub_(p.grad.sign(), alpha=group["lr"])
 
 
-@component("schedule")
-class Linear(ScheduleComponent):
+@register_component("schedule")
+class Linear(ScheduleConfig):
     """A linear fall to zero."""
 
     kind: Literal["linear"] = "linear"
@@ -191,9 +191,9 @@ implements(Linear)(lambda schedule, step, max_steps: 1 - (step - 1) / max_steps)
 '''
 
 KNOWN = """
-from transom.config.component_docs import catalogue
+from transom.config.component_docs import component_page
 from transom.config.recipe import load_recipe
-from transom.config.config_docs import reference
+from transom.config.config_docs import config_page
 from transom.errors import ConfigError
 
 mine = ["model.norm=max", "model.norm.floor=0.5", "model.feed_forward=bilinear", "model.position=ramp", "training.optimizer=sign",
@@ -216,11 +216,11 @@ assert told("model.norm.floor=1").endswith("unknown field model.norm.floor; it g
 assert told("model.norm=max", "model.norm.floor=0").endswith("model.norm.floor: expected a number greater than 0, found 0")
 assert "expected one of 'layernorm', 'rmsnorm', 'dyt', 'none', 'batchnorm', 'max', found 'mux'" in told("model.norm=mux")
 assert "'inverse-sqrt', 'cosine', 'wsd', 'linear', found" in told("training.schedule=liner")
-page = reference()
+page = config_page()
 assert "## `[model.norm]` of kind `max`" in page and "| `floor` | number, above 0 | `0.001` | least divisor |" in page
 assert '`"none"` or `"batchnorm"` or `"max"` |' in page and "## `[training.optimizer]` of kind `sign`" in page
-assert "| `max` | gamma * x / max |x|. | For this test. |".replace("|x|", "\\\\|x\\\\|") in catalogue()
-assert all(f"| `{kind}` |" in catalogue() for kind in ("bilinear", "nearness", "general", "ramp", "past"))
+assert "| `max` | gamma * x / max |x|. | For this test. |".replace("|x|", "\\\\|x\\\\|") in component_page()
+assert all(f"| `{kind}` |" in component_page() for kind in ("bilinear", "nearness", "general", "ramp", "past"))
 """
 
 TRAINED = """

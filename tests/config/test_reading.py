@@ -124,9 +124,9 @@ def test_depth_is_what_the_parser_finds(monkeypatch: pytest.MonkeyPatch) -> None
             check_toml(text, "x")  # does not fail on anything
             continue
         n_parsed += found > 2
-        monkeypatch.setattr(reading, "MAX_DEPTH", found)
+        monkeypatch.setattr("transom.config.toml_input.MAX_DEPTH", found)
         check_toml(text, "x")
-        monkeypatch.setattr(reading, "MAX_DEPTH", found - 2)
+        monkeypatch.setattr("transom.config.toml_input.MAX_DEPTH", found - 2)
         if found > 2:
             with pytest.raises(ConfigError, match="levels deep"):
                 check_toml(text, "x")

@@ -275,7 +275,7 @@ def test_an_unknown_name_lists_or_suggests_recipes(monkeypatch: pytest.MonkeyPat
     ("override", "message"),
     [
         ("training.learning_rate=nan", "training.learning_rate: expected a finite number or 'noam', found nan"),
-        ("training.learning_rate=0", "training.learning_rate: expected a number greater than 0 or 'paper', found 0"),
+        ("training.learning_rate=0", "training.learning_rate: expected a number greater than 0 or 'noam', found 0"),
         ("training.max_grad_norm=inf", "training.max_grad_norm: expected a finite number, found inf"),
         ("training.max_steps=true", "training.max_steps: expected a whole number, found True"),
         ("training.max_steps='3'", "training.max_steps: expected a whole number, found '3'"),

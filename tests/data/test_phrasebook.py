@@ -25,9 +25,9 @@ WANTING = {"wants", "want", "to"}
 BEFORE_ADJECTIVE = {"is", "are", "was", "were", "will", "be", "not", "very", "too", "so"}
 SPLITS = """
 import json, sys
-from transom.config.data import Phrasebook
+from transom.config.data import PhrasebookConfig
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
-splits = generate_phrasebook(Phrasebook(seed=int(sys.argv[1])))
+splits = generate_phrasebook(PhrasebookConfig(seed=int(sys.argv[1])))
 json.dump([[pairs.source, pairs.target] for pairs in (splits.train, splits.valid, splits.test)], sys.stdout)
 """
 

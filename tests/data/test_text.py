@@ -140,7 +140,7 @@ def test_a_device_or_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
 def test_a_gzip_bomb_is_refused_while_it_is_unpacked(
     line: bytes, max_line_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "UNPACKED_FREE_BYTES", 1 << 16)  # a million empty lines take seconds
+    monkeypatch.setattr(module, "MIN_UNPACKED_BYTES_FOR_RATIO", 1 << 16)  # a million empty lines take seconds
     monkeypatch.setattr(module, "MAX_UNPACKED_RATIO", 10)
     unit = line * ((1 << 20) // len(line))
     with gzip.open(tmp_path / "bomb.gz", "wb") as file:

@@ -92,8 +92,8 @@ def norm() -> nn.Module:
     return build_norm(components.LayerNormConfig(), D_MODEL)
 
 
-def attention(config: dict[str, Any] | None = None, **fields: Any) -> Attention:
-    return Attention(config(**{"d_head": 3, "d_value": 2} | fields, attention=config or {}))
+def attention(attention: dict[str, Any] | None = None, **fields: Any) -> Attention:
+    return Attention(config(**{"d_head": 3, "d_value": 2} | fields, attention=attention or {}))
 
 
 class Placed(nn.Module):

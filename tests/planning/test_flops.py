@@ -47,7 +47,7 @@ def test_the_count_is_what_is_done(changes, shape):
     assert counted.training == forward.get_total_flops() + backward.get_total_flops()
 
 
-@pytest.mark.parametrize("attention", ["none", {"kind": "se", "reduction": 2}, {"kind": "cbam", "reduction": 2, "kernel": 5}], ids=str)
+@pytest.mark.parametrize("attention", ["none", {"kind": "se", "reduction": 2}, {"kind": "cbam", "reduction": 2, "kernel_size": 5}], ids=str)
 @pytest.mark.parametrize("stem", [{"channels": (4, 6)}, {"channels": (8,), "convs_per_stage": 2}], ids=str)
 @pytest.mark.parametrize("kind", [VisionTransformerConfig, ConvolutionalNetworkConfig])
 def test_stems_and_what_weighs_their_channels_are_counted(kind: type[ImageClassifierConfig], stem: dict[str, Any], attention: Any) -> None:

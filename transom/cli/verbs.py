@@ -102,7 +102,7 @@ def _import_plugins(arguments: Sequence[str]) -> bool:
 def _plugin_help() -> str:
     """Format what the named plugins registered; without plugins nothing is imported."""
     plugins = sys.modules.get("transom.config.plugins")
-    lines = plugins.registered_by_plugins() if plugins else []
+    lines = plugins.describe_plugins() if plugins else []
     if not lines:
         return ""
     from rich.markup import escape

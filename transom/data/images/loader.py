@@ -23,7 +23,7 @@ MAX_STATISTICS_IMAGES = 10_000
 """Maximum number of images used to estimate the mean and standard deviation of the channels."""
 
 
-def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, valid_share: float) -> Splits[Images]:
+def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, valid_fraction: float) -> Splits[Images]:
     """Read or generate the images of a recipe.
 
     Args:
@@ -41,7 +41,7 @@ def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, vali
         return read_images(root / expand_path(files.images), model.image_size, model.channels)
 
     def split(images: Images) -> tuple[Images, Images]:
-        return holdout(images, images.digests, valid_share, "images")
+        return holdout(images, images.digests, valid_fraction, "images")
 
     if isinstance(data.generate, DigitsConfig):
         digits, test = load_digits(data.generate, model.image_size, model.channels)

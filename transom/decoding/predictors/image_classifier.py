@@ -79,7 +79,10 @@ class ImageClassifier:
             DataError: one cannot be read.
         """
         with eval_mode(self.model):
-            parts = [(self.encoder_backend or self.model).last_hidden_state(self._batch(part)).float().cpu() for part in self._read(images, notify)]
+            parts = [
+                (self.encoder_backend or self.model).last_hidden_state(self._batch(part)).float().cpu()
+                for part in self._read(images, notify)
+            ]
         vectors = torch.cat(parts) if parts else torch.empty(0, self.model.config.d_model)
         found: NDArray[np.float32] = (F.normalize(vectors, dim=-1) if normalize else vectors).numpy()
         return found

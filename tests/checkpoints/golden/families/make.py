@@ -234,15 +234,13 @@ def answers(run: Path) -> dict[str, Any]:
     if hasattr(found, "fill"):
         gaps = found.fill(["red [MASK] sleeps"], top_k=4)[0][0]
         return {"words": [x.text for x in gaps], "numbers": [x.p for x in gaps]}
-    if hasattr(found, "embed"):
-        return {"words": [], "numbers": found.embed([source, target]).flatten().tolist()}
-    examples = sorted((DATA / "valid-images").rglob("*.png"))[:2] if hasattr(found, "classify_pixels") else [source, "blue bird runs"]
-    if getattr(found, "NOUN", None) == "sound":
-        examples = sorted((DATA / "valid-sounds").rglob("*.wav"))[:2]
     if hasattr(found, "tag"):
         tagged = found.tag([source, "blue bird runs"])
         return {"words": [tag for x in tagged for tag in x.tags], "numbers": [p for x in tagged for p in x.p]}
-    classes = found.classify(examples)
+    if not hasattr(found, "classify"):
+        return {"words": [], "numbers": found.embed([source, target]).flatten().tolist()}
+    files = {"image": sorted((DATA / "valid-images").rglob("*.png")), "sound": sorted((DATA / "valid-sounds").rglob("*.wav"))}
+    classes = found.classify(files.get(getattr(found, "NOUN", ""), [source, "blue bird runs"])[:2])
     return {"words": [x.label for x in classes], "numbers": [p for x in classes for _, p in sorted(x.probabilities.items())]}
 
 
