@@ -328,5 +328,5 @@ def test_step_names_are_the_documented_ones(tmp_path):
     checkpoints = saved(tmp_path, 500)
     assert checkpoints.path(500) == tmp_path / "checkpoints" / "step-500"
     document = json.loads((checkpoints.path(500) / "manifest.json").read_text())
-    assert document["format_version"] == 2
+    assert document["format_version"] == 3
     assert all(re.fullmatch("[0-9a-f]{64}", entry["sha256"]) for entry in document["files"].values())

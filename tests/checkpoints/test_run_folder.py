@@ -55,7 +55,7 @@ def test_a_run_has_the_documented_files(tmp_path):
     path = begun(tmp_path / "a")
     files = {"recipe.toml", "config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "README.md"}
     assert names(path) == files | {"checkpoints", LOCK}
-    assert json.loads((path / "config.json").read_text())["format_version"] == 2
+    assert json.loads((path / "config.json").read_text())["format_version"] == 3
 
 
 def test_a_run_that_comes_to_nothing_leaves_no_folder(tmp_path):

@@ -42,7 +42,7 @@ def test_a_word_or_a_table_names_it() -> None:
         (
             "python-stdlib",
             [f"{FIELD}=linear", "model.mask=prefix-lm"],
-            "keeps sums of what came before: expected mask = 'causal', found 'prefix'",
+            "keeps sums of what came before: expected mask = 'causal', found 'prefix-lm'",
         ),
         ("python-stdlib", [f"{FIELD}=linera"], "expected one of 'none', 'linear', 'performer', 'linformer', 'nystrom', found 'linera'"),
         ("python-stdlib", [f'{FIELD}={{ kind = "linear", rank = 3 }}'], f"unknown field {FIELD}.rank; it goes with .*'linformer'"),

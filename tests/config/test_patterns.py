@@ -92,7 +92,7 @@ def test_prompts_have_a_prefix_to_see_and_plain_text_none_to_learn_from() -> Non
     assert load_recipe("exercises", given)[0].model.attention.pattern == PrefixPatternConfig()
     with pytest.raises(ConfigError, match="see some of itself, found prefix"):
         load_recipe("python-stdlib", given)
-    with pytest.raises(ConfigError, match="expected 'causal' for task 'language', found 'prefix'"):
+    with pytest.raises(ConfigError, match="expected 'causal' for task 'language', found 'prefix-lm'"):
         load_recipe("python-stdlib", ["model.mask=prefix-lm"])
 
 

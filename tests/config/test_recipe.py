@@ -234,7 +234,7 @@ def test_messages(write: Load, text: str, overrides: list[str], expected: str) -
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[training]\nseed = 1", "my.toml: missing field data (the examples)"),
+        ("[training]\nseed = 1", "my.toml: missing field data (the data)"),
         ("[data]\nroot = '.'", "my.toml:1: data: expected exactly one of data.train, data.generate and data.languages"),
         ("[data]\ntrain = { sorce = 'x' }", "my.toml:2: unknown field data.train.sorce; did you mean data.train.source?"),
         ("[data]\ngenerate = { n_train = 300 }", "my.toml:2: missing field data.generate.kind"),
@@ -318,7 +318,7 @@ train = { source = "train.en", target = "train.fr" }
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('tag = "fr"', 'tag = "de"', "my.toml:1: data: data.languages: expected different tags, found 'de' twice"),
+        ('tag = "fr"', 'tag = "de"', "my.toml:1: data: data.languages: expected distinct tags, found 'de' twice"),
         ('tag = "fr"', 'tag = "f r"', "my.toml:9: data.languages.1.tag: expected 1 to 32 letters, digits, - and _, found 'f r'"),
         ('tag = "fr"', 'tag = ""', "my.toml:9: data.languages.1.tag: expected 1 to 32 letters"),
         ('tag = "fr"', "", "my.toml:8: missing field data.languages.1.tag (name of the language"),
