@@ -99,7 +99,7 @@ def gone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def without(holder: Any, wanted: str, *default: Any) -> Any:
         return default[0] if wanted == name else kept(holder, wanted, *default)
 
-    for module in (attention, dispatch, norm, names, onednn_linear, average):
+    for module in (attention, dispatch, norm, activation_sites, onednn_linear, weight_averaging):
         monkeypatch.setattr(module, "getattr", without, raising=False)
 
 

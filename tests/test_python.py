@@ -147,7 +147,7 @@ def test_progress_in_a_notebook(cells: list[Cell], pairs: dict[str, Path], tmp_p
     [
         ({"source": "a.en"}, "source needs target beside it"),
         ({"sources": "a.en"}, "train: expected an argument, found 'sources'; did you mean source"),
-        ({"labelled": "a.tsv"}, "translation learns from source and target, found labelled"),
+        ({"labeled_data": "a.tsv"}, "translation trains on source and target, found labeled_data"),
         ({"source": "a", "target": "b", "text": "c"}, "expected files of one kind, found source and target beside text"),
         (
             {"set": {"training.max_stepz": 3}},
@@ -384,7 +384,7 @@ def classifier_run(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     rows = [(text, language) for language, texts in (("en", ENGLISH), ("es", SPANISH)) for text in texts]
     for name in ("train.tsv", "valid.tsv"):
         (folder / name).write_text("".join(f"{text}\t{label}\n" for text, label in rows), "utf-8")
-    files = {"labelled": folder / "train.tsv", "valid_labelled": folder / "valid.tsv"}
+    files = {"labeled_data": folder / "train.tsv", "valid_labeled_data": folder / "valid.tsv"}
     return transom.train("text-classes", folder / "run", {**SMALL, "model.n_layers": 1}, progress=False, **files)  # type: ignore[arg-type]
 
 

@@ -166,7 +166,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         names = class_names(self.classes_)
         with TemporaryDirectory(prefix="transom-") as scratch:
             arguments: dict[str, Any] = {} if self.from_ is None else {"from_": self.from_}
-            for argument, rows in (("labelled", training), ("valid_labelled", held_out)):
+            for argument, rows in (("labeled_data", training), ("valid_labeled_data", held_out)):
                 arguments[argument] = Path(scratch) / f"{argument}.jsonl"
                 lines = (json.dumps({"text": texts[row], "label": names[numbers[row]]}) for row in rows)
                 arguments[argument].write_text("".join(f"{line}\n" for line in lines), "utf-8")

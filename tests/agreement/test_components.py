@@ -229,8 +229,8 @@ def theirs_of(attention: Any, module: nn.Module, q: Tensor, k: Tensor, v: Tensor
 
 @pytest.mark.parametrize("kind", ["fixed", "learned"])
 def test_later_blocks_mix_the_first_ones_values_with_their_own(kind: str) -> None:
-    config = {"value_residual": {"kind": kind, "lambda_1": 0.3, "lambda_2": 0.9}}
-    stack = Stack(config(norm_placement="pre", n_kv_heads=2, dropout=0.0, attention=config), 3, cross=True)
+    attention = {"value_residual": {"kind": kind, "lambda_1": 0.3, "lambda_2": 0.9}}
+    stack = Stack(config(norm_placement="pre", n_kv_heads=2, dropout=0.0, attention=attention), 3, cross=True)
     pairs = [(0.0, 1.0), (0.3, 0.9), (0.3, 0.9)]
     if kind == "learned":
         for i, mix in enumerate(stack.value_residuals, 1):

@@ -82,8 +82,8 @@ THETA: dict[str, Any] = {
 @pytest.mark.parametrize("base", [100.0, 10000.0])
 def test_rotary_scalings(scaling: str, base: float, close: float) -> None:
     factor = 1.0 if scaling == "none" else 4.0
-    config = {"kind": "rotary", "rope_theta": base, "rope_scaling": scaling, "factor": factor}
-    position = build_position_encoding(config(d_model=64, position=config), causal=True)
+    rotary = {"kind": "rotary", "rope_theta": base, "rope_scaling": scaling, "factor": factor}
+    position = build_position_encoding(config(d_model=64, position=rotary), causal=True)
     assert isinstance(position, Rotary)
     scale = 0.1 * math.log(factor) + 1 if scaling == "yarn" else 1.0
     angles = torch.tensor([[i * THETA[scaling](k, 16, base, factor) for k in range(8)] for i in range(64)], dtype=torch.float64)

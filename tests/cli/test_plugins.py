@@ -20,13 +20,13 @@ from typing import Literal
 
 from torch import nn
 
-from transom.config.schema import Component
+from transom.config.schema import ComponentConfig
 from transom.config.component_registry import register_component, implements
 from transom.layers.context import LayerContext
 
 
 @register_component("feed_forward")
-class Halved(Component):
+class Halved(ComponentConfig):
     """x W / 2."""
 
     kind: Literal["halved"] = "halved"
@@ -75,7 +75,7 @@ def error_of(source: str | bytes, transom: Call, folder: Path) -> str:
     [
         ("def broken(:", "error: plugin FOLDER/bad.py, line 1: SyntaxError: invalid syntax"),
         (b"\x89PNG\r\n\x1a\n\0", "error: plugin FOLDER/bad.py"),
-        ("x = 1\n\n1 / 0", "error: plugin FOLDER/bad.py, line 3: ZeroDivisionError: division by zero; mend the plugin"),
+        ("x = 1\n\n1 / 0", "error: plugin FOLDER/bad.py, line 3: ZeroDivisionError: division by zero; fix the plugin"),
         ("import no_such_module", "error: plugin FOLDER/bad.py, line 1: ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit(0)", "error: plugin FOLDER/bad.py, line 1: SystemExit: 0"),
         ("x = 1", "error: plugin FOLDER/bad.py: expected a component or a task that it registers, found none; decorate one"),
@@ -110,12 +110,12 @@ def test_a_plugin_that_is_not_there_is_refused_in_one_line(
 SCORE = """
 from typing import Literal
 
-from transom.config.schema import Component
+from transom.config.schema import ComponentConfig
 from transom.config.component_registry import register_component, implements
 
 
 @register_component("score")
-class Mine(Component):
+class Mine(ComponentConfig):
     kind: Literal["mine"] = "mine"
 
 
@@ -129,7 +129,7 @@ NO_FEED_FORWARD = TINY[:-2]
 @pytest.mark.parametrize(
     ("built", "message"),
     [
-        ("None", "error: component Mine: expected a function of queries and keys, found None; let what @implements decorates return one"),
+        ("None", "error: component Mine: expected a function of queries and keys, found None; return one from the function that @implements decorates"),
         (
             "lambda q, k: q.mean(-1, keepdim=True)",
             r"expected scores \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",
@@ -137,7 +137,7 @@ NO_FEED_FORWARD = TINY[:-2]
         ("lambda q, k: 3.0", r"found float; fix the plugin"),
         (
             "lambda q, k: 1 / 0",
-            r"error: plugin mine\.py, line 15: ZeroDivisionError: division by zero; mend the plugin, whose traceback is in",
+            r"error: plugin mine\.py, line 15: ZeroDivisionError: division by zero; fix the plugin \(traceback in",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_fault_beside_a_plugin_names_both(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCORE.replace("BUILT", "lambda q: q"))
     command = ["train", "copy", *NO_FEED_FORWARD, "--plugin", "mine.py", "--set", "model.attention.score=mine", "--out", "run"]
     done = transom_outside(tmp_path, *command)
-    assert done.returncode == 1 and "this is a fault in transom or plugin mine.py, please report it with" in done.stderr
+    assert done.returncode == 1 and "this is a bug in transom or plugin mine.py, please report it with" in done.stderr
 
 
 def test_an_interrupt_of_an_import_remains_one(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ VARIANTS: list[dict[str, Any]] = [
     {},
     {"norm_placement": "post", "feed_forward": {"kind": "gelu"}},
     {"norm_placement": "pre", "feed_forward": {"kind": "gelu-tanh"}, "position": {"kind": "learned"}},
-    {"feed_forward": {"kind": "silu", "bias": False}, "attention": {"bias": False}, "d_value": 8, "norm": {"kind": "none"}},
+    {"feed_forward": {"kind": "silu", "bias": False}, "attention": {"qkv_bias": False}, "d_value": 8, "norm": {"kind": "none"}},
     {"feed_forward": {"kind": "relu"}, "norm": {"kind": "layernorm", "bias": False}},
 ]
 

@@ -46,7 +46,7 @@ def test_the_example_of_a_new_component_has_the_size_that_is_told() -> None:
         return len(inspect.getsource(thing).splitlines())
 
     def naming(path: str) -> int:
-        return len(re.findall(r"^.*(?:\bDynamicTanh\(|\"dyt\").*$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE))
+        return len(re.findall(r"^.*(?:\bDynamicTanhConfig\(|\"dyt\").*$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE))
 
     schema, layer = lines(components.DynamicTanhConfig), lines(norm.DynamicTanh)
     tested = naming("tests/layers/test_gradients.py") + naming("tests/models/combinations.py")

@@ -171,5 +171,5 @@ def test_select_finds_by_pattern_in_order() -> None:
 
 
 def test_select_names_the_neighbours_of_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"'encoder.blocks.1.atn.q'; near it are encoder.blocks.1.attn.q,"):
+    with pytest.raises(ConfigError, match=r"'encoder.blocks.1.atn.q'; the closest are encoder.blocks.1.attn.q,"):
         select_sites(config(), ["encoder.blocks.1.atn.q"])

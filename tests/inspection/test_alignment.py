@@ -118,7 +118,7 @@ def test_recurrent_networks_align_by_their_one_attention(attention: object) -> N
 
 def test_without_attention_nothing_can_be_aligned() -> None:
     tokenizers = trained()
-    with pytest.raises(ConfigError, match=r"a model that attends to its source, found model\.attention\.kind = 'none'"):
+    with pytest.raises(ConfigError, match=r"a model with cross-attention, found model\.attention\.kind = 'none'"):
         align(recurrent(tokenizers, "none"), tokenizers, "a", "a")
 
 

@@ -147,10 +147,10 @@ def test_images_have_their_attention_compared() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"attention": {"softcap": 2.0, "sinks": True}}, "bounded scores and sinks"),
-        ({"position": "alibi"}, "a bias of positions"),
-        ({"attention": {"pattern": {"kind": "window", "size": 9}}}, "a pattern"),
-        ({"attention": {"approximation": "performer"}}, "exact attention is new to it"),
+        ({"attention": {"softcap": 2.0, "sinks": True}}, "softcap and sinks"),
+        ({"position": "alibi"}, "a position bias"),
+        ({"attention": {"pattern": {"kind": "window", "size": 9}}}, "a sparsity pattern"),
+        ({"attention": {"approximation": "performer"}}, "not with exact attention"),
     ],
 )
 @pytest.mark.kernels
@@ -166,8 +166,8 @@ def test_what_approximations_leave_out_is_said(fields: dict[str, Any], words: st
 
 def test_blocks_that_only_chosen_tokens_pass_are_left_out() -> None:
     found = compare_attention_methods(decoder(depth="mod", attention={"value_residual": "learned"}), LANGUAGE, QUICK)
-    assert list(found.layers) == ["decoder.blocks.0.attn"] and "blocks that only chosen tokens pass are left out" in found.notes
-    with pytest.raises(ConfigError, match=r"found model\.depth = 'mod' in every block, which has no attention of all tokens"):
+    assert list(found.layers) == ["decoder.blocks.0.attn"] and "mixture-of-depths blocks are skipped" in found.notes
+    with pytest.raises(ConfigError, match=r"found model\.depth = 'mod' in every block, which leaves no attention layer over all tokens"):
         compare_attention_methods(decoder(depth={"kind": "mod", "every": 1}), LANGUAGE, QUICK)
 
 

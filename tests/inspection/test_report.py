@@ -74,7 +74,7 @@ def test_the_figures_are_those_of_the_kept_weights(run: RunSummary) -> None:
     page = Page(render_report(run))
     best_validation = next(record for record in run.validations if record["step"] == 5000)
     assert {f"{best_validation['bleu']:.1f}", f"{best_validation['loss']:.3f}", "42 min 14 s", "39.61", "3,900"} <= set(page.words)
-    assert "kept: step 5,000, the best loss" in page.words
+    assert "best weights: step 5,000, by loss" in page.words
     assert "nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.5.1" in page.words
 
 
@@ -85,15 +85,15 @@ def test_six_curves_and_the_two_alignments_are_drawn(run: RunSummary) -> None:
 
 def test_skipped_steps_name_their_lines(run: RunSummary) -> None:
     page = Page(render_report(run))
-    assert "2 steps were skipped because the loss or a gradient was not finite:" in page.words
-    assert "step 1,230: line 17, line 25011 of the training data" in page.words
+    assert "2 steps were skipped because the loss or a gradient was not finite (samples of each batch):" in page.words
+    assert "step 1,230: line 17, line 25011" in page.words
 
 
 def test_many_skipped_steps_are_counted_not_listed(run: RunSummary) -> None:
     many = [{"step": step, "kind": "skipped", "samples": [f"line {n}" for n in range(40)]} for step in range(1, 34)]
     page = Page(render_report(replace(run, metrics=many)))
     assert "and 13 more" in page.words
-    assert f"step 1: {', '.join(f'line {n}' for n in range(12))} and 28 more of the training data" in page.words
+    assert f"step 1: {', '.join(f'line {n}' for n in range(12))} and 28 more" in page.words
 
 
 def test_words_that_differ_from_the_reference_are_marked(run: RunSummary) -> None:
@@ -109,7 +109,7 @@ def test_case_is_no_difference_to_a_model_without_it(run: RunSummary) -> None:
     metrics = [{"step": 1, "kind": "validation", "best": True, "seconds": 1.0, "loss": 1.0, "perplexity": 2.7, "samples": [line]}]
     page = render_report(replace(run, recipe=run.recipe.model_copy(update={"tokenizer": tokenizer}), metrics=metrics))
     assert 'ein mann schläft. <span class="same">✓ same as the reference</span>' in page
-    assert "upper and lower case aside" in page
+    assert "ignoring case" in page
     assert "same as the reference" not in render_report(replace(run, metrics=metrics))
 
 

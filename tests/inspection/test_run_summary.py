@@ -55,10 +55,10 @@ def test_facts_are_gathered_from_what_the_run_told(run: RunSummary) -> None:
     assert told.machine_notes == (
         "bf16: 4.1x faster here",
         "2 threads: the cores of this process",
-        "measured peak: matrix products 412 GFLOP/s, memory 21 GB/s",
+        "measured peak: matmul 412 GFLOP/s, memory 21 GB/s",
         "torch 2.13.0",
     )
-    assert "measured peak: matrix products 412 GFLOP/s" in render_report(told)
+    assert "measured peak: matmul 412 GFLOP/s" in render_report(told)
 
 
 def kept(loss: float | None, **fields: object) -> list[dict[str, object]]:
@@ -79,7 +79,7 @@ def test_a_model_that_is_worse_than_guessing_is_a_problem(run: RunSummary, recip
     sound = replace(run, recipe=recipe, data={"problems": [], "train": 300}, alignments=(), test_scores=())
     worse = replace(sound, metrics=kept(math.log(n) + 0.01))
     found = (
-        f"the validation loss of the kept weights is {math.log(n) + 0.01:.2f} nats, worse than guessing: a uniform choice among {n} {noun}"
+        f"the validation loss of the best weights is {math.log(n) + 0.01:.2f} nats, worse than random: a uniform distribution over {n} {noun}"
     )
     assert len(worse.problems) == 1 and worse.problems[0].startswith(f"{found} has ln {n} = {math.log(n):.2f}; ")
     page, text = render_report(worse), render_model_card(worse)

@@ -32,7 +32,7 @@ def trained(config: Any, batch: Any, dtype: torch.dtype) -> list[Tensor]:
     losses = list[Tensor]()
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = CrossEntropy(smoothing=0.1).loss(forward_pass(model, batch)).learned
+        loss = CrossEntropy(label_smoothing=0.1).loss(forward_pass(model, batch)).backward_loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()

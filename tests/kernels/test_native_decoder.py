@@ -304,7 +304,7 @@ def test_8_bits_and_early_exits_are_refused_together() -> None:
     eight, wide = (
         Generator(model.bfloat16(), tokenizer, decoder_backend=build_decoder_backend(model, int8=bits)) for bits in (True, False)
     )
-    with pytest.raises(ConfigError, match=r"decoding\.early_exit_threshold = 0\.5: expected it with a precision other than int8"):
+    with pytest.raises(ConfigError, match=r"decoding\.early_exit_threshold = 0\.5: expected a precision other than int8"):
         eight.generate(["abc"], early_exit_threshold=0.5)
     assert eight.continuations(["abc"], early_exit_threshold=1.0, max_new_tokens=2).early_exit is None
     assert wide.continuations(["abc"], early_exit_threshold=0.5, max_new_tokens=2).early_exit is not None

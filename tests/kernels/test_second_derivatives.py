@@ -65,7 +65,7 @@ def derivatives(model: Network, batch: Any) -> list[Tensor]:
     """Give the squared norm of the loss's gradient, its own gradient, and the product of the Hessian with drawn numbers."""
     torch.manual_seed(4)
     weights = [p for p in model.parameters() if p.requires_grad]
-    value = CrossEntropy(smoothing=0.1).loss(forward_pass(model, batch)).learned
+    value = CrossEntropy(label_smoothing=0.1).loss(forward_pass(model, batch)).backward_loss
     grads = torch.autograd.grad(value, weights, create_graph=True, allow_unused=True, materialize_grads=True)
     penalty = torch.stack([grad.square().sum() for grad in grads]).sum()
     along = torch.stack([(grad * torch.randn_like(grad)).sum() for grad in grads]).sum()

@@ -179,7 +179,7 @@ def test_a_models_second_derivative_along_any_direction(fields: dict[str, Any]) 
 
     def gradient(create_graph: bool = False) -> list[Tensor]:
         torch.manual_seed(5)  # the same elements are dropped
-        value = CrossEntropy(smoothing=0.1).loss(forward_pass(model, batch)).learned
+        value = CrossEntropy(label_smoothing=0.1).loss(forward_pass(model, batch)).backward_loss
         found = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
         return [torch.zeros_like(p) if x is None else x for p, x in zip(weights, found, strict=True)]
 

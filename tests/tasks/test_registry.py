@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.size import ROOT
+from transom.config import task_options
 from transom.config.recipe import TextRecipe, load_recipe
 from transom.config.task_options import format_flags
 from transom.config.task_registry import list_task_help, recipes_by_task, register_task
@@ -45,7 +46,7 @@ def test_help_is_told_by_literals_and_the_options_own_names() -> None:
     for path in (ROOT / "transom" / "tasks").glob("*/schema.py"):
         (about,) = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
         names = {node.id for node in ast.walk(about.value) if isinstance(node, ast.Name)}
-        assert names <= vars(options).keys()
+        assert names <= vars(task_options).keys()
 
 
 def test_a_name_is_given_once() -> None:

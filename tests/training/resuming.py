@@ -81,8 +81,8 @@ def attempt(parts: TrainingSetup, touched: list[Tensor]) -> str:
     touched.clear()
     loop = train_loop._TrainingLoop(parts, [], SINGLE_PROCESS)
     loop.restore()
-    assert bool(loop.notes) or loop.progress.step == NEWER, "an older checkpoint is used without a reason"
-    return "older" if loop.progress.step == OLDER else "newer"
+    assert bool(loop.notes) or loop.state.step == NEWER, "an older checkpoint is used without a reason"
+    return "older" if loop.state.step == OLDER else "newer"
 
 
 def watch(optimizer: torch.optim.Optimizer, touched: list[Tensor]) -> None:

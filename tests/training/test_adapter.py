@@ -62,7 +62,7 @@ def test_a_run_folder_is_whole_and_its_parts_are_small(classes: ClassificationRe
     started = next(e for e in seen if isinstance(e, TrainingStarted))
     learned, total = numbers(out / ADAPTER), sum(x.numel() for x in whole.values())
     assert started.notes[-1] == (
-        f"lora of rank 2 on attn.q, attn.v, ff.down: {backward_loss:,} numbers learn, {backward_loss / total:.2%} of the model's"
+        f"lora of rank 2 on attn.q, attn.v, ff.down: {learned:,} numbers learn, {learned / total:.2%} of the model's"
         f" {total:,} parameters; the others are kept"
     )
     assert learned < 0.25 * total and started.facts["parameters"] == total

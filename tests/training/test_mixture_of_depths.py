@@ -33,7 +33,7 @@ def test_a_batch_gives_the_same_update_however_it_is_sliced(n_micro_batches: int
     whole, result = stepped(translator(DEPTH), 1)
     sliced, again = stepped(translator(DEPTH), n_micro_batches)
     assert (result.grad_norm, result.loss) == pytest.approx((again.grad_norm, again.loss), abs=1e-9)
-    tokens, chosen, _ = (result.aux_metrics[f"routed_{name}"] for name in ("tokens", "chosen", "alone"))
+    tokens, chosen, _ = (result.aux_metrics[f"routed_{name}"] for name in ("tokens", "chosen", "causal"))
     assert result.aux_metrics == again.aux_metrics and tokens > chosen >= 0.5 * tokens
     for a, b in zip(whole.parameters(), sliced.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-8)

@@ -187,7 +187,7 @@ def test_a_step_inside_another_steps_folder_is_refused(run: Path) -> None:
     shutil.copytree(checkpoints.path(OLDER), checkpoints.path(9))
     with RunFolder.create(run, resume=True) as folder:
         newest = folder.checkpoints.latest()
-        assert newest is not None and newest.step == NEWER and "expected the state of step 9, found that of step 3" in newest.passed_over[0]
+        assert newest is not None and newest.step == NEWER and "expected the state of step 9, found that of step 3" in newest.rejected[0]
 
 
 def test_another_runs_checkpoint_and_weights_are_refused(run: Path, tmp_path: Path) -> None:

@@ -23,6 +23,6 @@ def test_what_comes_between_is_spread_evenly() -> None:
     step_timer = StepTimer()
     for step in range(1, 1001):
         step_timer.after_step(0.1)
-        step_timer.paused(20.0 if step % 500 == 0 else 0.0)
+        step_timer.after_pause(20.0 if step % 500 == 0 else 0.0)
     assert step_timer.seconds_per_step == pytest.approx(0.1 + 40 / 1000)
     assert StepTimer().seconds_per_step == 0.0

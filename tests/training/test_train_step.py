@@ -92,7 +92,7 @@ def test_padding_counts_nothing() -> None:
 
 
 def test_a_non_finite_gradient_skips_the_step_and_names_the_sample() -> None:
-    model = tiny(tie_embeddings="none")  # or the spoilt symbol would be in every sample's logits
+    model = tiny(tie="none")  # or the spoilt symbol would be in every sample's logits
     train_step = TrainStep(
         model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing)
     )

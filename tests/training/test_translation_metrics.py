@@ -115,7 +115,7 @@ def test_without_sacremoses_the_message_says_what_to_install(monkeypatch: pytest
 def test_bleu_by_length_covers_every_sentence_once() -> None:
     references = [" ".join(["wort"] * n) for n in (1, 5, 6, 10, 11, 51, 200)]
     buckets = bleu_by_length(references, references)
-    assert [(b.shortest, b.longest, b.n_sentences) for b in buckets] == [(0, 5, 2), (6, 10, 2), (11, 15, 1), (51, None, 2)]
+    assert [(b.min_words, b.max_words, b.n_sentences) for b in buckets] == [(0, 5, 2), (6, 10, 2), (11, 15, 1), (51, None, 2)]
     mixed = bleu_by_length(GOOD, REFERENCES)
     assert mixed[0] == ReferenceLengthBucket(0, 5, 1, bleu(GOOD[:1], REFERENCES[:1]).value)
     assert mixed[1].bleu == bleu(GOOD[1:], REFERENCES[1:]).value

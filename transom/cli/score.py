@@ -76,26 +76,32 @@ def score(
         from transom.decoding.predictors.generator import Generator
         from transom.decoding.predictors.translator import Translator
         from transom.tasks.load import load_as
-        from transom.tasks.progress import counting
 
     if text is None:
         if source is None or target is None:
             raise ConfigError("expected both --source and --target, found one of them; give both")
         _score_pairs(load_as(Translator, run, precision), run, source, target, to, as_json)
         return
+    raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document or "file", "start": start or 0.0}
+    _score_texts(load_as(Generator, run, precision), run, raw, overlap or 0, too_long or "window", as_json)
+
+
+def _score_texts(generator: "Generator", run: Path, raw: dict[str, Any], overlap: int, too_long: Any, as_json: bool) -> None:
+    """Score the texts of files, given as a recipe would name them."""
     from transom.checkpoints.run_folder import RunFolder
     from transom.config.data import TextFilesConfig
     from transom.config.error_messages import validate
     from transom.data.text.documents import list_files, read_documents
 
-    folder, generator = RunFolder.open(run), load_as(Generator, run, precision)
-    raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document or "file", "start": start or 0.0}
+    from transom.tasks.progress import counting
+
+    folder = RunFolder.open(run)
     files = validate(TextFilesConfig, raw, lambda path: "--" + ".".join(path))
     documents = read_documents(files, Path.cwd())
     for path in list_files(files, Path.cwd()):
         folder.access_log.record(path, "score")
     with counting("tokens", quiet=as_json) as notify:
-        scores: list[Any] = generator.score(documents.texts, overlap or 0, too_long=too_long or "window", notify=notify)
+        scores: list[Any] = generator.score(documents.texts, overlap, too_long=too_long, notify=notify)
     _print_text_scores(scores, documents.origins, generator.model.config.max_seq_len - 1, as_json)
 
 

@@ -60,11 +60,11 @@ def file_overrides(recipe: str | Path, overrides: Sequence[str], files: Files) -
     kinds = dict.fromkeys(told.options for told in list_task_help())
     given = {format_flags(kind): sets for kind in kinds if (sets := _overrides(kind, files))}
     if len(given) > 1:
-        raise ConfigError(f"expected files of one kind, found {' beside '.join(given)}; remove all but one")
+        raise ConfigError(f"expected data files of one kind, found {' and '.join(given)}; keep one of them")
     for named, sets in given.items():
         if named != (wanted := data_flags(recipe, overrides)):
             raise ConfigError(
-                f"{recipe} learns from {wanted}, found {named}; name such files, or choose another recipe (transom recipes lists them)"
+                f"{recipe} trains on {wanted}, found {named}; give {wanted}, or choose another recipe (transom recipes lists them)"
             )
         return sets
     return []

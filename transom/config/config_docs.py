@@ -15,7 +15,7 @@ from transom.config.task_registry import recipes_by_task
 
 HEAD = """# Every field of a recipe
 
-This page is written by `make docs` from the descriptions in `transom/config/` and `transom/recipes_by_task/`; a test fails when it is not current.
+This page is written by `make docs` from the descriptions in `transom/config/` and `transom/tasks/`; a test fails when it is not current.
 
 A recipe is a TOML file. `transom recipes` lists the packaged ones, and `--set a.b=value` changes any field from the command line.
 Where a part has several kinds, `norm = "layernorm"` is short for `norm = { kind = "layernorm" }`, and a table without `kind` is of

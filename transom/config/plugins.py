@@ -163,7 +163,7 @@ class _Import:
             at = [frame.lineno for frame in traceback.extract_tb(trace) if frame.filename == str(self._path)]
             line = error.lineno if isinstance(error, SyntaxError) else at[-1] if at else None
             told = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-            raise ConfigError(f"plugin {self._named}{f', line {line}' if line else ''}: {told}; mend the plugin") from error
+            raise ConfigError(f"plugin {self._named}{f', line {line}' if line else ''}: {told}; fix the plugin") from error
 
 
 def plugin_in_traceback(error: BaseException) -> str | None:

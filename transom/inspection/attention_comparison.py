@@ -369,13 +369,13 @@ def _notes(model: Network, all_inputs: Sequence[AttentionInputs], settings: Comp
     longest = max(layer_inputs.k.shape[2] for layer_inputs in all_inputs)
     if too_large := sorted({size for size in (*settings.windows, *settings.ranks) if size >= longest}):
         notes.append(f"windows and ranks of {', '.join(map(str, too_large))} are skipped, since the text has only {longest:,} tokens")
-    is_self_attention = {"a position bias": first.args.bias is not None, "softcap": first.args.softcap is not None}
-    is_self_attention |= {
+    features = {"a position bias": first.args.bias is not None, "softcap": first.args.softcap is not None}
+    features |= {
         "another score function": first.args.score is not None,
         "sinks": first.args.sinks is not None,
         "a sparsity pattern": c.attention.pattern.kind != "full",
     }
-    if found := [name for name, there in is_self_attention.items() if there]:
+    if found := [name for name, there in features.items() if there]:
         notes.append(f"the model's own attention has {' and '.join(found)}, which the approximations ignore")
     if c.attention.approximation.kind != "none":
         notes.append(f"the model was trained with approximation = {c.attention.approximation.kind!r}, not with exact attention")

@@ -214,7 +214,7 @@ class DataArguments(TypedDict, total=False):
         text, valid_text: text files or folders, one or several.
         suffix: endings of the files to take out of folders, such as ".py".
         instructions, valid_instructions: prompts with answers, as .tsv, .csv or .jsonl.
-        labelled, valid_labelled: texts with classes, as .tsv, .csv or .jsonl.
+        labeled_data, valid_labeled_data: texts with classes, as .tsv, .csv or .jsonl.
         images, valid_images: a folder or .zip of CLASS/NAME.jpg.
         tagged, valid_tagged: words with tags, one word per line.
         audio, valid_audio: a folder of CLASS/NAME.wav.
@@ -230,7 +230,7 @@ class DataArguments(TypedDict, total=False):
     instructions: str | Path
     valid_instructions: str | Path
     labeled_data: str | Path
-    valid_labelled: str | Path
+    valid_labeled_data: str | Path
     images: str | Path
     valid_images: str | Path
     tagged: str | Path
