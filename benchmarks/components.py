@@ -100,7 +100,7 @@ OVERRIDES_OF_VALUE: dict[tuple[str, str], tuple[str, ...]] = {
     ("model", "attention.qk_norm"): ("model.attention.qk_norm=rmsnorm",),
     ("model", "attention.softcap"): ("model.attention.softcap=20.0",),
     ("model", "attention.sinks"): ("model.attention.sinks=true",),
-    ("model", "attention.output"): ("model.attention.output_projection=false",),
+    ("model", "attention.output_projection"): ("model.attention.output_projection=false",),
     **{
         ("model.attention.pattern", kind): (f"model.attention.pattern={{{fields}}}",)
         for kind, fields in {
@@ -127,7 +127,7 @@ OVERRIDES_OF_VALUE: dict[tuple[str, str], tuple[str, ...]] = {
         ("model.feed_forward.load_balancing", kind): (
             f'model.feed_forward={{kind="moe", n_experts=4, top_k=2, d_expert=172, load_balancing="{kind}"}}',
         )
-        for kind in ("loss", "bias", "none")
+        for kind in ("aux-loss", "bias", "none")
     },
     **{
         ("model.stem.attention", kind): (f'model.stem={{kind="convolutional", channels=[64], attention="{kind}"}}',)

@@ -76,7 +76,7 @@ def test_train_takes_what_the_command_line_takes() -> None:
     from transom.cli.train import train as verb
 
     python = [*inspect.signature(transom.train).parameters, *DataArguments.__annotations__]
-    renamed = {"overrides": "set", "origin": "from_"}
+    renamed = {"overrides": "set", "init_from": "from_"}
     command_line = [renamed.get(name, name) for name in inspect.signature(verb).parameters]
     assert [name for name in command_line if name not in python] == ["seeds", "as_json"]
     assert set(DataArguments.__annotations__) == set(data_arguments())
@@ -97,7 +97,7 @@ def test_the_result_says_what_was_trained_and_what_to_do_next(trained: RunResult
 def test_progress_is_shown_or_not(pairs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transom.train("translation", tmp_path / "a", TRANSLATOR, **pairs)  # type: ignore[arg-type]
     shown = capsys.readouterr()
-    assert "step 2: validation loss" in shown.err and "all steps done" in shown.err and shown.out == ""
+    assert "step 2: validation loss" in shown.err and "max_steps reached" in shown.err and shown.out == ""
     transom.train("translation", tmp_path / "b", TRANSLATOR, progress=False, **pairs)  # type: ignore[arg-type]
     assert capsys.readouterr() == ("", "")
 
@@ -136,7 +136,7 @@ def test_progress_in_a_notebook(cells: list[Cell], pairs: dict[str, Path], tmp_p
     (cell,) = cells
     assert "reading the data" in cell.frames[0]["text/plain"] and len(cell.frames) > 4
     last = cell.frames[-1]
-    assert "all steps done" in last["text/plain"] and "step 4: validation loss" in last["text/plain"]
+    assert "max_steps reached" in last["text/plain"] and "step 4: validation loss" in last["text/plain"]
     assert "width:100.0%" in last["text/html"] and "BLEU" in last["text/html"]
     check_html(last["text/html"])
     assert capsys.readouterr() == ("", "")
@@ -148,7 +148,7 @@ def test_progress_in_a_notebook(cells: list[Cell], pairs: dict[str, Path], tmp_p
         ({"source": "a.en"}, "source needs target beside it"),
         ({"sources": "a.en"}, "train: expected an argument, found 'sources'; did you mean source"),
         ({"labeled_data": "a.tsv"}, "translation trains on source and target, found labeled_data"),
-        ({"source": "a", "target": "b", "text": "c"}, "expected files of one kind, found source and target beside text"),
+        ({"source": "a", "target": "b", "text": "c"}, "expected data files of one kind, found source and target and text"),
         (
             {"set": {"training.max_stepz": 3}},
             r"set: training.max_stepz=3: unknown field training.max_stepz; did you mean training.max_steps",
@@ -173,7 +173,7 @@ def test_fields_become_overrides() -> None:
     assert as_overrides(fields) == [
         "training.max_steps=3",
         "model.d_model=8",
-        'model.position={ "kind" = "rotary", "base" = 10000.0 }',
+        'model.position={ "kind" = "rotary", "rope_theta" = 10000.0 }',
         'data.valid="none"',
     ]
     assert as_overrides(["a.b=1"]) == ["a.b=1"]
@@ -214,7 +214,7 @@ def test_loading_compiles_nothing(trained: RunResult, monkeypatch: pytest.Monkey
     from transom.tasks import task
 
     made = list[object]()
-    monkeypatch.setattr(task, "searcher_of", lambda model, **_: made.append(model) or model)
+    monkeypatch.setattr(task, "build_decoder_backend", lambda model, **_: made.append(model) or model)
     found = transom.load(trained.folder)
     assert not made
     found.translate(["the cat"])

@@ -44,10 +44,10 @@ def filling(labelled: Path) -> Path:
 
 def test_pages_say_what_the_run_is(classifying: Path, filling: Path) -> None:
     card, page = (classifying / "README.md").read_text(), (classifying / "report.html").read_text()
-    assert "A classification model: an encoder-only Transformer" in card and "transom classify" in card and "texts a second" in card
-    assert "Validation accuracy" in page and "Answers" in page and "Translations" not in page and "perplexity" not in page
+    assert "A classification model: an encoder-only Transformer" in card and "transom classify" in card and "texts per second" in card
+    assert "Validation accuracy" in page and "Predictions" in page and "Translations" not in page and "perplexity" not in page
     card, page = (filling / "README.md").read_text(), (filling / "report.html").read_text()
-    assert "transom fill" in card and "masked tokens a second" in card and "Gaps" in page and "[MASK]" in page
+    assert "transom fill" in card and "masked tokens per second" in card and "Masked tokens" in page and "[MASK]" in page
 
 
 def test_8_bits_are_for_what_writes(classifying: Path) -> None:
@@ -109,7 +109,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         (["train", "text-classes", "--labeled-data", "missing.tsv", "--out", "OUT"], "missing.tsv"),
         (["train", "text-classes", "--out", "OUT"], "name your own files with --labeled-data"),
         (["train", "text-classes", "--valid-labeled-data", "a.tsv", "--out", "OUT"], "--valid-labeled-data needs --labeled-data"),
-        (["train", "text-classes", "--labeled-data", "a.tsv", "--text", "b", "--out", "OUT"], "expected files of one kind"),
+        (["train", "text-classes", "--labeled-data", "a.tsv", "--text", "b", "--out", "OUT"], "expected data files of one kind"),
         (["train", "text-masked", "--labeled-data", "a.tsv", "--out", "OUT"], "trains on --text, found --labeled-data"),
     ],
 )
@@ -145,7 +145,7 @@ def test_vectors_learned_from_pairs(transom: Call, tmp_path: Path) -> None:
     told = transom("embed", tmp_path / "run", "1 cat", "1 gato", "--precision", "fp32")
     assert told.code == 0 and told.out.startswith(" 1.000")
     card, page = (tmp_path / "run" / "README.md").read_text(), (tmp_path / "run" / "report.html").read_text()
-    assert "transom embed" in card and "pairs a second" in card and "Answers" in page
+    assert "transom embed" in card and "pairs per second" in card and "Predictions" in page
     assert "expected a run that transom classify can use, found one for transom embed" in transom("classify", tmp_path / "run", "a").error
     refused = transom("train", "text-pairs", *files, *sets("tokenizer.joint=false"), "--out", tmp_path / "other")
     assert "one encoder reads both sides" in refused.error

@@ -50,9 +50,9 @@ def seeing(photos: Path) -> Path:
 def test_pages_show_what_the_run_is(seeing: Path) -> None:
     card, page = (seeing / "README.md").read_text(), (seeing / "report.html").read_text()
     assert "img-src data:" in page and 'src="data:image/png;base64,' in page, "a browser shows the images"
-    assert "An image-classification model" in page and "Loss an image" in page
+    assert "An image-classification model" in page and "Loss per image" in page
     assert "An image-classification model: a Vision Transformer for classes of images" in card
-    assert "colour images of 8 x 8 pixels, 4 x 4 patches, behind stages of 4 channels" in card and "images a second" in card
+    assert "colour images of 8 x 8 pixels, 4 x 4 patches, behind stages of 4 channels" in card and "images per second" in card
     assert "transom classify" in card and "10 % of the training images, split off by hash" in card
     assert "Validation accuracy" in page and '<img src="data:image/png;base64,' in page and "perplexity" not in page
 
@@ -103,7 +103,7 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
     )
     assert "found one for transom classify" in transom("translate", seeing, "x").error
     refused = transom("classify", seeing, photos / "dark" / "0.jpg", "--too-long", "window").error
-    assert "expected --too-long with a classifier of texts, found it with one of images; leave it out" in refused
+    assert "expected --too-long with a classifier of texts, found it with a classifier of images; leave it out" in refused
     assert "expected a run of an encoder" in transom("embed", seeing, "x").error
     override = transom("train", "digits-vit", "--set", "model.patch_size=3").error
     assert "expected image_size to be a multiple of 6 pixels, a patch's side, found 8" in override

@@ -34,8 +34,8 @@ def instruction_tuned(asked: Path) -> Path:
 def test_pages_say_what_the_run_is(instruction_tuned: Path) -> None:
     card, page = (instruction_tuned / "README.md").read_text(), (instruction_tuned / "report.html").read_text()
     assert "An instruction model: a decoder-only Transformer" in card and 'transom generate run "An instruction"' in card
-    assert "answer tokens a second" in card and "1 % of the training instructions, split off by hash" in card
-    assert "Answers" in page and "What is" in page and "Continuations" not in page
+    assert "answer tokens per second" in card and "1 % of the training instructions, split off by hash" in card
+    assert "Predictions" in page and "What is" in page and "Continuations" not in page
 
 
 def test_the_answer_is_given_alone(transom: Call, instruction_tuned: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
     [
         (("train", "instructions"), "name your own files with --instructions"),
         (("train", "instructions", "--valid-instructions", "x"), "--valid-instructions needs --instructions beside it"),
-        (("train", "instructions", "--instructions", "FILE", "--text", "x"), "expected files of one kind"),
+        (("train", "instructions", "--instructions", "FILE", "--text", "x"), "expected data files of one kind"),
         (("train", "instructions", "--instructions", "nowhere.tsv"), "nowhere.tsv"),
         (("train", "text-bpe", "--instructions", "FILE"), "trains on --text, found --instructions"),
         (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lora"), "name one with --init-from"),
@@ -85,11 +85,11 @@ def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
         (("train", "instructions", "--instructions", "FILE", "--set", 'training.adapter.target_modules=["attn.x"]'), "found ['attn.x']"),
         (
             ("train", "instructions", "--instructions", "FILE", "--set", "training.adapter.target_modules=[]"),
-            "expected at least one map in on",
+            "expected at least one map in target_modules",
         ),
         (
             ("train", "instructions", "--instructions", "FILE", "--set", "model.mask=prefx"),
-            "expected one of 'causal', 'prefix', found 'prefx'",
+            "expected one of 'causal', 'prefix-lm', found 'prefx'",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_training_leaves_a_whole_run_folder(spoken: LanguageRun) -> None:
     card = (spoken.folder / "README.md").read_text()
     assert "A language model: a decoder-only Transformer" in card and 'transom generate run "The beginning of a text"' in card
     page = (spoken.folder / "report.html").read_text()
-    assert "Continuations" in page and "Bits a byte" in page and "Translations" not in page
+    assert "Continuations" in page and "Bits per byte" in page and "Translations" not in page
 
 
 def test_generate_streams_the_prompt_and_what_follows(transom: Call, spoken: LanguageRun) -> None:
@@ -106,7 +106,7 @@ def test_early_exits_are_told(transom: Call, spoken: LanguageRun, tmp_path: Path
 def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: LanguageRun) -> None:
     whole = transom("score", spoken.folder, "--text", spoken.text, "--precision", "fp32")
     lines = whole.out.splitlines()
-    assert whole.code == 0 and len(lines) == 26 and "bits a byte over" in lines[-1]
+    assert whole.code == 0 and len(lines) == 26 and "bits per byte over" in lines[-1]
     assert "texts longer than the context window of 15 tokens: 25 of 25, read in windows" in whole.err
     value = transom("score", spoken.folder, "--text", spoken.text, "--document", "line", "--precision", "fp32", "--json").json
     assert len(value["texts"]) == 75 and value["n_bytes"] == sum(len(path.read_bytes()) - 3 for path in spoken.text.iterdir())
@@ -164,12 +164,12 @@ def test_a_mixture_of_experts_by_two_words(transom: Call, tmp_path: Path, balanc
     mixture = ("model.feed_forward=moe", f"model.feed_forward.load_balancing={balance}", "model.feed_forward.n_experts=3")
     fields = [*tiny, *mixture, f"data.root={tmp_path}", "training.log_every=5", "training.learning_rate=0.01"]
     trained = transom("train", "shakespeare-char", *sets(*fields), "--out", tmp_path / "run")
-    assert trained.code == 0 and "of them active a token; " in trained.err and "max expert load" in trained.err
+    assert trained.code == 0 and "active per token; " in trained.err and "max expert load" in trained.err
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
     assert train[-1]["nll"] < train[0]["nll"] and all(
         1 <= line["max_expert_load"] <= 1.5 and line["expert_overflow"] == 0 for line in train
     )
-    assert "mixture of 3 swiglu experts, 2 a token" in (tmp_path / "run" / "README.md").read_text()
+    assert "mixture of 3 swiglu experts, top 2 per token" in (tmp_path / "run" / "README.md").read_text()
     said = transom("generate", tmp_path / "run", "to be", "--max-new-tokens", "5", "--precision", "fp32", "--json")
     assert said.code == 0 and said.json

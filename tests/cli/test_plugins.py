@@ -129,7 +129,10 @@ NO_FEED_FORWARD = TINY[:-2]
 @pytest.mark.parametrize(
     ("built", "message"),
     [
-        ("None", "error: component Mine: expected a function of queries and keys, found None; return one from the function that @implements decorates"),
+        (
+            "None",
+            "error: component Mine: expected a function of queries and keys, found None; return one from the function that @implements decorates",
+        ),
         (
             "lambda q, k: q.mean(-1, keepdim=True)",
             r"expected scores \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",

@@ -41,7 +41,7 @@ def recurrent(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def test_pages_say_what_the_run_is_and_where_it_looked(recurrent: Path) -> None:
     card, page = (recurrent / "README.md").read_text(), (recurrent / "report.html").read_text()
-    assert "a recurrent encoder-decoder" in card and "source read from both ends; attention additive" in card and "cell lstm" in card
+    assert "a recurrent encoder-decoder" in card and "bidirectional encoder; attention additive" in card and "cell lstm" in card
     assert "an encoder of 2 layers, a decoder of 2 layers" in card and "sequences of at most 64 tokens" in card
     assert "decoder.cross" in page
 

@@ -57,7 +57,7 @@ def test_tagged_words_are_scored_and_noted(transom: Call, tagging: Path, tagged:
 
 def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -> None:
     card, page = (tagging / "README.md").read_text(), (tagging / "report.html").read_text()
-    assert "A tagging model: an encoder-only Transformer for token tagging" in card and "transom tag" in card and "words a second" in card
+    assert "A tagging model: an encoder-only Transformer for token tagging" in card and "transom tag" in card and "words per second" in card
     assert 'id="tags"' in page and "Validation sentences with the tags" in page and "Validation entity F1, in %" in page
     assert "perplexity" not in page and "entity F1" in card
     records = [json.loads(line) for line in (tagging / "metrics.jsonl").read_text().splitlines()]

@@ -111,7 +111,7 @@ CASES = {
     ),
     "compare-attention": Case(
         ("GENERATING", "--input", "LONG", "--repeats", "1", "--features", "8", "--ranks", "4", "--windows", "4"),
-        "of which the model reads the first 15",
+        "was truncated to the context window of 15 tokens",
         lambda value: value["n_dropped_tokens"] > 0,
     ),
 }

@@ -167,13 +167,13 @@ def test_from_python(trained: Trained, tmp_path: Path) -> None:
 def test_what_is_worse_than_guessing_is_a_problem(trained: Trained, transom: Call, tmp_path: Path) -> None:
     broken = [*trained.command, *sets("training.learning_rate=30.0", "training.max_steps=2", "training.schedule.warmup_steps=1")]
     outcome = transom(*broken, "--out", tmp_path / "run")
-    assert "warning: the validation loss of the kept weights is " in outcome.out and "worse than guessing" in outcome.out
+    assert "warning: the validation loss of the best weights is " in outcome.out and "worse than random" in outcome.out
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "worse than guessing" in page and "No problem was found" not in page
-    assert "worse than guessing" in (tmp_path / "run" / "README.md").read_text()
+    assert "worse than random" in page and "No problem was found" not in page
+    assert "worse than random" in (tmp_path / "run" / "README.md").read_text()
     learning = sets("training.max_steps=60", "training.validate_every=60", "training.learning_rate=0.01", "training.average=none")
     good = transom(*trained.command, *learning, "--out", tmp_path / "good", "--json").json
-    assert good["problems"] == [] and "worse than guessing" not in (tmp_path / "good" / "report.html").read_text()
+    assert good["problems"] == [] and "worse than random" not in (tmp_path / "good" / "report.html").read_text()
 
 
 def test_the_kept_weights_are_named(trained: Trained, transom: Call, tmp_path: Path) -> None:

@@ -88,7 +88,11 @@ def test_an_average_holds_nothing_of_the_initial_weights_and_all_of_the_updated_
     kind: float | int | None, steps: list[str], restored_at: int
 ) -> None:
     component = (
-        NoAverageConfig() if kind is None else CheckpointAverageConfig(n_checkpoints=kind) if isinstance(kind, int) else EmaConfig(decay=kind)
+        NoAverageConfig()
+        if kind is None
+        else CheckpointAverageConfig(n_checkpoints=kind)
+        if isinstance(kind, int)
+        else EmaConfig(decay=kind)
     )
     held, n_updates = coefficients(component, steps, restored_at)
     if not n_updates:  # nothing was learned: there is nothing else to hold

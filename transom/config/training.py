@@ -38,7 +38,9 @@ class AdamWConfig(AdamConfig):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices only."""
 
     kind: Literal["adamw"] = "adamw"  # type: ignore[assignment]
-    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay of matrices; biases, norm gains and embeddings are not decayed")
+    weight_decay: float = Field(
+        0.01, ge=0, description="decoupled weight decay of matrices; biases, norm gains and embeddings are not decayed"
+    )
 
 
 @register_component("optimizer")
@@ -52,7 +54,9 @@ class MuonConfig(AdamWConfig):
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]
     momentum: float = Field(0.95, ge=0, lt=1, description="decay of the running mean of the gradients of matrices")
-    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay of matrices; biases, norm gains and embeddings are not decayed")
+    weight_decay: float = Field(
+        0.1, ge=0, description="decoupled weight decay of matrices; biases, norm gains and embeddings are not decayed"
+    )
 
 
 class ScheduleConfig(ComponentConfig):
@@ -146,7 +150,9 @@ class TrainingConfig(Schema):
     optimizer: AnyOptimizer = Field(AdamConfig(), description="the optimizer component")
     learning_rate: PeakLearningRate = Field("noam", description=LEARNING_RATE_HELP)
     schedule: AnySchedule = Field(InverseSqrtScheduleConfig(), description="the learning-rate schedule component")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient, which is clipped above it; none for no clipping")
+    max_grad_norm: float | None = Field(
+        1.0, gt=0, description="largest norm of the whole gradient, which is clipped above it; none for no clipping"
+    )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description=LABEL_SMOOTHING_HELP)
     average: AnyAverage = Field(
         CheckpointAverageConfig(), description="average that is validated beside the raw weights; the better of both is kept"
@@ -201,14 +207,18 @@ class AdamWTrainingConfig(TrainingConfig):
     learning_rate: PeakLearningRate = Field(1e-3, description=LEARNING_RATE_HELP)
     schedule: AnySchedule = Field(CosineScheduleConfig(), description="the learning-rate schedule component")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description=LABEL_SMOOTHING_HELP)
-    average: AnyAverage = Field(NoAverageConfig(), description="average that is validated beside the raw weights; the better of both is kept")
+    average: AnyAverage = Field(
+        NoAverageConfig(), description="average that is validated beside the raw weights; the better of both is kept"
+    )
 
 
 class EncoderTrainingConfig(AdamWTrainingConfig, TextTrainingConfig):
     """One training run of an encoder."""
 
     optimizer: AnyOptimizer = Field(AdamWConfig(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer component")
-    best_checkpoint_metric: Literal["loss", "accuracy"] = Field("loss", description="validation metric by which the best weights are selected")
+    best_checkpoint_metric: Literal["loss", "accuracy"] = Field(
+        "loss", description="validation metric by which the best weights are selected"
+    )
 
 
 class ImageAugmentationConfig(Schema):
@@ -220,9 +230,7 @@ class ImageAugmentationConfig(Schema):
     randaugment: int = Field(0, ge=0, le=14, description="operations per image, drawn from 14 (Cubuk et al. 2020)")
     randaugment_magnitude: float = Field(0.3, gt=0, le=1, description="magnitude of these operations; 1 is the paper's 30")
     mixup: float = Field(0.0, ge=0, le=1, description="alpha of mixup (Zhang et al. 2018); 0 for none")
-    cutmix: float = Field(
-        0.0, ge=0, le=1, description="alpha of cutmix (Yun et al. 2019); with mixup too, each image gets one of both"
-    )
+    cutmix: float = Field(0.0, ge=0, le=1, description="alpha of cutmix (Yun et al. 2019); with mixup too, each image gets one of both")
 
 
 class EarlyExitConfig(ComponentConfig):

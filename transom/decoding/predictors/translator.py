@@ -159,7 +159,7 @@ class Translator:
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         found = [best[0] if best else Translation("", 0.0, 0.0, 0) for best in self.n_best(texts, 1, **options)]
-        if not (alignments and inspection("alignment").cross_attentions(self.model)):
+        if not (alignments and inspection("alignment").cross_attention_addresses(self.model)):
             return Results(found)
         return Results(self._aligned(text, each, options.get("to")) for text, each in zip(texts, found, strict=True))
 
