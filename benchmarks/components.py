@@ -1,8 +1,8 @@
-"""What each component costs and gains: small models that differ in one component, `python -m benchmarks.components --root data/tinyshakespeare`.
+"""Measure each component in small models that differ in it alone: `python -m benchmarks.components --root data/tinyshakespeare`.
 
     python -m benchmarks.components [--root DIR] [--only WORD ...] [--steps N] [--list] [--out runs/components] [--results FILE]
 
-Every component of docs/components.md has a model of its own, beside the base of its family, of one seed: a decoder of Shakespeare's characters; for
+Each component of docs/components.md has its own model, one seed, beside its family's base: a decoder of Shakespeare's characters; for
 what a decoder cannot have, masked characters of the same text, recurrent networks, digits, and exercises; for what fine-tunes, exercises
 from the decoder's base. A record has the loss on
 validation in nats, processor milliseconds of a training step (the median; other work on the machine hardly matters), and parameters. A

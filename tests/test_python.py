@@ -76,7 +76,7 @@ def test_train_takes_what_the_command_line_takes() -> None:
     from transom.cli.train import train as verb
 
     python = [*inspect.signature(transom.train).parameters, *DataArguments.__annotations__]
-    renamed = {"overrides": "set", "init_from": "from_"}
+    renamed = {"overrides": "set"}
     command_line = [renamed.get(name, name) for name in inspect.signature(verb).parameters]
     assert [name for name in command_line if name not in python] == ["seeds", "as_json"]
     assert set(DataArguments.__annotations__) == set(data_arguments())
@@ -164,8 +164,8 @@ def test_mistakes_are_named_in_the_terms_of_python(arguments: dict[str, Any], me
 
 
 def test_errors_name_arguments_not_options() -> None:
-    with pytest.raises(ConfigError, match=r"^out: resume=1, from_ and max-steps stay a -- b$"), errors_for_python():
-        raise ConfigError("--out: --resume=1, --from and max-steps stay a -- b")
+    with pytest.raises(ConfigError, match=r"^out: resume=1, init_from and max-steps stay a -- b$"), errors_for_python():
+        raise ConfigError("--out: --resume=1, --init-from and max-steps stay a -- b")
 
 
 def test_fields_become_overrides() -> None:
@@ -185,7 +185,7 @@ def test_minutes_and_files_reach_the_recipe(trained: RunResult, pairs: dict[str,
         "translation", tmp_path / "run", {**TRANSLATOR, "training.max_steps": 10**6}, minutes=0.005, progress=False, **pairs
     )  # type: ignore[arg-type]
     assert run.reason == "max_minutes" and "the time limit is reached" in str(run)
-    again = transom.train("translation", tmp_path / "tuned", {"training.max_steps": 1}, from_=trained.folder, progress=False, **pairs)  # type: ignore[arg-type]
+    again = transom.train("translation", tmp_path / "tuned", {"training.max_steps": 1}, init_from=trained.folder, progress=False, **pairs)  # type: ignore[arg-type]
     assert again.step == 1
 
 

@@ -84,7 +84,7 @@ def test_an_embedder_trains_or_takes_a_run(classifier: TextClassifier, tmp_path:
     taken = TextEmbedder(tmp_path / "run").fit(TEXTS)
     assert np.array_equal(taken.transform(TEXTS), vectors) and len(taken.get_feature_names_out()) == 16
     assert np.array_equal(transom.load(tmp_path / "run").embed(TEXTS), vectors)
-    tuned = TextClassifier(set={"training.max_steps": 1}, from_=tmp_path / "run").fit(TEXTS, LABELS)
+    tuned = TextClassifier(set={"training.max_steps": 1}, init_from=tmp_path / "run").fit(TEXTS, LABELS)
     assert tuned.n_iter_ == 1
 
 
@@ -108,7 +108,7 @@ def test_mistakes(use: Callable[[], object], message: str) -> None:
 
 def test_before_fit() -> None:
     with pytest.raises(NotFittedError):
-        TextClassifier(from_="somewhere").predict(["a"])
+        TextClassifier(init_from="somewhere").predict(["a"])
     with pytest.raises(NotFittedError):
         TextEmbedder().transform(["a"])
 

@@ -1,20 +1,20 @@
-"""The errors that a person can cause and mend.
+"""Errors that a user can cause and correct.
 
-A message says, in one line, what was expected, what was found, where, and what to change.
-The command line prints it behind ``error:`` and exits with 2.
+A message states in one line what was expected, what was found, where, and what to change.
+The command line prints it after ``error:`` and exits with 2.
 """
 
 
 class TransomError(ValueError):
-    """A user's mistake: a file, a field, a flag or a machine that is not as it must be."""
+    """A user's mistake in a file, a field, an option or the machine."""
 
 
 class ConfigError(TransomError):
-    """A recipe or a setting that does not fit the schema."""
+    """A recipe or setting that does not match the schema."""
 
 
 class DataError(TransomError):
-    """Input data that cannot be read or do not fit together."""
+    """Input data that cannot be read or that contradict each other."""
 
 
 class CheckpointError(TransomError):

@@ -36,7 +36,7 @@ MODEL_FILES = (CONFIG, RECIPE, TOKENIZER, WEIGHTS, BASE, ADAPTER)
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share: a run that is trained, kept as bytes, and loaded when it is first used.
+    """Base of both estimators: a run that is trained, kept as bytes, and loaded at first use.
 
     Attributes:
         run_files_: content of the run's files, by name.
@@ -111,7 +111,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         recipe: name of a packaged recipe of task ``classification``, or path of a TOML file.
         set: changes of the recipe's fields, such as ``{"training.max_steps": 300}``.
         minutes: limit of the training time.
-        from_: run folder to fine-tune, such as one of task ``masked``.
+        init_from: run folder to fine-tune, such as one of task ``masked``.
         validation_fraction: part of the texts that is held out, to choose the best weights and to stop early.
         out: run folder, which ``fit`` overwrites; default: a temporary one.
         progress: show the progress of training.
@@ -129,7 +129,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         *,
         set: Mapping[str, Any] | None = None,
         minutes: float | None = None,
-        from_: str | Path | None = None,
+        init_from: str | Path | None = None,
         validation_fraction: float = 0.1,
         out: str | Path | None = None,
         progress: bool = False,
@@ -139,7 +139,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         self.recipe = recipe
         self.set = set
         self.minutes = minutes
-        self.from_ = from_
+        self.init_from = init_from
         self.validation_fraction = validation_fraction
         self.out = out
         self.progress = progress
@@ -165,7 +165,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         training, held_out = split(numbers, self.validation_fraction, seed)
         names = class_names(self.classes_)
         with TemporaryDirectory(prefix="transom-") as scratch:
-            arguments: dict[str, Any] = {} if self.from_ is None else {"from_": self.from_}
+            arguments: dict[str, Any] = {} if self.init_from is None else {"init_from": self.init_from}
             for argument, rows in (("labeled_data", training), ("valid_labeled_data", held_out)):
                 arguments[argument] = Path(scratch) / f"{argument}.jsonl"
                 lines = (json.dumps({"text": texts[row], "label": names[numbers[row]]}) for row in rows)

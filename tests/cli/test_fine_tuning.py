@@ -1,4 +1,4 @@
-"""``transom train --init-from RUN --set ...``: what a run's weights allow is changed, what they do not is refused, and nothing is ignored."""
+"""``transom train --init-from RUN --set ...``: changes that the weights allow are made, others are refused, none is ignored."""
 
 import json
 import re
@@ -54,7 +54,8 @@ def test_a_longer_context_is_taken_and_goes_on(base: Path, text: Path, transom: 
     outcome = transom(*tune(base, text, tmp_path / "tuned", *asked))
     assert outcome.code == 0
     assert (
-        f"changed from the model of {base}: max_seq_len 64 (was 16), position.rope_scaling 'yarn' (was 'none'), position.factor 4.0 (was 1.0),"
+        f"changed from the model of {base}: max_seq_len 64 (was 16), position.rope_scaling 'yarn' (was 'none'),"
+        " position.factor 4.0 (was 1.0),"
         " position.original_max_seq_len 16 (was 'none')"
     ) in outcome.err
     model = model_of(tmp_path / "tuned")

@@ -131,7 +131,8 @@ NO_FEED_FORWARD = TINY[:-2]
     [
         (
             "None",
-            "error: component Mine: expected a function of queries and keys, found None; return one from the function that @implements decorates",
+            "error: component Mine: expected a function of queries and keys, found None; return one from the function that"
+            " @implements decorates",
         ),
         (
             "lambda q, k: q.mean(-1, keepdim=True)",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_a_translator_answers_the_same_with_a_searcher() -> None:
     texts = ["a", "bad cab", "", "fed. abc!", "had a cab"]
     plain = Translator(model, tokenizers).n_best(texts, 3, beam_size=4, max_length=9)
     fused = Translator(model, tokenizers, decoder_backend=FusedSeq2Seq(model)).n_best(texts, 3, beam_size=4, max_length=9)
-    for expected, found in zip(sum(plain, []), sum(fused, []), strict=True):
+    for expected, found in zip(chain(*plain), chain(*fused), strict=True):
         assert (found.score, found.log_p) == pytest.approx((expected.score, expected.log_p))
         assert replace(found, score=expected.score, log_p=expected.log_p) == expected
     assert len({t.text for of_text in plain for t in of_text}) > 6

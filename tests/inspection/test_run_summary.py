@@ -78,7 +78,8 @@ def test_a_model_that_is_worse_than_guessing_is_a_problem(run: RunSummary, recip
     """The report and the card of such a run name it, and say nowhere that there is no problem."""
     sound = replace(run, recipe=recipe, data={"problems": [], "train": 300}, alignments=(), test_scores=())
     worse = replace(sound, metrics=kept(math.log(n) + 0.01))
-    found = f"the validation loss of the best weights is {math.log(n) + 0.01:.2f} nats, worse than random: a uniform distribution over {n} {noun}"
+    loss = f"{math.log(n) + 0.01:.2f}"
+    found = f"the validation loss of the best weights is {loss} nats, worse than random: a uniform distribution over {n} {noun}"
     assert len(worse.problems) == 1 and worse.problems[0].startswith(f"{found} has ln {n} = {math.log(n):.2f}; ")
     page, text = render_report(worse), render_model_card(worse)
     assert f"T{found[1:]}" in page and f"- warning: {found}" in text

@@ -42,7 +42,7 @@ def classify(
         typer.Option(
             "--labeled-data",
             metavar="PATH",
-            help=f"Labeled data to score the model on: {', or '.join(task_help.scored_by for task_help in list_task_help() if task_help.scored_by)}.",
+            help=f"Labeled data to score the model on: {', or '.join(each.scored_by for each in list_task_help() if each.scored_by)}.",
         ),
     ] = None,
     too_long: ClassifyTooLong = None,

@@ -146,7 +146,8 @@ def _note_window_overflow(what: str, generator: Any, quiet: bool) -> None:
     if not quiet:
         max_tokens = generator.model.config.max_seq_len
         print_note(
-            f"{what} exceeded the context window of {max_tokens:,} tokens: whenever it was full, generation continued from the last {max_tokens // 2:,}"
+            f"{what} exceeded the context window of {max_tokens:,} tokens: whenever it was full, generation continued from the last"
+            f" {max_tokens // 2:,}"
         )
 
 

@@ -1,7 +1,7 @@
 """``transom score``: log-probability and perplexity of texts or translations under a model."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +17,9 @@ from transom.cli.options import (
 )
 from transom.cli.output import JsonOption, note_too_long, print_note, print_result
 from transom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transom.decoding.predictors.generator import Generator
 
 EXAMPLES = """
 transom score runs/en-de --source test.en --target test.de
@@ -92,7 +95,6 @@ def _score_texts(generator: "Generator", run: Path, raw: dict[str, Any], overlap
     from transom.config.data import TextFilesConfig
     from transom.config.error_messages import validate
     from transom.data.text.documents import list_files, read_documents
-
     from transom.tasks.progress import counting
 
     folder = RunFolder.open(run)

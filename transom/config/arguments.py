@@ -176,4 +176,4 @@ def errors_for_python() -> Iterator[None]:
 
 def _arguments_for_options(message: str) -> str:
     message = re.sub(r"(?<![\w-])--set (?=\S)", "set: ", message)
-    return re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", lambda found: "from_" if found[1] == "from" else found[1].replace("-", "_"), message)
+    return re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", lambda found: found[1].replace("-", "_"), message)

@@ -13,7 +13,7 @@ Every Transformer is built from the same block, and a block from components that
 `[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/`; a test fails when it is not
 current. [config.md](config.md) has the fields of each. `tests/agreement/` and `tests/layers/` compare each component with other people's or
 with its formula in float64, and with itself in float32; `tests/models/` builds each into whole models, in random and in set combinations.
-[What each component costs and gains](../benchmarks/README.md) in one small model is measured by `benchmarks/components.py`: validation loss,
+`benchmarks/components.py` measures [each component in one small model](../benchmarks/README.md): validation loss,
 processor time a step, parameters.
 """
 

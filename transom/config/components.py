@@ -68,7 +68,7 @@ class BatchNormConfig(ComponentConfig):
     In training they are those of all true tokens that are computed together, padding left out. In evaluation they are running ones, which
     each step moves by ``momentum`` towards those of its whole batch; they are saved with the weights.
 
-    Cost and use: The counter-example that LayerNormConfig is compared with, not for use on text. In training what a token gives depends on later
+    Cost and use: For comparison with layer norm, not for use on text. In training, the output for a token depends on later
     tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than those that
     evaluation has. Slices (training.grad_accum_steps) are normalised apart, so their number changes the result; training.average averages
     statistics too, which are then no model's own; training.processes must be 1.

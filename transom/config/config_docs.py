@@ -1,4 +1,4 @@
-"""The reference of all recipe fields, written from the schema: ``python -m transom.config.config_page docs`` writes it and the catalogue."""
+"""Generate docs/config.md and docs/components.md from the schemas: ``python -m transom.config.config_docs docs``."""
 
 import sys
 from collections.abc import Iterator

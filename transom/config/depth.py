@@ -40,13 +40,14 @@ class MixtureOfDepthsConfig(DepthConfig):
 
     f is what a block adds to the stream, X the chosen tokens alone. Training chooses those of the ``capacity`` largest scores of each row.
     That looks at later tokens, so in evaluation each token decides by itself, by r_i > 0, in encoders too; a loss teaches the router to
-    agree, ``aux_loss_coef`` times the mean cross-entropy between sigmoid(r_i) and whether token i was chosen (section 3.5, the first of two ways).
+    agree, ``aux_loss_coef`` times the mean cross-entropy between sigmoid(r_i) and whether token i was chosen
+    (section 3.5, first method).
 
     Cost and use: A routed block costs its capacity's share of a block, so deeper models for the same time; the paper's best is every second
     block and 12.5 %. Training is not causal in its choices, evaluation is. How many tokens evaluation takes is learnt, not given:
-    metrics.jsonl has it (mod_fraction_causal) beside the share that training takes (mod_fraction). Answering skips a block where no row of the batch
+    metrics.jsonl has it (mod_fraction_causal) and training's (mod_fraction). Inference skips a block if no row of the batch
     chose it, so one text at a time gains most. Where one token is classified (pooling = start or cls) it may pass the last block by, which
-    then does nothing for it; pooling = mean has no such token. Not with a mixture of experts or approximated attention; masks are written out,
+    then does nothing for it; pooling = mean has no such token. Not with experts or approximated attention; masks are dense,
     however sparse.
     """
 

@@ -57,7 +57,7 @@ class MoeConfig(ComponentConfig):
     every token, with weight 1 (Dai et al. 2024, eq. 9). No noise is added to the choice.
 
     Cost and use: n_experts times the parameters for top_k times the time: more knowledge for the same arithmetic a token, where memory is
-    there. load_balancing = aux-loss is the usual one; bias leaves the loss alone and is the one for sigmoid scores. With a capacity, training drops
+    there. load_balancing = aux-loss is common; bias does not change the loss and suits sigmoid scores. With a capacity, training drops
     tokens, and what a row gives depends on the rows above it; without, rows never meet. z_loss_coef keeps the router's logits small, which
     matters in short types.
     """

@@ -134,8 +134,8 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str |
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
-        overrides: ``"training.max_steps=300"`` and the like; each value is read as TOML, or else taken as text. A component comes before its
-            fields, whatever their order, and of two values of a field the last wins. A preset stands in the place of the recipe's model.
+        overrides: such as ``"training.max_steps=300"``; a value that is not TOML is text. A component is set before its fields, in
+            any order; of two values of a field the last wins. A preset replaces the recipe's model.
         context: ``DATA_LATER`` where the recipe need not say where its data are.
 
     Returns:

@@ -1,6 +1,6 @@
 """The registry of tasks: what the recipe's ``task`` may be.
 
-The tasks that come with the package are found by their files, ``recipes_by_task/*/schema.py``, and imported by name when they are first asked for:
+The packaged tasks are found by their files, ``tasks/*/schema.py``, and imported by name at first use:
 adding one touches nothing outside its folder. Beside the dispatch table's this is the only import of a room from above.
 """
 

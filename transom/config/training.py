@@ -45,7 +45,7 @@ class AdamWConfig(AdamConfig):
 
 @register_component("optimizer")
 class MuonConfig(AdamWConfig):
-    """Muon (Jordan et al. 2024) for the attention and feed-forward matrices of blocks; AdamW for all other parameters, experts and routers included.
+    """Muon (Jordan et al. 2024) for the attention and feed-forward matrices of blocks; AdamW for the rest, experts and routers included.
 
     M <- momentum M + (1 - momentum) G; W <- (1 - lr weight_decay) W - 0.2 lr sqrt(max(rows, columns)) orthogonal(G + momentum (M - G)).
     orthogonal(U S V^T) approximates U V^T by five Newton-Schulz steps. The factor of Liu et al. 2025, eq. 4, scales an update to the size

@@ -79,7 +79,8 @@ def describe_architecture(recipe: Recipe) -> list[str]:
     match model:
         case TransformerConfig():
             lines = [
-                f"{model.norm.kind}, placed {model.norm_placement}; positions {model.position.kind}; feed-forward {_describe_feed_forward(model)}",
+                f"{model.norm.kind}, placed {model.norm_placement}; positions {model.position.kind};"
+                f" feed-forward {_describe_feed_forward(model)}",
                 f"width {model.d_model}, {_describe_heads(model)}, feed-forward width {model.d_ff}",
             ]
             if isinstance(depth := model.depth, MixtureOfDepthsConfig):

@@ -90,7 +90,8 @@ class RunSummary:
             return []
         return [
             f"the validation loss of the best weights is {loss:.2f} nats, worse than random: a uniform distribution over {choices[0]:,}"
-            f" {choices[1]} has ln {choices[0]:,} = {math.log(choices[0]):.2f}; train longer, change training.learning_rate, or check the data"
+            f" {choices[1]} has ln {choices[0]:,} = {math.log(choices[0]):.2f}; train longer, change training.learning_rate, or check"
+            " the data"
         ]
 
     @cached_property

@@ -55,7 +55,7 @@ class DecoderOnlyTransformer(LanguageModel):
         s is 1, or sqrt(d_model) with ``scale_embeddings``. Rotary positions and score biases act in attention and leave out P. Post-norm
         blocks leave out the last Norm. Under autocast x_0, and so the residual stream, is in autocast's type.
 
-        ``batch.decoder_input`` is the decoder's input, not its labels: those are the next tokens, kept in ``batch.labels`` and read by the loss.
+        ``batch.decoder_input`` is the decoder's input. The labels, in ``batch.labels``, are the next tokens; only the loss reads them.
         """
         text = batch.decoder_input
         ctx = self.context(text, observer)

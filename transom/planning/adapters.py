@@ -12,7 +12,7 @@ from transom.planning.parameters import sum_by_name
 
 
 def adaptable_modules(config: ModelConfig) -> dict[str, int]:
-    """Return the summed d_in + d_out of the blocks' linear maps by their name in ``training.adapter.target_modules``; empty unless a Transformer."""
+    """Return the sum of d_in + d_out of all blocks per name in ``training.adapter.target_modules``; empty unless a Transformer."""
     found = dict[str, int]()
     for name, size in sum_by_name(config, _sum_of_dimensions).items() if isinstance(config, TransformerConfig) else ():
         path = re.sub(r"\.(experts|shared)\.", ".", name).removesuffix(".weight").split(".")

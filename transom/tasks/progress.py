@@ -96,7 +96,8 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             return
         figures = (
             f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {format_count(event.target_tokens_per_second)} {self._counted}/s"
-            f"  {format_percent(event.matmul_utilization)} of peak{_format_expert_load(event.aux_metrics)}  {format_duration(event.seconds_left)} left"
+            f"  {format_percent(event.matmul_utilization)} of peak{_format_expert_load(event.aux_metrics)}"
+            f"  {format_duration(event.seconds_left)} left"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, figures=figures)

@@ -245,7 +245,7 @@ def train(
     set: Mapping[str, Any] | Sequence[str] = (),
     *,
     minutes: float | None = None,
-    from_: str | Path | None = None,
+    init_from: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
@@ -264,7 +264,7 @@ def train(
         set: changes to the recipe's fields: ``{"training.max_steps": 300, "model.norm": "rmsnorm"}``, ``{"model": {"d_model": 128}}``, or
             strings as ``--set`` takes them.
         minutes: limit of the training time.
-        from_: run folder to fine-tune.
+        init_from: run folder to fine-tune.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
         progress: show progress: a bar in a terminal, a table in a notebook, otherwise a line now and then on standard error.
@@ -281,9 +281,9 @@ def train(
         if unknown := [name for name in given if name not in known]:
             raise ConfigError(f"train: expected an argument, found {unknown[0]!r}; {suggest(unknown[0], list(known))}")
         files = {known[name]: value for name, value in given.items()}
-        start_from = None if from_ is None else Path(from_)
+        origin = None if init_from is None else Path(init_from)
         loaded, base, user_overrides = load_training_recipe(
-            recipe, training_overrides(recipe, files, as_overrides(set), start_from, minutes)
+            recipe, training_overrides(recipe, files, as_overrides(set), origin, minutes)
         )
         folder = default_folder(recipe) if out is None else Path(out)
         with _shown(progress) as shown:

@@ -89,7 +89,8 @@ def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverri
     model = run.load_config()
     if not _is_compatible(type(recipe.model), type(model)):
         raise ConfigError(
-            f"training.init_from = {str(folder)!r}: expected a run of {_compatible_kinds(recipe.model)}, whose weights fit {recipe.model.kind!r},"
+            f"training.init_from = {str(folder)!r}: expected a run of {_compatible_kinds(recipe.model)}, whose weights fit"
+            f" {recipe.model.kind!r},"
             f" found a run of {model.kind!r}; name another run or choose another recipe"
         )
     names = _inherited_fields(recipe.model, model)
@@ -182,7 +183,8 @@ def _user_settable(names: Iterable[str], source: ModelConfig) -> set[str]:
 def _incompatible_field_error(path: str, old: object, new: object, folder: Path, user_overrides: UserOverrides) -> ConfigError:
     """Make the error of a field that weights do not allow to change."""
     return ConfigError(
-        f"{user_overrides.place(('model', *path.split('.')))}: expected model.{path} = {_format_value(old)}, with which the weights of {folder} were"
+        f"{user_overrides.place(('model', *path.split('.')))}: expected model.{path} = {_format_value(old)}, with which the weights of"
+        f" {folder} were"
         f" trained, found {_format_value(new)}; leave it out, or train without --init-from"
     )
 
@@ -208,7 +210,8 @@ def _check_tokenizer_fields(recipe: TextRecipe, run: RunFolder, user_overrides: 
         old, new = getattr(getattr(source, "tokenizer", None), name, None), getattr(recipe.tokenizer, name)
         if old is not None and old != new:
             raise ConfigError(
-                f"{user_overrides.place(('tokenizer', name))}: expected tokenizer.{name} = {_format_value(old)}, as the tokenizer of {run.path} has it,"
+                f"{user_overrides.place(('tokenizer', name))}: expected tokenizer.{name} = {_format_value(old)}, as the tokenizer of"
+                f" {run.path} has it,"
                 f" found {_format_value(new)}; leave it out, or train without --init-from"
             )
 

@@ -49,7 +49,8 @@ def time_limit_notes(training: TrainingConfig, seconds_left: float, step: int, s
         return []
     suggested = int(float(f"{last:.1e}"))
     return [
-        f"at this pace training.max_minutes = {training.max_minutes:g} ends the run at about step {suggested:,} of {steps:,}, its learning rate"
+        f"at this pace training.max_minutes = {training.max_minutes:g} ends the run at about step {suggested:,} of {steps:,}, its learning"
+        " rate"
         f" still {'rising, ' if in_warmup else ''}at {lr:.0%} of the peak; training.max_steps={suggested} would let it fall to its end"
     ]
 

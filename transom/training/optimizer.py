@@ -76,7 +76,7 @@ def build_adamw(config: AdamWConfig, model: nn.Module, parameters: list[nn.Param
 
 @implements(MuonConfig)
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for the maps of attention and feed-forward in blocks, PyTorch's fused AdamWConfig for all the rest; one state, one learning rate.
+    """Muon for the attention and feed-forward matrices of blocks, PyTorch's fused AdamW for all the rest; one state, one learning rate.
 
     Experts and routers are among the rest: a matrix that no token reached would be moved at full size along what is left of its momentum.
     PyTorch's own Muon is not used because it multiplies in bfloat16 everywhere, and where a processor cannot do that fast, very slowly.

@@ -101,7 +101,8 @@ def _check_state(folder: Path, step: int, state: CheckpointState, train_step: Tr
         raise CheckpointError(f"{file}: expected {expected_scaler}, found {state.scaler}")
     if progress.best and train_step.training.best_checkpoint_metric not in progress.best:
         raise CheckpointError(
-            f"{file}: expected {train_step.training.best_checkpoint_metric!r} among the best validation's figures, found {sorted(progress.best)}"
+            f"{file}: expected {train_step.training.best_checkpoint_metric!r} among the best validation's figures,"
+            f" found {sorted(progress.best)}"
         )
     measured = {name for ratio in train_step.metrics.values() for name in ratio if name not in (None, N_UPDATES)}
     if (found := progress.window.keys() - {*WINDOW_SUMS}) not in (set(), measured):

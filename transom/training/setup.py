@@ -168,7 +168,8 @@ def _trainable_notes(recipe: Recipe, model: Network) -> list[str]:
         return []
     trainable, total = sum(p.numel() for p in model.parameters() if p.requires_grad), count_parameters(recipe.model).total
     return [
-        f"{adapter.kind} of rank {adapter.rank} on {', '.join(adapter.target_modules)}: {trainable:,} numbers learn, {trainable / total:.2%} of the model's"
+        f"{adapter.kind} of rank {adapter.rank} on {', '.join(adapter.target_modules)}: {trainable:,} numbers learn,"
+        f" {trainable / total:.2%} of the model's"
         f" {total:,} parameters; the others are kept"
     ]
 

@@ -69,7 +69,7 @@ def image_batches(images: Images, labels: Sequence[int], batch_size: int) -> Ite
 
 
 def image_fingerprint(*parts: Images) -> str:
-    """Hash the files and classes of images in their order, so that a run can tell whether its data are still the same."""
+    """Hash the files and classes of images in their order, to detect changes of a run's data."""
     total = blake2b(digest_size=16)
     for images in parts:
         for digest, label in zip(images.digests, images.labels, strict=True):

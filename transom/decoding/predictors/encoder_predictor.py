@@ -58,7 +58,7 @@ class EncoderPredictor(Generic[Encoder]):
         too_long: LongTextPolicy = "truncate",
         notify: ProgressCallback = ignore_progress,
     ) -> NDArray[np.float32]:
-        """Embed texts: the mean of the encoder's last vectors, (texts, d_model); arguments and errors as of ``Embedder.embed_with_details``."""
+        """Embed texts: the mean of the encoder's last vectors, (texts, d_model); see ``Embedder.embed_with_details``."""
         from transom.decoding.predictors.embedder import Embedder
 
         embedder = Embedder(self.model, self.tokenizer, self.inference_config, self.precision, self.encoder_backend)

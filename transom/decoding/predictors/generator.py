@@ -177,7 +177,7 @@ class Generator:
             tokenizer: the tokenizer of the model.
             sampling: default sampling settings.
             precision: dtype of the matrix products with the reason for the choice, for display.
-            decoder_backend: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
+            decoder_backend: a faster implementation of the decoding steps, perhaps built on first use; by default the model, which may
                 still be in training.
             instruction_tuned: append the answer token to each prompt, and decode the answer as a text of its own.
             early_exit_trained: earlier blocks were trained to predict tokens, or this is unknown.

@@ -106,7 +106,7 @@ class Translator:
             tokenizers: tokenizers of the source and target.
             decoding: default search settings.
             precision: dtype of the matrix products with the reason for the choice, for display.
-            decoder_backend: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
+            decoder_backend: a faster implementation of the decoding steps, perhaps built on first use; by default the model, which may
                 still be in training.
             languages: such as "en to de", for ``repr``.
             origin: folder it was loaded from, for ``repr``.
