@@ -93,7 +93,7 @@ def in_page(path: Path) -> Iterator[Prose]:
 def plain(text: str) -> str:
     """Remove what is not prose: code, links' targets, quoted examples, doctests."""
     text = re.sub(r"^\s*(?:>>>|\.\.\.).*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"(`+)[^`]+\1", "`code`", text)
+    text = re.sub(r"(`+)[^`]+\1|\"[^\"\n]+\"", "`code`", text)
     return re.sub(r"\]\([^)]*\)", "]", text)
 
 
