@@ -19,7 +19,15 @@ DATA = "transom/data/synthetic/phrasebook/"
 """Here strings are words of the phrasebook."""
 
 PENDING = (
-    *("transom/config/", "transom/training/", "transom/checkpoints/", "transom/inspection/", "transom/cli/", "transom/tasks/", "benchmarks/"),
+    *(
+        "transom/config/",
+        "transom/training/",
+        "transom/checkpoints/",
+        "transom/inspection/",
+        "transom/cli/",
+        "transom/tasks/",
+        "benchmarks/",
+    ),
     *("docs/config.md", "docs/components.md", "docs/notation.md"),
 )
 """Places that still hold faults; this list only ever gets shorter."""
@@ -72,7 +80,13 @@ def in_source(path: Path) -> Iterator[Prose]:
                 docstrings.add(id(statement.value))
                 yield Prose(path, statement.lineno, statement.value.value, is_docstring=True)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings and node.value.count(" ") > 1 and not is_data:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+            and node.value.count(" ") > 1
+            and not is_data
+        ):
             yield Prose(path, node.lineno, node.value, is_docstring=False)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not re.match(r"#\s*(?:type:|noqa|fmt:)", token.string):

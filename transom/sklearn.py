@@ -197,7 +197,7 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         recipe: name of a packaged recipe of task ``masked``, or path of a TOML file; used where ``run`` is None.
         set: changes of the recipe's fields, such as ``{"training.max_steps": 300}``.
         minutes: limit of the training time.
-        normalise: scale each vector to length 1, so that products of two are cosines.
+        normalize: scale each vector to length 1, so that products of two are cosines.
         out: run folder, which ``fit`` overwrites; default: a temporary one.
         progress: show the progress of training.
         random_state: seed of the initial weights, the order of the texts, masks and dropout.
@@ -214,7 +214,7 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         recipe: str | Path = "text-masked",
         set: Mapping[str, Any] | None = None,
         minutes: float | None = None,
-        normalise: bool = True,
+        normalize: bool = True,
         out: str | Path | None = None,
         progress: bool = False,
         random_state: int | np.random.RandomState | None = None,
@@ -224,7 +224,7 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         self.recipe = recipe
         self.set = set
         self.minutes = minutes
-        self.normalise = normalise
+        self.normalize = normalize
         self.out = out
         self.progress = progress
         self.random_state = random_state
@@ -252,7 +252,7 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
 
     def transform(self, X: Iterable[str]) -> NDArray[np.float32]:
         """Return the vector of each text, (texts, d_model)."""
-        found: NDArray[np.float32] = self._model.embed(check_texts(X), self.normalise)
+        found: NDArray[np.float32] = self._model.embed(check_texts(X), self.normalize)
         return found
 
     def _load(self, folder: Path) -> Any:

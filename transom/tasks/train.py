@@ -282,9 +282,7 @@ def train(
             raise ConfigError(f"train: expected an argument, found {unknown[0]!r}; {suggest(unknown[0], list(known))}")
         files = {known[name]: value for name, value in given.items()}
         origin = None if init_from is None else Path(init_from)
-        loaded, base, user_overrides = load_training_recipe(
-            recipe, training_overrides(recipe, files, as_overrides(set), origin, minutes)
-        )
+        loaded, base, user_overrides = load_training_recipe(recipe, training_overrides(recipe, files, as_overrides(set), origin, minutes))
         folder = default_folder(recipe) if out is None else Path(out)
         with _shown(progress) as shown:
             notify, watching = (_unheard, callbacks) if shown is None else (shown.doing, [shown, *callbacks])
