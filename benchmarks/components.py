@@ -168,7 +168,9 @@ EXTRA_MODELS = (
     Variant("nothing to start from", "tuned", ("training.init_from=none", "tokenizer.kind=char")),
     Variant("adapter lora, rate 1e-2", "tuned", (*LORA_LEARNING_RATE, "training.adapter=lora")),
     Variant(
-        "adapter lora, rate 1e-2, all maps", "tuned", (*LORA_LEARNING_RATE, f'training.adapter={{kind="lora", on={ALL_TARGET_MODULES}}}')
+        "adapter lora, rate 1e-2, all maps",
+        "tuned",
+        (*LORA_LEARNING_RATE, f'training.adapter={{kind="lora", target_modules={ALL_TARGET_MODULES}}}'),
     ),
 )
 """Settings that no name of a component says."""

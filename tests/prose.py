@@ -21,8 +21,6 @@ DATA = "transom/data/synthetic/phrasebook/"
 PENDING = (
     *(
         "transom/config/",
-        "transom/training/",
-        "transom/checkpoints/",
         "transom/inspection/",
         "transom/cli/",
         "transom/tasks/",

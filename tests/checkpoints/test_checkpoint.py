@@ -129,7 +129,7 @@ def test_nothing_whole_is_an_error_that_says_why(tmp_path):
         (checkpoints.path(step) / "model.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError) as error:
         checkpoints.latest()
-    one_line(error, "no checkpoint to go on from", "step-2/model.safetensors: damaged, expected", "another --out")
+    one_line(error, "no checkpoint to resume from", "step-2/model.safetensors: damaged, expected", "another --out")
 
 
 def test_a_renamed_checkpoint_is_not_believed(tmp_path):

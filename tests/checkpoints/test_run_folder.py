@@ -336,7 +336,7 @@ def test_links_within_the_folder_are_followed(tmp_path):
 def test_weights_that_are_not_there_yet(tmp_path):
     with RunFolder.create(tmp_path / "a") as run:
         run.write_config(seq2seq(), ID)
-        with pytest.raises(CheckpointError, match=r"no model\.safetensors yet; it comes with the first validation"):
+        with pytest.raises(CheckpointError, match=r"no model\.safetensors yet; it is written at the first validation"):
             run.load_weights(build_model(run.load_config()))
 
 

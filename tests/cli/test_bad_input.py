@@ -172,7 +172,7 @@ def test_a_resumed_run_keeps_its_data(transom: Call, tmp_path: Path) -> None:
 def test_a_run_without_its_recipe_does_not_go_on(copied: Path, trained: Trained, transom: Call) -> None:
     (copied / "recipe.toml").unlink()
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != ".transom.lock"}
-    assert "expected the recipe of the run to go on with" in transom(*trained.command, "--out", copied, "--resume").error
+    assert "expected the recipe of the resumed run" in transom(*trained.command, "--out", copied, "--resume").error
     assert all(path.read_bytes() == content for path, content in before.items())
 
 

@@ -36,7 +36,7 @@ def test_a_run_folder_holds_what_the_design_says(trained: Trained) -> None:
 
 def test_an_out_that_holds_a_run_is_refused(trained: Trained, transom: Call) -> None:
     before = (trained.folder / "model.safetensors").read_bytes()
-    assert "add --resume to go on with it or give another --out" in transom(*trained.command, "--out", trained.folder).error
+    assert "add --resume to continue it or give another --out" in transom(*trained.command, "--out", trained.folder).error
     assert (trained.folder / "model.safetensors").read_bytes() == before
 
 

@@ -252,7 +252,7 @@ def test_a_resized_grid_is_the_picture_at_another_size_and_the_token_in_front_st
         ({"d_model": 6, "n_heads": 2, "position": "sinusoidal-2d"}, "multiple of 4, found 6"),
         ({"attention": {"pattern": {"kind": "window-2d", "size": 0}}}, "greater than or equal to 1"),
         ({"pixel_mean": [0.5]}, "pixel_mean of 3 channels, found 1"),
-        ({"stem": {"kind": "convolutional", "attention": {"kind": "cbam", "kernel_size": 4}}}, "an odd kernel, found 4"),
+        ({"stem": {"kind": "convolutional", "attention": {"kind": "cbam", "kernel_size": 4}}}, "an odd kernel_size, found 4"),
     ],
 )
 def test_what_does_not_fit_is_told(fields: dict[str, Any], message: str) -> None:

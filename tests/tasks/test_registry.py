@@ -114,7 +114,7 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
     code, out, err = next(outcomes)
     assert code == 0 and f"try: transom classify {run}" in out, err
     card = (tmp_path / "run" / "README.md").read_text()
-    assert "An authors model" in card and "lines a second" in card
+    assert "An authors model" in card and "lines per second" in card
     assert [line.split("\t")[0] for line in next(outcomes)[1].splitlines()] == ["ann", "bob"]
     assert "expected a run that transom translate can use, found one for transom classify" in next(outcomes)[2]
     assert next(outcomes)[0] == 0

@@ -1,1 +1,1 @@
-"""Models to and from disk: nothing half-written, nothing unpickled, every size checked before it is allocated."""
+"""Save and load models and training state: atomic writes, no pickle, sizes checked before allocation."""

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on as if it had never stopped."""
+"""Checkpoints: everything a run needs to resume bit-identically."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -36,14 +36,14 @@ _Group = Annotated[str, Field(pattern=rf"^{_GROUP.pattern}$")]
 
 
 class _StateDocument(BaseModel):
-    """The content of a checkpoint's ``state.json``.
+    """Content of a checkpoint's ``state.json``.
 
     Attributes:
         format_version: 1 has no run id and no hashes of groups, and numbers the optimizer's parameters.
-        step: optimizer steps done.
-        run: id of the run, the same in the metadata of every tensor file.
-        groups: the groups of tensors that were saved, with their ``hash_tensors``.
-        state: what else the run needs; ``training.state`` has its schema.
+        step: number of optimizer steps.
+        run: id of the run, equal to that in the metadata of every tensor file.
+        groups: names of the saved groups of tensors, with their ``hash_tensors``.
+        state: further state of the run; ``training.train_state`` has its schema.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -56,21 +56,21 @@ class _StateDocument(BaseModel):
 
     @property
     def origin(self) -> Origin | None:
-        """The origin that every tensor file of the checkpoint must have."""
+        """Origin that every tensor file of the checkpoint must have."""
         return None if self.run is None else Origin(self.run, self.step)
 
     def sha256(self, group: str) -> str | None:
-        """Return the hash that a group of tensors must have, if it was noted."""
+        """Return the hash that a group of tensors must have, if it was recorded."""
         return self.groups.get(group) if isinstance(self.groups, dict) else None
 
 
 class LoadedCheckpoint(NamedTuple):
-    """A checkpoint as it was read.
+    """A checkpoint read from disk.
 
     Attributes:
         groups: tensors by group and name.
-        state: the JSON beside them.
-        format_version: the format that it was written in.
+        state: content of ``state.json``, in present names.
+        format_version: format in which the checkpoint was written.
     """
 
     groups: TensorGroups
@@ -79,11 +79,11 @@ class LoadedCheckpoint(NamedTuple):
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest checkpoint to go on from.
+    """The latest checkpoint from which a run can resume.
 
     Attributes:
         step: its step.
-        rejected: one line per newer one that is damaged or does not fit the run, with the reason.
+        rejected: one line with the reason per newer checkpoint that is damaged or does not match the run.
     """
 
     step: int
@@ -91,35 +91,35 @@ class LatestCheckpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The folder ``checkpoints`` of a run: one folder ``step-N`` a checkpoint, with a file a group of tensors, state and manifest."""
+    """The folder ``checkpoints`` of a run, with one folder ``step-N`` per checkpoint: a file per group of tensors, state, manifest."""
 
     def __init__(self, folder: Path, run: Callable[[], str | None] = lambda: None) -> None:
-        """Look at ``folder``, which may not exist yet; ``run`` returns the id of the run that the folder belongs to, if it has one."""
+        """Use ``folder``, which may not exist yet; ``run`` returns the id of the run that owns it, if it has one."""
         self.folder = folder
         self._run = run
 
     def path(self, step: int) -> Path:
-        """Return where the checkpoint of ``step`` is."""
+        """Return the folder of the checkpoint of ``step``."""
         return self.folder / f"step-{step}"
 
     def steps(self) -> list[int]:
-        """List the steps with a checkpoint, whole or not, oldest first."""
+        """List the steps with a checkpoint, complete or not, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(int(match[1]) for entry in self.folder.iterdir() if (match := _STEP.fullmatch(entry.name)) and entry.is_dir())
 
     def save(self, step: int, groups: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
-        """Save everything; when this returns, it is on the disk.
+        """Save a checkpoint durably.
 
-        Checkpoints of later steps are then removed: they are of a history that the run left when it went on from an earlier one.
+        Checkpoints of later steps are then removed: the run has resumed from an earlier one and no longer needs them.
 
         Args:
-            step: optimizer steps done.
-            groups: tensors by group and name; "model" is what ``prune`` keeps longest.
-            state: what else resuming needs, as JSON.
+            step: number of optimizer steps.
+            groups: tensors by group and name; ``prune`` keeps group "model" longest.
+            state: further state for resuming, as JSON.
 
         Raises:
-            DiskError: it could not be written; earlier checkpoints are untouched.
+            DiskError: the checkpoint could not be written; earlier checkpoints are unchanged.
         """
         assert all(_GROUP.fullmatch(name) for name in groups), f"expected plain group names, found {list(groups)}"
         make_folder(self.folder)
@@ -146,13 +146,13 @@ class Checkpoints:
                 remove(self.path(later))
 
     def latest(self, accept: Callable[[int], None] = lambda step: None) -> LatestCheckpoint | None:
-        """Find the newest checkpoint that is whole, undamaged and accepted; None if none was ever saved.
+        """Find the latest checkpoint that is complete, undamaged and accepted; return None if none was ever saved.
 
         Args:
-            accept: raises CheckpointError for the step of a checkpoint that does not fit the run.
+            accept: raises CheckpointError for the step of a checkpoint that does not match the run.
 
         Raises:
-            CheckpointError: there are checkpoints, but none to resume from.
+            CheckpointError: there are checkpoints, but none is usable.
         """
         rejected: list[str] = []
         weights_only: list[str] = []
@@ -167,18 +167,18 @@ class Checkpoints:
                 rejected.append(str(error))
         if steps := self.steps():
             reason = rejected[0] if rejected else f"those of steps {steps[0]} to {steps[-1]} hold weights only"
-            raise CheckpointError(f"{self.folder}: no checkpoint to go on from: {reason}; begin anew with another --out")
+            raise CheckpointError(f"{self.folder}: no checkpoint to resume from: {reason}; start a new run with another --out")
         return None
 
     def load(self, step: int, only: Collection[str] | None = None) -> LoadedCheckpoint:
-        """Read the tensors and the state that were saved at ``step``.
+        """Read the tensors and the state of a checkpoint.
 
         Args:
             step: one of ``steps()``.
-            only: groups to read; left out, all that are there.
+            only: groups to read; by default all.
 
         Raises:
-            CheckpointError: it is missing or damaged, or holds no such group.
+            CheckpointError: the checkpoint or a group is missing or damaged.
         """
         manifest, document = self._verify(step, only)
         wanted = [name for name in document.groups if name + _SUFFIX in manifest] if only is None else only
@@ -187,7 +187,7 @@ class Checkpoints:
         return LoadedCheckpoint(groups, state, document.format_version)
 
     def prune(self, keep_full: int, keep_weights: Collection[int] = ()) -> None:
-        """Make room: the newest ``keep_full`` stay whole, those before them of ``keep_weights`` keep only group "model", the rest go."""
+        """Delete old checkpoints: keep the latest ``keep_full``, keep only group "model" of the steps ``keep_weights``, delete the rest."""
         assert keep_full >= 1, "the newest checkpoint must stay"
         for step in self.steps()[:-keep_full]:
             if step in keep_weights:
@@ -196,7 +196,7 @@ class Checkpoints:
                 remove(self.path(step))
 
     def _keep_weights_only(self, step: int) -> None:
-        """Keep only the weights: first the manifest lets go of the other files, then they go."""
+        """Remove all files but the weights: first from the manifest, then from disk."""
         folder = self.path(step)
         try:
             manifest = read_manifest(folder, _FILE)

@@ -1,4 +1,4 @@
-"""``ledger.jsonl``: every read of a test file, so that nobody can choose a model by its test result unseen."""
+"""``ledger.jsonl`` records every read of a test file, so that selecting a model by its test result leaves a trace."""
 
 import hashlib
 import json
@@ -13,24 +13,24 @@ from transom.files.safe_read import file_sha256, read_bytes
 
 
 class EvaluationAccessLog:
-    """The list of test files that were read, in order."""
+    """List of test files read, in order."""
 
     def __init__(self, path: Path) -> None:
-        """Look at ``path``, which may not exist yet."""
+        """Use ``path``, which may not exist yet."""
         self.path = path
 
     def record(self, file: Path, verb: str) -> None:
-        """Note, durably and before it happens, that ``verb`` reads the test file, or the folder of test files, ``file``.
+        """Record durably, before the read, that ``verb`` reads a test file or a folder of test files.
 
         Raises:
-            DiskError: it could not be noted, so the file should not be read.
+            DiskError: the entry could not be written, so the file must not be read.
         """
         date = datetime.now(UTC).isoformat(timespec="seconds")
         entry = {"date": date, "file": str(file.absolute()), "sha256": _hash_path(file), "verb": verb}
         append_line(self.path, json.dumps(entry, ensure_ascii=False), sync=True)
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all entries; a line that a killed process tore is passed over."""
+        """Return all entries; skip a line that a killed process left incomplete."""
         if not self.path.exists():
             return []
         entries = []
@@ -43,7 +43,7 @@ class EvaluationAccessLog:
 
 
 def _hash_path(path: Path) -> str:
-    """Hash a file; of a folder, the names and hashes of all files in it."""
+    """Hash a file, or the names and hashes of all files in a folder."""
     if not path.is_dir():
         return file_sha256(path)
     total = hashlib.sha256()

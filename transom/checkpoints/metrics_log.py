@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object a line, for every logged step and validation of a run."""
+"""``metrics.jsonl``: one JSON object per line, for every logged step and validation of a run."""
 
 import json
 import math
@@ -16,32 +16,32 @@ from transom.files.safe_read import read_bytes
 
 
 class MetricsLog:
-    """The history of a run. Records that belong to a step say so under ``step``."""
+    """The history of a run. Records of a step have it as ``step``."""
 
     def __init__(self, path: Path) -> None:
-        """Look at ``path``, which may not exist yet."""
+        """Use ``path``, which may not exist yet."""
         self.path = path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record. A number that JSON has no word for (a loss that is not finite) becomes null."""
+        """Append a record; non-finite numbers become null."""
         append_line(self.path, json.dumps(replace_non_finite(record), ensure_ascii=False, allow_nan=False))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all records; a torn last line, which a killed process can leave, is not one.
+        """Return all records, in present names; skip an incomplete last line, which a killed process can leave.
 
         Raises:
-            CheckpointError: naming the line that is damaged.
+            CheckpointError: a line is damaged; the error gives its number.
         """
         return [migrate_metrics(json.loads(line)) for line in self._lines()]
 
     def truncate(self, step: int | None) -> None:
-        """Forget what comes after ``step``, which a resumed run will write again; None forgets everything."""
+        """Remove the records after ``step``, which a resumed run writes again; None removes all."""
         if self.path.exists():
             kept = [] if step is None else [line for line in self._lines() if json.loads(line).get("step", step) <= step]
             write_file(self.path, b"".join(line + b"\n" for line in kept))
 
     def sync(self) -> None:
-        """Force the records so far to the disk; done before a checkpoint that counts on them."""
+        """Sync the records to disk, before a checkpoint that relies on them."""
         if self.path.exists():
             with convert_disk_errors(self.path, "its lines are in place but may not survive a power cut"), self.path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -52,7 +52,7 @@ class MetricsLog:
         lines = read_bytes(self.path, MAX_METRICS_BYTES).split(b"\n")
         for number, line in enumerate(lines[:-1], start=1):
             if not _is_record(line):
-                raise CheckpointError(f"{self.path}:{number}: damaged, expected a JSON object; remove this line to go on")
+                raise CheckpointError(f"{self.path}:{number}: damaged, expected a JSON object; remove this line to continue")
         return lines[:-1]
 
 
@@ -65,7 +65,7 @@ def _is_record(line: bytes) -> bool:
 
 
 def replace_non_finite(value: Any) -> Any:
-    """Replace every number that is not finite by None."""
+    """Replace every non-finite number by None."""
     if isinstance(value, Mapping):
         return {key: replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Where a verb may write: never onto what it reads, and never onto a run's own files; this module needs no pydantic."""
+"""Check output paths: no verb overwrites its input or a run's own files. This module imports no pydantic."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def check_output_path(output: Path | None, inputs: Iterable[Path | None] = ()) -> None:
-    """Refuse to write a file where something would be lost; to be asked before anything is read or computed.
+    """Raise an error if writing a file would overwrite something; call this before reading or computing anything.
 
     Args:
-        output: where a verb is to write; None for nowhere.
-        inputs: files and folders that it reads, runs among them; None for those that were not given.
+        output: output file of a verb; None for no output.
+        inputs: files and folders that the verb reads, including runs; None for those not given.
 
     Raises:
-        ConfigError: a run owns that place, or it is one of the inputs or a file in one, by whatever name or link.
+        ConfigError: the path belongs to a run, or is one of the inputs or a file in one, under any name or link.
     """
     if output is None:
         return
@@ -32,7 +32,7 @@ def check_output_path(output: Path | None, inputs: Iterable[Path | None] = ()) -
 
 
 def owning_run(location: Path) -> Path | None:
-    """Find the run folder one of whose own files, by name, a resolved path is; whether or not the file is there."""
+    """Return the run folder to which a resolved path belongs by its name, whether or not the file exists."""
     from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK, contains_run
 
     for depth, folder in enumerate(location.parents, 1):
@@ -42,15 +42,15 @@ def owning_run(location: Path) -> Path | None:
 
 
 def check_run_folder_is_no_input(recipe: "Recipe", base: Path, out: Path) -> None:
-    """Refuse a run folder whose files, which training replaces, the recipe itself names.
+    """Raise an error if a recipe reads files of the run folder that training replaces.
 
     Args:
-        recipe: what to train.
-        base: folder that relative paths of it start from.
+        recipe: the recipe.
+        base: folder to which its relative paths refer.
         out: the run folder.
 
     Raises:
-        ConfigError: the run is to start from itself, or is to learn from one of its own files.
+        ConfigError: the run would start from itself or train on one of its own files.
     """
     check_output_path(out)
     origin = recipe.training.init_from
@@ -62,7 +62,7 @@ def check_run_folder_is_no_input(recipe: "Recipe", base: Path, out: Path) -> Non
 
 
 def data_paths(recipe: "Recipe", base: Path) -> list[Path]:
-    """List the files and folders of examples that a recipe names."""
+    """List the data files and folders of a recipe."""
     from transom.data.text.text_io import expand_path
 
     root = base / expand_path(recipe.data.root)
@@ -70,12 +70,12 @@ def data_paths(recipe: "Recipe", base: Path) -> list[Path]:
 
 
 def _resolve_parent(path: Path) -> Path:
-    """Resolve the folder of a path and leave its last name, which may be a link."""
+    """Resolve the folder of a path but not its last name, which may be a link."""
     return resolve_path(path.parent) / path.name
 
 
 def _input_files(given: Path) -> Iterable[Path]:
-    """List what an input consists of: of a run its files, of another folder all in it."""
+    """List the files of an input: those of a run, or all files of another folder."""
     from transom.checkpoints.run_files import FILES, contains_run
 
     if not given.is_dir():
@@ -84,7 +84,7 @@ def _input_files(given: Path) -> Iterable[Path]:
 
 
 def _is_same(a: Path, b: Path) -> bool:
-    """Tell whether two paths are one file: both names of it, or of nothing yet, where they lead to the same place."""
+    """Return whether two paths are the same file, or would be if it existed."""
     try:
         return a.samefile(b)
     except OSError:

@@ -1,4 +1,4 @@
-"""The run folder: what a training leaves behind, and all that loading a model needs."""
+"""The run folder: output of a training, and everything needed to load the model."""
 
 import json
 import math
@@ -56,10 +56,10 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class RunFolder:
-    """A run's folder: to write, made by ``create`` and locked until ``close`` or death; to read, by ``open``."""
+    """A run folder: ``create`` opens it for writing and locks it until ``close`` or exit; ``open`` opens it for reading."""
 
     def __init__(self, path: Path, lock_file: int | None = None, created: bool = False) -> None:
-        """Use ``create`` or ``open``; a ``created`` folder goes again if nothing comes of the run."""
+        """Use ``create`` or ``open`` instead; a ``created`` folder is removed on ``close`` if it is still empty."""
         self.path = path
         self.checkpoints = Checkpoints(path / CHECKPOINTS, lambda: self.run_id)
         self.metrics = MetricsLog(path / METRICS)
@@ -68,7 +68,7 @@ class RunFolder:
 
     @cached_property
     def run_id(self) -> str | None:
-        """The id of the run, which every file of tensors that it writes carries; None before ``config.json`` and in format 1.
+        """Id of the run, which is in every tensor file it writes; None before ``config.json`` is written and in format 1.
 
         Raises:
             CheckpointError: ``config.json`` is damaged.
@@ -82,22 +82,22 @@ class RunFolder:
 
     @property
     def has_recipe(self) -> bool:
-        """Whether a run was begun here; a link that leads nowhere is a recipe that cannot be read, not none."""
+        """Whether the folder has a recipe; a broken link is an unreadable recipe, not a missing one."""
         return os.path.lexists(self.path / RECIPE)
 
     @classmethod
     def create(cls, path: Path, resume: bool = False, overwrite: bool = False) -> Self:
-        """Make a run's folder, or take one over.
+        """Create a run folder, or open an existing one for writing.
 
         Args:
-            path: where; folders above it are made. An empty folder will do.
-            resume: go on with the run that is there, if any.
-            overwrite: remove the run that is there. Its ledger stays, and so does every file that is not a run's.
+            path: the folder, new or empty; its parents are created.
+            resume: continue an existing run.
+            overwrite: remove an existing run, except its access log and files that are not a run's.
 
         Raises:
-            ConfigError: there is a run and neither was asked for, another training is writing it, the folder is something else, or this
+            ConfigError: the folder holds a run and neither option is set, another training is writing it, it is not a run folder, or this
                 system cannot lock files.
-            DiskError: it cannot be written.
+            DiskError: the folder cannot be written.
         """
         if re.search("[\ud800-\udfff]", str(path)):
             raise ConfigError(f"{str(path)!a}: expected a folder whose name is UTF-8, found other bytes in it; give another --out")
@@ -118,7 +118,7 @@ class RunFolder:
             if contains_run(path) and not resume:
                 if not overwrite:
                     raise ConfigError(
-                        f"{path} holds a run already ({run._checkpoint_summary()}); add --resume to go on with it or give another --out"
+                        f"{path} holds a run already ({run._checkpoint_summary()}); add --resume to continue it or give another --out"
                     )
                 for name in (*FILES, CHECKPOINTS):
                     if name != ACCESS_LOG and os.path.lexists(path / name):
@@ -130,10 +130,10 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Look into a run's folder, without a lock.
+        """Open a run folder for reading, without a lock.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no run folder.
         """
         if not path.is_dir():
             raise CheckpointError(
@@ -144,9 +144,9 @@ class RunFolder:
         return cls(path)
 
     def close(self) -> None:
-        """Release the lock, and remove a folder that was made for a run which left nothing in it.
+        """Release the lock, and remove the folder if this run created it and wrote nothing.
 
-        The lock's file goes while it is locked: whoever has opened it meanwhile finds, with the lock, that it has no name any more.
+        The lock file is deleted while locked: another process that has opened it finds, once it holds the lock, that the file has no name.
         """
         if self._lock is None:
             return
@@ -158,7 +158,7 @@ class RunFolder:
         self._lock = None
 
     def __enter__(self) -> Self:
-        """Return the folder itself."""
+        """Return the run folder itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -166,26 +166,26 @@ class RunFolder:
         self.close()
 
     def write(self, name: str, content: Content) -> None:
-        """Put one of the run's files in place, durably and at once.
+        """Write one of the run's files durably and atomically.
 
         Args:
             name: one of ``FILES``.
-            content: its bytes, or a function that makes them.
+            content: its bytes, or a function that returns them.
         """
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         write_file(self.path / name, content)
 
     def read(self, name: str) -> bytes:
-        """Read one of the run's files, if it is a plain one of a sensible size."""
+        """Read one of the run's files if it is a regular file within the size limit."""
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         return read_bytes(self.path / name)
 
     def require_plugins(self) -> None:
-        """Refuse the run where a plugin that it was trained with was not named, or has changed; its recipe cannot be read before.
+        """Raise an error if a plugin that the run was trained with is not loaded or has changed; call this before reading its recipe.
 
         Raises:
             CheckpointError: ``config.json`` is damaged.
-            ConfigError: such a plugin.
+            ConfigError: a plugin is missing or has changed.
         """
         if (path := self.path / CONFIG).exists() and (raw := read_json(path, MAX_CONFIG_BYTES).get("plugins")) is not None:
             try:
@@ -194,15 +194,15 @@ class RunFolder:
                 raise CheckpointError(f"{path}: plugins: expected a list of name and sha256 each, found {raw!r:.80}") from error
 
     def write_config(self, config: ModelConfig, run_id: str, plugins: Sequence[PluginRecord] = ()) -> None:
-        """Put ``config.json`` in place: from now on the authority for the model's shape.
+        """Write ``config.json``, which defines the model's shape.
 
         Args:
-            config: the model's.
-            run_id: 32 hexadecimal digits; a run that is resumed keeps the id that it has.
-            plugins: which loading the run needs.
+            config: the model's configuration.
+            run_id: 32 hexadecimal digits; a resumed run keeps its own.
+            plugins: plugins that are needed to load the run.
 
         Raises:
-            ConfigError: the run being resumed has another model.
+            ConfigError: the resumed run has another model.
         """
         if (self.path / CONFIG).exists():
             old, new = self._read_config().model_dump(mode="json"), config.model_dump(mode="json")
@@ -219,12 +219,12 @@ class RunFolder:
         vars(self).pop("run_id", None)  # read anew from now on
 
     def load_config(self) -> ModelConfig:
-        """Read the model's configuration; build nothing from it that is larger than the weights beside it.
+        """Read the model's configuration, and check that it needs no more memory than the weights file justifies.
 
         Raises:
-            CheckpointError: it is damaged, there are no weights yet, or it asks for more parameters, or a larger table of positions, than
-                the weights file justifies.
-            ConfigError: the run needs a plugin that was not named, or that has changed.
+            CheckpointError: the file is damaged, there are no weights yet, or it defines more parameters or a larger table of positions
+                than the weights file has.
+            ConfigError: a plugin is missing or has changed.
         """
         config, weights = self._read_config(), self._weights_path()
         try:
@@ -239,7 +239,7 @@ class RunFolder:
         return config
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Put a file of tensors in place, with their hash, the run's id and ``step`` in its metadata."""
+        """Write a file of tensors, with their hash, the run's id and ``step`` in its metadata."""
         origin = None if self.run_id is None else Origin(self.run_id, step)
         self.write(name, lambda: serialize_tensors(tensors, origin))
 
@@ -247,7 +247,7 @@ class RunFolder:
         """Read one of the run's files of weights.
 
         Raises:
-            CheckpointError: it is missing, damaged, not finite, or of another run.
+            CheckpointError: the file is missing, damaged, of another run, or has non-finite values.
         """
         self._require_same_run(name)
         return read_weights(self.path / name)
@@ -256,7 +256,7 @@ class RunFolder:
         """Copy the run's weights into ``model``, built from ``load_config``.
 
         Raises:
-            CheckpointError: they are not there yet, damaged, or another model's.
+            CheckpointError: the weights are missing, damaged, or of another model.
         """
         path = self._weights_path()
         self._require_same_run(WEIGHTS)
@@ -264,11 +264,13 @@ class RunFolder:
 
     def _weights_path(self) -> Path:
         if not (self.path / WEIGHTS).exists():
-            raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation, so let the training go on: --resume")
+            raise CheckpointError(
+                f"{self.path}: no {WEIGHTS} yet; it is written at the first validation; continue the training with --resume"
+            )
         return self.path / WEIGHTS
 
     def _require_same_run(self, name: str) -> None:
-        """Refuse a file of tensors that another run wrote; files of format 1 do not say."""
+        """Raise an error if another run wrote a file of tensors; files of format 1 have no run id."""
         origin = read_metadata(self.path / name).origin
         if origin is not None and self.run_id is not None and origin.run != self.run_id:
             raise CheckpointError(
@@ -299,7 +301,7 @@ class RunFolder:
 
 
 def _list_names(path: Path) -> list[str]:
-    """List a folder's names; none where it is gone."""
+    """List the names in a folder; empty if it does not exist."""
     try:
         return sorted(entry.name for entry in path.iterdir())
     except FileNotFoundError:
@@ -307,7 +309,7 @@ def _list_names(path: Path) -> list[str]:
 
 
 def _is_named(path: Path, descriptor: int) -> bool:
-    """Tell whether an open file is the one that stands under a name."""
+    """Return whether an open file is the one at a path."""
     try:
         named = path.lstat()
     except FileNotFoundError:
@@ -316,10 +318,10 @@ def _is_named(path: Path, descriptor: int) -> bool:
 
 
 def _acquire_lock(path: Path) -> int | None:
-    """Lock a run's folder for this process and return what holds the lock: a descriptor; None if the folder or the lock's file went away.
+    """Lock a run folder for this process and return the descriptor of the lock file; None if the folder or the file was removed.
 
-    A lock holds a file, not its name. So the name is looked up again once the lock is held: if it is gone or another file's, whoever
-    comes next would lock that other file.
+    A lock belongs to a file, not to its name. The name is therefore looked up again once the lock is held: if it is gone or names another
+    file, the next process would lock that other file.
     """
     with convert_disk_errors(path / LOCK):
         try:

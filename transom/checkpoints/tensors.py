@@ -1,4 +1,4 @@
-"""Tensors to and from safetensors: tied ones stored once, sealed by their hash, nothing allocated before its size is checked."""
+"""Write and read tensors as safetensors: tied tensors stored once, a hash of all, sizes checked before allocation."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from transom.errors import CheckpointError
 from transom.files.safe_read import require_regular_file
 
 MAX_HEADER_BYTES = 16 * 2**20
-"""Most bytes of a safetensors header that are read; a thousand layers need about one million."""
+"""Maximum size of a safetensors header in bytes; a thousand layers need about one million."""
 
 METADATA_KEY = "transom"
-"""The one entry of a file's metadata; of several, the library would write another order each time."""
+"""The only entry of a file's metadata: the library writes several entries in varying order."""
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -39,11 +39,11 @@ _DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-"""PyTorch's types by the names they have in a safetensors header."""
+"""PyTorch's types by their names in a safetensors header."""
 
 
 class TensorSpec(NamedTuple):
-    """What a file says of a tensor before it is read."""
+    """Type and shape of a tensor, from a file's header or from memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -55,11 +55,11 @@ class TensorSpec(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The run and the step that a file of tensors was written at.
+    """Run and step at which a file of tensors was written.
 
     Attributes:
         run: the run's id.
-        step: optimizer steps done.
+        step: number of optimizer steps.
     """
 
     run: str
@@ -67,13 +67,13 @@ class Origin(NamedTuple):
 
 
 class FileMetadata(BaseModel):
-    """The metadata of a file of tensors.
+    """Metadata of a file of tensors.
 
     Attributes:
-        tied: other names of tensors, and the names that they are stored under.
-        sha256: the tensors' ``hash_tensors``; None in the files of format 1 that a manifest protected.
-        run: id of the run that wrote it; None in format 1, and for tensors that no run wrote.
-        step: optimizer steps done, likewise.
+        tied: further names of tensors, with the names under which they are stored.
+        sha256: the tensors' ``hash_tensors``; None in files of format 1 that a manifest protects.
+        run: id of the run; None in format 1 and for tensors written outside a run.
+        step: number of optimizer steps, likewise.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -85,17 +85,17 @@ class FileMetadata(BaseModel):
 
     @property
     def origin(self) -> Origin | None:
-        """Run and step, if the file says them."""
+        """Run and step, if the file has them."""
         return None if self.run is None or self.step is None else Origin(self.run, self.step)
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor], origin: Origin | None = None, sha256: str | None = None) -> bytes:
-    """Serialize tensors as a safetensors file, on the CPU and contiguous, with their hash and their origin in its metadata.
+    """Serialize tensors as a safetensors file, on the CPU and contiguous, with their hash and origin in its metadata.
 
     Args:
-        tensors: by name; a tensor under several names is stored once, and its other names are listed.
-        origin: run and step; left out for tensors that no run wrote.
-        sha256: their ``hash_tensors``, where it is known already.
+        tensors: tensors by name; a tensor with several names is stored once, and its other names are listed.
+        origin: run and step; None for tensors written outside a run.
+        sha256: their ``hash_tensors``, if known already.
     """
     own: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -112,7 +112,7 @@ def serialize_tensors(tensors: Mapping[str, Tensor], origin: Origin | None = Non
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Hash names, types, shapes and bits of tensors, whatever their order."""
+    """Hash names, types, shapes and bits of tensors, independent of their order."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
@@ -121,28 +121,28 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_specs(path: Path) -> dict[str, TensorSpec]:
-    """Read the types and shapes of what a safetensors file stores, tied tensors once, and no tensor."""
+    """Read the types and shapes of the tensors in a safetensors file, tied tensors once, without reading their values."""
     file = _open(path)
     return {name: spec for name, spec in file.specs.items() if name not in file.metadata.tied}
 
 
 def read_metadata(path: Path) -> FileMetadata:
-    """Read the metadata of a safetensors file, and no tensor."""
+    """Read the metadata of a safetensors file without its tensors."""
     return _open(path).metadata
 
 
 def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file into fresh memory.
+    """Read a safetensors file into new memory.
 
     Args:
         path: the file.
-        expected: a model's state; names and shapes must be the same, and floating-point tensors be so in both.
+        expected: a model's state, which must have the same names and shapes, and floating-point tensors in the same places.
 
     Returns:
-        The tensors by name; tied names share one tensor, and those that are not expected are left out.
+        The tensors by present name; tied names share one tensor, and tied names that are not expected are omitted.
 
     Raises:
-        CheckpointError: the file is damaged, of another kind, or another model's; nothing was allocated unless only the bits are wrong.
+        CheckpointError: the file is damaged, of another kind, or of another model; nothing is allocated unless only the bits are wrong.
     """
     file = _open(path)
     wanted = {name: spec for name, spec in file.specs.items() if expected is None or name in expected or name not in file.metadata.tied}
@@ -160,7 +160,7 @@ def read_weights(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
     """Read a safetensors file of weights; see ``read_tensors``.
 
     Raises:
-        CheckpointError: as there, or a weight is NaN or infinite.
+        CheckpointError: as in ``read_tensors``, or a weight is NaN or infinite.
     """
     tensors = read_tensors(path, expected)
     require_finite(path, tensors)
@@ -168,10 +168,10 @@ def read_weights(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
 
 
 def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are NaN or infinite.
+    """Raise an error if a weight is NaN or infinite.
 
     Raises:
-        CheckpointError: naming the first such tensor.
+        CheckpointError: names the first such tensor.
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
@@ -182,20 +182,20 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_weights_into(model: nn.Module, path: Path) -> None:
-    """Copy the weights in a safetensors file into a model of the same shapes.
+    """Copy the weights of a safetensors file into a model of the same shapes.
 
     Raises:
-        CheckpointError: as ``read_weights``.
+        CheckpointError: as in ``read_weights``.
     """
     model.load_state_dict(read_weights(path, expected=model.state_dict()))
 
 
 class _OpenFile(NamedTuple):
-    """A safetensors file whose header has been checked.
+    """A safetensors file with a checked header.
 
     Attributes:
-        handle: the library's.
-        specs: what the file says of each tensor, tied names included.
+        handle: the library's handle.
+        specs: type and shape of each tensor, tied names included.
         metadata: its metadata, with present names.
         stored: the name under which the file has each tensor, which differs in formats 1 and 2.
     """
@@ -227,14 +227,14 @@ def _open(path: Path) -> _OpenFile:
 
 
 def _storage_key(tensor: Tensor) -> object:
-    """What two names of one tensor have in common; None for an empty tensor, which is nobody's."""
+    """Return a key that all names of one tensor share; None for an empty tensor, which shares no memory."""
     if tensor.numel() == 0:
         return None
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
-    """Return a contiguous tensor on the CPU that shares no memory with those before it, whose ``storages`` are given."""
+    """Return a contiguous CPU tensor that shares no memory with earlier ones, whose storage pointers are in ``storages``."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.untyped_storage().data_ptr() in storages:
         return tensor.clone()
@@ -243,7 +243,7 @@ def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
 
 
 def _check_format(path: Path) -> None:
-    """Refuse what is no safetensors file, by its first bytes."""
+    """Raise an error if the first bytes are not those of a safetensors file."""
     require_regular_file(path)
     with path.open("rb") as file:
         start = file.read(8)
@@ -266,7 +266,7 @@ def _spec(path: Path, name: str, handle: Any) -> TensorSpec:
 
 
 def _check_specs(path: Path, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
-    """Compare what a file holds with what a model needs."""
+    """Raise an error unless a file has exactly the tensors that a model needs."""
     missing, unexpected = [name for name in expected if name not in found], [name for name in found if name not in expected]
     if missing or unexpected:
         parts = [

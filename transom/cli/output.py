@@ -56,7 +56,7 @@ def note_too_long(n_too_long: int, n: int, noun: str, max_tokens: int, treatment
 def align_columns(rows: Iterable[Iterable[str]]) -> list[str]:
     """Format rows of cells as aligned lines: the first column left-aligned, the others right-aligned.
 
-    >>> table([["seed", "BLEU"], ["1", "39.51"]])
+    >>> align_columns([["seed", "BLEU"], ["1", "39.51"]])
     ['seed   BLEU', '1     39.51']
     """
     cells = [list(row) for row in rows]

@@ -193,7 +193,7 @@ Coverage = Literal["none", "some", "all"]
 def pattern_coverage(pattern: AnyBlockPattern, prefix_coverage: Coverage) -> Coverage:
     """Tell how much of a text a pattern lets see, where ``prefix`` lets see ``prefix_coverage``.
 
-    >>> sight(Joined(kind="any", patterns=(Prefix(), Window())), "none"), sight(Joined(kind="not", patterns=(Full(),)), "none")
+    >>> pattern_coverage(CombinedPatternConfig(kind="any", patterns=(PrefixPatternConfig(), WindowPatternConfig())), "none"), pattern_coverage(CombinedPatternConfig(kind="not", patterns=(FullPatternConfig(),)), "none")
     ('some', 'none')
     """
     if not isinstance(pattern, CombinedPatternConfig):
@@ -217,7 +217,7 @@ def pattern_kinds(pattern: AnyPattern) -> set[str]:
 def format_pattern(pattern: AnyPattern) -> str:
     """Write a pattern as people read it.
 
-    >>> spelled(Joined(kind="any", patterns=(Window(size=3), Global())))
+    >>> format_pattern(CombinedPatternConfig(kind="any", patterns=(WindowPatternConfig(size=3), GlobalPatternConfig())))
     'any(window(size=3), global(size=1))'
     """
     parts = [format_pattern(part) for part in pattern.patterns] if isinstance(pattern, CompoundPatternConfig) else []

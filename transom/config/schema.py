@@ -104,7 +104,7 @@ def kinds(schema: type[Schema]) -> tuple[str, ...]:
 def allowed_types(field: Any) -> tuple[Any, ...]:
     """List the types that a field, or an annotation, allows; of a slot, the components that it can hold.
 
-    >>> members(Annotated[int | None, "any"])
+    >>> allowed_types(Annotated[int | None, "any"])
     (<class 'int'>, <class 'NoneType'>)
     """
     if isinstance(field, FieldInfo):

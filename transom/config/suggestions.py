@@ -7,7 +7,7 @@ from collections.abc import Sequence
 def suggest(name: str, known: Sequence[str]) -> str:
     """Word the nearest neighbours of a mistyped name, or else all that could be meant.
 
-    >>> nearest("trian", ["train", "translate"]), nearest("x", ["train", "translate"])
+    >>> suggest("trian", ["train", "translate"]), suggest("x", ["train", "translate"])
     ('did you mean train?', 'known: train, translate')
     """
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)

@@ -67,7 +67,7 @@ class TaskHelp(NamedTuple):
 def format_flags(options: tuple[DataOption, ...]) -> str:
     """Name the options that say what to train on.
 
-    >>> flags(PAIRS), flags(TEXT)
+    >>> format_flags(PAIRS), format_flags(TEXT)
     ('--source and --target', '--text')
     """
     return " and ".join(option.flag for option in options if option.part == "train")

@@ -107,7 +107,7 @@ def temperature_sampled_sizes(sizes: Sequence[int], temperature: float) -> list[
     p_l ~ (D_l / sum_k D_k)^(1/T) (Arivazhagan et al. 2019): T = 1 is proportional to size, T -> infinity is uniform over languages. Each
     language has at least one sample.
 
-    >>> tempered([900, 100], 1), tempered([900, 100], 2), tempered([900, 100], 1e9)
+    >>> temperature_sampled_sizes([900, 100], 1), temperature_sampled_sizes([900, 100], 2), temperature_sampled_sizes([900, 100], 1e9)
     ([900, 100], [750, 250], [500, 500])
     """
     weights = np.array(sizes, np.float64) ** (1 / temperature)

@@ -67,7 +67,7 @@ def describe_layers(recipe: Recipe) -> str:
 def with_article(noun: str) -> str:
     """Prefix a noun with its indefinite article.
 
-    >>> article("image"), article("token")
+    >>> with_article("image"), with_article("token")
     ('an image', 'a token')
     """
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

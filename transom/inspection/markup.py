@@ -14,7 +14,7 @@ _REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 def escape_control_characters(text: str) -> str:
     r"""Replace characters that a page or terminal would interpret: control characters, lone surrogates, bidirectional overrides.
 
-    >>> visible("a\x1b[31mb\tc")
+    >>> escape_control_characters("a\x1b[31mb\tc")
     'a␛[31mb c'
     """
     return "".join(map(_escape_character, text))

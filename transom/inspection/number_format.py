@@ -7,7 +7,7 @@ from collections.abc import Sequence
 def format_compact(value: float) -> str:
     """Format a number in about five characters or fewer.
 
-    >>> [compact(v) for v in (0, 7, 12345, 2_900_000, 0.0003, 2.4179)]
+    >>> [format_compact(v) for v in (0, 7, 12345, 2_900_000, 0.0003, 2.4179)]
     ['0', '7', '12.3k', '2.9M', '3e-4', '2.42']
     """
     size = abs(value)
@@ -39,7 +39,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 def format_count(value: float) -> str:
     """Format a count with thousands separators.
 
-    >>> whole(29000)
+    >>> format_count(29000)
     '29,000'
     """
     return f"{value:,.0f}"
@@ -48,7 +48,7 @@ def format_count(value: float) -> str:
 def format_parameter_count(n: int, n_active: int) -> str:
     """Format a parameter count, with the parameters active per token if they are fewer.
 
-    >>> parameters(1000, 1000), parameters(1000, 300)
+    >>> format_parameter_count(1000, 1000), format_parameter_count(1000, 300)
     ('1,000 parameters', '1,000 parameters, 300 active per token')
     """
     return f"{format_count(n)} parameters" + (f", {format_count(n_active)} active per token" if n_active != n else "")
@@ -57,7 +57,7 @@ def format_parameter_count(n: int, n_active: int) -> str:
 def format_percent(fraction: float, digits: int = 0) -> str:
     """Format a fraction as a percentage.
 
-    >>> percent(0.634)
+    >>> format_percent(0.634)
     '63 %'
     """
     return f"{100 * fraction:.{digits}f} %"
@@ -66,7 +66,7 @@ def format_percent(fraction: float, digits: int = 0) -> str:
 def format_duration(seconds: float) -> str:
     """Format a duration in its two largest units.
 
-    >>> [duration(s) for s in (0.42, 12, 95, 3600, 7322)]
+    >>> [format_duration(s) for s in (0.42, 12, 95, 3600, 7322)]
     ['0.4 s', '12 s', '1 min 35 s', '1 h 0 min', '2 h 2 min']
     """
     if seconds < 9.95:

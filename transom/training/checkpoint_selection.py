@@ -1,4 +1,4 @@
-"""Which weights a validation keeps: those of the optimizer or their average, and whether they are the best so far."""
+"""Select the weights that a validation keeps: the optimizer's or their average, if they are the best so far."""
 
 import math
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ class ValidationResult(NamedTuple):
 
     Attributes:
         weights: their name among the candidates.
-        metrics: loss, perplexity and what else the task measures of them.
-        samples: a few of their answers, with what they answer to.
-        candidate_metrics: loss, and the figure that selects, of every candidate, as in ``averaged_loss``.
+        metrics: their loss, perplexity and further metrics of the task.
+        samples: a few of their predictions, with the inputs.
+        candidate_metrics: loss and selection metric of each candidate, such as ``averaged_loss``.
     """
 
     weights: WeightsName
@@ -32,15 +32,15 @@ class ValidationResult(NamedTuple):
 def validate_candidates(
     setup: TrainingSetup, candidates: Mapping[WeightsName, Mapping[str, Tensor]], autocast: torch.autocast
 ) -> ValidationResult:
-    """Measure each candidate on the validation data and leave the better one in ``setup.eval_model``.
+    """Evaluate each candidate on the validation data and leave the better one in ``setup.eval_model``.
 
-    Each costs a pass over the validation data. Only the better one answers, which is what takes longest, unless the figure that selects is
-    one of answers, as BLEU is.
+    Each candidate takes one pass over the validation data. Only the better one generates samples, which takes longest, unless the
+    selection metric itself needs predictions, as BLEU does.
 
     Args:
         setup: the run.
-        candidates: values of all that learns, by name; of equally good ones the first wins.
-        autocast: the arithmetic of the validation.
+        candidates: trainable tensors by name; the first of equally good candidates wins.
+        autocast: precision of the validation.
     """
     task, select_by = setup.task, setup.recipe.training.best_checkpoint_metric
     measured, predictions = dict[WeightsName, dict[str, float]](), dict[WeightsName, tuple[Mapping[str, Any], ...]]()
@@ -71,7 +71,7 @@ def validate_candidates(
 
 
 def is_better(metrics: Mapping[str, float], best: Mapping[str, float], select_by: str) -> bool:
-    """Compare two validations; any is better than one whose loss is not a number."""
+    """Return whether one validation is better than another; any is better than one with a NaN loss."""
     if math.isnan(metrics["loss"]) or math.isnan(best["loss"]):
         return math.isnan(best["loss"]) and not math.isnan(metrics["loss"])
     gain = metrics[select_by] - best[select_by]

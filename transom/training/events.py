@@ -1,4 +1,4 @@
-"""What a run tells its observers: plain callables that take one of these."""
+"""Events of a training, which callbacks receive; a callback is any callable that takes one event."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 StopReason = Literal["max_steps", "max_minutes", "patience", "stopped"]
-"""Why a run ended: its steps or minutes are over, validation improves no more, or somebody stopped it."""
+"""Reason for the end of a run: steps or minutes used up, no further improvement in validation, or a stop signal."""
 
 
 @dataclass(frozen=True)
 class TrainingStarted:
-    """The run is set up and takes its first step next.
+    """The run is set up and starts its first step.
 
     Attributes:
         folder: the run folder.
-        step: steps done so far; not 0 when the run is resumed.
-        max_steps: steps planned.
-        facts: what is known before the run: data report, parameters, precision and its reason, machine.
-        notes: sentences that a person should read.
+        step: number of steps so far; not 0 in a resumed run.
+        max_steps: planned number of steps.
+        facts: data report, number of parameters, precision with its reason, machine.
+        notes: sentences for the user.
     """
 
     folder: Path
@@ -34,17 +34,17 @@ class StepFinished:
 
     Attributes:
         step: its number, from 1.
-        loss: smoothed loss a target token, in nats.
-        nll: negative log-likelihood a target token, in nats.
+        loss: smoothed loss per target token, in nats.
+        nll: negative log-likelihood per target token, in nats.
         learning_rate: the step's learning rate.
         grad_norm: norm of the whole gradient before clipping.
-        n_target_tokens: true target tokens of the batch.
-        target_tokens_per_second: true target tokens over the step's time.
+        n_target_tokens: target tokens of the batch, without padding.
+        target_tokens_per_second: target tokens per second of the step.
         matmul_utilization: model FLOP/s over the machine's measured peak, from 0 to 1.
-        seconds_left: estimate to the end of the run.
+        seconds_left: estimated time to the end of the run.
         epochs: passes over the training data so far.
-        skipped: places in the training data for whose sake the step was skipped; empty when it was taken.
-        aux_metrics: what the objectives of the model's components measured, such as the load of its experts.
+        skipped: samples that caused the step to be skipped; empty otherwise.
+        aux_metrics: metrics of auxiliary objectives, such as the load of experts.
     """
 
     step: int
@@ -63,11 +63,11 @@ class StepFinished:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The pace has settled, and tells of the run's end.
+    """The time per step is stable enough to forecast the end of the run.
 
     Attributes:
-        step: steps done.
-        notes: sentences that a person should read.
+        step: number of steps so far.
+        notes: sentences for the user.
     """
 
     step: int
@@ -76,14 +76,14 @@ class Forecast:
 
 @dataclass(frozen=True)
 class ValidationFinished:
-    """The validation set was read.
+    """A validation is done.
 
     Attributes:
-        step: steps done.
-        metrics: loss, perplexity and what else the task measures.
+        step: number of steps so far.
+        metrics: loss, perplexity and further metrics of the task.
         best: True if these weights are the best so far and were written.
-        samples: a few answers of the model, with what they answer to and what was expected.
-        weights: "raw" or "averaged", whichever were better; None where the run averages none.
+        samples: a few predictions of the model, with inputs and references.
+        weights: "raw" or "averaged", whichever were better; None without weight averaging.
     """
 
     step: int
@@ -106,12 +106,12 @@ class TrainingFinished:
     """The run is over.
 
     Attributes:
-        step: steps done.
-        reason: why it ended.
-        best: validation figures of the kept weights, with their step.
-        seconds: training time, over all sittings.
-        facts: totals: target tokens, skipped steps, tokens a second.
-        weights: "raw" or "averaged", whichever were kept; None where the run averages none.
+        step: number of steps.
+        reason: reason for the end.
+        best: validation metrics of the best weights, with their step.
+        seconds: training time, including that before the run was resumed.
+        facts: totals: target tokens, skipped steps, tokens per second.
+        weights: "raw" or "averaged", whichever were kept; None without weight averaging.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Where a run's weights and tokenizer come from when it goes on from another run's: fine-tuning."""
+"""Fine-tuning: take weights, architecture and tokenizer from another run."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -36,14 +36,14 @@ from transom.training.task_protocol import TaskContext
 
 
 def load_existing_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
-    """Load the tokenizers of the run to go on with, or of the run to start from; None where they are to be learned.
+    """Load the tokenizers of the resumed run or of the run to fine-tune; return None if they are to be trained.
 
     Args:
-        recipe: what to train.
+        recipe: the recipe.
         folder: the run folder.
 
     Raises:
-        CheckpointError: they are missing or damaged.
+        CheckpointError: the tokenizers are missing or damaged.
     """
     if folder.has_recipe:
         return Tokenizers.load(folder.path / TOKENIZER)
@@ -53,25 +53,25 @@ def load_existing_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | 
 
 
 def load_or_train_tokenizer(texts: Iterable[str], recipe: TextRecipe, context: TaskContext) -> Tokenizer:
-    """Learn the symbols of training texts, unless another run's are given."""
+    """Train a tokenizer on the training texts, unless one is given."""
     context.notify("preparing the tokenizer")
     given = load_existing_tokenizers(recipe, context.folder)
     return Tokenizer.train(texts, recipe.tokenizer) if given is None else given.source
 
 
 POSITION_TABLE_SUFFIX = "position.table.weight"
-"""How the names of learned positions end."""
+"""Endings of the names of learned positions."""
 
 ALWAYS_INHERITED = {"pooling"}
-"""Fields of a network for images that are the other run's after all: there a pooled token is a weight."""
+"""Fields of image models that are always taken from the other run: their class token is a weight."""
 
 
 class InheritedShape(NamedTuple):
-    """A recipe with the shape of another run's model.
+    """A recipe with the model shape of another run.
 
     Attributes:
-        recipe: with the fields of that model, but for those that fine-tuning chooses and those that a person asked for.
-        notes: sentences on what was changed, and on what the recipe has and is not used.
+        recipe: the recipe with the fields of that model, except those that fine-tuning chooses and those that the user set.
+        notes: sentences on the changes, and on fields of the recipe that are ignored.
     """
 
     recipe: Recipe
@@ -79,11 +79,11 @@ class InheritedShape(NamedTuple):
 
 
 def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverrides = NO_OVERRIDES) -> InheritedShape:
-    """Take over the shape of a run's model, with the changes that a person asked for and that its weights allow.
+    """Return the recipe with the model shape of another run and with the user's changes that its weights allow.
 
     Raises:
-        CheckpointError: there is no intact run in the folder.
-        ConfigError: the run is of another kind, or a change is asked for that its weights do not allow.
+        CheckpointError: the folder holds no intact run.
+        ConfigError: the run is of another kind, or its weights do not allow a change.
     """
     run = RunFolder.open(folder)
     model = run.load_config()
@@ -117,12 +117,12 @@ def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverri
 
 
 def merge_model_fields(recipe: Recipe, model: ModelConfig, user_overrides: UserOverrides) -> Recipe:
-    """Give a recipe the fields of a model that fine-tuning does not choose anew, and over these what a person asked for.
+    """Replace the recipe's model fields by those of a model, except those that fine-tuning chooses or the user set.
 
-    A yarn scaling that is asked for counts from the length that the model was trained for.
+    A yarn scaling set by the user refers to the length for which the model was trained.
 
     Raises:
-        ConfigError: they do not fit together.
+        ConfigError: the fields contradict each other.
     """
     names = _inherited_fields(recipe.model, model)
     filled_in = {*model.VOCABULARIES, *model.FROM_DATA, *recipe.model.VOCABULARIES, *recipe.model.FROM_DATA}
@@ -149,13 +149,13 @@ def _is_compatible(target: type[ComponentConfig], source: type[ComponentConfig])
 
 
 def _compatible_kinds(target: ModelConfig) -> str:
-    """Name the kinds of networks whose runs a network may start from."""
+    """Return the kinds of models from whose runs a model can start, in words."""
     *kinds, last = [repr(kind) for kind, schema in SLOTS["model"].components.items() if _is_compatible(type(target), schema)]
     return f"{', '.join(kinds)} or {last}" if kinds else last
 
 
 def _inherited_fields(target: ModelConfig, source: ModelConfig) -> list[str]:
-    """Name the fields that are taken over from a run's model."""
+    """Return the fields that are taken from a run's model."""
     both = [name for name in type(source).model_fields if name in type(target).model_fields]
     if isinstance(source, ImageClassifierConfig):
         return [name for name in both if name in ALWAYS_INHERITED or not (name == "image_size" or is_recipe_field(name))]
@@ -163,7 +163,7 @@ def _inherited_fields(target: ModelConfig, source: ModelConfig) -> list[str]:
 
 
 def _differences(old: Schema, new: Schema, names: Iterable[str], prefix: str = "") -> Iterator[tuple[str, object, object]]:
-    """Yield the fields of two schemas that differ, as deep as their components are of the same class: path, old value, new value."""
+    """Yield path, old and new value of each field that differs, recursing into components of the same class."""
     for name in names:
         a, b, path = getattr(old, name), getattr(new, name), prefix + name
         same = a == b or (name in EFFECTIVE_VALUES and getattr(old, EFFECTIVE_VALUES[name], a) == getattr(new, EFFECTIVE_VALUES[name], b))
@@ -176,12 +176,12 @@ def _differences(old: Schema, new: Schema, names: Iterable[str], prefix: str = "
 
 
 def _user_settable(names: Iterable[str], source: ModelConfig) -> set[str]:
-    """Leave out the fields that tokenizer and data fill in."""
+    """Return the model's fields without those that tokenizer and data determine."""
     return set(names) - {*source.VOCABULARIES, *source.FROM_DATA}
 
 
 def _incompatible_field_error(path: str, old: object, new: object, folder: Path, user_overrides: UserOverrides) -> ConfigError:
-    """Make the error of a field that weights do not allow to change."""
+    """Return the error for a field that the weights do not allow to change."""
     return ConfigError(
         f"{user_overrides.place(('model', *path.split('.')))}: expected model.{path} = {_format_value(old)}, with which the weights of"
         f" {folder} were"
@@ -190,7 +190,7 @@ def _incompatible_field_error(path: str, old: object, new: object, folder: Path,
 
 
 def _check_n_positions(old: ModelConfig, new: ModelConfig, folder: Path, user_overrides: UserOverrides) -> None:
-    """Refuse another number of positions where blocks have a weight for each of them; a table of positions can be resized."""
+    """Raise an error if blocks have a weight per position and the number of positions changes; tables of positions can be resized."""
     if not (
         isinstance(old, TransformerConfig)
         and isinstance(new, TransformerConfig)
@@ -203,7 +203,7 @@ def _check_n_positions(old: ModelConfig, new: ModelConfig, folder: Path, user_ov
 
 
 def _check_tokenizer_fields(recipe: TextRecipe, run: RunFolder, user_overrides: UserOverrides) -> None:
-    """Refuse to be asked for another tokenizer than the run's: each row of its embedding is one of its symbols."""
+    """Raise an error if the user asks for another tokenizer: rows of the embedding belong to the run's tokens."""
     names = [name for name in TOKENIZER_FIELDS if name in user_overrides.of("tokenizer")]
     source = load_recipe(run.path / RECIPE)[0] if names else recipe
     for name in names:
@@ -217,18 +217,18 @@ def _check_tokenizer_fields(recipe: TextRecipe, run: RunFolder, user_overrides: 
 
 
 def _format_value(value: object) -> str:
-    """Write a field's value as in a recipe; of a component its kind."""
+    """Format a field's value as in a recipe; a component by its kind."""
     if isinstance(value, Schema):
         return repr(getattr(value, "kind", "none"))
     return "'none'" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 class WeightInit(NamedTuple):
-    """What was taken over from a run.
+    """The weights taken from a run.
 
     Attributes:
-        note: a sentence that says so.
-        new_tensors: names of the tensors that it does not have.
+        note: a sentence about them.
+        new_tensors: names of tensors that the run does not have.
     """
 
     note: str
@@ -236,16 +236,16 @@ class WeightInit(NamedTuple):
 
 
 def init_from(model: Network, folder: Path) -> WeightInit:
-    """Copy a run's chosen weights into a fresh model where names agree; what the run does not have stays fresh.
+    """Copy a run's best weights into a new model wherever names match; other weights keep their initial values.
 
-    Learned positions are brought to the model's number of them.
+    Learned positions are interpolated to the model's number of positions.
 
     Args:
-        model: just built, of the shape that ``inherit_model_shape`` gives.
+        model: newly built, of the shape from ``inherit_model_shape``.
         folder: the run to start from.
 
     Raises:
-        CheckpointError: there is no intact run in the folder.
+        CheckpointError: the folder holds no intact run.
     """
     run = RunFolder.open(folder)
     run.load_config()
@@ -271,15 +271,15 @@ def init_from(model: Network, folder: Path) -> WeightInit:
 
 
 def save_base_weights(model: nn.Module, fresh: Sequence[str], folder: RunFolder) -> None:
-    """Leave in a run folder the weights that a run is to adapt; it needs nothing of the run that they are from any more."""
+    """Save the weights to be adapted in the run folder, so that the original run is no longer needed."""
     folder.write_tensors(BASE, {name: x for name, x in model.state_dict().items() if name not in fresh}, step=0)
 
 
 def load_base_and_adapt(model: nn.Module, config: LoraConfig, folder: RunFolder) -> None:
-    """Put the kept weights of a run folder into a plain model, freeze them, and put beside them what learns.
+    """Load the saved original weights into a model, freeze them, and add the trainable adapter.
 
     Raises:
-        CheckpointError: they are missing, damaged, or another model's.
+        CheckpointError: the weights are missing, damaged, or of another model.
     """
     target, tied = model.state_dict(), getattr(model, "tied", {})
     base = {name: summary for name, summary in folder.read_weights(BASE).items() if name not in tied}

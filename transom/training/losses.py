@@ -1,4 +1,4 @@
-"""The training loss: cross-entropy with label smoothing, over true target tokens."""
+"""The training loss: cross-entropy with label smoothing, summed over target tokens without padding."""
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,7 @@ from transom.layers.dispatch import operation
 def cross_entropy(
     logits: Float[Tensor, "tokens vocab"], labels: Int[Tensor, "tokens"], label_smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the loss from whole logits.
+    """Compute cross-entropy with label smoothing from logits.
 
     Loss = sum_i [-(1 - e) log f_i,y_i - e / |V| sum_j log f_ij], f_i = softmax(z_i), with e the smoothing (Szegedy et al. 2016, section 7).
 
@@ -29,9 +29,9 @@ def mixup_cross_entropy(
     lam: Float[Tensor, "images"],
     label_smoothing: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute ``cross_entropy`` of images that have a share of one class and the rest of another (Zhang et al. 2018, section 2).
+    """Compute ``cross_entropy`` of images with mixed labels (mixup, Zhang et al. 2018, section 2).
 
-    Loss = sum_i s_i loss(z_i, y_i) + (1 - s_i) loss(z_i, y'_i), s_i the share.
+    Loss = sum_i lam_i loss(z_i, y_i) + (1 - lam_i) loss(z_i, y'_i).
 
     Returns:
         The smoothed loss and the plain negative log-likelihood, each in nats, summed over images.
@@ -43,9 +43,9 @@ def mixup_cross_entropy(
 
 
 def symmetric_kl(logits: Float[Tensor, "readings vocab"]) -> Float[Tensor, ""]:
-    """Compute how far two answers for each token are apart, from whole logits.
+    """Compute the symmetric Kullback-Leibler divergence between two predictions per token, from logits.
 
-    Sum over rows 2i and 2i + 1 of [KL(p || q) + KL(q || p)] / 2, p and q their softmax (Liang et al. 2021, eq. 2).
+    Sum over pairs of rows 2i and 2i + 1 of [KL(p || q) + KL(q || p)] / 2, p and q their softmax (Liang et al. 2021, eq. 2).
     """
     log_p, log_q = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).unflatten(0, (-1, 2)).unbind(1)
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
@@ -59,20 +59,20 @@ def linear_cross_entropy(
     label_smoothing: float,
     r_drop: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute ``cross_entropy(hidden @ weight.T, labels, label_smoothing)``; the kernel never holds all logits.
+    """Compute ``cross_entropy(hidden @ weight.T, labels, label_smoothing)``; the kernel never materializes all logits.
 
-    With ``r_drop``, each two rows are one token read twice, and ``r_drop * symmetric_kl(hidden @ weight.T)`` is added to the loss.
-    Products are taken in autocast's type where it is on, the softmax and its sums in float32 at least.
+    With ``r_drop``, rows 2i and 2i + 1 are two passes of one token, and ``r_drop * symmetric_kl(hidden @ weight.T)`` is added to the
+    loss. Matrix products use autocast's type; the softmax and its sums are at least float32.
 
     Args:
-        hidden: the model's last vectors, one per true target token (no padding).
-        weight: the output map.
+        hidden: last hidden states, one per target token, without padding.
+        weight: weight of the output projection.
         labels: the tokens to predict.
         label_smoothing: probability spread evenly over the vocabulary.
         r_drop: alpha of R-Drop.
 
     Returns:
-        The smoothed loss, which carries the gradient, and the plain negative log-likelihood, in nats, summed over tokens.
+        The smoothed loss, through which gradients flow, and the negative log-likelihood, each in nats, summed over tokens.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

@@ -1,4 +1,4 @@
-"""Learning rate against step."""
+"""Learning-rate schedules."""
 
 import math
 
@@ -6,7 +6,7 @@ from transom.config.component_registry import build, implements
 from transom.config.training import CosineScheduleConfig, InverseSqrtScheduleConfig, ScheduleConfig, TrainingConfig, WarmupStableDecayConfig
 
 HIGH_LR_FRACTION = 0.1
-"""How far above its end, as a share of the peak, a learning rate is worth a word."""
+"""Distance of the learning rate from its final value, as a fraction of the peak, above which a note is printed."""
 
 
 def learning_rate(step: int, training: TrainingConfig, d_model: int) -> float:
@@ -14,8 +14,8 @@ def learning_rate(step: int, training: TrainingConfig, d_model: int) -> float:
 
     Args:
         step: number of the step, from 1.
-        training: peak, component and number of steps.
-        d_model: width, which the paper's own peak depends on.
+        training: peak learning rate, schedule and number of steps.
+        d_model: model width, on which ``learning_rate = "noam"`` depends.
     """
     warmup = training.schedule.warmup_steps
     peak = float((d_model * max(warmup, 1)) ** -0.5 if training.learning_rate == "noam" else training.learning_rate)
@@ -23,7 +23,7 @@ def learning_rate(step: int, training: TrainingConfig, d_model: int) -> float:
 
 
 def warmup_notes(training: TrainingConfig) -> list[str]:
-    """Say where a run ends before its learning rate has reached the peak."""
+    """Return a note if a run ends before its learning rate reaches the peak."""
     warmup, steps = training.schedule.warmup_steps, training.max_steps
     if warmup < steps:
         return []
@@ -34,13 +34,13 @@ def warmup_notes(training: TrainingConfig) -> list[str]:
 
 
 def time_limit_notes(training: TrainingConfig, seconds_left: float, step: int, seconds_per_step: float) -> list[str]:
-    """Say where the clock ends a run while its learning rate is still high.
+    """Return notes if the time limit ends a run while its learning rate is still high.
 
     Args:
         training: steps, minutes and schedule.
-        seconds_left: of ``max_minutes``.
-        step: steps done.
-        seconds_per_step: the pace.
+        seconds_left: remaining seconds of ``max_minutes``.
+        step: number of steps so far.
+        seconds_per_step: measured time per step.
     """
     steps, last = training.max_steps, step + int(seconds_left / seconds_per_step)
     lr, final_lr = (lr_factor(end, training.schedule, steps) for end in (last, steps))
@@ -56,7 +56,7 @@ def time_limit_notes(training: TrainingConfig, seconds_left: float, step: int, s
 
 
 def lr_factor(step: int, schedule: ScheduleConfig, max_steps: int) -> float:
-    """Compute the learning rate of a step as a share of the peak; ``step`` counts from 1."""
+    """Compute the learning rate of a step, from 1, as a fraction of the peak."""
     warmup = schedule.warmup_steps
     return step / warmup if step < warmup else build(schedule, step, max_steps)
 
@@ -69,12 +69,12 @@ def inverse_sqrt_factor(schedule: InverseSqrtScheduleConfig, step: int, max_step
 
 @implements(CosineScheduleConfig)
 def cosine_factor(schedule: CosineScheduleConfig, step: int, max_steps: int) -> float:
-    """Compute half a cosine from 1 at the end of the rise down to ``min_lr_ratio``."""
+    """Compute half a cosine from 1 at the end of warmup down to ``min_lr_ratio``."""
     progress = min((step - schedule.warmup_steps) / max(max_steps - schedule.warmup_steps, 1), 1.0)
     return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @implements(WarmupStableDecayConfig)
 def warmup_stable_decay_factor(schedule: WarmupStableDecayConfig, step: int, max_steps: int) -> float:
-    """Compute 1, and a linear fall to zero over the last steps."""
+    """Compute 1, then a linear decay to zero over the last steps."""
     return min(1.0, max(max_steps - step + 1, 0) / max(round(schedule.decay_fraction * max_steps), 1))

@@ -1,4 +1,4 @@
-"""The record of a run: the schema of ``metrics.jsonl``, and sums between two of its lines."""
+"""The schema of ``metrics.jsonl``, and the sums over the steps between its lines."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from transom.training.train_step import StepResult
 
 
 class _Record(BaseModel):
-    """A line of ``metrics.jsonl``; every field without a name here is a number, or null where it was not finite."""
+    """A line of ``metrics.jsonl``; further fields are numbers, or null if they were not finite."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, int | float | None]
@@ -47,50 +47,50 @@ def read_metrics_history(metrics: MetricsLog) -> list[dict[str, Any]]:
     """Read the records of a run.
 
     Raises:
-        CheckpointError: naming the first line that is not what a run writes.
+        CheckpointError: a line does not match the schema; the error gives its number.
     """
     records = metrics.read()
     for number, record in enumerate(records, start=1):
         try:
             _ANY_RECORD.validate_python(record)
         except ValidationError as error:
-            raise CheckpointError(f"{metrics.path}:{number}: {describe_validation_error(error)}; remove this line to go on") from error
+            raise CheckpointError(f"{metrics.path}:{number}: {describe_validation_error(error)}; remove this line to continue") from error
     return records
 
 
 WINDOW_SUMS = ("steps", "skipped", "seconds", "flops", "n_target_tokens", "loss", "nll", "grad_norm")
-"""Sums of every run's window; objectives of the model's components add theirs."""
+"""Sums that every run keeps; auxiliary objectives add theirs."""
 
 _METRIC_RATIOS = {
     "loss": RatioMetric("loss", "n_target_tokens"),
     "nll": RatioMetric("nll", "n_target_tokens"),
     "grad_norm": RatioMetric("grad_norm", N_UPDATES),
 }
-"""Figures of every run's lines."""
+"""Metrics in the lines of every run."""
 
 
 class MetricsWindow:
-    """Sums over the steps since the last line, so that a line holds means over true target tokens, never means of means."""
+    """Sums over the steps since the last line, so that a line holds means over target tokens, not means of means."""
 
     def __init__(self, sums: Mapping[str, float], metrics: Mapping[str, RatioMetric]) -> None:
-        """Go on from ``sums``, which a checkpoint keeps.
+        """Continue from the sums of a checkpoint.
 
         Args:
-            sums: of the steps so far.
-            metrics: those of a line that are made of the measurements of the model's components.
+            sums: sums over the steps so far.
+            metrics: metrics computed from the sums of auxiliary objectives.
         """
         self.sums = dict(sums)
         self._aux_metric_ratios = metrics
 
     def add(self, result: StepResult, seconds: float) -> None:
-        """Take in one step that lasted ``seconds``; one that was skipped contributes its time only."""
+        """Add a step that took ``seconds``; a skipped step contributes only its time."""
         increments = {"steps": 1, "skipped": bool(result.skipped), "seconds": seconds, "flops": result.flops}
         measured = {"n_target_tokens": result.n_target_tokens, "loss": result.loss, "nll": result.nll, "grad_norm": result.grad_norm}
         increments |= {name: 0.0 if result.skipped else value for name, value in (measured | {**result.aux_metrics}).items()}
         self.sums = {name: self.sums.get(name, 0.0) + increment for name, increment in increments.items()}
 
     def flush(self, peak: float) -> dict[str, float]:
-        """Return the line's figures and start anew; ``peak`` is the machine's measured FLOP/s."""
+        """Return the metrics of a line and reset the sums; ``peak`` is the machine's measured FLOP/s."""
         s, self.sums = self.sums | {N_UPDATES: self.sums["steps"] - self.sums["skipped"]}, {}
 
         def values(metrics: Mapping[str, RatioMetric]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The optimizer of a recipe, over a model's parameters."""
+"""Optimizers: SGD, Adam, AdamW and Muon."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,30 +17,30 @@ from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.mixture_of_experts import MixtureOfExperts
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""a, b and c of a s + b s^3 + c s^5, which five times over takes every s from about 0.002 to 1 near 1 (Jordan et al. 2024)."""
+"""a, b and c of a s + b s^3 + c s^5; five iterations map every s from about 0.002 to 1 close to 1 (Jordan et al. 2024)."""
 
 
 def build_optimizer(model: nn.Module, config: ComponentConfig, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """Build the optimizer, in PyTorch's fused form where it has one.
+    """Build the optimizer, fused where PyTorch has a fused implementation.
 
-    AdamWConfig decays weight matrices only: never vectors (biases, gains) nor embeddings, tied output map included.
-    The learning rate is set before each step by the schedule; it starts at 0.
+    AdamW decays weight matrices only: never vectors (biases, gains) nor embeddings, including a tied output projection.
+    The schedule sets the learning rate before each step; its initial value is 0.
 
     Args:
-        model: whose parameters that are not frozen learn.
-        config: the kind, and what it needs.
-        dtype: in which the run multiplies matrices; Muon's own products follow where that is bfloat16.
+        model: the model, whose parameters that require gradients are optimized.
+        config: kind and settings of the optimizer.
+        dtype: precision of the run's matrix products; if it is bfloat16, Muon's own products are in bfloat16 too.
 
     Raises:
-        ConfigError: Muon is asked for, and no matrix learns that it is for.
+        ConfigError: Muon is chosen, and no trainable matrix is one that it applies to.
     """
     return build(config, model, [p for p in model.parameters() if p.requires_grad], dtype)
 
 
 def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, TensorSpec]:
-    """Return the tensors that an optimizer keeps per parameter once the parameter had a gradient: their types and shapes, by name.
+    """Return types and shapes, by name, of the tensors that an optimizer keeps per parameter after its first gradient.
 
-    One that is not PyTorch's says it itself, by a method ``state_specs(parameter)``.
+    An optimizer that is not PyTorch's defines a method ``state_specs(parameter)``.
     """
     if own := getattr(optimizer, "state_specs", None):
         return own(parameter)
@@ -64,7 +64,7 @@ def build_adam(config: AdamConfig, model: nn.Module, parameters: list[nn.Paramet
 
 @implements(AdamWConfig)
 def build_adamw(config: AdamWConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.AdamW:
-    """Build AdamWConfig, which decays weight matrices only."""
+    """Build AdamW, which decays weight matrices only."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -78,15 +78,15 @@ def build_adamw(config: AdamWConfig, model: nn.Module, parameters: list[nn.Param
 class MuonAndAdamW(torch.optim.Optimizer):
     """Muon for the attention and feed-forward matrices of blocks, PyTorch's fused AdamW for all the rest; one state, one learning rate.
 
-    Experts and routers are among the rest: a matrix that no token reached would be moved at full size along what is left of its momentum.
-    PyTorch's own Muon is not used because it multiplies in bfloat16 everywhere, and where a processor cannot do that fast, very slowly.
+    Experts and routers use AdamW: Muon would update a matrix that no token reached with a full-size step along its old momentum.
+    PyTorch's own Muon is not used because it always multiplies in bfloat16, which is very slow on processors without support for it.
     """
 
     def __init__(self, config: MuonConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> None:
-        """Part the parameters between the two.
+        """Split the parameters between Muon and AdamW.
 
         Raises:
-            ConfigError: none is for Muon.
+            ConfigError: Muon applies to none of them.
         """
         muon_ids = {id(p) for p in _block_matrices(model)}
         matrices, rest = list[nn.Parameter](), list[nn.Parameter]()
@@ -101,16 +101,16 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._share_state()
 
     def _share_state(self) -> None:
-        """Let AdamWConfig work on its groups of this optimizer, and on the one state."""
+        """Make AdamW use its parameter groups and the state of this optimizer."""
         self.adamw.param_groups, self.adamw.state = self.param_groups[1:], self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put back what ``state_dict`` gave."""
+        """Load the result of ``state_dict``."""
         super().load_state_dict(state_dict)
         self._share_state()
 
     def state_specs(self, parameter: nn.Parameter) -> dict[str, TensorSpec]:
-        """Return what is kept per parameter: Muon's momentum, or AdamWConfig's state."""
+        """Return the types and shapes of the state of a parameter: Muon's momentum, or AdamW's state."""
         muon_ids = any(parameter is p for p in self.param_groups[0]["params"])
         return {"momentum": TensorSpec.of(parameter)} if muon_ids else state_specs(self.adamw, parameter)
 
@@ -131,7 +131,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def _block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Find the weights of linear maps in blocks, those of mixtures left out; where low-rank maps learn beside a weight, those."""
+    """Return the weights of linear layers in blocks, without experts; with LoRA, the low-rank matrices instead."""
     excluded = {id(m) for mixture in model.modules() if isinstance(mixture, MixtureOfExperts | DepthRouter) for m in mixture.modules()}
     blocks = (m for m in model.modules() if isinstance(m, Block))
     linears = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear) and id(m) not in excluded)
@@ -139,11 +139,11 @@ def _block_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def newton_schulz_orthogonalize(x: Float[Tensor, "rows columns"], dtype: torch.dtype | None = None) -> Float[Tensor, "rows columns"]:
-    """Return U p(S) V^T of x = U S V^T, p near 1: five Newton-Schulz steps on x over its norm (Jordan et al. 2024).
+    """Return U p(S) V^T of x = U S V^T with p near 1, by five Newton-Schulz steps on x divided by its norm (Jordan et al. 2024).
 
     Args:
         x: any matrix.
-        dtype: of the products, where not that of ``x``.
+        dtype: precision of the products; by default that of ``x``.
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = (x / x.norm().clamp(min=1e-7)).to(dtype or x.dtype)

@@ -1,4 +1,4 @@
-"""A process that shares the batches of a run: it takes the same steps as the first one, and does nothing else."""
+"""The process of a rank other than 0: it takes the same training steps as rank 0 and nothing else."""
 
 import sys
 from importlib import import_module
@@ -26,21 +26,21 @@ from transom.training.train_state import gather_rng_states, load_optimizer, rest
 from transom.training.train_step import TrainStep
 
 NO_CHECKPOINT = -1
-"""What the first process says in place of a step when there is no checkpoint to go on from."""
+"""Broadcast by rank 0 instead of a step if there is no checkpoint."""
 
 STEP, SAVE, END = range(3)
-"""What the first process says next to do."""
+"""Commands that rank 0 broadcasts."""
 
 
 class RankProcess:
-    """A worker's share of a run: the model, its optimizer, and its rows of every batch."""
+    """The training of one rank: model, optimizer, and its rows of every batch."""
 
     def __init__(self, folder: Path, data: str, read: BuildTask, rank: int, n_ranks: int) -> None:
-        """Read recipe, tokenizers and data of the run in ``folder``, as its first process left them; ``read`` makes its task of them.
+        """Read recipe, tokenizers and data of the run in ``folder``, as rank 0 wrote them; ``read`` builds its task.
 
         Raises:
-            DataError: the data are not those whose hash is ``data``.
-            ConfigError: a plugin is not the one that the first process has.
+            DataError: the hash of the data differs from ``data``.
+            ConfigError: a plugin differs from that of rank 0.
         """
         self.folder = RunFolder.open(folder)
         self.folder.require_plugins()
@@ -58,7 +58,7 @@ class RankProcess:
         torch.manual_seed(int(np.random.SeedSequence([self.recipe.training.seed, rank]).generate_state(1, np.uint64)[0]))
 
     def run(self, world: World) -> None:
-        """Do what the first process says until it says that this is the end."""
+        """Execute the commands of rank 0 until it broadcasts ``END``."""
         training = self.recipe.training
         train_step = TrainStep(self.model, self.optimizer, training, self.dtype, self.task.objective(self.model), world)
         step = position = 0
@@ -81,10 +81,10 @@ class RankProcess:
 
 
 def main(rank: int, n_ranks: int, rendezvous: Path, folder: Path, data: str, task: str, *plugins: str) -> None:
-    """Be one of a run's workers; ``task`` is the class of its task, as ``module:name``.
+    """Run as one rank of a training; ``task`` is the class of its task, as ``module:name``.
 
-    The first process names the plugins that it uses, each behind the folder that it is found from. The run's folder has their hashes, and
-    refuses one that has changed meanwhile.
+    Rank 0 passes the plugins it uses, each preceded by the folder from which it is found. The run folder has their hashes, so a plugin that
+    has changed is refused.
     """
     sys.path.extend(home for home in plugins[::2] if home and home not in sys.path)
     import_plugins(plugins[1::2])

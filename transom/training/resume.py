@@ -1,4 +1,4 @@
-"""Read a checkpoint to resume from, and compare all of it with the run before any tensor is assigned."""
+"""Read a checkpoint and compare all of it with the run before assigning any tensor."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,15 +22,15 @@ from transom.training.train_step import TrainStep
 
 
 class ResumeState(NamedTuple):
-    """A checkpoint that fits the run, not yet applied to it.
+    """A checkpoint that matches the run, not yet loaded into it.
 
     Attributes:
         state: its validated JSON.
-        model: the learned tensors.
-        optimizer: tensors by ``parameter.entry``.
-        generators: states of the random generators.
-        ema: the moving average; empty where the run keeps none.
-        snapshots: learned tensors of the checkpoints whose weights are averaged, by step.
+        model: trainable tensors and saved buffers.
+        optimizer: optimizer tensors by ``parameter.entry``.
+        generators: states of the random number generators.
+        ema: the moving average; empty if the run keeps none.
+        snapshots: trainable tensors of the checkpoints that are averaged, by step.
     """
 
     state: CheckpointState
@@ -45,14 +45,14 @@ def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep
     """Read the checkpoint of ``step`` and compare every name, shape, type and count with the run's.
 
     Args:
-        checkpoints: of the run.
-        step: whose checkpoint is read.
-        train_step: holds the model and the fresh optimizer that the checkpoint must fit.
-        task: whose data the run was begun with.
+        checkpoints: checkpoints of the run.
+        step: step of the checkpoint.
+        train_step: the model and the new optimizer that the checkpoint must match.
+        task: the task, whose data the run must have been started with.
 
     Raises:
-        CheckpointError: something in it is not of this run, or not of this step.
-        DataError: it was written by a run on other data.
+        CheckpointError: the checkpoint contradicts the run or the step.
+        DataError: the run was started with other data.
     """
     folder = checkpoints.path(step)
     groups, raw, version = checkpoints.load(step)
@@ -87,7 +87,7 @@ def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep
 
 
 def _check_state(folder: Path, step: int, state: CheckpointState, train_step: TrainStep, task: Task) -> None:
-    """Compare steps, position, loss scaler, best figures and measurements with the run's."""
+    """Compare steps, position, loss scaler, best metrics and window sums with the run's."""
     file, progress, n_samples = folder / "state.json", state.progress, task.loader.n_samples
     if progress.step != step:
         raise CheckpointError(f"{file}: expected progress.step = {step}, found {progress.step}")
@@ -125,7 +125,7 @@ def _check_tensors(file: Path, found: Mapping[str, Tensor], expected: Mapping[st
 
 
 def _name_v1_entries(file: Path, tensors: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    """Name an optimizer's tensors of format 1, which numbered the parameters, by the parameters' names."""
+    """Rename an optimizer's tensors of format 1, which numbered the parameters, by the parameters' names."""
     named: dict[str, Tensor] = {}
     for key, x in tensors.items():
         number, _, entry = key.partition(".")
@@ -138,7 +138,7 @@ def _name_v1_entries(file: Path, tensors: Mapping[str, Tensor], names: list[str]
 def _check_optimizer(
     file: Path, found: Mapping[str, Tensor], state: CheckpointState, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Compare the optimizer's tensors with its parameters: all entries of a parameter, or none before its first gradient."""
+    """Compare the optimizer's tensors with its parameters: each has all entries, or none before its first gradient."""
     parameters = dict(model.named_parameters())
     present = {name.rpartition(".")[0] for name in found}
     owned = {name: state_specs(optimizer, parameters[name]) for name in optimizer_parameter_names(model, optimizer)}
@@ -157,7 +157,7 @@ def _check_optimizer(
 
 
 def _check_rng_states(file: Path, found: Mapping[str, Tensor], n_processes: int) -> None:
-    """Check that a generator of every process can take its state."""
+    """Check that the random number generator of every process accepts its state."""
     expected = {"cpu", *(f"rank-{rank}.cpu" for rank in range(1, n_processes))}
     if missing := sorted(expected - found.keys()):
         raise CheckpointError(f"{file}: expected generators of {n_processes} processes, found none under {missing[0]!r}")

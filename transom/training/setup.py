@@ -1,4 +1,4 @@
-"""Everything a run needs, from a recipe: task, model, optimizer, precision, and what is known before step 1."""
+"""Set up a run from its recipe: task, model, optimizer, precision, and the facts known before step 1."""
 
 import copy
 import hashlib
@@ -36,21 +36,21 @@ from transom.training.task_protocol import BuildTask, Task, TaskContext
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A run, set up.
+    """A run that is set up.
 
     Attributes:
-        recipe: as resolved, with all that the run chose itself.
+        recipe: the recipe with the values chosen during set-up.
         folder: the run folder, open and locked.
-        task: what is learnt.
-        model: in training.
-        eval_model: a second model of the same shape, which holds the weights that are validated.
-        optimizer: of the model's parameters.
+        task: the task.
+        model: the model in training.
+        eval_model: a second model of the same shape for the weights to validate.
+        optimizer: optimizer of the model's parameters.
         precision: type of the matrix products, with the reason.
-        threads: of the machine.
-        processes: that share each batch.
-        peak: the machine's best measured FLOP/s in that type.
-        notes: sentences on the set-up that a person should read.
-        facts: what is known before the run.
+        threads: number of threads, with the reason.
+        processes: data-parallel processes and threads per process.
+        peak: highest measured FLOP/s of the machine in this precision.
+        notes: sentences for the user.
+        facts: facts known before the run.
     """
 
     recipe: Recipe
@@ -75,27 +75,27 @@ def set_up(
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
 ) -> TrainingSetup:
-    """Read the data, make or load the tokenizers, build the model, and measure the machine.
+    """Read the data, train or load the tokenizers, build the model, and measure the machine.
 
-    The process's threads and random state are then the run's; ``planning.process.training_process`` gives the caller's back.
+    This sets the process's threads and random state; ``planning.process_state`` restores those of the caller.
 
     Args:
-        recipe: what to train.
-        base: folder that ``data.root`` is relative to.
-        folder: the run folder, created; one that holds a recipe is a run to go on with, and keeps its choices.
-        read: reads the data and makes the recipe's task of them.
-        notify: is told what is being done, in a few words.
-        user_overrides: what a person set of the recipe; of a run that starts from another one nothing else changes the model's shape.
+        recipe: the recipe.
+        base: folder to which ``data.root`` is relative.
+        folder: the run folder; if it holds a recipe, the run is resumed and keeps its choices.
+        read: reads the data and builds the task.
+        notify: called with short descriptions of the current work.
+        user_overrides: fields set by the user; when fine-tuning, only these change the model's shape.
 
     Raises:
-        TransomError: data, recipe and folder do not fit together.
+        TransomError: data, recipe and folder contradict each other.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe, shape_notes = _resolve_paths(recipe, base), list[str]()
     if folder.has_recipe:
         recipe = _resume_recipe(recipe, folder, user_overrides)
     elif folder.checkpoints.steps() or (folder.path / WEIGHTS).exists():
-        raise CheckpointError(f"{folder.path / RECIPE}: expected the recipe of the run to go on with, found none; put it back")
+        raise CheckpointError(f"{folder.path / RECIPE}: expected the recipe of the resumed run, found none; put it back")
     elif recipe.training.init_from is not None:
         recipe, shape_notes = inherit_model_shape(recipe, Path(recipe.training.init_from), user_overrides)
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
@@ -120,7 +120,7 @@ def set_up(
     eval_model = copy.deepcopy(model).eval()
     task.write(folder)  # only now: what could not begin leaves nothing
     for path in (path for part in recipe.data.test_parts for path in part.paths):
-        folder.access_log.record(Path(recipe.data.root) / expand_path(path), "train")  # the data report told of it
+        folder.access_log.record(Path(recipe.data.root) / expand_path(path), "train")  # the data report has read it
     folder.write(RECIPE, dump_recipe(recipe).encode())
     plugins = [plugin.record for plugin in plugins_of(recipe)]
     folder.write_config(recipe.model, _run_id(recipe, task, model, threads, plugins), plugins)
@@ -147,7 +147,7 @@ def set_up(
 def _facts(
     recipe: Recipe, report: DataReport, precision: Precision, threads: ThreadPlan, processes: ProcessPlan, peak: PeakRates
 ) -> dict[str, Any]:
-    """Gather what is known before the run."""
+    """Return the facts known before the run."""
     return {
         "data": report.to_json(),
         "counted": recipe.COUNTED,
@@ -163,7 +163,7 @@ def _facts(
 
 
 def _trainable_notes(recipe: Recipe, model: Network) -> list[str]:
-    """Say how much of a model learns, where not all of it does."""
+    """Return a note on the number of trainable parameters of an adapter."""
     if (adapter := recipe.training.adapter) is None:
         return []
     trainable, total = sum(p.numel() for p in model.parameters() if p.requires_grad), count_parameters(recipe.model).total
@@ -175,7 +175,7 @@ def _trainable_notes(recipe: Recipe, model: Network) -> list[str]:
 
 
 def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
-    """Make ``data.root`` and ``training.init_from`` absolute, so that the run's recipe means the same wherever it is read."""
+    """Make ``data.root`` and ``training.init_from`` absolute, so that the run's recipe does not depend on where it is read."""
     root = str(resolve_path(base / expand_path(recipe.data.root)))
     recipe = recipe.with_fields("data", root=root)
     if (origin := recipe.training.init_from) is None:
@@ -187,13 +187,13 @@ MUTABLE_ON_RESUME = {
     "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard"},
     "data": {"root", "train", "valid", "test", "languages"},
 }
-"""Fields that a resumed run may change; any other would make another run of it. Files may move: what counts is the hash of their pairs."""
+"""Fields that may change when a run resumes. Files may move: only the hash of their content must stay the same."""
 
 
 def _run_id(recipe: Recipe, task: Task, model: Network, threads: ThreadPlan, plugins: Sequence[PluginRecord]) -> str:
-    """Return an id for all that decides a run's bits: recipe, plugins, data, initial weights, threads and PyTorch's version.
+    """Return a hash of everything that determines a run's bits: recipe, plugins, data, initial weights, threads, PyTorch's version.
 
-    So the same training leaves the same files, and any other one's files are told apart.
+    The same training therefore writes the same files, and files of different trainings are distinguished.
     """
     kept = recipe.model_dump(mode="json", exclude=MUTABLE_ON_RESUME)
     facts = [
@@ -208,7 +208,7 @@ def _run_id(recipe: Recipe, task: Task, model: Network, threads: ThreadPlan, plu
 
 
 def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverrides) -> Recipe:
-    """Check that a run to go on with has this recipe; take over what it began with: precision, origin, vocabulary, classes."""
+    """Check that the resumed run has this recipe, and fill in what the run chose: precision, origin, vocabulary, classes."""
     folder.require_plugins()
     original = load_recipe(folder.path / RECIPE)[0]
     if original.task != recipe.task:

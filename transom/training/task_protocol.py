@@ -1,4 +1,4 @@
-"""What the training loop asks of a task, the one face of all of them, and who reads a task's data."""
+"""Interfaces between the training loop and tasks: data loaders, losses, metrics."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,21 +17,21 @@ from transom.planning.precision import Precision
 from transom.training.objectives.objective import Objective
 
 BuildTask = Callable[[Any, "TaskContext"], "Task"]
-"""Reads the data of a recipe and makes a task of them."""
+"""A function that reads the data of a recipe and builds its task."""
 
 ScoredPredictions = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
-"""Scores of a model's answers to validation data, if the task has any, and a few of the answers with what they answer to."""
+"""Scores of a model's predictions on validation data, if the task has any, and a few sample predictions with their inputs."""
 
 
 class TaskContext(NamedTuple):
-    """A process that reads the data of a run.
+    """The context in which a task reads its data.
 
     Attributes:
-        base: folder that ``data.root`` is relative to.
-        folder: the run folder; the tokenizer of a run to go on with is there.
-        notify: is told what is being done, in a few words.
-        rank: number of the process, from 0, of those that share every batch.
-        n_ranks: how many there are.
+        base: folder to which ``data.root`` is relative.
+        folder: the run folder, with the tokenizer of a resumed run.
+        notify: called with short descriptions of the current work.
+        rank: rank of this process, from 0.
+        n_ranks: number of data-parallel processes.
     """
 
     base: Path
@@ -41,68 +41,68 @@ class TaskContext(NamedTuple):
     n_ranks: int = 1
 
     def micro_batching(self, training: TrainingConfig) -> MicroBatching:
-        """Give the process's slices of every batch."""
+        """Return the division of each batch into micro-batches of this process."""
         return MicroBatching(training.grad_accum_steps, self.rank, self.n_ranks)
 
 
 @runtime_checkable
 class TrainLoader(Protocol):
-    """A loader: training batches without end, whose whole state is one integer: a position, counted in samples."""
+    """An endless loader of training batches, whose state is one integer: the number of samples seen."""
 
     @property
     def n_samples(self) -> int:
-        """Samples an epoch."""
+        """Number of samples per epoch."""
         ...
 
     def batches_from(self, position: int) -> Iterator[tuple[int, Sequence[Batch]]]:
-        """Yield each batch, as slices, with the position behind it."""
+        """Yield each batch as micro-batches, with the position after it."""
         ...
 
 
 @runtime_checkable
 class Task(Protocol):
-    """Data ready to be learnt from, and how to tell what was learnt."""
+    """A task: its data, losses and metrics."""
 
     @property
     def recipe(self) -> Recipe:
-        """As resolved: what only the data tell, such as vocabulary sizes, filled in."""
+        """The recipe, with values that depend on the data, such as vocabulary sizes, filled in."""
         ...
 
     @property
     def loader(self) -> TrainLoader:
-        """Training batches."""
+        """The loader of training batches."""
         ...
 
     @property
     def report(self) -> DataReport:
-        """What is known of the data."""
+        """The data report."""
         ...
 
     @property
     def data_hash(self) -> str:
-        """Hash of all training and validation data, in their order."""
+        """Hash of all training and validation data in order."""
         ...
 
     def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what answering needs beside the model."""
+        """Write to the run folder what inference needs besides the model."""
         ...
 
     def describe_sample(self, sample: int) -> str:
-        """Name a training sample by its place in the data, for people."""
+        """Describe where a training sample is in the data, for messages."""
         ...
 
     def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
+        """Return the training objective of a model: the task's loss."""
         ...
 
     def flops(self, batch: Any) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        """Return the FLOPs of forward and backward pass of a batch, padding included."""
         ...
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the validation data, in few passes over them."""
+        """Compute the validation metrics that need no predictions, such as the loss."""
         ...
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Let a model answer validation data; return what takes answers to be measured, and a few of them to be shown."""
+        """Generate predictions for validation data; return the metrics that need them, and a few samples."""
         ...

@@ -44,22 +44,22 @@ from transom.training.train_step import StepResult, TrainStep
 from transom.training.weight_averaging import WeightAverager
 
 MAX_CONSECUTIVE_SKIPS = 20
-"""Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
+"""Number of consecutive steps that may be skipped for a non-finite loss or gradient before the run stops."""
 
 
 def train(setup: TrainingSetup, callbacks: Sequence[Callback] = (), should_stop: Callable[[], bool] = lambda: False) -> TrainingFinished:
-    """Train until the steps or minutes are over, validation stops improving, or ``should_stop`` says so; always leaves a checkpoint.
+    """Train until the steps or minutes are used up, validation stops improving, or ``should_stop`` returns True; then save a checkpoint.
 
     Args:
         setup: from ``set_up``.
         callbacks: called with each event of ``training.events``.
-        should_stop: asked after each step.
+        should_stop: called after each step.
 
     Returns:
         The last event.
 
     Raises:
-        TransomError: twenty steps in a row had a non-finite loss or gradient; the last checkpoint is kept.
+        TransomError: twenty consecutive steps had a non-finite loss or gradient; the last checkpoint is kept.
     """
     plugins = [part for plugin in plugins_of(setup.recipe) for part in (plugin.home, plugin.where)]
     arguments = [str(setup.folder.path.resolve()), setup.task.data_hash, setup.recipe.TASK, *plugins]
@@ -93,7 +93,7 @@ class _TrainingLoop:
             callback(event)
 
     def restore(self) -> None:
-        """Resume from the newest checkpoint that fits the run, if there is one; nothing is assigned before all of it was checked."""
+        """Resume from the latest checkpoint that matches the run, if there is one; check all of it before assigning anything."""
         saved = None
         checkpoints = self.setup.folder.checkpoints
 
@@ -120,7 +120,7 @@ class _TrainingLoop:
         self.notes = (*newest.rejected, *averaging_notes)
 
     def fit(self, should_stop: Callable[[], bool]) -> TrainingFinished:
-        """Step until something ends the run."""
+        """Take steps until the run ends."""
         self.setup.model.train()
         p, t = self.state, self.training
         notes = (*self.setup.task.report.lines(), *self.setup.notes, *self.notes)
@@ -145,7 +145,7 @@ class _TrainingLoop:
         return self.finish(reason)
 
     def after_step(self, result: StepResult, lr: float, seconds: float) -> None:
-        """Count a step and tell of it."""
+        """Update the counters after a step, and log it."""
         p, t = self.state, self.training
         p.step += 1
         p.seconds += seconds
@@ -181,11 +181,11 @@ class _TrainingLoop:
 
     @property
     def epochs(self) -> float:
-        """Passes over the training data so far."""
+        """Number of passes over the training data so far."""
         return self.state.position / self.setup.task.loader.n_samples
 
     def forecast(self) -> None:
-        """Tell what the pace says of the run's end."""
+        """Emit a forecast of the run's end."""
         p, t = self.state, self.training
         notes = [
             f"{t.max_steps:,} steps are about {float(f'{self.epochs / p.step * t.max_steps:.2g}'):,g} epochs, passes over the training data"
@@ -195,7 +195,7 @@ class _TrainingLoop:
         self.notify(Forecast(p.step, tuple(notes)))
 
     def stop_reason(self, should_stop: Callable[[], bool]) -> StopReason | None:
-        """Return why the run ends now; None if it goes on."""
+        """Return the reason to end the run now, or None."""
         p, t = self.state, self.training
         if should_stop():
             return "stopped"
@@ -208,12 +208,11 @@ class _TrainingLoop:
         return None
 
     def validate_and_save(self, reason: StopReason | None) -> StopReason | None:
-        """Validate and save where it is time, and at the end; return why the run ends now, which the validation may have decided.
+        """Validate and save on schedule and at the end; return the reason to end the run, which may come from the validation.
 
-        A stop that was asked for, or that the validation decides, adds nothing but a checkpoint to what is done on schedule: a run that
-        goes on from it must average and validate the same steps.
-        While steps are being skipped, nothing is done on schedule: it may be the weights that are broken, and the last good checkpoint,
-        which twenty skips in a row leave the run with, must not make room for theirs.
+        A stop signal or early stopping adds only a checkpoint to the schedule: a run that resumes from it must average and validate the
+        same steps. While steps are skipped, nothing is saved or validated: the weights may be broken, and their checkpoint must not replace
+        the last good one, to which twenty consecutive skips return.
         """
         step, t = self.state.step, self.training
         over = reason not in (None, "stopped")
@@ -230,7 +229,7 @@ class _TrainingLoop:
         return reason
 
     def validate(self) -> None:
-        """Read the validation set with the raw weights and with their average; keep the better ones if they are the best so far."""
+        """Validate the raw and the averaged weights; keep the better ones if they are the best so far."""
         p, t, setup = self.state, self.training, self.setup
         candidates = self.averager.candidates(p.step)
         with num_threads_set_to(setup.threads.count):  # the other processes are waiting
@@ -252,7 +251,7 @@ class _TrainingLoop:
         self.notify(ValidationFinished(p.step, metrics, best, samples, weights))
 
     def save(self) -> None:
-        """Write a checkpoint, then prune the older ones."""
+        """Write a checkpoint, then delete older ones."""
         p, setup = self.state, self.setup
         p.window, p.n_averaged = self.window.sums, self.averager.n_averaged
         self.world.broadcast_scalar(SAVE)
@@ -272,12 +271,14 @@ class _TrainingLoop:
         }
         setup.folder.metrics.sync()
         setup.folder.checkpoints.save(p.step, groups, state)
-        setup.folder.checkpoints.prune(keep_full=2, keep_weights={*self.previous_snapshots, *snapshots})  # what both whole ones go on from
+        setup.folder.checkpoints.prune(
+            keep_full=2, keep_weights={*self.previous_snapshots, *snapshots}
+        )  # from which both complete ones resume
         self.previous_snapshots = snapshots
         self.notify(CheckpointSaved(p.step, setup.folder.path))
 
     def finish(self, reason: StopReason) -> TrainingFinished:
-        """Tell of the end."""
+        """Emit the last event."""
         self.world.broadcast_scalar(END)
         p = self.state
         facts = {

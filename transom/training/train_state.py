@@ -1,4 +1,4 @@
-"""What a checkpoint holds, so that a resumed run is the run that was never stopped, bit for bit."""
+"""The training state in a checkpoint, with which a resumed run equals an uninterrupted one bit for bit."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -16,21 +16,21 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class TrainState(BaseModel):
-    """Where a run stands, besides its tensors.
+    """State of a run, besides its tensors.
 
     Attributes:
-        step: optimizer steps done, skipped ones included.
-        position: the loader's whole state, in samples.
-        seconds: training time over all sittings.
-        n_target_tokens: true target tokens seen.
+        step: number of optimizer steps, including skipped ones.
+        position: state of the data loader, in samples.
+        seconds: training time, including that before the run was resumed.
+        n_target_tokens: number of target tokens so far, without padding.
         n_skipped: steps skipped because loss or gradient was not finite.
-        consecutive_skips: of these, the last ones without a good step between.
-        best: validation figures of the kept weights, with their ``step``; empty before the first validation.
-        best_weights: "raw" or "averaged", whichever the kept weights are; None where the run averages none, or kept none yet.
-        validations_since_best: validations without a better one.
+        consecutive_skips: skipped steps since the last good one.
+        best: validation metrics of the best weights, with their ``step``; empty before the first validation.
+        best_weights: "raw" or "averaged", whichever the best weights are; None without averaging or before the first validation.
+        validations_since_best: number of validations since the best one.
         last_validation_step: step of the last validation.
         window: sums since the last line of metrics.jsonl.
-        n_averaged: optimizer steps that the average of weights was told of; 0 in checkpoints of versions that began it at the initial ones.
+        n_averaged: optimizer steps included in the weight average; 0 in checkpoints of versions that started it from the initial weights.
     """
 
     model_config = _STRICT
@@ -74,7 +74,7 @@ class TrainState(BaseModel):
 
 
 class GradScalerState(BaseModel):
-    """The state of ``torch.amp.GradScaler``."""
+    """State of ``torch.amp.GradScaler``."""
 
     model_config = _STRICT
 
@@ -89,9 +89,9 @@ class CheckpointState(BaseModel):
     """The JSON of a checkpoint.
 
     Attributes:
-        progress: where the run stood.
-        scaler: of the loss in float16; None in any other precision, spelled as an empty object.
-        snapshots: steps of the checkpoints whose weights are averaged.
+        progress: state of the run.
+        scaler: state of the loss scaler in float16; None in other precisions, written as an empty object.
+        snapshots: steps of the checkpoints that are averaged.
         data: hash of the training and validation data; the first checkpoints of format 1 have none.
     """
 
@@ -128,13 +128,13 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def optimizer_parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """List the names of an optimizer's parameters in the order in which PyTorch numbers them."""
+    """List the names of an optimizer's parameters in PyTorch's order."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what ``optimizer_tensors`` returned; ``resume.read_run`` has compared every name, shape and type with the model's."""
+    """Load the result of ``optimizer_tensors``, after ``load_resume_state`` has compared every name, shape and type with the model."""
     numbers = {name: number for number, name in enumerate(optimizer_parameter_names(model, optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
@@ -144,7 +144,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
 
 
 def gather_rng_states(world: World) -> dict[str, Tensor]:
-    """Gather the state of every generator that training draws from, in all processes; each of them must call it."""
+    """Gather the states of all random number generators of all processes; every process must call it."""
     first, *others = world.all_gather(torch.get_rng_state())
     states = {"cpu": first, **{f"rank-{rank}.cpu": x for rank, x in enumerate(others, 1)}}
     if torch.cuda.is_available():
@@ -153,7 +153,7 @@ def gather_rng_states(world: World) -> dict[str, Tensor]:
 
 
 def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0) -> None:
-    """Put back what ``gather_rng_states`` returned for a process."""
+    """Restore the result of ``gather_rng_states`` for one process."""
     torch.set_rng_state(states[f"rank-{rank}.cpu" if rank else "cpu"])
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if (x := states.get(f"cuda.{i}")) is not None:
@@ -161,7 +161,7 @@ def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0) -> None:
 
 
 def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Gather what training changes, tied tensors once: the parameters that are not frozen, and those buffers that are saved with them."""
+    """Return the tensors that training changes, tied ones once: parameters that require gradients, and persistent buffers."""
     saved = model.state_dict().keys()
     trainable_parameters = {name: x for name, x in model.named_parameters() if x.requires_grad}
     return {**trainable_parameters, **{name: x for name, x in model.named_buffers() if name in saved}}
@@ -169,7 +169,7 @@ def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the learned ones of the same names, which must all be there in the same shapes."""
+    """Copy tensors into the trainable tensors; names and shapes must be equal."""
     trainable = trainable_tensors(model)
     assert trainable.keys() == tensors.keys(), f"expected the learned tensors, found a difference at {trainable.keys() ^ tensors.keys()}"
     for name, x in trainable.items():

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over the slices of a batch, clipping, and the update."""
+"""One optimizer step: forward and backward over the micro-batches of a batch, gradient clipping, and the update."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,16 @@ from transom.training.objectives.objective import Objective, RatioMetric, forwar
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step measured.
+    """Metrics of a step, over the whole batch and all processes.
 
     Attributes:
-        loss: smoothed loss summed over the batch's true target tokens, in nats. This and all the rest are of the whole batch, over all
-            processes.
+        loss: smoothed loss summed over the batch's target tokens, without padding, in nats.
         nll: negative log-likelihood, likewise.
-        n_target_tokens: true target tokens.
+        n_target_tokens: number of target tokens.
         grad_norm: norm of the gradient of the mean loss, before clipping.
-        flops: floating-point operations of forward and backward, padding included.
-        skipped: samples that made loss or gradient non-finite; empty when the update was made.
-        aux_metrics: what the objectives of the model's components measured; the loss above is without what they add to it.
+        flops: FLOPs of forward and backward pass, padding included.
+        skipped: samples that made loss or gradient non-finite; empty if the update was made.
+        aux_metrics: metrics of auxiliary objectives, whose terms are not part of the loss above.
     """
 
     loss: float
@@ -42,15 +41,15 @@ class StepResult:
 
 
 class TrainStep:
-    """Makes optimizer steps.
+    """Takes optimizer steps with gradient accumulation over micro-batches and processes.
 
-    The loss is summed over the slices of a batch and divided once by the batch's true number of target tokens, so that a batch
-    gives the same update however it is sliced, and however its slices are dealt out to processes: gradients are summed over them.
+    Gradient accumulation is normalized exactly: the loss is summed over micro-batches and divided once by the number of target tokens of
+    the whole batch, over all processes. The update therefore does not depend on how a batch is split.
 
     Attributes:
-        objective: what the task is learned from.
-        auxiliary: what the model's components add to it.
-        metrics: by their keys in ``metrics.jsonl``, the figures made of what these measure.
+        objective: the task's training objective.
+        auxiliary: objectives of the model's components, which add terms to the loss.
+        metrics: metrics of the auxiliary objectives, by their keys in ``metrics.jsonl``.
     """
 
     def __init__(
@@ -62,15 +61,15 @@ class TrainStep:
         objective: Objective,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        """Hold the model and its optimizer.
+        """Keep the model and its optimizer.
 
         Args:
-            model: in training, the same in all processes.
-            optimizer: of its parameters.
-            training: what the recipe says of a step.
-            dtype: of the matrix products.
-            objective: what the task is learned from.
-            world: the processes that the batch is dealt out to.
+            model: the model in training mode, equal in all processes.
+            optimizer: optimizer of its parameters.
+            training: the recipe's training settings.
+            dtype: precision of the matrix products.
+            objective: the task's training objective.
+            world: the data-parallel processes.
         """
         self.model = model
         self.optimizer = optimizer
@@ -86,14 +85,14 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
-        """Update the weights once from the slices of one batch.
+        """Update the weights once from the micro-batches of one batch.
 
-        A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
+        A non-finite loss or gradient leaves weights and optimizer unchanged, and the samples that caused it are returned.
 
         Args:
-            micro_batches: of this process.
-            learning_rate: of this step.
-            flops: floating-point operations of one forward and backward pass over the slices, all weights learning.
+            micro_batches: micro-batches of this process.
+            learning_rate: learning rate of this step.
+            flops: FLOPs of one forward and backward pass over the micro-batches with all weights trainable.
         """
         flops *= self.objective.n_copies * self.backward_flops_fraction
         n_target_tokens, flops = self.world.all_reduce_scalars(sum(batch.n_target_tokens for batch in micro_batches), flops)
@@ -118,14 +117,14 @@ class TrainStep:
         )
 
     def _forward(self, batch: Batch, n_target_tokens: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
-        """Compute what a slice contributes to the mean loss of the whole batch, and its loss and negative log-likelihood."""
+        """Compute a micro-batch's contribution to the mean loss of the whole batch, its loss and its negative log-likelihood."""
         with self.autocast():
             forward = forward_pass(self.model, batch, self.sites)
             backward_loss, loss, nll = self.objective.loss(forward)
             return backward_loss / n_target_tokens + sum(each.loss(forward) for each in self.auxiliary), loss, nll
 
     def _update(self, finite: bool, learning_rate: float) -> None:
-        """Let the optimizer take its step; a scaler is told of steps that are not finite too, and skips them itself."""
+        """Take the optimizer's step; with a loss scaler, non-finite steps are passed to it too, and it skips them itself."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if finite or self.scaler.is_enabled():
@@ -134,7 +133,7 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def autocast(self) -> torch.autocast:
-        """Run matrix products in ``dtype``; weights, residual stream and statistics stay in float32."""
+        """Return a context in which matrix products use ``dtype``; weights, residual stream and statistics stay in float32."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def _all_reduce_gradients(self) -> None:
@@ -146,7 +145,7 @@ class TrainStep:
                 parameter.grad = gradient
 
     def _non_finite_samples(self, micro_batches: Sequence[Batch]) -> tuple[int, ...]:
-        """Name the samples with a logit that is not finite; all of the batch where there is none."""
+        """Return the samples with non-finite logits; all samples of the batch if there are none."""
         non_finite: list[int] = []
         with torch.no_grad(), self.autocast():
             for batch in micro_batches:

@@ -1,4 +1,4 @@
-"""How good translations are: BLEU, chrF and exact matches, and whether one system is better than another by more than luck."""
+"""Translation metrics: BLEU, chrF, exact match, and a significance test between two systems."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from transom.errors import ConfigError, DataError
 
 LENGTH_BUCKETS = (5, 10, 15, 20, 30, 50)
-"""Upper ends, in words of the reference, of the buckets that BLEU is also given for."""
+"""Upper bounds, in words of the reference, of the buckets for BLEU by length."""
 
 
 MOSES_LANGUAGES = (
     *("as", "bn", "ca", "cs", "de", "el", "en", "es", "et", "fi", "fr", "ga", "gu", "hi", "hu", "is", "it", "ja", "kn", "ko", "lt", "lv"),
     *("ml", "mni", "mr", "nl", "or", "pa", "pl", "pt", "ro", "ru", "sk", "sl", "sv", "ta", "tdt", "te", "yue", "zh"),
 )
-"""Languages that the Moses scripts have rules for; any other they would silently take for English."""
+"""Languages for which the Moses scripts have rules; they would silently treat any other as English."""
 
 
 class MetricScore(NamedTuple):
-    """A score and how exactly it was computed.
+    """A score with the signature of its computation.
 
     Attributes:
         value: from 0 to 100.
@@ -55,7 +55,7 @@ class BootstrapComparison:
         b_interval: the same for the second system.
         difference_interval: the same for the difference.
         n_samples: resampled test sets.
-        seed: of the draws.
+        seed: seed of the samples.
         signature: sacreBLEU's.
     """
 
@@ -75,12 +75,12 @@ def bleu(translations: Sequence[str], references: Sequence[str], lowercase: bool
     """Compute corpus BLEU (Papineni et al. 2002) by sacreBLEU (Post 2018) on plain, detokenized text.
 
     Args:
-        translations: one a sentence.
-        references: one a translation.
+        translations: one per sentence.
+        references: one per translation.
         lowercase: ignore case.
 
     Raises:
-        DataError: the two differ in number, or are empty.
+        DataError: the numbers differ, or the lists are empty.
     """
     _check_lengths(translations, references)
     from sacrebleu.metrics.bleu import BLEU
@@ -104,7 +104,7 @@ def corpus_scores(translations: Sequence[str], references: Sequence[str], lowerc
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the share of translations that equal their reference, white space around them aside."""
+    """Return the fraction of translations that equal their reference, ignoring surrounding white space."""
     _check_lengths(translations, references)
     return sum(t.strip() == r.strip() for t, r in zip(translations, references, strict=True)) / len(references)
 
@@ -112,18 +112,18 @@ def exact_match(translations: Sequence[str], references: Sequence[str]) -> float
 def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> MetricScore:
     """Compute tokenized lower-cased BLEU as Wu et al. (2021) and others report it on Multi30k.
 
-    Both sides are lower-cased, their punctuation normalised and tokenized by the Moses scripts, in this order (the data set's
-    ``lc.norm.tok``), and compared without further tokenization or smoothing, as ``multi-bleu.perl`` does. German test_2016 has
-    12,103 reference tokens so. Not comparable with ``bleu``.
+    Both sides are lower-cased, punctuation-normalized and tokenized by the Moses scripts, in this order (the data set's
+    ``lc.norm.tok``), and compared without further tokenization or smoothing, as ``multi-bleu.perl`` does. German test_2016 then has
+    12,103 reference tokens. Not comparable with ``bleu``.
 
     Args:
-        translations: plain text, one a sentence.
-        references: plain text, one a translation.
-        language: of both, as in "de".
+        translations: plain text, one per sentence.
+        references: plain text, one per translation.
+        language: language of both, such as "de".
 
     Raises:
         ConfigError: the language is none of ``MOSES_LANGUAGES``, or sacremoses is not installed.
-        DataError: the two differ in number, or are empty.
+        DataError: the numbers differ, or the lists are empty.
     """
     _check_lengths(translations, references)
     prepare = moses_normalizer(language)
@@ -135,7 +135,7 @@ def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language
 
 
 def moses_normalizer(language: str) -> Callable[[str], str]:
-    """Return the function from a line to its ``lc.norm.tok`` form.
+    """Return a function that converts a line to its ``lc.norm.tok`` form.
 
     Raises:
         ConfigError: the language is none of ``MOSES_LANGUAGES``, or sacremoses is not installed.
@@ -153,7 +153,7 @@ def moses_normalizer(language: str) -> Callable[[str], str]:
 
 
 def bleu_by_length(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> list[ReferenceLengthBucket]:
-    """Compute BLEU apart for short and long sentences, by words of the reference; empty buckets are left out."""
+    """Compute BLEU per bucket of reference length in words; empty buckets are omitted."""
     _check_lengths(translations, references)
     buckets_of_lines = np.searchsorted(LENGTH_BUCKETS, [len(line.split()) for line in references])
     buckets = []
@@ -170,21 +170,21 @@ def paired_bootstrap(
 ) -> BootstrapComparison:
     """Compare two systems by paired bootstrap resampling (Koehn 2004).
 
-    Test sets of the same size are drawn with replacement from the sentences, the same for both systems. The p-value is the share of
-    samples in which the difference departs from its mean, either way, by at least as much as the real difference departs from 0; one
-    is added above and below, so that it is never 0. The scores are those that sacreBLEU's paired test draws with this seed. Its
-    p-value differs: it compares sizes of differences one way, which is about half of this, and finds a system better than itself.
+    Test sets of the same size are drawn with replacement from the sentences, the same for both systems. The two-sided p-value is the
+    fraction of samples in which the difference deviates from its mean by at least as much as the observed difference deviates from 0, with
+    one added to numerator and denominator. The samples are those of sacreBLEU's paired test with this seed. Its p-value is one-sided, about
+    half of this one.
 
     Args:
         a: first system's translations.
         b: second system's translations of the same sentences.
-        references: one a sentence.
+        references: one per sentence.
         lowercase: ignore case.
         n_samples: resampled test sets.
-        seed: of the draws.
+        seed: seed of the samples.
 
     Raises:
-        DataError: the three differ in number, or are empty.
+        DataError: the numbers differ, or the lists are empty.
     """
     _check_lengths(a, references)
     _check_lengths(b, references)
@@ -226,7 +226,7 @@ def _bleu_from_statistics(counts: NDArray[np.int64]) -> float:
 
 
 def _confidence_interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return what is left when a fortieth is cut off at each end."""
+    """Return the interval without the lowest and highest 2.5 %."""
     ordered, cut = np.sort(values), len(values) // 40
     return float(ordered[cut]), float(ordered[-cut - 1])
 

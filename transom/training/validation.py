@@ -1,4 +1,4 @@
-"""Reading the validation set: the loss by teacher forcing, BLEU and chrF by translating."""
+"""Validation: the loss by teacher forcing, BLEU and chrF by translating."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,25 +17,25 @@ from transom.training.objectives.objective import CrossEntropy, forward_pass
 from transom.training.translation_metrics import corpus_scores
 
 N_SHOWN_TRANSLATIONS = 5
-"""Translations that a validation shows, into each language."""
+"""Number of sample translations per target language."""
 
 Part = TypeVar("Part")
 
 
 def validation_loss(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
-    """Return the negative log-likelihood a true target token in nats (``loss``) and its exponential (``perplexity``)."""
+    """Return the negative log-likelihood per target token in nats (``loss``) and its exponential (``perplexity``)."""
     return validation_losses(model, {None: batches}, autocast)
 
 
 def validation_losses(model: Network, batches: Mapping[str | None, Sequence[Batch]], autocast: torch.autocast) -> dict[str, float]:
-    """Return the figures of ``validation_loss`` of several languages, by their tags: of all together, and as ``loss/de`` of each."""
+    """Return the metrics of ``validation_loss`` over all languages, and of each one as ``loss/de``."""
     sums = {to: _sum_nll(model, of_language, autocast) for to, of_language in batches.items()}
     return _overall_and_per_language(sums, _loss_and_perplexity)
 
 
 @torch.inference_mode()
 def _sum_nll(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> tuple[float, int]:
-    """Return the negative log-likelihood of all true target tokens, in nats, and their number."""
+    """Return the negative log-likelihood summed over all target tokens, in nats, and their number."""
     total, n_tokens = 0.0, 0
     for batch in batches:
         with autocast:
@@ -50,14 +50,14 @@ def _loss_and_perplexity(sums: Sequence[tuple[float, int]]) -> dict[str, float]:
 
 
 def _overall_and_per_language(parts: Mapping[str | None, Part], metrics: Callable[[Sequence[Part]], dict[str, float]]) -> dict[str, float]:
-    """Give the figures of all parts together and, as ``loss/de``, of each one that has a tag."""
+    """Return the metrics of all parts together and, as ``loss/de``, of each part with a tag."""
     each = {f"{key}/{to}": value for to, part in parts.items() if to is not None for key, value in metrics([part]).items()}
     return metrics(list(parts.values())) | each
 
 
 @torch.inference_mode()
 def validation_accuracy(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
-    """Return the share, in percent, of the labels that the model finds the most probable (``accuracy``)."""
+    """Return the percentage of labels to which the model gives the highest probability (``accuracy``)."""
     n_correct = n = 0
     for batch in (batch.to(model.device) for batch in batches):
         with autocast:
@@ -82,9 +82,9 @@ def validation_translation_scores(
     decoding: BeamSearchConfig,
     dtype: torch.dtype,
 ) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
-    """Translate the first validation sentences into each language, by products in ``dtype``; return bleu and chrf, and a few of them.
+    """Translate the first validation sentences into each language, with products in ``dtype``; return BLEU, chrF and samples.
 
-    The scores are of all these sentences together and, as ``bleu/de``, of each language's. Case is ignored where the model has none.
+    The scores are over all these sentences and, as ``bleu/de``, per language. Case is ignored if the tokenizer lower-cases.
     """
     translator = Translator(model, tokenizers, decoding, decoder_backend=build_decoder_backend(model, dtype))
     found = dict[str | None, _Translations]()

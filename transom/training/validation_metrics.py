@@ -1,4 +1,4 @@
-"""What a validation measures, as people read it."""
+"""Names and formats of validation metrics."""
 
 from collections.abc import Mapping
 
@@ -8,16 +8,16 @@ from transom.config.task_registry import registered_recipes
 COMMON_METRICS = (
     Metric("loss", "loss", 4, "nats"),
     Metric("perplexity", "perplexity", 3),
-    Metric("bits_per_byte", "bits a byte", 4),
+    Metric("bits_per_byte", "bits per byte", 4),
     Metric("accuracy", "accuracy", 2, "%"),
     Metric("bleu", "BLEU", 2),
     Metric("chrf", "chrF", 2),
 )
-"""The figures of several tasks, the most general first; a validation has some of them. The loss is a mean over what is counted."""
+"""Metrics shared by several tasks, the most general first; a validation has some of them."""
 
 
 def all_metrics() -> list[Metric]:
-    """List all figures that validations may have: those of several tasks, then those that single tasks bring."""
+    """List all metrics that validations can have: the shared ones, then those of single tasks."""
     found = dict[str, Metric]()
     for metric in (*COMMON_METRICS, *(metric for recipe in registered_recipes() for metric in recipe.METRICS)):
         found.setdefault(metric.key, metric)
@@ -25,7 +25,7 @@ def all_metrics() -> list[Metric]:
 
 
 def format_metrics(metrics: Mapping[str, float | None]) -> list[str]:
-    """Write those figures that there are; those of one language, whose keys end in its tag, stand together behind the others.
+    """Format the metrics present; those of one language, whose keys end in its tag, are grouped after the others.
 
     >>> format_metrics({"chrf": 51.234, "loss": 1.5, "step": 300})
     ['loss 1.5000 nats', 'chrF 51.23']
@@ -41,7 +41,7 @@ def _format_metrics(metrics: Mapping[str, float | None], suffix: str) -> list[st
 
 
 def language_tags(metrics: Mapping[str, object]) -> list[str]:
-    """Name the target languages that there are figures of.
+    """Return the target languages that have metrics.
 
     >>> language_tags({"loss": 1.5, "loss/de": 1.4, "loss/fr": 1.6, "bleu/de": 20.1})
     ['de', 'fr']

@@ -1,4 +1,4 @@
-"""The average of a run's weights: a moving one, or the mean of the last checkpoints. It never holds the initial weights."""
+"""Weight averaging: an exponential moving average, or the mean of the last checkpoints, both without the initial weights."""
 
 import math
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ from transom.training.train_state import trainable_tensors
 WeightsName = Literal["raw", "averaged"]
 RAW: WeightsName = "raw"
 AVERAGED: WeightsName = "averaged"
-"""Names of the weights that a validation compares: as the optimizer left them, and their average."""
+"""Names of the weights that a validation compares: those of the optimizer, and their average."""
 
 
 class WeightAverager:
-    """Follows a model through training and gives the weights to validate.
+    """Averages the weights of a model during training.
 
     Attributes:
-        n_averaged: optimizer steps whose weights were taken in, or could have been; 0 means that there is no average yet.
-        ema: the moving average of the weights after each of these steps, in their own type; empty before the first one.
-        snapshots: weights at the last checkpoints, by step; empty unless the component asks for them.
+        n_averaged: number of optimizer steps so far that the average includes or could include; 0 if there is no average yet.
+        ema: moving average of the weights after each step, in their own type; empty before the first step.
+        snapshots: weights of the last checkpoints, by step; empty for other kinds of averages.
     """
 
     def __init__(self, config: ComponentConfig, model: nn.Module) -> None:
-        """Begin with no average: the initial weights are no part of it."""
+        """Start without an average: the initial weights are not included."""
         self._config = config
         self._model = model
         self.n_averaged = 0
@@ -35,10 +35,10 @@ class WeightAverager:
         self.snapshots: dict[int, dict[str, Tensor]] = {}
 
     def after_step(self) -> None:
-        """Take in the weights after an optimizer step.
+        """Update the average after an optimizer step.
 
         With decay d, the average of the weights w_1 ... w_t after t steps is (1 - d) sum_i d^(t - i) w_i / (1 - d^t): Adam's correction of
-        the bias (Kingma & Ba 2015, section 3), so the coefficients sum to 1 at every t. As a recursion, which is what is computed:
+        the bias (Kingma & Ba 2015, section 3), so the coefficients sum to 1 at every t. It is computed as a recursion:
         average += (1 - d) / (1 - d^t) (w_t - average).
         """
         self.n_averaged += 1
@@ -53,7 +53,7 @@ class WeightAverager:
             foreach_lerp_(list(self.ema.values()), [current[name] for name in self.ema], weight)
 
     def after_checkpoint(self, step: int) -> None:
-        """Take in the weights of the checkpoint at ``step``, unless no optimizer step has changed them yet."""
+        """Add the weights of the checkpoint at ``step``, unless no optimizer step has changed them yet."""
         if isinstance(self._config, CheckpointAverageConfig) and (self.n_averaged or self.snapshots):
             last = sorted({*self.snapshots, step})[-self._config.n_checkpoints :]
             every = {**self.snapshots, step: self._clone_weights()}
@@ -62,11 +62,11 @@ class WeightAverager:
     def restore(self, n_averaged: int, ema: Mapping[str, Tensor], snapshots: Mapping[int, Mapping[str, Tensor]]) -> list[str]:
         """Continue from a checkpoint's moving average and from the weights of the last checkpoints, on the model's device.
 
-        A moving average without a count is of a version that began it at the initial weights. They cannot be taken out of it, so it is
-        dropped and the average begins anew.
+        A moving average without a count is from a version that included the initial weights. They cannot be removed from it, so it is
+        discarded and the average starts again.
 
         Returns:
-            A sentence that says so, where that is the case.
+            A note in this case, otherwise nothing.
         """
         device = next(self._model.parameters()).device
         self.n_averaged = n_averaged
@@ -77,9 +77,9 @@ class WeightAverager:
         return ["the checkpoint's average of weights began at the initial ones, as earlier versions did; it begins anew from here"]
 
     def candidates(self, step: int) -> dict[WeightsName, dict[str, Tensor]]:
-        """Return the weights to validate after ``step``, by name, the average first; it is left out where it equals the raw weights.
+        """Return the weights to validate after ``step``, by name, the average first; it is omitted if it equals the raw weights.
 
-        Between two checkpoints the present weights take the next one's place in the mean of the last ones.
+        Between checkpoints, the mean of the last ones includes the current weights in place of the next checkpoint.
         """
         raw = self._current_weights()
         if isinstance(self._config, EmaConfig) and self.n_averaged > 1:
@@ -99,7 +99,7 @@ class WeightAverager:
 
 
 def foreach_lerp_(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
-    """Move each average towards its weights by a fraction ``weight`` of the distance, on a GPU in one kernel where PyTorch has it."""
+    """Move each average towards its weights by a fraction ``weight`` of the distance, fused on a GPU where PyTorch supports it."""
     kernel = getattr(torch, "_foreach_lerp_", None)  # private
     if kernel is not None:
         kernel(averages, weights, weight)

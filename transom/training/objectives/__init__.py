@@ -1,1 +1,1 @@
-"""What a training step learns from: one file per objective, which a task or a component of the model brings with it."""
+"""Training objectives: one module per loss of a task or of a model component."""

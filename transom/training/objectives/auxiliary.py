@@ -1,4 +1,4 @@
-"""The objectives that the components of a model bring with them: the only table of them."""
+"""The table of auxiliary objectives, which components of a model add to the task's loss."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,10 +19,10 @@ AUXILIARY_OBJECTIVES: dict[type[nn.Module], Callable[[Network, Mapping[str, Any]
     DepthRouter: DepthRouterLoss,
     BatchNorm: BatchNormStatistics,
 }
-"""By the class of a module, the objective of all modules of that class, which it takes by their addresses."""
+"""Objective by module class; it is built with all modules of that class, by their addresses."""
 
 
 def auxiliary_objectives(model: Network, world: World) -> list[AuxiliaryObjective]:
-    """Return the objectives of the components of ``model``, which ``world``'s processes share; none for most models."""
+    """Return the auxiliary objectives of ``model``; most models have none."""
     found = {kind: {name: module for name, module in model.named_modules() if isinstance(module, kind)} for kind in AUXILIARY_OBJECTIVES}
     return [AUXILIARY_OBJECTIVES[kind](model, modules, world) for kind, modules in found.items() if modules]

@@ -1,4 +1,4 @@
-"""The running statistics of batch norm, which move once per step."""
+"""Running statistics of batch norm, updated once per step."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,26 +10,26 @@ from transom.training.objectives.objective import AuxiliaryObjective, ForwardPas
 
 
 class BatchNormStatistics(AuxiliaryObjective):
-    """Moves the running mean and variance of every batch norm by what all passes of a step saw; it adds no loss."""
+    """Updates running mean and variance of all batch norms from all forward passes of a step; adds no loss."""
 
     def __init__(self, model: Network, norms: Mapping[str, BatchNorm], world: World) -> None:
-        """Hold the norms of ``model``, by their addresses; statistics are of one process."""
+        """Keep the norms of ``model`` by their addresses; batch norm requires a single process."""
         self._norms = norms
         self.sites = [f"{name}.{part}" for name in norms for part in BatchStatistics._fields]
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Begin to collect."""
+        """Reset the collected statistics."""
         self._passes: dict[str, list[BatchStatistics]] = {name: [] for name in self._norms}
 
     def loss(self, forward: ForwardPass) -> float:
-        """Collect the statistics of each pass over a slice; add nothing."""
+        """Collect the statistics of a forward pass; return 0."""
         for name, passes in self._passes.items():
             parts = ([x.detach() for x in forward.activations[f"{name}.{part}"]] for part in BatchStatistics._fields)
             passes += map(BatchStatistics, *parts)
         return 0.0
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
-        """Move the statistics, unless the step was skipped."""
+        """Update the running statistics, unless the step was skipped."""
         for name, norm in self._norms.items() if updated else ():
             norm.update_running_statistics(self._passes[name])
         return {}

@@ -1,4 +1,4 @@
-"""Early exit: a loss after every block of a decoder, through the one output map."""
+"""Early exit: a loss after every block of a decoder, through the shared output projection."""
 
 from transom.config.training import EarlyExitConfig, NoEarlyExitConfig
 from transom.data.batch import Batch
@@ -10,18 +10,18 @@ from transom.training.objectives.objective import CrossEntropy, ForwardPass, Mic
 
 
 class EarlyExitLoss(Objective):
-    """Loss = sum_n w_n L_n, L_n that of the logits W Norm(x_n) after block n of N; the loss of the last block is what is reported.
+    """Loss = sum_n w_n L_n, L_n the loss of the logits W Norm(x_n) after block n of N; the last block's loss is logged.
 
     w_n is n / sum_m m (Schuster et al. 2022, section 3.3) or 1 / N (Elbayad et al. 2020, aligned training).
     """
 
     def __init__(self, final_objective: CrossEntropy, model: Network, exits: EarlyExitConfig) -> None:
-        """Weigh the losses after the blocks of ``model``.
+        """Weight the losses after the blocks of ``model``.
 
         Args:
             final_objective: the objective after the last block.
             model: a decoder.
-            exits: how the blocks are weighed.
+            exits: weights of the blocks.
         """
         assert isinstance(model, DecoderOnlyTransformer), "the recipe's schema refuses exits elsewhere"
         self._final_objective, self._model = final_objective, model
@@ -31,7 +31,7 @@ class EarlyExitLoss(Objective):
         self.n_copies = final_objective.n_copies
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return what the last block's objective has the model read."""
+        """Prepare a batch as the last block's objective does."""
         return self._final_objective.prepare(batch)
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
@@ -48,5 +48,5 @@ class EarlyExitLoss(Objective):
 
 
 def add_early_exit_losses(final_objective: CrossEntropy, model: Network, exits: EarlyExitConfig) -> Objective:
-    """Return ``final_objective`` with the losses after the other blocks, where the recipe asks for exits."""
+    """Return ``final_objective``, with the losses after all blocks if the recipe sets ``training.early_exit_loss``."""
     return final_objective if isinstance(exits, NoEarlyExitConfig) else EarlyExitLoss(final_objective, model, exits)

@@ -1,4 +1,4 @@
-"""Mixup and CutMix: images that show a share of one class and the rest of another."""
+"""Mixup and CutMix: cross-entropy with mixed labels."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class MixupCrossEntropy(CrossEntropy):
     """The cross-entropy of both labels of a mixed image, each weighted by its share (Zhang et al. 2018; Yun et al. 2019)."""
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
-        """Compute it from whole logits, which are few; images that are not mixed have one label."""
+        """Compute the loss from logits; images that are not mixed have one label."""
         batch = forward.batch
         if not isinstance(batch, ImageBatch) or batch.mixup is None:
             return super().loss(forward)

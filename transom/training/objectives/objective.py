@@ -1,4 +1,4 @@
-"""The two kinds of objective: the loss of a task, cross-entropy for most; and the terms that components of a model bring with them."""
+"""Base classes of objectives: the loss of a task, cross-entropy for most, and auxiliary terms of model components."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from transom.training.losses import linear_cross_entropy
 
 
 class ForwardPass(NamedTuple):
-    """A batch and what the model computed from it.
+    """A forward pass: a micro-batch and what the model computed from it.
 
     Attributes:
-        batch: the slice of a batch that was read.
-        hidden: the last vectors, of which the logits are a linear map.
-        weight: the matrix of that map.
-        activations: of each observed site, by its address: one tensor per pass through the site; none where a layer has the site in
-            training only, and is not in training.
+        batch: the micro-batch.
+        hidden: last hidden states, which the output projection maps to logits.
+        weight: weight of the output projection.
+        activations: recorded activations by site address, one tensor per pass through the site; none for sites that exist only in training
+            mode, outside of it.
     """
 
     batch: Batch
@@ -40,12 +40,12 @@ def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> For
 
 
 class MicroBatchLoss(NamedTuple):
-    """The loss of a slice, in nats, summed over its true target tokens.
+    """The loss of a micro-batch in nats, summed over its target tokens without padding.
 
     Attributes:
-        backward_loss: the loss that the gradient is taken of.
-        loss: the loss that is reported.
-        nll: the negative log-likelihood, reported too.
+        backward_loss: loss from which gradients are computed.
+        loss: loss that is logged.
+        nll: negative log-likelihood that is logged.
     """
 
     backward_loss: Float[Tensor, ""]
@@ -54,11 +54,11 @@ class MicroBatchLoss(NamedTuple):
 
 
 class RatioMetric(NamedTuple):
-    """A figure of ``metrics.jsonl``: the quotient of two sums over the steps since the last line.
+    """A metric of ``metrics.jsonl``: the ratio of two sums over the steps since the last line.
 
     Attributes:
-        sum: name of the measurement that is summed.
-        per: name of the sum that it is divided by; None where the sum itself is the figure.
+        sum: name of the numerator.
+        per: name of the denominator; None if the metric is the sum itself.
     """
 
     sum: str
@@ -66,32 +66,32 @@ class RatioMetric(NamedTuple):
 
 
 N_UPDATES = "updates"
-"""The name, in a ``RatioMetric``, of the number of steps that were not skipped."""
+"""Name, in a ``RatioMetric``, of the number of steps that were not skipped."""
 
 
 class Objective(ABC):
-    """The loss that a task is learned from.
+    """The training loss of a task.
 
     Attributes:
-        sites: addresses of the activations that ``loss`` reads.
-        n_copies: how often ``prepare`` makes the model read each sample.
+        sites: addresses of the activations that ``loss`` uses.
+        n_copies: number of forward passes per sample that ``prepare`` arranges.
     """
 
     sites: Sequence[str] = ()
     n_copies: int = 1
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return the slice of a batch that the model is to read."""
+        """Return the micro-batch on which the model runs."""
         return batch
 
     @abstractmethod
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
-        """Compute the loss of a slice, summed over its true target tokens, and over all readings of them."""
+        """Compute the loss of a micro-batch, summed over its target tokens and over all forward passes of them."""
 
 
 @dataclass
 class CrossEntropy(Objective):
-    """The cross-entropy of the labels that count; padding contributes nothing.
+    """Cross-entropy with label smoothing over the labels in the loss mask; padding contributes nothing.
 
     Attributes:
         label_smoothing: probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016, section 7).
@@ -100,37 +100,37 @@ class CrossEntropy(Objective):
     label_smoothing: float
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
-        """Compute it without ever holding all logits."""
+        """Compute the loss without materializing all logits."""
         loss_mask, labels = forward.batch.loss_mask, forward.batch.labels
         loss, nll = linear_cross_entropy(forward.hidden[loss_mask], forward.weight, labels[loss_mask], self.label_smoothing)
         return MicroBatchLoss(loss, loss, nll)
 
 
 class AuxiliaryObjective:
-    """A term that components of a model add to the mean loss of a batch, and what they need done in every step.
+    """A term that model components add to the mean loss of a batch, or an update that they need per step.
 
-    A step calls ``prepare`` once, ``loss`` after the forward pass of each slice, and ``after_update`` once. What is summed over tokens is
-    divided once, by the number of the whole batch, over all slices and processes.
+    A step calls ``prepare`` once, ``loss`` after the forward pass of each micro-batch, and ``after_update`` once. Token sums are divided
+    once, by the number of tokens of the whole batch over all micro-batches and processes.
 
     Attributes:
-        metrics: by their keys in ``metrics.jsonl``, the figures made of this objective's measurements.
-        sites: addresses of the activations that ``loss`` reads.
+        metrics: metrics by their keys in ``metrics.jsonl``.
+        sites: addresses of the activations that ``loss`` uses.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {}
     sites: Sequence[str] = ()
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Prepare for a step on the slices of a batch, which are where the model is."""
+        """Prepare for a step on micro-batches, which are on the model's device."""
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
-        """Compute what a slice adds to the mean loss of the whole batch."""
+        """Compute a micro-batch's contribution to the mean loss of the whole batch."""
         return 0.0
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
-        """Finish a step and return its measurements, over all processes.
+        """Finish a step and return its metrics over all processes.
 
         Args:
-            updated: False where the step was skipped for a non-finite loss or gradient.
+            updated: False if the step was skipped for a non-finite loss or gradient.
         """
         return {}

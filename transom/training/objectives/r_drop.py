@@ -1,4 +1,4 @@
-"""R-Drop: each batch is read twice, under two dropout masks, and the two predictions are drawn together."""
+"""R-Drop: two forward passes per batch with different dropout masks, and a divergence between their predictions."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class RDrop(CrossEntropy):
         return duplicated
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
-        """Compute the loss with the two readings of each label side by side."""
+        """Compute the loss with the two predictions of each label in consecutive rows."""
         loss_mask, labels = forward.batch.loss_mask, forward.batch.labels
         hidden, labels = (x[loss_mask].unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for x in (forward.hidden, labels))
         loss, nll = linear_cross_entropy(hidden, forward.weight, labels, self.label_smoothing, self.alpha)
@@ -33,5 +33,5 @@ class RDrop(CrossEntropy):
 
 
 def text_objective(training: RDropTrainingConfig) -> CrossEntropy:
-    """Return R-Drop where the recipe asks for it, cross-entropy otherwise."""
+    """Return R-Drop if the recipe sets ``training.r_drop``, else cross-entropy."""
     return RDrop(training.label_smoothing, training.r_drop) if training.r_drop else CrossEntropy(training.label_smoothing)

@@ -16,7 +16,7 @@ from transom.parallel.collectives import World
 from transom.training.objectives.objective import N_UPDATES, AuxiliaryObjective, ForwardPass, RatioMetric, forward_pass
 
 _Passes = list[tuple[Float[Tensor, "_ _ ..."], Bool[Tensor, "_ _"]]]
-"""The logits of each pass through a router, (batch, length, ...), with the mask of true tokens; passes differ in length."""
+"""Logits of each pass through a router, (batch, length, ...), with the token mask; passes differ in length."""
 
 
 class _RouterObjective(AuxiliaryObjective):
@@ -27,7 +27,7 @@ class _RouterObjective(AuxiliaryObjective):
         self._n_tokens: dict[str, float] = {}
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Count the true tokens of the whole batch at each router, where it is in pieces."""
+        """Count the tokens of the whole batch at each router, if there are several micro-batches or processes."""
         self._n_tokens = {}
         if len(micro_batches) > 1 or self._world.size > 1:
             n_tokens = [
@@ -37,15 +37,15 @@ class _RouterObjective(AuxiliaryObjective):
             self._n_tokens = dict(zip(self.sites, self._world.all_reduce_scalars(*n_tokens), strict=True))
 
     def _passes(self, site: str, forward: ForwardPass) -> _Passes:
-        """Pair the logits of each pass with the mask of true tokens."""
+        """Pair the logits of each pass with the token mask."""
         return list(zip(forward.activations[site], self._model.token_masks(site, forward.batch), strict=True))
 
 
 class ExpertLoadBalancing(_RouterObjective):
-    """What balances experts, a loss or a bias that moves once per step, and the router z-loss.
+    """Load balancing of experts, by a loss or by a bias that is updated once per step, and the router z-loss.
 
-    The balance loss is a product of two sums over tokens. A batch in pieces is therefore first read once without gradients, to count how
-    often each expert is chosen.
+    The balancing loss is a product of two sums over tokens. With several micro-batches or processes, a first forward pass without gradients
+    therefore counts how often each expert is chosen.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {
@@ -54,12 +54,12 @@ class ExpertLoadBalancing(_RouterObjective):
     }
 
     def __init__(self, model: Network, mixtures: Mapping[str, MixtureOfExperts], world: World) -> None:
-        """Hold the mixtures of ``model``, by their addresses."""
+        """Keep the mixtures of ``model`` by their addresses."""
         self._mixtures = {f"{name}.router": mixture for name, mixture in mixtures.items()}
         super().__init__(model, tuple(self._mixtures), world)
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Begin to count; read a batch in pieces for the balance loss."""
+        """Reset the counts; run the counting pass for the balancing loss."""
         super().prepare(micro_batches)
         self._counts, self._n_overflow, self._batch_counts = self._zeros(), 0, dict[str, Tensor]()
         if self._n_tokens and any(isinstance(each.config.load_balancing, AuxLossBalancingConfig) for each in self._mixtures.values()):
@@ -72,7 +72,7 @@ class ExpertLoadBalancing(_RouterObjective):
             self._batch_counts = dict(zip(counts, self._world.all_reduce(list(counts.values())), strict=True))
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
-        """Compute a slice's share of the balance losses and z-losses."""
+        """Compute a micro-batch's contribution to the balancing losses and z-losses."""
         total: Tensor | float = 0.0
         for site, mixture in self._mixtures.items():
             passes = self._passes(site, forward)
@@ -91,7 +91,7 @@ class ExpertLoadBalancing(_RouterObjective):
         return total
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
-        """Move the biases that balance; measure the load of the busiest expert, over the mean of its layer, and the dropped choices."""
+        """Update the balancing biases; return the maximum expert load relative to the layer's mean, and the dropped assignments."""
         (dropped,) = self._world.all_reduce_scalars(self._n_overflow)
         every = [counts.double() for counts in self._world.all_reduce(list(self._counts.values()))]
         for mixture, counts in zip(self._mixtures.values(), every, strict=True):
@@ -107,16 +107,16 @@ class ExpertLoadBalancing(_RouterObjective):
 
 @torch.no_grad()
 def _count_assignments(mixture: MixtureOfExperts, passes: _Passes) -> tuple[Int[Tensor, "n_experts"], int]:
-    """Count how often each expert was chosen, and how many choices were dropped because the expert was full."""
+    """Count the assignments per expert, and those dropped because the expert was full."""
     routed = [(mixture.route(logits, token_mask), token_mask.flatten()) for logits, token_mask in passes]
     counts = torch.stack([expert_load(routing.experts, token_mask, len(mixture.experts)) for routing, token_mask in routed]).sum(0)
     return counts, sum(int((token_mask[:, None] & ~routing.kept).sum()) for routing, token_mask in routed if routing.kept is not None)
 
 
 class DepthRouterLoss(_RouterObjective):
-    """The loss by which the tokens that pass a routed block learn to decide so alone (Raposo et al. 2024, section 3.5).
+    """The loss that trains the router of a mixture of depths to predict its own top-k choice causally (Raposo et al. 2024, section 3.5).
 
-    Its measurements are sums over all routed blocks: true tokens, those chosen to pass, and those that would choose themselves.
+    Its metrics are sums over all routed blocks: tokens, tokens selected by rank, and tokens selected by the causal prediction.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {
@@ -125,17 +125,17 @@ class DepthRouterLoss(_RouterObjective):
     }
 
     def __init__(self, model: Network, routers: Mapping[str, DepthRouter], world: World) -> None:
-        """Hold the routers of ``model``, by their addresses."""
+        """Keep the routers of ``model`` by their addresses."""
         self._routers = {f"{name}.score": router for name, router in routers.items()}
         super().__init__(model, tuple(self._routers), world)
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Begin to count."""
+        """Reset the counts."""
         super().prepare(micro_batches)
         self._n_routed = [0, 0, 0]
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
-        """Compute a slice's share of the cross-entropy between the scores and the choice made by rank."""
+        """Compute a micro-batch's contribution to the cross-entropy between the scores and the choice by rank."""
         total: Tensor | float = 0.0
         for site, router in self._routers.items():
             passes = self._passes(site, forward)
@@ -149,7 +149,7 @@ class DepthRouterLoss(_RouterObjective):
         return total
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
-        """Measure how many tokens passed the routed blocks."""
+        """Return the numbers of tokens that passed the routed blocks."""
         return dict(
             zip(("routed_tokens", "routed_chosen", "routed_causal"), map(int, self._world.all_reduce_scalars(*self._n_routed)), strict=True)
         )

@@ -47,7 +47,7 @@ def plural(word: str) -> str:
 def inflect_adjective(adjective: str) -> Forms:
     """Inflect an adjective for gender and number.
 
-    >>> agreeing("rojo"), agreeing("francés")
+    >>> inflect_adjective("rojo"), inflect_adjective("francés")
     (('rojo', 'roja', 'rojos', 'rojas'), ('francés', 'francesa', 'franceses', 'francesas'))
     """
     if adjective.endswith("o"):
@@ -118,7 +118,7 @@ def future(stem: str) -> Forms:
 def contract(preposition: str, noun_phrase: str) -> str:
     """Join a preposition and a noun phrase: a + el = al, de + el = del.
 
-    >>> contracted("cerca de", "el parque"), contracted("a", "él")
+    >>> contract("cerca de", "el parque"), contract("a", "él")
     ('cerca del parque', 'a él')
     """
     if noun_phrase.startswith("el ") and preposition.endswith(("a", "de")):
@@ -129,7 +129,7 @@ def contract(preposition: str, noun_phrase: str) -> str:
 def coordinate(first: str, second: str) -> str:
     """Coordinate two phrases with "and", which is e instead of y before the sound i.
 
-    >>> joined("Luis", "Ana"), joined("Ana", "Irene")
+    >>> coordinate("Luis", "Ana"), coordinate("Ana", "Irene")
     ('Luis y Ana', 'Ana e Irene')
     """
     return f"{first} {'e' if second.lower().startswith(('i', 'hi')) else 'y'} {second}"
