@@ -191,10 +191,12 @@ Coverage = Literal["none", "some", "all"]
 
 
 def pattern_coverage(pattern: AnyBlockPattern, prefix_coverage: Coverage) -> Coverage:
-    """Tell how much of a text a pattern lets see, where ``prefix`` lets see ``prefix_coverage``.
+    """Return how much of a text a pattern lets attend, if ``prefix`` covers ``prefix_coverage``.
 
-    >>> pattern_coverage(CombinedPatternConfig(kind="any", patterns=(PrefixPatternConfig(), WindowPatternConfig())), "none"), pattern_coverage(CombinedPatternConfig(kind="not", patterns=(FullPatternConfig(),)), "none")
-    ('some', 'none')
+    >>> pattern_coverage(CombinedPatternConfig(kind="any", patterns=(PrefixPatternConfig(), WindowPatternConfig())), "none")
+    'some'
+    >>> pattern_coverage(CombinedPatternConfig(kind="not", patterns=(FullPatternConfig(),)), "none")
+    'none'
     """
     if not isinstance(pattern, CombinedPatternConfig):
         return prefix_coverage if pattern.kind == "prefix" else "all" if pattern.kind == "full" else "some"

@@ -52,7 +52,7 @@ class _ExhaustiveChoices(RandomChoices):
 def enumerate_choices(make: Callable[[RandomChoices], ResultT]) -> Iterator[ResultT]:
     """Yield the result of a grammar rule for every sequence of choices.
 
-    >>> list(enumerate_choices(lambda draw: (draw.chance(0.9), draw.pick("ab"))))
+    >>> list(enumerate_choices(lambda draw: (draw.chance(0.9), draw.choice("ab"))))
     [(False, 'a'), (False, 'b'), (True, 'a'), (True, 'b')]
     """
     choices = _ExhaustiveChoices()
