@@ -104,7 +104,7 @@ def test_commands_and_python_run(page: str, here: Path, monkeypatch: pytest.Monk
         (here / "my.toml").write_text((here / "my.toml").read_text().replace("max_steps = ", "max_steps = 3 # "))
     else:
         short = transom.train
-        monkeypatch.setattr(transom, "train", lambda recipe, out: short(recipe, out, overrides=SHORT[1::2]), raising=False)
+        monkeypatch.setattr(transom, "train", lambda recipe, out: short(recipe, out, set=SHORT[1::2]), raising=False)
     for block in blocks("python", page):
         exec(compile(block, "page", "exec"), {})
 
