@@ -18,16 +18,7 @@ SOURCES = ("transom/**/*.py", "benchmarks/**/*.py")
 DATA = "transom/data/synthetic/phrasebook/"
 """Here strings are words of the phrasebook."""
 
-PENDING = (
-    *(
-        "transom/config/",
-        "transom/inspection/",
-        "transom/cli/",
-        "transom/tasks/",
-        "benchmarks/",
-    ),
-    *("docs/config.md", "docs/components.md", "docs/notation.md"),
-)
+PENDING = ("benchmarks/", "docs/notation.md")
 """Places that still hold faults; this list only ever gets shorter."""
 
 UNITS = "bits|bytes|columns|documents|draws|experts|FLOPs|heads|images|lines|milliseconds|ms|multiplications|nats|numbers|operations"
@@ -84,6 +75,7 @@ def in_source(path: Path) -> Iterator[Prose]:
             and id(node) not in docstrings
             and node.value.count(" ") > 1
             and not is_data
+            and not node.value.startswith("\ntransom ")
         ):
             yield Prose(path, node.lineno, node.value, is_docstring=False)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -16,14 +16,14 @@ AnyAdapter = Annotated[ComponentConfig, Slot("adapter")]
 
 @register_component("adapter")
 class LoraConfig(ComponentConfig):
-    """Low-rank adaptation (Hu et al. 2022, eq. 3): W x + (alpha / rank) B A x, with W kept as it is and B = 0 at the start.
+    """Low-rank adaptation (Hu et al. 2022, eq. 3): W x + (alpha / rank) B A x, with frozen W and initial B = 0.
 
-    A is drawn from a normal distribution of deviation d_in^-0.5; the paper gives none. Beside A and B only that learns which the run to
-    start from does not have, such as a classifier's output map. Where weights are averaged, A and B are, each for itself.
+    A is drawn from a normal distribution of standard deviation d_in^-0.5; the paper gives none. Besides A and B, only weights that the
+    original run does not have are trained, such as a classifier's output layer. Weight averaging applies to A and B separately.
 
-    Cost and use: rank * (d_in + d_out) numbers a map in place of d_in * d_out, no gradient and no optimizer state for the rest, and small
-    checkpoints; takes a learning rate about ten times that of fine-tuning all weights. Answers cost nothing more: A and B are added to W.
-    Start with attn.q and attn.v; all maps learn more. For tasks near what the model knows: what is far from it is better learnt whole.
+    Cost and use: rank * (d_in + d_out) parameters per matrix instead of d_in * d_out, no gradients or optimizer state for the rest, and
+    small checkpoints; needs a learning rate about ten times that of full fine-tuning. Inference costs nothing extra: A and B are merged
+    into W. Start with attn.q and attn.v; all matrices adapt more. For tasks close to the original one; others need full fine-tuning.
     """
 
     kind: Literal["lora"] = "lora"

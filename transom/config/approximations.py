@@ -9,10 +9,10 @@ from transom.config.schema import ComponentConfig, Slot
 
 
 class ApproximationConfig(ComponentConfig):
-    """What every approximation has."""
+    """Base schema of approximations of attention."""
 
     CAUSAL: ClassVar[bool] = False
-    """Whether a token can be kept from what comes after it, as decoders need."""
+    """Whether the approximation can be causal, as decoders need."""
 
 
 AnyApproximation = Annotated[ApproximationConfig, Slot("approximation", ApproximationConfig)]
@@ -50,10 +50,10 @@ class PerformerConfig(ApproximationConfig):
     """Linear attention that estimates the softmax: positive orthogonal random features, FAVOR+ (Choromanski et al. 2021, lemma 1).
 
     phi(x) = exp(w_r . x - |x|^2 / 2) / sqrt(n_features), x a query or key over d_k^(1/4): the mean of phi(q) . phi(k) over draws is
-    exp(q . k / sqrt(d_k)). The w_r are drawn once, are not learned, and are saved with the weights; the paper draws them anew now and then.
+    exp(q . k / sqrt(d_k)). The w_r are drawn once, are not learned, and are saved with the weights; the paper redraws them sometimes.
     For float32's sake the exponent of a key is kept between -60 and 60.
 
-    Cost and use: n n_features d_v: pays behind some n_features tokens. The error falls like 1 / sqrt(n_features) and grows fast with the
+    Cost and use: n n_features d_v: pays above about n_features tokens. The error falls like 1 / sqrt(n_features) and grows fast with the
     length of queries and keys, which qk_norm keeps in bounds.
     """
 
@@ -67,12 +67,12 @@ class PerformerConfig(ApproximationConfig):
 
 @register_component("approximation")
 class LinformerConfig(ApproximationConfig):
-    """Keys and values of all places mixed to a few (Wang et al. 2020, eq. 7): softmax(Q (E K)^T / sqrt(d_k)) F V.
+    """Keys and values of all positions projected to a few (Wang et al. 2020, eq. 7): softmax(Q (E K)^T / sqrt(d_k)) F V.
 
-    E and F are learned, ``rank`` times the longest sequence, one each a layer for all its heads (headwise sharing, section 4). Places
-    without a token count nothing.
+    E and F are learned, of size ``rank`` times max_seq_len, one of each per layer for all heads (headwise sharing, section 4). Padding
+    contributes nothing.
 
-    Cost and use: n rank pairs, 2 rank max_seq_len weights a layer; for encoders of one usual length. Needs training.
+    Cost and use: n rank pairs, 2 rank max_seq_len weights per layer; for encoders of one usual length. Needs training.
     """
 
     kind: Literal["linformer"] = "linformer"

@@ -1,4 +1,4 @@
-"""What the schemas of all networks share, and those of all Transformers."""
+"""Base schemas of all models and of all Transformers."""
 
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
@@ -27,7 +27,7 @@ NORM_PLACEMENT_HELP = (
 
 
 class ModelConfig(ComponentConfig):
-    """What the schemas of all networks share."""
+    """Base schema of all models."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ()
     """The fields that the tokenizer fills in."""
@@ -36,12 +36,12 @@ class ModelConfig(ComponentConfig):
     """The fields that the data fill in."""
 
     FAMILY: ClassVar[str]
-    """What kind of network it is, for reports: a noun with its article."""
+    """Kind of model, for reports: a noun with its article."""
 
     STACK: ClassVar[str] = "a stack"
-    """What n_layers counts the layers of, for reports."""
+    """The stack whose layers n_layers counts, for reports."""
 
-    d_model: int = Field(512, ge=1, description="width of the vectors that go from layer to layer")
+    d_model: int = Field(512, ge=1, description="width of the hidden states between layers")
     head_bias: bool = Field(False, description="a bias on the logits")
 
     @classmethod
@@ -60,7 +60,7 @@ class ModelConfig(ComponentConfig):
 
     @property
     def stacks(self) -> tuple[int, ...]:
-        """How many layers each stack has."""
+        """Number of layers per stack."""
         return tuple(getattr(self, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(self, name))
 
     @property
@@ -72,12 +72,12 @@ class ModelConfig(ComponentConfig):
 
     @property
     def described_inputs(self) -> list[str]:
-        """What it reads in words, for reports, an entry each."""
+        """Descriptions of the model's input, for reports."""
         return []
 
 
 class TextModelConfig(ModelConfig):
-    """What all networks that read text share."""
+    """Base schema of models of text."""
 
     max_seq_len: int = Field(512, ge=2, description="longest sequence in tokens, special tokens included")
     pad_token_id: int | None = Field(
@@ -86,12 +86,12 @@ class TextModelConfig(ModelConfig):
 
     @property
     def described_inputs(self) -> list[str]:
-        """How long a text may be."""
+        """Description of the maximum text length."""
         return [f"sequences of at most {self.max_seq_len:,} tokens"]
 
 
 class EncoderDecoderConfig(TextModelConfig):
-    """What all networks share that read a source and write a target."""
+    """Base schema of encoder-decoder models."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("source_vocab_size", "target_vocab_size")
 
@@ -116,12 +116,12 @@ class EncoderDecoderConfig(TextModelConfig):
 
 
 class TransformerConfig(ModelConfig):
-    """What all Transformers share: the widths and the components of a block."""
+    """Base schema of Transformers: widths and components of a block."""
 
     CAUSAL: ClassVar[bool] = False
     """Whether it has a decoder, whose tokens see none that come after them."""
 
-    n_heads: int = Field(8, ge=1, description="attention heads a layer")
+    n_heads: int = Field(8, ge=1, description="attention heads per layer")
     n_kv_heads: int | None = Field(
         None, ge=1, description="heads of keys and values, each shared by n_heads / n_kv_heads query heads; default n_heads"
     )
@@ -131,7 +131,7 @@ class TransformerConfig(ModelConfig):
     dropout: Fraction = Field(0.1, description="on the embeddings and on each sub-layer's output, as in the paper")
     attention_dropout: Fraction = Field(0.0, description="on the attention weights")
     feed_forward_dropout: Fraction = Field(0.0, description="on the feed-forward hidden units")
-    norm: AnyNorm = Field(LayerNormConfig(), description="the normalisation component")
+    norm: AnyNorm = Field(LayerNormConfig(), description="the normalization component")
     norm_placement: NormPlacement = Field("post", description=NORM_PLACEMENT_HELP)
     position: PositionConfig
     attention: AnyAttention = Field(MultiHeadAttentionConfig(), description="the attention component")
@@ -146,7 +146,7 @@ class TransformerConfig(ModelConfig):
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.key_heads}; change one of them")
         if self.position.kind == "rotary" and self.width_turned < 2:
             raise ValueError(
-                "position.kind = 'rotary' needs at least 2 columns a head that are turned, found"
+                "position.kind = 'rotary' needs at least 2 rotated columns per head, found"
                 f" {self.width_turned}; raise d_head or position.partial_rotary_factor"
             )
         if not self.attention.output_projection and self.n_heads * self.width_of_value != self.d_model:
@@ -190,11 +190,11 @@ class TransformerConfig(ModelConfig):
     @property
     @abstractmethod
     def n_positions(self) -> int:
-        """How many places the position component tells apart."""
+        """Number of positions."""
 
     @property
     def position_table(self) -> int:
-        """How many numbers a stack's table of positions has, learned or computed."""
+        """Number of entries of a stack's table of positions, learned or computed."""
         kind = self.position.kind
         return self.n_positions * (self.d_model if kind in ("sinusoidal", "sinusoidal-2d", "learned") else self.width_turned)
 
@@ -215,5 +215,5 @@ class TransformerConfig(ModelConfig):
 
     @property
     def width_turned(self) -> int:
-        """How many columns of a head rotary positions turn: an even number."""
+        """Number of rotated columns of a head; even."""
         return self.position.turned(self.width_of_head)

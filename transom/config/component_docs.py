@@ -1,4 +1,4 @@
-"""The catalogue of components, written from their schemas: ``make docs`` puts it into docs/components.md."""
+"""Generate docs/components.md from the schemas of components (``make docs``)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -54,9 +54,9 @@ TABLES = (
     ComponentTable("Norms", "model.norm", ("norm",)),
     ComponentTable("Where the norm stands", "model.norm_placement", choices=NORM_PLACEMENTS),
     ComponentTable("How many blocks a token passes", "model.depth", ("depth",)),
-    ComponentTable("Behind which blocks a decoder learns to answer", "training.early_exit_loss", ("early_exit_loss",)),
-    ComponentTable("In front of an image's patches", "model.stem", ("stem",)),
-    ComponentTable("Attention over channels and places, in a stem", "model.stem.attention", ("channel_attention",)),
+    ComponentTable("Blocks of a decoder with a loss", "training.early_exit_loss", ("early_exit_loss",)),
+    ComponentTable("Stem before the patches of an image", "model.stem", ("stem",)),
+    ComponentTable("Attention over channels and positions in a stem", "model.stem.attention", ("channel_attention",)),
     ComponentTable("Cells of recurrent networks", "model.cell", ("cell",)),
     ComponentTable("How a recurrent decoder sees the source", "model.attention", ("source_attention",)),
     ComponentTable("What learns when another run is fine-tuned", "training.adapter", ("adapter",)),

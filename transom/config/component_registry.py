@@ -1,4 +1,4 @@
-"""The registry of components: which kinds each slot of a recipe can hold, and what builds them.
+"""The registry of components: the kinds that each slot of a recipe accepts, and the functions that build them.
 
 A new norm is a schema class and a layer, in any module that is imported:
 
@@ -9,7 +9,7 @@ A new norm is a schema class and a layer, in any module that is imported:
     @implements(Halved)
     class HalvedNorm(Norm): ...
 
-From then on every recipe field of that slot accepts it; errors, the reference of fields and the catalogue of components know it.
+From then on every recipe field of that slot accepts it; error messages, docs/config.md and docs/components.md include it.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""The schemas of the components that every family is built from: one class a component, told apart by ``kind``.
+"""Schemas of the components of Transformer models: one class per component, selected by ``kind``.
 
-docs/components.md is written from their docstrings.
+docs/components.md is generated from their docstrings.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -14,12 +14,12 @@ from transom.config.schema import ComponentConfig, Slot
 
 AnyNorm = Annotated[ComponentConfig, Slot("norm")]
 AnyTokenNorm = Annotated[ComponentConfig, Slot("qk_norm")]
-"""A norm that knows one vector at a time."""
+"""A norm over one vector at a time."""
 
 
 @register_component("norm", "qk_norm")
 class LayerNormConfig(ComponentConfig):
-    """Layer normalisation (Ba et al. 2016): gamma * (x - mean) / sqrt(variance + eps) + beta.
+    """Layer normalization (Ba et al. 2016): gamma * (x - mean) / sqrt(variance + eps) + beta.
 
     Cost and use: Two passes over a token's vector; the default, and the norm of the Transformer of 2017, GPT-2, BERT and ViT.
     """
@@ -31,9 +31,9 @@ class LayerNormConfig(ComponentConfig):
 
 @register_component("norm", "qk_norm")
 class RmsNormConfig(ComponentConfig):
-    """Root-mean-square normalisation (Zhang & Sennrich 2019): gamma * x / sqrt(mean(x^2) + eps).
+    """Root-mean-square normalization (Zhang & Sennrich 2019): gamma * x / sqrt(mean(x^2) + eps).
 
-    Cost and use: No mean and no shift, so a little cheaper than LayerNormConfig at equal quality; Llama and most models since.
+    Cost and use: No mean and no shift, so slightly cheaper than layer norm at equal quality; Llama and most later models.
     """
 
     kind: Literal["rmsnorm"] = "rmsnorm"
@@ -44,7 +44,7 @@ class RmsNormConfig(ComponentConfig):
 class DynamicTanhConfig(ComponentConfig):
     """A bounded curve instead of statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha.
 
-    Cost and use: No sums over the vector; slow to learn where alpha's start does not suit the depth. For experiments.
+    Cost and use: No sums over the vector; learns slowly if the initial alpha does not suit the depth. For experiments.
     """
 
     kind: Literal["dyt"] = "dyt"
@@ -53,7 +53,7 @@ class DynamicTanhConfig(ComponentConfig):
 
 @register_component("norm", "qk_norm")
 class NoNormConfig(ComponentConfig):
-    """No normalisation: x.
+    """No normalization: x.
 
     Cost and use: Free; deep stacks do not train with it at usual learning rates. For experiments.
     """
@@ -63,39 +63,39 @@ class NoNormConfig(ComponentConfig):
 
 @register_component("norm")
 class BatchNormConfig(ComponentConfig):
-    """Batch normalisation (Ioffe & Szegedy 2015): gamma * (x - mean) / sqrt(variance + eps) + beta, a column's statistics over tokens.
+    """Batch normalization (Ioffe & Szegedy 2015): gamma * (x - mean) / sqrt(variance + eps) + beta, with per-column statistics over tokens.
 
-    In training they are those of all true tokens that are computed together, padding left out. In evaluation they are running ones, which
+    In training, the statistics are those of all tokens of a forward pass, without padding; in evaluation, running statistics, which
     each step moves by ``momentum`` towards those of its whole batch; they are saved with the weights.
 
     Cost and use: For comparison with layer norm, not for use on text. In training, the output for a token depends on later
-    tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than those that
-    evaluation has. Slices (training.grad_accum_steps) are normalised apart, so their number changes the result; training.average averages
-    statistics too, which are then no model's own; training.processes must be 1.
+    tokens and on other rows, so a decoder is causal in evaluation only; rows of other lengths have other statistics than those of
+    evaluation. Micro-batches (training.grad_accum_steps) are normalized separately, so their number changes the result; training.average
+    averages the statistics too; training.processes must be 1.
     """
 
     kind: Literal["batchnorm"] = "batchnorm"
     eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
-    momentum: float = Field(0.1, gt=0, le=1, description="share of a step's statistics in the running ones")
+    momentum: float = Field(0.1, gt=0, le=1, description="weight of a step's statistics in the running ones")
 
 
 class PositionConfig(ComponentConfig):
-    """What every position component has."""
+    """Base of position encodings."""
 
     BIASES: ClassVar[bool] = False
-    """Whether it is told by what is added to the scores."""
+    """Whether positions are encoded by a bias on the attention scores."""
 
     COMPUTED: ClassVar[bool] = False
-    """Whether nothing of it is learned, so that counting parameters need not make its tables."""
+    """Whether there are no learned parameters, so that counting parameters need not build tables."""
 
     def turned(self, d_head: int) -> int:
-        """Count the columns of a head that are turned by positions."""
+        """Return the number of columns of a head to which rotary positions apply."""
         return 0
 
 
 AnyPosition = Annotated[PositionConfig, Slot("position", PositionConfig)]
 AnyPatchPosition = Annotated[PositionConfig, Slot("patch_position", PositionConfig)]
-"""Of patches of an image."""
+"""Position encoding of image patches."""
 
 
 @register_component("position")
@@ -104,7 +104,7 @@ class SinusoidalConfig(PositionConfig):
 
     P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)).
 
-    Cost and use: Nothing to learn and next to no time; the default for translation, where lengths are those of training.
+    Cost and use: No parameters and almost no time; the default for translation, where lengths are as in training.
     """
 
     COMPUTED: ClassVar[bool] = True
@@ -114,7 +114,7 @@ class SinusoidalConfig(PositionConfig):
 
 @register_component("position", "patch_position")
 class LearnedPositionConfig(PositionConfig):
-    """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1): h = E[x] + P[i].
+    """A learned vector per position, added to the embeddings (Gehring et al. 2017, section 3.1): h = E[x] + P[i].
 
     Cost and use: max_seq_len * d_model parameters; as good as sinusoids within the trained length and useless beyond. GPT-2, BERT.
     """
@@ -128,7 +128,7 @@ class Sinusoidal2dConfig(PositionConfig):
 
     Each half is the sinusoid of Vaswani et al. 2017 over d_model / 2 columns. A classification token has none.
 
-    Cost and use: Nothing to learn, and any grid of patches has one; about as good as learned positions, better on little data.
+    Cost and use: No parameters, and defined for any grid of patches; about as good as learned positions, better on little data.
     """
 
     COMPUTED: ClassVar[bool] = True
@@ -137,11 +137,11 @@ class Sinusoidal2dConfig(PositionConfig):
 
 
 class FieldOption(NamedTuple):
-    """What a field of a component can be set to, told as a component is.
+    """A value of a component's field, documented like a component.
 
     Attributes:
-        equation: what it is, with its source.
-        advice: what it costs and when to use it.
+        equation: equation, with its source.
+        advice: cost and use.
     """
 
     equation: str
@@ -151,18 +151,18 @@ class FieldOption(NamedTuple):
 ROPE_SCALINGS = {
     "none": FieldOption("Angles as in training.", "For lengths up to those of training."),
     "linear": FieldOption(
-        "Positions squeezed: position i turns as i / factor did (Chen et al. 2023).",
-        "Costs nothing; near tokens come nearer too, so that it needs some training at the new length.",
+        "Positions divided by the factor: position i is rotated as i / factor was (Chen et al. 2023).",
+        "No cost; compresses short distances too, so it needs some training at the new length.",
     ),
     "ntk": FieldOption(
-        "The base raised to base * factor^(d / (d - 2)), d the width that is turned: the slowest pair is squeezed by factor, the fastest"
-        " not at all (Peng et al. 2023, section 3.1, after bloc97).",
-        "Costs nothing; the one without training at the new length.",
+        "rope_theta raised to rope_theta * factor^(d / (d - 2)), d the rotated width: the slowest pair is slowed down by factor, the"
+        " fastest not at all (Peng et al. 2023, section 3.1, after bloc97).",
+        "No cost; best without training at the new length.",
     ),
     "yarn": FieldOption(
-        "Pairs that turn more than 32 times within the trained length stay, those of less than one turn are squeezed, those between in"
-        " part; scores are a little sharper (Peng et al. 2023, section 3).",
-        "Costs nothing; the one for large factors, best after a short training at the new length.",
+        "Pairs with more than 32 rotations within the trained length are unchanged, those with less than one are slowed down by the"
+        " factor, those between in part; scores are slightly sharpened (Peng et al. 2023, section 3).",
+        "No cost; for large factors, best after a short training at the new length.",
     ),
 }
 """The kinds of ``RotaryConfig.rope_scaling``."""
@@ -170,24 +170,24 @@ ROPE_SCALINGS = {
 
 @register_component("position")
 class RotaryConfig(PositionConfig):
-    """Queries and keys turned by an angle that grows with the position (Su et al. 2021, eq. 34).
+    """Rotary position embedding: queries and keys rotated by an angle proportional to the position (Su et al. 2021, eq. 34).
 
-    The pair (x_k, x_{k + d/2}) of position i turns by i / base^(2k / d), d the width that is turned, so that q_i . k_j depends on i - j.
-    The halves are paired as in GPT-NeoX and Llama; the paper pairs neighbours.
+    The pair (x_k, x_{k + d/2}) at position i is rotated by i / rope_theta^(2k / d), d the rotated width, so q_i . k_j depends on i - j.
+    The halves are paired as in GPT-NeoX and Llama; the paper pairs adjacent columns.
 
-    Cost and use: A few operations a query and key; the best choice for decoders, and with scaling it reaches beyond its training.
+    Cost and use: A few operations per query and key; the best choice for decoders; with scaling it extends beyond the trained length.
     """
 
     COMPUTED: ClassVar[bool] = True
     kind: Literal["rotary"] = "rotary"
     rope_theta: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
-    partial_rotary_factor: float = Field(1.0, gt=0, le=1, description="share of each head's width that is turned (GPT-NeoX: 0.25)")
+    partial_rotary_factor: float = Field(1.0, gt=0, le=1, description="fraction of each head's width that is rotated (GPT-NeoX: 0.25)")
     rope_scaling: Literal["none", "linear", "ntk", "yarn"] = Field(
         "none",
-        description="for contexts longer than those of training: squeeze positions (linear, Chen et al. 2023), raise the base (ntk), or"
-        " squeeze slow turns only (yarn, Peng et al. 2023)",
+        description="extension to contexts longer than in training: divide positions (linear, Chen et al. 2023), raise rope_theta (ntk), or"
+        " slow down slow rotations only (yarn, Peng et al. 2023)",
     )
-    factor: float = Field(1.0, ge=1, description="how many times longer, where rope_scaling is not none")
+    factor: float = Field(1.0, ge=1, description="ratio of the new to the trained length, if rope_scaling is not none")
     original_max_seq_len: int | None = Field(
         None, ge=1, description="for yarn, the longest sequence before scaling; default max_seq_len / factor"
     )
@@ -201,7 +201,7 @@ class RotaryConfig(PositionConfig):
         return self
 
     def turned(self, d_head: int) -> int:
-        """Count whole pairs of columns, a share of all."""
+        """Return the number of rotated columns, in whole pairs."""
         return int(d_head * self.partial_rotary_factor) // 2 * 2
 
 
@@ -209,10 +209,10 @@ class RotaryConfig(PositionConfig):
 class AlibiConfig(PositionConfig):
     """A penalty on distance, added to the scores (Press et al. 2022, section 3): -m_h |i - j|, slopes m_h = 2^(-8h / H) for head h of H.
 
-    Where H is no power of two the slopes lie between those of the next smaller and the next larger one. Encoders, which the paper does not
-    speak of, have the same penalty to both sides.
+    If H is not a power of two, slopes are interpolated between those of the next smaller and larger powers. In encoders, which the
+    paper does not cover, the penalty is symmetric.
 
-    Cost and use: A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall.
+    Cost and use: A bias on every score, no parameters; degrades gently beyond the trained length, weaker at long recall.
     """
 
     BIASES: ClassVar[bool] = True
@@ -222,10 +222,10 @@ class AlibiConfig(PositionConfig):
 
 @register_component("position")
 class RelativePositionConfig(PositionConfig):
-    """A learned bias a head and bucket of distance, added to the scores (Raffel et al. 2020, section 2.1): S_ij + b_h[bucket(j - i)].
+    """A learned bias per head and bucket of distances, added to the scores (Raffel et al. 2020, section 2.1): S_ij + b_h[bucket(j - i)].
 
-    Half of the buckets hold one distance each, the other half grow logarithmically up to ``max_distance``; encoders tell the two
-    directions apart. All blocks of a stack share the table.
+    Half of the buckets hold one distance each, the other half grow logarithmically up to ``max_distance``; encoders have separate buckets
+    for the two directions. All blocks of a stack share the table.
 
     Cost and use: A learned bias on every score, so slower attention in training; no limit of length. T5.
     """
@@ -233,7 +233,7 @@ class RelativePositionConfig(PositionConfig):
     BIASES: ClassVar[bool] = True
     kind: Literal["relative"] = "relative"
     n_buckets: int = Field(32, ge=4, le=4096, description="buckets of distances")
-    max_distance: int = Field(128, ge=2, description="distances from here on share the last bucket")
+    max_distance: int = Field(128, ge=2, description="distance from which on all distances share the last bucket")
 
     @model_validator(mode="after")
     def _distances_fit(self) -> "RelativePositionConfig":
@@ -244,9 +244,9 @@ class RelativePositionConfig(PositionConfig):
 
 @register_component("position", "patch_position")
 class NoPositionConfig(PositionConfig):
-    """No positions (Kazemnejad et al. 2023): a decoder can still tell order from what its mask hides, an encoder cannot.
+    """No positions (Kazemnejad et al. 2023): a decoder can still infer order from the causal mask, an encoder cannot.
 
-    Cost and use: Free; for decoders in experiments, and for bags of words.
+    Cost and use: Free; for experiments with decoders, and for bags of words.
     """
 
     kind: Literal["none"] = "none"
@@ -259,7 +259,7 @@ AnyValueResidual = Annotated[ComponentConfig, Slot("value_residual")]
 class NoValueResidualConfig(ComponentConfig):
     """Each block's own values.
 
-    Cost and use: The usual one.
+    Cost and use: The default.
     """
 
     kind: Literal["none"] = "none"
@@ -269,10 +269,10 @@ class NoValueResidualConfig(ComponentConfig):
 class ValueResidualConfig(ComponentConfig):
     """Values mixed with those of the stack's first block (Zhou et al. 2024, ResFormer): V'_n = lambda_1 V_1 + lambda_2 V_n, n > 1.
 
-    ``fixed`` keeps the two factors, ``learned`` starts from them, a pair a block. V_1 is as the first block projects it, and the mix is
-    what the cache keeps. Cross-attention's values stay as they are.
+    ``fixed`` keeps the two factors, ``learned`` trains one pair per block from them. V_1 are the projected values of the first block; the
+    cache holds the mixed values. Cross-attention is unchanged.
 
-    Cost and use: Two products a value and no larger cache; for deep stacks, whose last blocks otherwise hardly know what their tokens were.
+    Cost and use: Two products per value, no larger cache; for deep stacks, whose last blocks otherwise retain little of the input tokens.
     """
 
     kind: Literal["fixed", "learned"] = "learned"
@@ -287,7 +287,7 @@ AnyScore = Annotated[ComponentConfig, Slot("score")]
 class ScaledDotProductConfig(ComponentConfig):
     """S = Q K^T / sqrt(d_k) (Vaswani et al. 2017, eq. 1).
 
-    Cost and use: The usual one, and the only one with fast paths; any other comes from a plugin and is computed by the equation.
+    Cost and use: The default, and the only score with fast kernels; others come from plugins and are computed by the reference.
     """
 
     kind: Literal["scaled-dot"] = "scaled-dot"
@@ -296,40 +296,38 @@ class ScaledDotProductConfig(ComponentConfig):
 class MultiHeadAttentionConfig(ComponentConfig):
     """Scaled dot-product attention in several heads (Vaswani et al. 2017, section 3.2).
 
-    softmax(Q K^T / sqrt(d_k)) V a head; with fewer key heads than query heads (``n_kv_heads``), grouped-query attention (Ainslie et al.
-    2023), with one, multi-query attention (Shazeer 2019).
+    softmax(Q K^T / sqrt(d_k)) V per head; with fewer key-value heads than query heads (``n_kv_heads``), grouped-query attention (Ainslie et
+    al. 2023); with one, multi-query attention (Shazeer 2019).
 
-    Cost and use: Time and memory of scores grow with the square of the length. Fewer key heads make the cache smaller by as much, at little
-    cost in quality; qk_norm and softcap keep large models stable; sinks let a head look nowhere.
+    Cost and use: Time and memory of scores grow with the square of the length. Fewer key-value heads shrink the cache in proportion, at
+    little loss of quality; qk_norm and softcap stabilize large models; sinks let a head attend to nothing.
     """
 
     kind: Literal["multihead"] = "multihead"
     qkv_bias: bool = Field(True, description="biases on W_Q, W_K and W_V")
-    output_projection: bool = Field(True, description="mix the heads with W_O; without it n_heads * d_value must equal d_model")
+    output_projection: bool = Field(True, description="W_O over the concatenated heads; without it, n_heads * d_value must equal d_model")
     output_bias: bool = Field(True, description="a bias on W_O")
     qk_norm: AnyTokenNorm = Field(
         NoNormConfig(),
-        description="a norm of each head's queries and keys, before positions turn them (Dehghani et al. 2023, after Henry et al. 2020)",
+        description="norm of each head's queries and keys, before rotary positions (Dehghani et al. 2023, after Henry et al. 2020)",
     )
-    pattern: AnyPattern = Field(
-        FullPatternConfig(), description="which tokens of its own sequence a token looks at, among those that the family lets it see"
-    )
-    score: AnyScore = Field(ScaledDotProductConfig(), description="how queries are compared with keys, before softcap, bias and mask")
+    pattern: AnyPattern = Field(FullPatternConfig(), description="sparsity pattern of self-attention, within the model family's own mask")
+    score: AnyScore = Field(ScaledDotProductConfig(), description="score of query and key, before softcap, bias and mask")
     softcap: float | None = Field(
         None,
         gt=0,
-        description="c of c * tanh(Q K^T / (c sqrt(d_k))), before any bias (Gemma Team 2024); short training on a processor and"
-        " sparse patterns of long rows have a fast path with it, other attention is then computed by the equation",
+        description="c of c * tanh(Q K^T / (c sqrt(d_k))), before any bias (Gemma Team 2024); fast kernels exist for training on short"
+        " rows on a CPU and for sparse patterns on long rows, otherwise the reference is used",
     )
     sinks: bool = Field(
         False,
-        description="a learned score per head for attending to nothing (Agarwal et al. 2025, gpt-oss); sparse patterns of long rows"
-        " have a fast path with it, other attention is then computed by the equation",
+        description="a learned score per head for attending to nothing (Agarwal et al. 2025, gpt-oss); fast kernels exist for sparse"
+        " patterns on long rows, otherwise the reference is used",
     )
     value_residual: AnyValueResidual = Field(
-        NoValueResidualConfig(), description="whether a stack's later blocks mix their values with those of its first (self-attention only)"
+        NoValueResidualConfig(), description="mixing of later blocks' values with those of the first (self-attention only)"
     )
-    approximation: AnyApproximation = Field(NoApproximationConfig(), description="what stands in for the softmax over all pairs")
+    approximation: AnyApproximation = Field(NoApproximationConfig(), description="approximation of softmax attention")
 
     @field_validator("pattern", mode="before")
     @classmethod
@@ -353,36 +351,35 @@ ATTENTION_OPTIONS = {
     "n_kv_heads": FieldOption(
         "Grouped queries: each head of keys and values serves n_heads / n_kv_heads of queries (Ainslie et al. 2023); with one for all,"
         " multi-query attention (Shazeer 2019).",
-        "Fewer weights, and a cache smaller by as much; 4 to 8 queries a key cost little quality, one key for all some.",
+        "Fewer weights and a proportionally smaller cache; 4 to 8 queries per key lose little quality, one key for all some.",
     ),
     "attention.qk_norm": FieldOption(
-        "A norm of each head's queries and keys before positions turn them (Dehghani et al. 2023, after Henry et al. 2020):"
+        "A norm of each head's queries and keys before rotary positions (Dehghani et al. 2023, after Henry et al. 2020):"
         " Norm(q) . Norm(k) / sqrt(d_k).",
-        "Two norms a layer over d_k columns; bounds the scores, so that large models and high learning rates stay stable.",
+        "Two norms per layer over d_k columns; bounds the scores, which stabilizes large models and high learning rates.",
     ),
     "attention.softcap": FieldOption(
-        "Scores bounded by a curve: c tanh(Q K^T / (c sqrt(d_k))) (Gemma Team 2024).",
-        "Training on a processor keeps its fast path up to 1,024 keys without learned position biases, and sparse patterns of long rows"
-        " keep theirs; all else is computed by the equation, so answers are slower. Use it where qk_norm cannot be had, as in Gemma 2's"
-        " weights.",
+        "Bounded scores: c tanh(Q K^T / (c sqrt(d_k))) (Gemma Team 2024).",
+        "Fast kernels exist for training on a CPU up to 1,024 keys without learned position biases, and for sparse patterns on long rows;"
+        " otherwise the reference is used, so inference is slower. Use it where qk_norm is not possible, as with Gemma 2's weights.",
     ),
     "attention.sinks": FieldOption(
-        "A learned score a head for attending to nothing, which takes its part of the softmax (Agarwal et al. 2025, gpt-oss):"
+        "A learned score per head for attending to nothing, included in the softmax (Agarwal et al. 2025, gpt-oss):"
         " exp(S_ij) / (exp(s_h) + sum_j exp(S_ij)).",
-        "Sparse patterns of long rows keep their fast path; all else is computed by the equation, so training and answers are slower. Lets"
-        " a head look nowhere, above all beside windows.",
+        "Fast kernels exist for sparse patterns on long rows; otherwise the reference is used, so training and inference are slower. Lets a"
+        " head attend to nothing, useful with windows.",
     ),
     "attention.output_projection": FieldOption(
-        "The map W_O behind the heads, or none: Concat(head_1, ..., head_h) W_O (Vaswani et al. 2017, section 3.2.2).",
-        "Without it d_model^2 weights a layer fewer, and heads that meet only in the feed-forward network. For experiments.",
+        "The output projection W_O, or none: Concat(head_1, ..., head_h) W_O (Vaswani et al. 2017, section 3.2.2).",
+        "Without it, d_model^2 fewer weights per layer, and heads are mixed only in the feed-forward network. For experiments.",
     ),
 }
-"""What one can change in the heads of attention, by its field in ``[model]``."""
+"""Options of attention heads, by their field in ``[model]``."""
 
 
 AnyFeedForward = Annotated[ComponentConfig, Slot("feed_forward")]
 AnyExpert = Annotated[ComponentConfig, Slot("expert")]
-"""The network that each expert of a mixture is."""
+"""Network of each expert of a mixture."""
 
 
 @register_component("feed_forward", "expert")
@@ -392,7 +389,7 @@ class FeedForwardConfig(ComponentConfig):
     f is max(0, x) (relu), x Phi(x) (gelu, Hendrycks & Gimpel 2016; gelu-tanh is its approximation), x sigmoid(x) (silu) or max(0, x)^2
     (squared-relu, So et al. 2021).
 
-    Cost and use: 2 d_model d_ff weights, two thirds of a block; all take about the same time. gelu: GPT-2, BERT and ViT.
+    Cost and use: 2 d_model d_ff weights, two thirds of a block; all are about equally fast. gelu: GPT-2, BERT and ViT.
     """
 
     kind: Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"] = "relu"
@@ -405,7 +402,7 @@ class GatedFeedForwardConfig(ComponentConfig):
 
     f is sigmoid (glu, Dauphin et al. 2017), max(0, x) (reglu), gelu (geglu) or silu (swiglu).
 
-    Cost and use: 3 d_model d_ff weights: take two thirds of a plain network's d_ff for equal size; a little better at equal size. Llama
+    Cost and use: 3 d_model d_ff weights: use two thirds of a plain network's d_ff for equal size; slightly better at equal size. Llama
     (swiglu).
     """
 
@@ -414,12 +411,12 @@ class GatedFeedForwardConfig(ComponentConfig):
 
 
 class NormPlacementOption(NamedTuple):
-    """Where a block's norms stand.
+    """Placement of a block's norms.
 
     Attributes:
-        equation: of a sub-layer or block, with its source.
-        advice: what it costs and when to use it.
-        final_norm: whether the stack ends with one, since its blocks do not.
+        equation: equation of a sub-layer or block, with its source.
+        advice: cost and use.
+        final_norm: whether the stack ends with a norm, since its blocks do not.
     """
 
     equation: str
@@ -430,23 +427,23 @@ class NormPlacementOption(NamedTuple):
 NORM_PLACEMENTS = {
     "post": NormPlacementOption(
         "x' = Norm(x + f(x)) (Vaswani et al. 2017, section 5.4)",
-        "A little better than pre where it trains; needs a warm-up of the learning rate, and fails in deep stacks.",
+        "Slightly better than pre where it trains; requires learning-rate warmup, and fails in deep stacks.",
         final_norm=False,
     ),
     "pre": NormPlacementOption(
         "x' = x + f(Norm(x)), and a norm at the end (Xiong et al. 2020, figure 1b)",
-        "Trains at any depth and rate; the usual one since GPT-2.",
+        "Trains at any depth and rate; common since GPT-2.",
         final_norm=True,
     ),
     "sandwich": NormPlacementOption(
         "x' = x + Norm_out(f(Norm(x))), and a norm at the end (Ding et al. 2021; Gemma Team 2024)",
-        "A second norm a sub-layer; holds large models' residual stream in bounds.",
+        "A second norm per sub-layer; bounds the residual stream of large models.",
         final_norm=True,
     ),
     "parallel": NormPlacementOption(
         "x' = x + Attention(Norm(x)) + FFN(Norm(x)), and a norm at the end (Wang & Komatsuzaki 2021; PaLM, 2022)",
-        "One norm a block, and two products that need not wait for each other; next to no loss in large models.",
+        "One norm per block, and two sub-layers that can run in parallel; almost no loss of quality in large models.",
         final_norm=True,
     ),
 }
-"""The places of a norm by their name in a recipe (``norm_placement``)."""
+"""Norm placements by their name in a recipe (``norm_placement``)."""

@@ -22,7 +22,7 @@ class FilesConfig(Schema):
 
     @property
     def shown(self) -> list[str]:
-        """What the model card names: the files, and what part of them is read where that is not all."""
+        """Description for the model card: the files, and the part of them that is read if not all."""
         return self.paths
 
 
@@ -66,7 +66,7 @@ class PhrasebookConfig(ComponentConfig):
 
 
 SequenceTaskKind = Literal["copy", "reverse", "sort"]
-"""What becomes of a sequence."""
+"""Treatment of a sequence."""
 
 
 @register_component("generated_pairs")
@@ -125,7 +125,7 @@ DATA_OPTIONAL = "data later"
 
 
 class DataConfig(Schema):
-    """Where the examples come from; each task has its own form of it."""
+    """Source of the examples; each task has its own schema."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]]
     """The options of ``transom train`` that name a person's own files."""
@@ -178,7 +178,7 @@ class PairDataConfig(DataConfig):
 
     train: PairFilesConfig | None = Field(None, description="training pairs")
     valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
-    test: PairFilesConfig | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
+    test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
 
@@ -189,11 +189,11 @@ class PairDataConfig(DataConfig):
 
 
 LANGUAGE_TAG = re.compile("[A-Za-z0-9_-]{1,32}")
-"""What a target language may be called."""
+"""Allowed names of a target language."""
 
 
 class LanguageConfig(Schema):
-    """Pairs into one target language, behind a tag: with several of these one model translates into several languages.
+    """Pairs into one target language with a tag: with several of these, one model translates into several languages.
 
     The tag is a symbol of its own in front of each source sentence (Johnson et al. 2017, section 3: <2es>); no text holds it.
     """
@@ -201,7 +201,7 @@ class LanguageConfig(Schema):
     tag: str = Field(..., description="name of the language, which --to asks for: letters, digits, - and _")
     train: PairFilesConfig | None = Field(None, description="training pairs")
     valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
-    test: PairFilesConfig | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
+    test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     reverse: bool = Field(False, description="read all pairs from their target to their source")
     holdout_description: ClassVar[str] = PAIRS_HOLDOUT
@@ -232,7 +232,7 @@ class TextDataConfig(DataConfig):
         None, description="validation text; left out, 5 % of the documents are split off by hash, or the last 5 % of a single one"
     )
     test: TextFilesConfig | None = Field(
-        None, description="test text: only the data report reads it, to tell which documents stand in train"
+        None, description="test text: used only by the data report, to find duplicates of training documents"
     )
     generate: StandardLibraryConfig | None = Field(None, description="text that every machine has, instead of files")
 
@@ -309,20 +309,20 @@ class DigitsConfig(ComponentConfig):
 
 
 class TokenizerConfig(ComponentConfig):
-    """How text becomes tokens: byte-pair encoding (Sennrich et al. 2016), characters, or white-space words."""
+    """Tokenization: byte-pair encoding (Sennrich et al. 2016), characters, or words separated by white space."""
 
     kind: Literal["bpe", "char", "whitespace"] = Field("bpe", description="the symbols: sub-words, characters or words")
     vocab_size: int = Field(
         10000,
         ge=8,
         le=MAX_VOCAB_SIZE,
-        description="largest number of symbols a side, special symbols included; tags of target languages come on top",
+        description="maximum number of tokens per side, special tokens included; tags of target languages are added",
     )
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")
 
 
 class PairTokenizerConfig(TokenizerConfig):
-    """How both sides of a pair become tokens."""
+    """Tokenization of both sides of a pair."""
 
     joint: bool = Field(True, description="one vocabulary for both sides")
     bpe_dropout: float = Field(

@@ -8,9 +8,9 @@ from transom.config.schema import Schema
 
 
 class BeamSearchConfig(Schema):
-    """How a translation is searched for, in validation and by default afterwards."""
+    """Settings of beam search, in validation and by default in inference."""
 
-    beam_size: int = Field(5, ge=1, le=1024, description="hypotheses kept a sentence; 1 is greedy")
+    beam_size: int = Field(5, ge=1, le=1024, description="hypotheses per sentence; 1 is greedy search")
     length_penalty: float = Field(
         0.6, ge=0, le=10, description="GNMT's alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)"
     )
@@ -28,22 +28,22 @@ class BeamSearchConfig(Schema):
 
 
 class TextInferenceConfig(Schema):
-    """How texts are read that are answered at once."""
+    """Settings of encoders at inference."""
 
-    batch_tokens: int = Field(8192, ge=1, description="most tokens of a batch, padding included; a longer text is a batch of its own")
+    batch_tokens: int = Field(8192, ge=1, description="maximum tokens per batch, padding included; a longer text is a batch of its own")
 
 
 class ImageInferenceConfig(Schema):
-    """How images are read that are to be classified."""
+    """Settings of image classifiers at inference."""
 
-    batch_size: int = Field(256, ge=1, description="images of a batch")
+    batch_size: int = Field(256, ge=1, description="images per batch")
 
 
 class SamplingConfig(Schema):
-    """How a text is drawn from a language model: what reshapes its distribution, and where the text ends."""
+    """Settings of sampling from a language model: changes of the distribution, and stopping."""
 
-    temperature: float = Field(1.0, ge=0, description="log probabilities are divided by it; 0 takes the likeliest token")
-    top_k: int | None = Field(None, ge=1, description="keep the k likeliest tokens (Fan et al. 2018)")
+    temperature: float = Field(1.0, ge=0, description="divisor of the logits; 0 selects the most probable token")
+    top_k: int | None = Field(None, ge=1, description="keep the k most probable tokens (Fan et al. 2018)")
     top_p: float | None = Field(None, gt=0, le=1, description="keep the likeliest tokens of this total probability (Holtzman et al. 2020)")
     min_p: float | None = Field(
         None, ge=0, le=1, description="keep tokens of at least this share of the likeliest's probability (Nguyen et al. 2024)"
@@ -60,10 +60,10 @@ class SamplingConfig(Schema):
         1.0,
         ge=0,
         le=1,
-        description="a token stops at the first block behind which the two likeliest next tokens are this far apart in probability"
-        " (Schuster et al. 2022); 1 passes all blocks; for models trained with training.early_exit_loss",
+        description="a token exits after the first block at which the two highest probabilities of the next token differ by this much"
+        " (Schuster et al. 2022); 1 uses all blocks; for models trained with training.early_exit_loss",
     )
-    seed: int = Field(1, ge=0, lt=2**63, description="seed of the draws")
+    seed: int = Field(1, ge=0, lt=2**63, description="seed of the samples")
     max_new_tokens: int = Field(256, ge=1, description="most tokens that are drawn, the end symbol not counted")
     min_new_tokens: int = Field(0, ge=0, description="fewest tokens before the end symbol")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(

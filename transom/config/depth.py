@@ -10,10 +10,10 @@ from transom.config.schema import ComponentConfig, Slot
 
 
 class DepthConfig(ComponentConfig):
-    """What every kind has."""
+    """Base schema of routing over depth."""
 
     def routed(self, place: int) -> bool:
-        """Tell whether the block at a place of its stack, from 0, is passed by chosen tokens only."""
+        """Return whether only selected tokens pass the block at an index of its stack, from 0."""
         return False
 
     def n_chosen(self, n_tokens: int) -> int:
@@ -38,13 +38,13 @@ class FullDepthConfig(DepthConfig):
 class MixtureOfDepthsConfig(DepthConfig):
     """Mixture of depths (Raposo et al. 2024, eq. 1): x'_i = x_i + r_i f(X)_i for chosen tokens, x'_i = x_i for the others, r_i = w x_i + b.
 
-    f is what a block adds to the stream, X the chosen tokens alone. Training chooses those of the ``capacity`` largest scores of each row.
-    That looks at later tokens, so in evaluation each token decides by itself, by r_i > 0, in encoders too; a loss teaches the router to
+    f is the block's contribution to the residual stream, X the selected tokens alone. Training selects the ``capacity`` largest scores per
+    row. This depends on later tokens, so in evaluation each token decides alone, by r_i > 0, in encoders too; a loss trains the router to
     agree, ``aux_loss_coef`` times the mean cross-entropy between sigmoid(r_i) and whether token i was chosen
     (section 3.5, first method).
 
-    Cost and use: A routed block costs its capacity's share of a block, so deeper models for the same time; the paper's best is every second
-    block and 12.5 %. Training is not causal in its choices, evaluation is. How many tokens evaluation takes is learnt, not given:
+    Cost and use: A routed block costs the fraction capacity of a block, so deeper models cost the same; the paper's best is every second
+    block and 12.5 %. Selection is not causal in training, but is in evaluation. The number of tokens selected in evaluation is learned:
     metrics.jsonl has it (mod_fraction_causal) and training's (mod_fraction). Inference skips a block if no row of the batch
     chose it, so one text at a time gains most. Where one token is classified (pooling = start or cls) it may pass the last block by, which
     then does nothing for it; pooling = mean has no such token. Not with experts or approximated attention; masks are dense,

@@ -33,7 +33,7 @@ from transom.files.limits import MAX_POSITION_TABLE_SIZE
 
 
 class TextTransformerConfig(TransformerConfig, TextModelConfig):
-    """What the Transformers that read text share."""
+    """Base schema of Transformers of text."""
 
     position: AnyPosition = Field(SinusoidalConfig(), description="the position component")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
@@ -73,9 +73,9 @@ AnyMask = Annotated[ComponentConfig, Slot("mask")]
 
 @register_component("mask")
 class CausalMaskConfig(ComponentConfig):
-    """Each token sees itself and what came before it (Radford et al. 2018): j <= i.
+    """Each token attends to itself and earlier tokens (Radford et al. 2018): j <= i.
 
-    Cost and use: Every token of a text is learnt from; the usual one.
+    Cost and use: Every token contributes to the loss; the default.
     """
 
     kind: Literal["causal"] = "causal"
@@ -83,13 +83,13 @@ class CausalMaskConfig(ComponentConfig):
 
 @register_component("mask")
 class PrefixMaskConfig(ComponentConfig):
-    """A prefix is seen by all of its text, what follows it looks back only (Raffel et al. 2020, section 3.2.1): j <= i or j in the prefix.
+    """Bidirectional attention within a prefix, causal after it (Raffel et al. 2020, section 3.2.1): j <= i or j in the prefix.
 
-    The prefix is what a batch says it is: of an instruction the prompt, up to the answer's start symbol. In plain text there is none, and
-    the mask is causal. Where a text is gone on with, its prompt but for the last token is the prefix, read in one piece.
+    The batch marks the prefix: for an instruction, the prompt up to the start-of-answer token. Plain text has none, so its mask is causal.
+    When a text is continued, its prompt without the last token is the prefix, processed in one pass.
 
-    Cost and use: Costs nothing. Prompts are understood from both sides, as by an encoder; for instructions, where only answers are learnt
-    from. Not with approximated attention.
+    Cost and use: Free. Prompts are encoded bidirectionally; for instructions, where only answer tokens contribute to the loss. Not with
+    approximated attention.
     """
 
     kind: Literal["prefix-lm"] = "prefix-lm"
@@ -110,12 +110,12 @@ class DecoderConfig(TextTransformerConfig):
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
     vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
     tie_embeddings: bool = Field(True, description="share one matrix between the embedding and the output map")
-    norm: AnyNorm = Field(RmsNormConfig(), description="the normalisation component")
+    norm: AnyNorm = Field(RmsNormConfig(), description="the normalization component")
     norm_placement: NormPlacement = Field("pre", description=NORM_PLACEMENT_HELP)
     position: AnyPosition = Field(RotaryConfig(), description="the position component")
     feed_forward: AnyFeedForward = Field(GatedFeedForwardConfig(kind="swiglu"), description="the feed-forward component")
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
-    mask: AnyMask = Field(CausalMaskConfig(), description="which tokens a token may see; attention.pattern chooses among them")
+    mask: AnyMask = Field(CausalMaskConfig(), description="tokens to which each token may attend; attention.pattern restricts them further")
 
     @model_validator(mode="after")
     def _approximations_look_back(self) -> "DecoderConfig":
@@ -138,7 +138,7 @@ class EncoderConfig(TextTransformerConfig):
         None, ge=1, description="rows of the embedding, where mask_token_id is not one of them without the mask's; set from the tokenizer"
     )
     mask_token_id: int | None = Field(None, ge=0, description="token that is the mask; default vocab_size, which has a row of its own")
-    embedding_norm: bool = Field(True, description="a norm behind the sum of embeddings and positions")
+    embedding_norm: bool = Field(True, description="a norm after the sum of embeddings and positions")
     position: AnyPosition = Field(LearnedPositionConfig(), description="the position component")
     feed_forward: AnyFeedForward = Field(FeedForwardConfig(kind="gelu"), description="the feed-forward component")
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
@@ -157,7 +157,7 @@ class EncoderConfig(TextTransformerConfig):
 
 
 class MaskedLMConfig(EncoderConfig):
-    """An encoder that names the tokens behind masks."""
+    """An encoder that predicts masked tokens."""
 
     FAMILY: ClassVar[str] = "an encoder-only Transformer for masked tokens"
 

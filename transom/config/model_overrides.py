@@ -1,4 +1,4 @@
-"""What a recipe may change of the model of a run that a training starts from, and what a person asked to be changed."""
+"""Fields of a model that may change in fine-tuning, and the fields that the user set."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -27,15 +27,15 @@ TOKENIZER_FIELDS = ("kind", "vocab_size", "lowercase", "joint")
 
 
 def is_recipe_field(name: str) -> bool:
-    """Tell whether a field of a model is the recipe's in fine-tuning, not the other run's."""
+    """Return whether fine-tuning takes a model field from the recipe instead of the original run."""
     return name in RECIPE_FIELDS or name.endswith("dropout")
 
 
 class UserOverrides(NamedTuple):
-    """What a person set of a recipe: by an override, by a preset, or in a file of their own, but not by choosing a packaged recipe.
+    """Fields set by the user: by an override, a preset, or in their own file, but not by choosing a packaged recipe.
 
     Attributes:
-        tables: the recipe's tables, as they were read.
+        tables: the recipe's tables as read.
         place: gives the file and line, or the flag, that sets a field.
     """
 
@@ -47,25 +47,25 @@ class UserOverrides(NamedTuple):
         return _expand_shorthand(self.tables.get(part, {}))
 
     def over(self, part: str, base: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
-        """Lay what was asked for of a table over the fields that it is to change.
+        """Merge the user's fields of a table into the fields to change.
 
         Args:
             part: name of the table.
-            base: the fields to start from, all of them spelled out.
-            but: fields that nobody can ask for.
+            base: the fields to change, fully expanded.
+            but: fields that cannot be set.
         """
         return _overlaid(base, {name: value for name, value in self.of(part).items() if name not in but})
 
 
 NO_OVERRIDES = UserOverrides()
-"""A recipe that no person wrote or changed."""
+"""No fields set by the user."""
 
 
 def load_training_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Path, UserOverrides]:
-    """Read the recipe of a training, and tell what a person set of it from what a packaged recipe brings.
+    """Read the recipe of a training, and separate the user's fields from those of a packaged recipe.
 
-    Where the training starts from another run, what was asked for is to fit that run's model and need not fit the recipe's own. It is then
-    left out of the recipe, but for what is chosen anew.
+    When fine-tuning, the user's fields must fit the original run's model and need not fit the recipe's own. They are then omitted from the
+    recipe, except those that fine-tuning chooses.
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
@@ -99,7 +99,7 @@ def _expand_shorthand(table: Any) -> Mapping[str, Any]:
 
 
 def _overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one table over another whose components are spelled out; a component of the same kind keeps its other fields."""
+    """Merge a table into another with expanded components; a component of the same kind keeps its other fields."""
     out = dict(base)
     for name, value in top.items():
         below = out.get(name)

@@ -33,7 +33,7 @@ class WindowPatternConfig(ComponentConfig):
 
     A decoder's window ends at the token itself, which leaves its last ``size`` tokens. Layers on top of each other see as many windows far.
 
-    Cost and use: size pairs a token; local syntax loses next to nothing, long recall needs full layers between (Gemma: 5 of 6).
+    Cost and use: size pairs per token; local syntax loses next to nothing, long recall needs full layers between (Gemma: 5 of 6).
     """
 
     kind: Literal["window"] = "window"
@@ -57,7 +57,7 @@ class Window2dPatternConfig(ComponentConfig):
 class StridedPatternConfig(ComponentConfig):
     """Every stride-th token, counted back from the token itself (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0.
 
-    Cost and use: n / stride pairs a token; with a window of size stride in the next layer any token is two steps away.
+    Cost and use: n / stride pairs per token; with a window of size stride in the next layer any token is two steps away.
     """
 
     kind: Literal["strided"] = "strided"
@@ -68,7 +68,7 @@ class StridedPatternConfig(ComponentConfig):
 class BlockLocalPatternConfig(ComponentConfig):
     """The token's own block (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size).
 
-    Cost and use: size / 2 pairs a token of a decoder; goes with summary, whose columns carry what other blocks hold.
+    Cost and use: size / 2 pairs per token of a decoder; goes with summary, whose columns carry what other blocks hold.
     """
 
     kind: Literal["block-local"] = "block-local"
@@ -79,7 +79,7 @@ class BlockLocalPatternConfig(ComponentConfig):
 class SummaryPatternConfig(ComponentConfig):
     """The last columns of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns.
 
-    Cost and use: n * columns / stride pairs a token; better than strided where the data have no period, as text has none.
+    Cost and use: n * columns / stride pairs per token; better than strided where the data have no period, as text has none.
     """
 
     kind: Literal["summary"] = "summary"
@@ -97,7 +97,7 @@ class SummaryPatternConfig(ComponentConfig):
 class LogSparsePatternConfig(ComponentConfig):
     """Near tokens, and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < window or a power of two.
 
-    Cost and use: log n pairs a token; after log n layers every token has reached every other. For long series.
+    Cost and use: log n pairs per token; after log n layers every token has reached every other. For long series.
     """
 
     kind: Literal["logsparse"] = "logsparse"
@@ -108,7 +108,7 @@ class LogSparsePatternConfig(ComponentConfig):
 class GlobalPatternConfig(ComponentConfig):
     """Tokens at the start that see all and that all see (Beltagy et al. 2020, section 3.1; Zaheer et al. 2020, section 2, ITC).
 
-    Cost and use: size pairs a token; joined with a window it keeps a text's first symbol, or an attention sink, in sight.
+    Cost and use: size pairs per token; joined with a window it keeps a text's first symbol, or an attention sink, in sight.
     """
 
     kind: Literal["global"] = "global"
@@ -122,7 +122,7 @@ class RandomPatternConfig(ComponentConfig):
     The draw is a function of the seed and the numbers of the two blocks, the same at any length and in a decoder's steps. In the paper
     each block draws from all blocks of the text.
 
-    Cost and use: blocks * size pairs a token; with window and global it is BigBird, which reaches everything in few layers.
+    Cost and use: blocks * size pairs per token; with window and global it is BigBird, which reaches everything in few layers.
     """
 
     kind: Literal["random"] = "random"
@@ -135,17 +135,17 @@ class RandomPatternConfig(ComponentConfig):
 class PrefixPatternConfig(ComponentConfig):
     """The prefix of the token's own text, such as a prompt: token i sees j where j is in it.
 
-    Which tokens are in it comes with the batch: an instruction's prompt; other texts, translations among them, have none. A decoder that is
-    asked to go on with a prompt takes all of it but the last token for it.
+    The batch marks its tokens: an instruction's prompt; other texts, including translations, have none. When a decoder continues a prompt,
+    the prefix is the prompt without its last token.
 
-    Cost and use: prefix pairs a token; joined with a window it keeps a prompt in sight of all that follows.
+    Cost and use: prefix pairs per token; joined with a window it keeps a prompt in sight of all that follows.
     """
 
     kind: Literal["prefix"] = "prefix"
 
 
 class CompoundPatternConfig(ComponentConfig):
-    """What holds several patterns."""
+    """Base schema of combinations of patterns."""
 
     patterns: tuple[AnyBlockPattern, ...] = Field(
         strict=False, description='patterns, as in patterns = ["window", { kind = "global", size = 2 }]; one may stand alone'

@@ -30,7 +30,7 @@ GROUP = "transom.plugins"
 
 
 class PluginRecord(Schema):
-    """What a run records of a plugin that it uses."""
+    """A plugin in the record of a run."""
 
     name: Annotated[str, Field(min_length=1, max_length=255)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -149,7 +149,7 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
 
 
 class _Import:
-    """While entered, whatever stops a plugin's import is told as the mistake of its author."""
+    """Context that reports any error in a plugin's import as a mistake in the plugin."""
 
     def __init__(self, named: str, path: Path) -> None:
         self._named, self._path = named, path

@@ -41,31 +41,31 @@ class Metric(NamedTuple):
 
 
 class Recipe(Schema):
-    """What every task's recipe has: a task, its data, a model, and how it is trained and answers."""
+    """Base schema of recipes: task, data, model, training and inference settings."""
 
     TASK: ClassVar[str]
-    """The class that makes the task of such a recipe, as ``module:name``; it is imported when a recipe is trained or a run is loaded."""
+    """The class of the task, as ``module:name``; imported when a recipe is trained or a run is loaded."""
 
     HELP: ClassVar[TaskHelp]
-    """What the command line tells of the task."""
+    """Help and options of the task for the command line."""
 
     COUNTED: ClassVar[str]
-    """What has a label each, and what losses and speeds are of."""
+    """The unit that has one label each, for losses and speeds, such as tokens."""
 
     VERB: ClassVar[str]
-    """The verb that answers with such a model, and the method of what ``transom.load`` gives."""
+    """The verb for inference, which is also the method of the object that ``transom.load`` returns."""
 
     EXAMPLE: ClassVar[tuple[str, str]]
-    """What may follow the verb and the run folder, and what the method may be called with."""
+    """Example arguments of the verb, and of the method."""
 
     METRICS: ClassVar[tuple[Metric, ...]] = ()
-    """What validations measure beside the figures that several tasks have (``training/validation_metrics.py``)."""
+    """Validation metrics of this task besides the shared ones (``training/validation_metrics.py``)."""
 
     PREFIX_COVERAGE: ClassVar[Coverage] = "none"
-    """How much of a text an attention pattern of kind ``prefix`` lets it see: nothing where the task's texts have no prefix."""
+    """Part of a text to which pattern ``prefix`` lets tokens attend: none if the task's texts have no prefix."""
 
     GUESSES: ClassVar[bool] = True
-    """Whether an answer is one choice among the model's classes or symbols, so that guessing has a loss to compare with."""
+    """Whether a prediction is one of the model's classes or tokens, so that the loss can be compared with that of guessing."""
 
     task: str
     data: DataConfig
@@ -95,7 +95,7 @@ class Recipe(Schema):
 
     @property
     def example(self) -> tuple[str, str]:
-        """What may follow the verb and the run folder, and what the method may be called with, of this very recipe's model."""
+        """Example arguments of the verb and of the method for this recipe's model."""
         return self.EXAMPLE
 
     def measured_on(self, figures: Mapping[str, Any]) -> str:
@@ -108,7 +108,7 @@ class Recipe(Schema):
 
 
 class TextRecipe(Recipe):
-    """What the recipes of tasks on text have beside that: a tokenizer."""
+    """Base schema of recipes of tasks on text, which have a tokenizer."""
 
     tokenizer: TokenizerConfig
     model: TextModelConfig
@@ -118,12 +118,12 @@ class TextRecipe(Recipe):
     def _two_readings_need_dropout(self) -> Self:
         twice = isinstance(self.training, RDropTrainingConfig) and self.training.r_drop > 0
         if twice and not any(value for name, value in self.model if name.endswith("dropout")):
-            raise ValueError("training.r_drop draws two readings together that only dropout tells apart; set model.dropout, or r_drop = 0")
+            raise ValueError("training.r_drop compares two passes that differ only by dropout; set model.dropout, or r_drop = 0")
         return self
 
 
 class PairRecipe(TextRecipe):
-    """What the recipes of tasks on pairs of texts have."""
+    """Base schema of recipes of tasks on pairs of texts."""
 
     data: PairDataConfig
     tokenizer: PairTokenizerConfig
@@ -226,7 +226,7 @@ def _find(where: str | Path) -> tuple[str, str, Path]:
 
 
 def _is_file(where: str | Path) -> bool:
-    """Tell the path of a recipe's file from the name of a packaged recipe."""
+    """Return whether a recipe is given by a path, not by the name of a packaged recipe."""
     path = Path(where)
     return path.suffix == ".toml" or len(path.parts) > 1 or path.is_file()
 

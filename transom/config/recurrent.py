@@ -10,10 +10,10 @@ from transom.config.schema import ComponentConfig, Slot
 
 
 class CellConfig(ComponentConfig):
-    """What every cell has."""
+    """Base schema of recurrent cells."""
 
     N_STATES: ClassVar[int] = 1
-    """Vectors that go from step to step."""
+    """Number of state vectors passed from step to step."""
 
 
 AnyCell = Annotated[CellConfig, Slot("cell", CellConfig)]
@@ -35,7 +35,7 @@ class LstmConfig(CellConfig):
 
     i, f, o = sigmoid(W x_t + U h_{t-1} + b), g = tanh(W_g x_t + U_g h_{t-1} + b_g), c_t = f c_{t-1} + i g, h_t = o tanh(c_t).
 
-    Cost and use: 8 d^2 weights a layer; the cell of the translators of 2014 to 2017, and the fastest of the gated ones here.
+    Cost and use: 8 d^2 weights per layer; the cell of the translators of 2014 to 2017, and the fastest of the gated ones here.
     """
 
     N_STATES: ClassVar[int] = 2
@@ -47,16 +47,16 @@ class LstmConfig(CellConfig):
 class GruConfig(CellConfig):
     """The gated recurrent unit (Cho et al. 2014, eq. 5 to 8): z, r = sigmoid(W x_t + U h_{t-1} + b), h_t = z h_{t-1} + (1 - z) n.
 
-    n = tanh(W_n x_t + b_n + r (U_n h_{t-1} + b)): the reset gate acts behind the map, as in PyTorch's kernels; the paper has it before.
+    n = tanh(W_n x_t + b_n + r (U_n h_{t-1} + b)): the reset gate acts after the product, as in PyTorch's kernels; in the paper before.
 
-    Cost and use: 6 d^2 weights a layer, three quarters of an LSTM's, at about its quality.
+    Cost and use: 6 d^2 weights per layer, three quarters of an LSTM's, at about its quality.
     """
 
     kind: Literal["gru"] = "gru"
 
 
 class SourceAttentionConfig(ComponentConfig):
-    """What every way for a decoder's steps to look at the source has."""
+    """Base schema of attention of a recurrent decoder to its source."""
 
     def fed(self, d_model: int) -> int:
         """Width of what enters a step beside its token and waits for the attention of this step or of the one before."""
@@ -133,7 +133,7 @@ class LuongAttentionConfig(SourceAttentionConfig):
 
 
 class RecurrentConfig(TextModelConfig):
-    """What all recurrent networks share: the widths and the cell."""
+    """Base schema of recurrent networks: widths and cell."""
 
     d_embedding: int | None = Field(None, ge=1, description="width of the embeddings; default d_model")
     dropout: Fraction = Field(0.1, description="on the embeddings, between layers and on the last vectors, never from step to step")
@@ -171,12 +171,12 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
 
     @property
     def encoder_inputs(self) -> list[int]:
-        """What each encoder layer reads, in columns."""
+        """Input width of each encoder layer."""
         return [self.width_of_embedding] + [self.d_model] * (self.n_encoder_layers - 1)
 
     @property
     def decoder_inputs(self) -> list[int]:
-        """What each decoder layer reads, in columns."""
+        """Input width of each decoder layer."""
         return [self.width_of_embedding + self.attention.fed(self.d_model)] + [self.d_model] * (self.n_decoder_layers - 1)
 
     @model_validator(mode="after")
@@ -202,7 +202,7 @@ class RecurrentDecoderConfig(RecurrentConfig):
 
     @property
     def inputs(self) -> list[int]:
-        """What each layer reads, in columns."""
+        """Input width of each layer."""
         return [self.width_of_embedding] + [self.d_model] * (self.n_layers - 1)
 
     @model_validator(mode="after")

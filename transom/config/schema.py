@@ -1,4 +1,4 @@
-"""The base of every schema class: closed, frozen, and spelled as one word where that is enough; and the slots that hold components."""
+"""Base of all schema classes: closed and frozen, with shorthand for components; and the slots that hold components."""
 
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
@@ -41,7 +41,7 @@ class ComponentConfig(Schema):
     """A component: a part that is chosen by its ``kind``.
 
     In a recipe ``norm = "layernorm"`` is short for ``norm = { kind = "layernorm" }``, and a table without ``kind`` is of the default's.
-    Its docstring has the equation with its source, and behind ``Cost and use:`` the advice of docs/components.md.
+    Its docstring has the equation with its source, and after ``Cost and use:`` the advice in docs/components.md.
     """
 
     IMPLEMENTED_IN: ClassVar[str] = ""

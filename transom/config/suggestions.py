@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """Word the nearest neighbours of a mistyped name, or else all that could be meant.
+    """Suggest the closest names to a mistyped one, or list all known names.
 
     >>> suggest("trian", ["train", "translate"]), suggest("x", ["train", "translate"])
     ('did you mean train?', 'known: train, translate')

@@ -1,4 +1,4 @@
-"""What the command line tells of a task before anything else of it is needed: plain data, so that ``--help`` imports no pydantic."""
+"""Help and options of tasks for the command line: plain data, so that ``--help`` imports no pydantic."""
 
 from typing import NamedTuple
 
@@ -46,10 +46,10 @@ class Verb(NamedTuple):
 
 
 class TaskHelp(NamedTuple):
-    """What the command line tells of a task.
+    """Help and options of a task.
 
-    Each ``schema.py`` has one under the name ABOUT. Of the tasks that come with the package it is read from the source, by
-    ``registry.task_helps``: it may use nothing but literals and the names in this module.
+    Each ``schema.py`` defines one as ABOUT. For packaged tasks, ``task_registry.list_task_help`` evaluates it from the source: it may use
+    only literals and the names in this module.
 
     Attributes:
         options: of ``transom train``.

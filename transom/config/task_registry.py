@@ -23,7 +23,7 @@ PACKAGED = "transom.tasks"
 """The package whose folders are the tasks that come with transom."""
 
 _recipes: dict[str, "type[Recipe]"] = {}
-"""What registered itself so far."""
+"""Recipes registered so far."""
 
 
 def register_task(recipe: Registered) -> Registered:
@@ -63,7 +63,7 @@ def _folders() -> list[Traversable]:
 
 
 def list_task_help() -> list[TaskHelp]:
-    """Return what the command line tells of each task, in the order in which tasks are listed; no schema is imported for it."""
+    """Return the help of each task in display order, without importing any schema."""
     outside = [recipe.HELP for recipe in _recipes.values() if not recipe.__module__.startswith(f"{PACKAGED}.")]
     return sorted([*_packaged_helps(), *outside], key=lambda told: told.order)
 

@@ -41,7 +41,7 @@ _TOKEN = re.compile(
 
 
 class _TomlScanner:
-    """What a reader of TOML would build, counted without building it: levels, values and digits.
+    """Counts of the levels, values and digits that a TOML parser would build, without building them.
 
     Names are to the left of ``=``, at the start of a line or in an inline table; each of their parts is a level.
     """
@@ -169,7 +169,7 @@ class Override(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """How deep the field lies; a component's ``kind`` is as high as the component, for it replaces all of it that is there already."""
+        """Depth of the field; a component's ``kind`` has the depth of the component, which it replaces."""
         return len(self.path) - (self.path[-1] == "kind")
 
     def applied(self, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transom.files.limits import MAX_PATCHES
 
 
 class ChannelAttentionConfig(ComponentConfig):
-    """What every attention over channels has."""
+    """Base schema of channel attention."""
 
     def products(self, channels: int, size: int) -> int:
         """Count the multiplications for a map of ``size`` x ``size`` places."""
@@ -76,10 +76,10 @@ class CbamConfig(SqueezeExcitationConfig):
 
 
 class StemConfig(ComponentConfig):
-    """What every stem has."""
+    """Base schema of stems."""
 
     def maps(self, channels: int) -> tuple[int, ...]:
-        """Give the channels before and behind each stage."""
+        """Return the channels of the input and after each stage."""
         return (channels,)
 
     def products(self, channels: int, size: int) -> int:
@@ -111,15 +111,15 @@ class ConvStemConfig(StemConfig):
 
     kind: Literal["convolutional"] = "convolutional"
     channels: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
-        (64, 128), strict=False, min_length=1, max_length=12, description="channels behind each stage"
+        (64, 128), strict=False, min_length=1, max_length=12, description="channels after each stage"
     )
-    convs_per_stage: int = Field(1, ge=1, le=100, description="convolutions a stage")
+    convs_per_stage: int = Field(1, ge=1, le=100, description="convolutions per stage")
     attention: AnyChannelAttention = Field(
-        NoChannelAttentionConfig(), description="what weighs channels and places behind each convolution"
+        NoChannelAttentionConfig(), description="attention over channels and positions after each convolution"
     )
 
     def maps(self, channels: int) -> tuple[int, ...]:
-        """Give the channels before and behind each stage."""
+        """Return the channels of the input and after each stage."""
         return (channels, *self.channels)
 
     def products(self, channels: int, size: int) -> int:
@@ -133,13 +133,13 @@ class ConvStemConfig(StemConfig):
 
 
 class ImageClassifierConfig(ModelConfig):
-    """What networks share that name the class of an image."""
+    """Base schema of image classifiers."""
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ("classes", "pixel_mean", "pixel_std")
 
     image_size: int = Field(32, ge=2, le=4096, description="width and height in pixels to which images are brought")
-    channels: Literal[1, 3] = Field(3, description="3 for colours, 1 for grey")
-    stem: AnyStem = Field(NoStemConfig(), description="the component in front of the patches")
+    channels: Literal[1, 3] = Field(3, description="3 for RGB, 1 for grayscale")
+    stem: AnyStem = Field(NoStemConfig(), description="the stem before the patches")
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
     pixel_mean: tuple[float, ...] = Field((), strict=False, description="mean of each channel, from 0 to 1; set from the data")
     pixel_std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
@@ -157,24 +157,24 @@ class ImageClassifierConfig(ModelConfig):
 
     @property
     def maps(self) -> tuple[int, ...]:
-        """Channels of the image and behind each stage of the stem."""
+        """Channels of the image and after each stage of the stem."""
         return self.stem.maps(self.channels)
 
     @property
     def reduction(self) -> int:
-        """How many pixels a side become one place behind the stem."""
+        """Downsampling factor of the stem per side."""
         return int(2 ** (len(self.maps) - 1))
 
     @property
     def described_inputs(self) -> list[str]:
         """Kind and size of the images, and the stages in front of the patches."""
         maps = ", ".join(map(str, self.maps[1:]))
-        return [f"{self.pictures}{f', behind stages of {maps} channels' if maps else ''}"]
+        return [f"{self.pictures}{f', after stages of {maps} channels' if maps else ''}"]
 
     @property
     def pictures(self) -> str:
         """Kind and size of the images in words."""
-        return f"{'colour' if self.channels == 3 else 'grey'} images of {self.image_size} x {self.image_size} pixels"
+        return f"{'RGB' if self.channels == 3 else 'grayscale'} images of {self.image_size} x {self.image_size} pixels"
 
 
 class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
@@ -185,7 +185,7 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
 
     kind: Literal["vision-transformer"] = "vision-transformer"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
-    patch_size: int = Field(4, ge=1, description="width and height of a patch, in pixels or places behind the stem")
+    patch_size: int = Field(4, ge=1, description="width and height of a patch, in pixels, or in positions after the stem")
     pooling: Literal["cls", "mean"] = Field(
         "cls", description="what is classified: a token of its own in front, or the mean of all patches"
     )

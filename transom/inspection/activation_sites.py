@@ -34,7 +34,7 @@ def list_sites(config: ModelConfig) -> list[ActivationSite]:
     """List the activation sites of a model in forward order, without allocating its weights.
 
     The shapes are those of a batch of one target of 2 tokens and a source of 3 tokens (encoder-decoders), or of one image. Experts of a
-    mixture and blocks behind a mixture-of-depths router are listed with the shapes for all tokens; in practice they get a subset.
+    mixture and blocks with a mixture-of-depths router are listed with the shapes for all tokens; in practice they get a subset.
 
     Args:
         config: the model's configuration, with vocabulary sizes.

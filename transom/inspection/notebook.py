@@ -100,7 +100,7 @@ def _(result: Continuation) -> list[Element]:
 
 
 ENDINGS = {"end": "the model", "stop": "a stop text", "length": "the limit of new tokens"}
-"""What ended a generated text, in words."""
+"""Reasons for the end of a generated text, in words."""
 
 
 def _token(text: str, p: float) -> Element:
