@@ -57,5 +57,5 @@ def test_components_are_trained_once_and_laid_out(tmp_path: Path, capsys: pytest
     components.main([*asked, *only])
     assert "1 of" not in capsys.readouterr().out and json.loads((tmp_path / "components.json").read_text())["rows"] == list(rows.values())
     page = tables.component_tables(json.loads(written))
-    assert "| training.early_exit_loss linear | " in page and "#### vision, 3 steps" in page and "#### Early exits" in page
-    assert page.count("| training.early_exit_loss linear | ") == 1 + len(components.EXIT_THRESHOLDS)
+    assert "| training.early exit loss linear | " in page and "#### vision, 3 steps" in page and "#### Early exits" in page
+    assert page.count("| training.early exit loss linear | ") == 1 + len(components.EXIT_THRESHOLDS)

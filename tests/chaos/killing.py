@@ -26,7 +26,7 @@ generate = { kind = "reverse", n_train = 300, n_valid = 20, n_test = 20, max_len
 [tokenizer]
 kind = "bpe"
 vocab_size = 300
-dropout = 0.2
+bpe_dropout = 0.2
 
 [model]
 d_model = 16
@@ -57,7 +57,7 @@ max_length = 16
 TIMED = {"seconds", "target_tokens_per_second", "matmul_utilization"}
 """What two equal runs may differ in."""
 
-RESUMED = b"goes on from step"
+RESUMED = b"resuming from step"
 """What a run says that found a checkpoint."""
 
 

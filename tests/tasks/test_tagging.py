@@ -18,7 +18,7 @@ from transom.planning.parameters import count_parameters
 from transom.tasks.load import load, load_embedder
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.tagging.entities import entity_scores
-from transom.tasks.tagging.predictor import EntitySpan, Tagger
+from transom.tasks.tagging.predictor import EntitySpan, TaggedText, Tagger
 from transom.tasks.tagging.schema import TaggingRecipe
 from transom.tasks.tagging.tagged_files import TaggedSentences
 from transom.tasks.tagging.task import TaggingTask
@@ -72,7 +72,7 @@ def test_entities_are_found(tags: TaggingRecipe, tmp_path: Path) -> None:
     assert scores.entities[1:] == (0.5, 0.5, 0.5) and scores.labels["ANIMAL"].f1 == 1
     long = tagger.tag([" ".join(["the red dog"] * 20)])[0]
     assert len(long.tags) == 60 and len(long.entities) == 20, "what is longer than the model reads is read in windows"
-    assert tagger.tag([""])[0] == ([], [], [], [], 0) and tagger.tag([]) == []
+    assert tagger.tag([""])[0] == TaggedText([], [], [], [], 0) and tagger.tag([]) == []
     with pytest.raises(DataError, match="expected a list of texts"):
         tagger.tag("a text")
     assert load_embedder(tmp_path / "run").embed(["the dog"]).shape == (1, 16)
