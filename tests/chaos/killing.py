@@ -139,7 +139,7 @@ def end_of(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dic
     """Read what a run came to: every tensor of its last checkpoint and its kept weights, its progress, and its history but for times."""
     folder = RunFolder.open(out)
     newest = folder.checkpoints.latest()
-    assert newest is not None and not newest.passed_over
+    assert newest is not None and not newest.rejected
     groups, state, _ = folder.checkpoints.load(newest.step)
     tensors = {f"{group}/{name}": x for group, entries in groups.items() for name, x in entries.items()}
     tensors |= {f"kept/{name}": x for name, x in read_tensors(out / WEIGHTS).items()}
