@@ -92,7 +92,7 @@ bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.translation --out benchmarks/results/translation.json
 
 docs: $(VENV)/core.stamp
-	$(BIN)/python -m transom.config.reference docs
+	$(BIN)/python -m transom.config.config_docs docs
 
 size: | $(BIN)/python
 	@$(BIN)/python tests/size.py
