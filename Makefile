@@ -14,10 +14,10 @@ SOAK ?= 20000
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX_ARGS) -c constraints.txt
-# One thread a process, so that tests, their workers and local ranks do not crowd each other.
+# One thread per process, so that tests, their workers and local ranks do not compete for cores.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
-# What is done once more without the kernels: the first tier but for the rooms and files of tests that compute nothing.
+# The tests that run once more without the kernels: the first tier except the packages that compute nothing.
 BY_REFERENCE := $(addprefix tests/,agreement bad_input benchmarks checkpoints cli data decoding docs inspection kernels layers models parallel \
 	planning tasks training)
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"

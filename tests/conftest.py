@@ -155,8 +155,8 @@ class Watch:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the faults and the time of each room."""
-        rooms = ", ".join(f"{room} {seconds:.0f}" for room, seconds in sorted(self.spent.items(), key=lambda item: -item[1]))
-        terminalreporter.write_line(f"processor seconds a room: {rooms}")
+        """Print the faults and the time of each package."""
+        packages = ", ".join(f"{package} {seconds:.0f}" for package, seconds in sorted(self.spent.items(), key=lambda item: -item[1]))
+        terminalreporter.write_line(f"processor seconds per package: {packages}")
         for fault in self.faults():
             terminalreporter.write_line(f"FAILED {fault}", red=True)

@@ -135,7 +135,6 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         progress: bool = False,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
-        """Keep the parameters."""
         self.recipe = recipe
         self.set = set
         self.minutes = minutes
@@ -219,7 +218,6 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         progress: bool = False,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
-        """Keep the parameters."""
         self.run = run
         self.recipe = recipe
         self.set = set

@@ -79,7 +79,7 @@ def context(c: RecurrentSeq2SeqConfig, w: Weights, s: Tensor, annotations: list[
 
 def by_the_equations(c: RecurrentSeq2SeqConfig, w: Weights, source: list[int], target: list[int]) -> Tensor:
     """Return the logits of one pair; ``source`` ends with the end-of-sequence token, ``target`` begins with the start token."""
-    kind, scale, d = c.cell.kind, c.width_of_embedding**0.5, c.d_model
+    kind, scale, d = c.cell.kind, c.d_embedding**0.5, c.d_model
     xs, ends = [scale * w["source_embedding.tokens.weight"][token] for token in source], []
     for i in range(c.n_encoder_layers):
         ahead = read(kind, w, f"encoder.layers.{i}.forward_rnn.rnn", xs)
@@ -165,7 +165,7 @@ def test_a_language_model_is_its_equations(kind: str, widths: dict[str, Any]) ->
     text = PaddedSequences.pad(rows)
     ours = model(LanguageBatch(text, text.tokens, (0, 1)))
     for row, found in zip(rows, ours, strict=True):
-        xs = [c.width_of_embedding**0.5 * w["embedding.tokens.weight"][token] for token in row]
+        xs = [c.d_embedding**0.5 * w["embedding.tokens.weight"][token] for token in row]
         for i in range(3):
             xs = read(kind, w, f"decoder.layers.{i}.rnn", xs)
         theirs = torch.stack([w["unembedding.weight"] @ x for x in xs])

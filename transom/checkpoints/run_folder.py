@@ -158,7 +158,6 @@ class RunFolder:
         self._lock = None
 
     def __enter__(self) -> Self:
-        """Return the run folder itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

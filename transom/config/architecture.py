@@ -16,7 +16,7 @@ from transom.config.components import (
     PositionConfig,
 )
 from transom.config.depth import AnyDepth, FullDepthConfig
-from transom.config.schema import ComponentConfig
+from transom.config.schema import ComponentConfig, derived_default
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -122,11 +122,13 @@ class TransformerConfig(ModelConfig):
     """Whether it has a decoder, whose tokens see none that come after them."""
 
     n_heads: int = Field(8, ge=1, description="attention heads per layer")
-    n_kv_heads: int | None = Field(
-        None, ge=1, description="heads of keys and values, each shared by n_heads / n_kv_heads query heads; default n_heads"
+    n_kv_heads: int = derived_default(
+        lambda fields: fields["n_heads"], "n_heads", "heads of keys and values, each shared by n_heads / n_kv_heads query heads"
     )
-    d_head: int | None = Field(None, ge=1, description="width of a query and key (the paper's d_k); default d_model / n_heads")
-    d_value: int | None = Field(None, ge=1, description="width of a value (the paper's d_v); default d_head")
+    d_head: int = derived_default(
+        lambda fields: max(1, fields["d_model"] // fields["n_heads"]), "d_model / n_heads", "width of a query and key (the paper's d_k)"
+    )
+    d_value: int = derived_default(lambda fields: fields["d_head"], "d_head", "width of a value (the paper's d_v)")
     d_ff: int = Field(2048, ge=1, description="hidden width of the feed-forward network")
     dropout: Fraction = Field(0.1, description="on the embeddings and on each sub-layer's output, as in the paper")
     attention_dropout: Fraction = Field(0.0, description="on the attention weights")
@@ -140,19 +142,19 @@ class TransformerConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "TransformerConfig":
-        if self.d_head is None and self.d_model % self.n_heads:
+        if "d_head" not in self.model_fields_set and self.d_model % self.n_heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one of them or set d_head")
-        if self.n_heads % self.key_heads:
-            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.key_heads}; change one of them")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; change one of them")
         if self.position.kind == "rotary" and self.width_turned < 2:
             raise ValueError(
                 "position.kind = 'rotary' needs at least 2 rotated columns per head, found"
                 f" {self.width_turned}; raise d_head or position.partial_rotary_factor"
             )
-        if not self.attention.output_projection and self.n_heads * self.width_of_value != self.d_model:
+        if not self.attention.output_projection and self.n_heads * self.d_value != self.d_model:
             raise ValueError(
                 f"attention.output_projection = false needs n_heads * d_value = d_model, found"
-                f" {self.n_heads} * {self.width_of_value} and {self.d_model}"
+                f" {self.n_heads} * {self.d_value} and {self.d_model}"
             )
         return self
 
@@ -199,21 +201,6 @@ class TransformerConfig(ModelConfig):
         return self.n_positions * (self.d_model if kind in ("sinusoidal", "sinusoidal-2d", "learned") else self.width_turned)
 
     @property
-    def key_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.n_kv_heads or self.n_heads
-
-    @property
-    def width_of_head(self) -> int:
-        """d_k, the width of one head's queries and keys."""
-        return self.d_head or self.d_model // self.n_heads
-
-    @property
-    def width_of_value(self) -> int:
-        """d_v, the width of one head's values."""
-        return self.d_value or self.width_of_head
-
-    @property
     def width_turned(self) -> int:
         """Number of rotated columns of a head; even."""
-        return self.position.turned(self.width_of_head)
+        return self.position.turned(self.d_head)

@@ -10,7 +10,16 @@ from pydantic_core import PydanticUndefined
 
 from transom.config.component_docs import component_page
 from transom.config.plugins import import_plugins
-from transom.config.schema import ComponentConfig, Schema, allowed_schemas, allowed_types, kinds, list_item_schemas, split_docstring
+from transom.config.schema import (
+    ComponentConfig,
+    Schema,
+    allowed_schemas,
+    allowed_types,
+    derived_formula,
+    kinds,
+    list_item_schemas,
+    split_docstring,
+)
 from transom.config.task_registry import recipes_by_task
 
 HEAD = """# Every field of a recipe
@@ -77,6 +86,8 @@ def _bounds(field: FieldInfo) -> Iterator[str]:
 
 
 def _default(field: FieldInfo) -> str:
+    if formula := derived_formula(field):
+        return formula
     value = field.default
     if value is PydanticUndefined:
         return "required"

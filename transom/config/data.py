@@ -251,7 +251,6 @@ class LabeledFilesConfig(FilesConfig):
 
     @property
     def paths(self) -> list[str]:
-        """The one file."""
         return [self.file]
 
 
@@ -268,7 +267,6 @@ class InstructionFilesConfig(FilesConfig):
 
     @property
     def paths(self) -> list[str]:
-        """The one file."""
         return [self.file]
 
 

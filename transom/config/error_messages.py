@@ -48,6 +48,8 @@ def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str
     """
     by_field: dict[Path, list[Any]] = {}
     for detail in error.errors(include_url=False):
+        if detail["type"] == "default_factory_not_called":  # follows from the error in the field that the default is computed from
+            continue
         by_field.setdefault(error_path(detail, raw), []).append(detail)
     ranked = sorted(by_field.items(), key=lambda item: _weight(item[0], item[1][0]["type"]))
     path, details = ranked[0]

@@ -19,9 +19,6 @@ OVERRIDABLE_FIELDS = {
 }
 """Fields that are the other run's unless a person asks for another value: no weight has its shape or its meaning by them."""
 
-EFFECTIVE_VALUES = {"n_kv_heads": "key_heads", "d_head": "width_of_head", "d_value": "width_of_value", "d_embedding": "width_of_embedding"}
-"""Fields that may be left out, by what they come to."""
-
 TOKENIZER_FIELDS = ("kind", "vocab_size", "lowercase", "joint")
 """Fields of a tokenizer that its symbols depend on."""
 

@@ -15,7 +15,7 @@ from transom.config.error_messages import validate
 from transom.config.migration import migrate_tables
 from transom.config.packaged import packaged_presets, packaged_recipes
 from transom.config.patterns import Coverage, block_patterns, format_pattern, pattern_coverage
-from transom.config.schema import SLOTS, Schema
+from transom.config.schema import SLOTS, Schema, derived_formula
 from transom.config.suggestions import suggest
 from transom.config.task_options import TaskHelp, format_flags
 from transom.config.task_registry import recipes_by_task
@@ -286,6 +286,8 @@ def _plain(part: Schema) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
+        if derived_formula(field) and value == field.get_default(call_default_factory=True, validated_data=vars(part)):
+            continue
         if isinstance(value, Schema):
             plain[name] = _plain(value)
         elif isinstance(value, tuple):

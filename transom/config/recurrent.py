@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from transom.config.architecture import EncoderDecoderConfig, Fraction, TextModelConfig
 from transom.config.component_registry import register_component
-from transom.config.schema import ComponentConfig, Slot
+from transom.config.schema import ComponentConfig, Slot, derived_default
 
 
 class CellConfig(ComponentConfig):
@@ -135,18 +135,13 @@ class LuongAttentionConfig(SourceAttentionConfig):
 class RecurrentConfig(TextModelConfig):
     """Base schema of recurrent networks: widths and cell."""
 
-    d_embedding: int | None = Field(None, ge=1, description="width of the embeddings; default d_model")
+    d_embedding: int = derived_default(lambda fields: fields["d_model"], "d_model", "width of the embeddings")
     dropout: Fraction = Field(0.1, description="on the embeddings, between layers and on the last vectors, never from step to step")
     cell: AnyCell = Field(LstmConfig(), description="the cell of the recurrence")
 
-    @property
-    def width_of_embedding(self) -> int:
-        """Width of the embeddings."""
-        return self.d_embedding or self.d_model
-
     def refuse_unequal_widths(self) -> None:
         """Refuse to share a matrix between embeddings and an output map of another width."""
-        if self.width_of_embedding != self.d_model:
+        if self.d_embedding != self.d_model:
             raise ValueError(
                 f"one matrix for embedding and output needs d_embedding = d_model, found {self.d_embedding} and {self.d_model};"
                 " change one of them or untie them"
@@ -172,12 +167,12 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
     @property
     def encoder_inputs(self) -> list[int]:
         """Input width of each encoder layer."""
-        return [self.width_of_embedding] + [self.d_model] * (self.n_encoder_layers - 1)
+        return [self.d_embedding] + [self.d_model] * (self.n_encoder_layers - 1)
 
     @property
     def decoder_inputs(self) -> list[int]:
         """Input width of each decoder layer."""
-        return [self.width_of_embedding + self.attention.fed(self.d_model)] + [self.d_model] * (self.n_decoder_layers - 1)
+        return [self.d_embedding + self.attention.fed(self.d_model)] + [self.d_model] * (self.n_decoder_layers - 1)
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
@@ -203,7 +198,7 @@ class RecurrentDecoderConfig(RecurrentConfig):
     @property
     def inputs(self) -> list[int]:
         """Input width of each layer."""
-        return [self.width_of_embedding] + [self.d_model] * (self.n_layers - 1)
+        return [self.d_embedding] + [self.d_model] * (self.n_layers - 1)
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:

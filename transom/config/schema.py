@@ -1,5 +1,6 @@
 """Base of all schema classes: closed and frozen, with shorthand for components; and the slots that hold components."""
 
+from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
@@ -13,7 +14,7 @@ from transom.files.limits import MAX_FLOAT, MAX_INT
 class Schema(BaseModel):
     """A closed set of validated fields; an unknown field is an error, and so is a value of another type or a number that is not finite.
 
-    TOML has no null: ``"none"`` stands for it in every field that may be empty.
+    TOML has no null: ``"none"`` stands for it in every field that may be empty, and for the default in a field with a ``derived_default``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False)
@@ -24,7 +25,8 @@ class Schema(BaseModel):
         if not isinstance(value, dict):
             return value
         fields = cls.model_fields
-        return {name: expand_shorthand(fields[name], part) if name in fields else part for name, part in value.items()}
+        full = {name: expand_shorthand(fields[name], part) if name in fields else part for name, part in value.items()}
+        return {name: part for name, part in full.items() if part is not None or name not in fields or not derived_formula(fields[name])}
 
     @field_validator("*")
     @classmethod
@@ -35,6 +37,22 @@ class Schema(BaseModel):
             if isinstance(number, float) and abs(number) > MAX_FLOAT:
                 raise ValueError(f"expected a number of at most {MAX_FLOAT:.1e}, found {number:g}; make it smaller")
         return value
+
+
+def derived_default(compute: Callable[[dict[str, Any]], Any], formula: str, description: str) -> Any:
+    """Declare a whole number above 0 whose default is computed from the fields before it.
+
+    Args:
+        compute: return the default, given the fields before it by name.
+        formula: the same for the documentation: "d_model / n_heads".
+        description: of the field.
+    """
+    return Field(default_factory=compute, ge=1, description=description, json_schema_extra={"formula": formula})
+
+
+def derived_formula(field: FieldInfo) -> str | None:
+    """Return the formula of a default that is computed from other fields; None for a constant default."""
+    return str(field.json_schema_extra["formula"]) if isinstance(field.json_schema_extra, dict) else None
 
 
 class ComponentConfig(Schema):
@@ -63,7 +81,6 @@ class Slot:
     """
 
     def __init__(self, name: str, base: type[ComponentConfig] = ComponentConfig) -> None:
-        """Make the slot known."""
         assert name not in SLOTS, f"{name}: two slots"
         SLOTS[name] = self
         self.name, self.base, self.built = name, base, False
@@ -134,7 +151,7 @@ def list_item_schemas(field: Any) -> list[type[Schema]]:
 def expand_shorthand(field: FieldInfo, value: Any) -> Any:
     """Write a field's short form in full."""
     allowed = allowed_types(field)
-    if value == "none" and type(None) in allowed:
+    if value == "none" and (type(None) in allowed or derived_formula(field)):
         return None
     if not any(isinstance(member, type) and issubclass(member, ComponentConfig) for member in allowed):
         return value

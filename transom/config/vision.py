@@ -44,7 +44,6 @@ class SqueezeExcitationConfig(ChannelAttentionConfig):
     reduction: int = Field(8, ge=1, description="channels over the hidden width")
 
     def hidden(self, channels: int) -> int:
-        """Give the hidden width."""
         return max(1, channels // self.reduction)
 
     def products(self, channels: int, size: int) -> int:

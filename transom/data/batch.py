@@ -79,9 +79,7 @@ class Batch(Protocol):
         """Number of labels that contribute to the loss: the divisor of the loss under gradient accumulation."""
         ...
 
-    def to(self, device: torch.device) -> Self:
-        """Return a copy on ``device``."""
-        ...
+    def to(self, device: torch.device) -> Self: ...
 
 
 def duplicate_batch(batch: Any) -> Any:

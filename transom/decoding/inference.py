@@ -27,7 +27,6 @@ class Deferred(Generic[Result]):
     """A value that is made on first use; threads that ask for it at the same time get the same one."""
 
     def __init__(self, make: Callable[[], Result]) -> None:
-        """Hold the function that makes it."""
         self._make, self._lock, self._made = make, Lock(), list[Result]()
 
     @property

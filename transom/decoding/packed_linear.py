@@ -30,7 +30,6 @@ class UnpackedLinear:
     def __init__(
         self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None = None, activation: Activation | None = None
     ) -> None:
-        """Store weight, bias and activation."""
         self.weight, self.bias, self.activation = weight, bias, activation
 
     def __call__(
@@ -72,5 +71,4 @@ class LinearFactory(NamedTuple):
     def make(
         self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, activation: Activation | None = None
     ) -> PackedLinear:
-        """Build a linear layer."""
         return pack_linear(weight, bias, activation, self.rows)

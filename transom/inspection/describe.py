@@ -86,7 +86,7 @@ def describe_architecture(recipe: Recipe) -> list[str]:
             if isinstance(depth := model.depth, MixtureOfDepthsConfig):
                 lines.append(f"mixture of depths: one of every {depth.every} blocks processes {100 * depth.capacity:g} % of the tokens")
         case RecurrentConfig():
-            embedding = "" if model.width_of_embedding == model.d_model else f", embeddings of {model.width_of_embedding}"
+            embedding = "" if model.d_embedding == model.d_model else f", embeddings of {model.d_embedding}"
             lines = [_describe_recurrent_attention(model)] if isinstance(model, RecurrentSeq2SeqConfig) else []
             lines.append(f"cell {model.cell.kind}, width {model.d_model}{embedding}")
         case _:
@@ -116,7 +116,7 @@ def _describe_recurrent_attention(model: RecurrentSeq2SeqConfig) -> str:
 
 def _describe_heads(model: TransformerConfig) -> str:
     """Describe the attention heads."""
-    shared = f", {model.key_heads} key-value heads" if model.key_heads != model.n_heads else ""
+    shared = f", {model.n_kv_heads} key-value heads" if model.n_kv_heads != model.n_heads else ""
     config = model.attention
     features = {
         "QK-norm": config.qk_norm.kind != "none",
@@ -132,7 +132,7 @@ def _describe_heads(model: TransformerConfig) -> str:
         extras.append(f"pattern {format_pattern(config.pattern)}")
     if config.approximation.kind != "none":
         extras.append(f"approximate attention: {config.approximation.kind}")
-    return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
+    return f"{model.n_heads} heads of width {model.d_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 
 def describe_vocabulary(recipe: TextRecipe) -> str:

@@ -50,7 +50,6 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the coordinate of ``value``."""
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return round(self.start + (at - low) / ((high - low) or 1.0) * (self.end - self.start), 1)
 

@@ -59,7 +59,6 @@ class RunSummary:
 
     @cached_property
     def validations(self) -> list[MetricsRecord]:
-        """The validation records."""
         return self.records_of_kind("validation")
 
     @cached_property

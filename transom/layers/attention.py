@@ -191,11 +191,11 @@ class Attention(nn.Module):
         """Initialize W_Q (d_model to n_heads * d_head), W_K and W_V (to n_kv_heads * d_head and n_kv_heads * d_value), and W_O."""
         super().__init__()
         options = config.attention
-        self.d_head, self.d_value = config.width_of_head, config.width_of_value  # d_model / n_heads by default
+        self.d_head, self.d_value = config.d_head, config.d_value
         self.dropout, self.softcap = config.attention_dropout, options.softcap
         self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, options.qkv_bias)
-        self.k = nn.Linear(config.d_model, config.key_heads * self.d_head, options.qkv_bias)  # key_heads = n_kv_heads, by default n_heads
-        self.v = nn.Linear(config.d_model, config.key_heads * self.d_value, options.qkv_bias)
+        self.k = nn.Linear(config.d_model, config.n_kv_heads * self.d_head, options.qkv_bias)
+        self.v = nn.Linear(config.d_model, config.n_kv_heads * self.d_value, options.qkv_bias)
         self.o = (
             nn.Linear(config.n_heads * self.d_value, config.d_model, options.output_bias) if options.output_projection else nn.Identity()
         )

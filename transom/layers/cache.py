@@ -126,7 +126,6 @@ class DecoderCache:
     """
 
     def __init__(self, blocks: Sequence[BlockCache], memories: Sequence[ProjectedMemory] = (), memory_mask: Tensor | None = None) -> None:
-        """Combine the caches of the blocks."""
         self.blocks = blocks
         self.memories = list(memories)
         self.memory_mask = memory_mask

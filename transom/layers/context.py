@@ -99,7 +99,7 @@ class StackContext(LayerContext):
     caches: Sequence[BlockCache] | None = None
 
     def for_block(self, index: int) -> BlockContext:
-        """Return the context of block ``index``."""
+        """Return the block's attention context with its cache and observer."""
         observer = None if self.observer is None else self.observer.for_block(index)
         attention = self.attention_contexts[index % len(self.attention_contexts)]
         if observer is None and self.caches is None:

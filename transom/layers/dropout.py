@@ -58,7 +58,6 @@ class Dropout(nn.Module):
     """``dropout`` with a fixed probability."""
 
     def __init__(self, p: float) -> None:
-        """Set the dropout probability ``p``."""
         super().__init__()
         self.p = p
 

@@ -34,7 +34,6 @@ class Edit(NamedTuple):
         return [tuple(part.shape) for part in self if part is not None]
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the edited tensor."""
         value = self.value.to(x).expand_as(x)
         return value if self.where is None else torch.where(self.where.to(x.device), value, x)
 

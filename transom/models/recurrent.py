@@ -50,8 +50,8 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config, c = config, config
-        target = nn.Embedding(config.target_vocab_size, config.width_of_embedding)
-        source = target if config.tie_embeddings == "all" else nn.Embedding(config.source_vocab_size, config.width_of_embedding)
+        target = nn.Embedding(config.target_vocab_size, config.d_embedding)
+        source = target if config.tie_embeddings == "all" else nn.Embedding(config.source_vocab_size, config.d_embedding)
         self.source_embedding = Embedding(source, PositionEncoding(c, causal=False), True, c.dropout)
         self.target_embedding = Embedding(target, PositionEncoding(c, causal=True), True, c.dropout)
         self.encoder = RecurrentEncoder(config)
@@ -129,7 +129,7 @@ class RecurrentLanguageModel(LanguageModel):
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config = config
-        tokens = nn.Embedding(config.vocab_size, config.width_of_embedding)
+        tokens = nn.Embedding(config.vocab_size, config.d_embedding)
         self.embedding = Embedding(tokens, PositionEncoding(config, causal=True), True, config.dropout)
         self.decoder = RecurrentStack(config.cell, config.inputs, config.d_model, config.dropout)
         self.dropout = Dropout(config.dropout)

@@ -61,7 +61,6 @@ class SilenceTimer:
         self._seconds[rank] = 0.0
 
     def stop_timing(self, rank: int) -> None:
-        """Stop timing a rank."""
         del self._seconds[rank]
 
     def timed_out(self) -> list[tuple[int, float]]:

@@ -15,7 +15,7 @@ def approximate_attention_flops(c: TransformerConfig, batch: int, n_queries: int
         n_keys: keys per sequence.
         causal: whether tokens attend only to earlier tokens.
     """
-    h, g, d, d_value = c.n_heads, c.key_heads, c.width_of_head, c.width_of_value
+    h, g, d, d_value = c.n_heads, c.n_kv_heads, c.d_head, c.d_value
     match c.attention.approximation:
         case LinearAttentionConfig() | PerformerConfig() as approximation:
             features = d if isinstance(approximation, LinearAttentionConfig) else approximation.n_features

@@ -119,14 +119,14 @@ def _cross_attention_flops(c: TransformerConfig, batch: int, target: int, source
 
 def _projection_flops(c: TransformerConfig, n_queries: int, n_keys: int) -> int:
     """Count the query, key, value and output projections."""
-    output = c.n_heads * c.width_of_value if c.attention.output_projection else 0
-    kv_width = c.key_heads * (c.width_of_head + c.width_of_value)
-    return 2 * c.d_model * (n_queries * (c.n_heads * c.width_of_head + output) + n_keys * kv_width)
+    output = c.n_heads * c.d_value if c.attention.output_projection else 0
+    kv_width = c.n_kv_heads * (c.d_head + c.d_value)
+    return 2 * c.d_model * (n_queries * (c.n_heads * c.d_head + output) + n_keys * kv_width)
 
 
 def _pair_flops(c: TransformerConfig, pairs: int) -> int:
     """Count the scores and weighted values of query-key pairs."""
-    return 2 * c.n_heads * (c.width_of_head + c.width_of_value) * pairs
+    return 2 * c.n_heads * (c.d_head + c.d_value) * pairs
 
 
 def _recurrent_flops(c: RecurrentSeq2SeqConfig, batch: int, source: int, target: int) -> dict[str, int]:

@@ -39,7 +39,6 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The torch dtype of this name."""
         return _DTYPES[self.name]
 
 

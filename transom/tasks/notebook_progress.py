@@ -34,7 +34,6 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
         self._step, self._max_steps, self._unit, self._drawn = 0, 1, "tokens", 0.0
 
     def __call__(self, event: Event) -> None:
-        """Show an event."""
         match event:
             case TrainingStarted():
                 self._start(event)

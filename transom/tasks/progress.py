@@ -39,7 +39,6 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._last_line = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Show an event."""
         match event:
             case TrainingStarted():
                 self._start(event.step, event.max_steps)

@@ -75,9 +75,7 @@ class TaskClass(Protocol):
         """Read the data of a recipe and build the task."""
         ...
 
-    def predictor(self, run: LoadedRun) -> Any:
-        """Return the predictor of a run."""
-        ...
+    def predictor(self, run: LoadedRun) -> Any: ...
 
 
 @runtime_checkable

@@ -16,7 +16,6 @@ from transom.config.components import RotaryConfig
 from transom.config.error_messages import validate
 from transom.config.model import EncoderConfig, TextTransformerConfig
 from transom.config.model_overrides import (
-    EFFECTIVE_VALUES,
     NO_OVERRIDES,
     OVERRIDABLE_FIELDS,
     TOKENIZER_FIELDS,
@@ -24,7 +23,7 @@ from transom.config.model_overrides import (
     is_recipe_field,
 )
 from transom.config.recipe import Recipe, TextRecipe, load_recipe
-from transom.config.schema import SLOTS, ComponentConfig, Schema
+from transom.config.schema import SLOTS, ComponentConfig, Schema, derived_formula
 from transom.config.vision import ImageClassifierConfig
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import CheckpointError, ConfigError
@@ -97,8 +96,12 @@ def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverri
     fixed = _user_settable(names, model) - OVERRIDABLE_FIELDS
     for name, new in user_overrides.of("model").items():  # before all is checked together, which says less
         old = getattr(model, name) if name in fixed else None
-        same = name not in fixed or isinstance(old, Schema) or (old is None and new == "none")
-        if not same and new not in (old, getattr(model, EFFECTIVE_VALUES.get(name, name))):
+        same = (
+            name not in fixed
+            or isinstance(old, Schema)
+            or (new == "none" and (old is None or derived_formula(type(model).model_fields[name])))
+        )
+        if not same and new != old:
             raise _incompatible_field_error(name, old, new, folder, user_overrides)
     if isinstance(recipe, TextRecipe):
         _check_tokenizer_fields(recipe, run, user_overrides)
@@ -166,8 +169,7 @@ def _differences(old: Schema, new: Schema, names: Iterable[str], prefix: str = "
     """Yield path, old and new value of each field that differs, recursing into components of the same class."""
     for name in names:
         a, b, path = getattr(old, name), getattr(new, name), prefix + name
-        same = a == b or (name in EFFECTIVE_VALUES and getattr(old, EFFECTIVE_VALUES[name], a) == getattr(new, EFFECTIVE_VALUES[name], b))
-        if same:
+        if a == b:
             continue
         if isinstance(a, Schema) and isinstance(b, Schema) and type(a) is type(b) and path not in OVERRIDABLE_FIELDS:
             yield from _differences(a, b, type(a).model_fields, f"{path}.")

@@ -216,7 +216,6 @@ class Images:
     load: Callable[[Sequence[int]], UInt8[Tensor, "images channels size size"]]
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.names)
 
     def describe_sample(self, sample: int) -> str:

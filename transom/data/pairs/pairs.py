@@ -31,11 +31,9 @@ class Pairs:
     lines: list[int] | None = None
 
     def __len__(self) -> int:
-        """Return the number of pairs."""
         return len(self.source)
 
     def line_number(self, sample: int) -> int:
-        """Return the line number, from 1, of a pair."""
         return sample + 1 if self.lines is None else self.lines[sample]
 
     def describe_sample(self, sample: int) -> str:

@@ -19,7 +19,6 @@ class DataReport:
     summary_lines: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
         return {"problems": self.problems, **self.statistics}
 
     def lines(self) -> list[str]:

@@ -36,7 +36,6 @@ class Documents:
     name: str
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return len(self.texts)
 
     @property

@@ -38,7 +38,6 @@ class Tokenizer:
     """
 
     def __init__(self, symbols: BytePairEncoding | ClosedVocabulary, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
-        """Wrap a vocabulary."""
         self._segmenter, self.lowercase, self.kind, self.tags = symbols, lowercase, symbols.kind, tuple(tags)
         self._symbols = [*symbols.symbols, *(f"<2{tag}>" for tag in self.tags)]
 

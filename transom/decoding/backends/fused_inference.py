@@ -76,7 +76,6 @@ class FusedEncoder:
 
     @torch.inference_mode()
     def __call__(self, source: PaddedSequences) -> EncoderOutput:
-        """Encode the sources."""
         x = self._embed(source.tokens, source.positions)
         bias = _additive_mask(same_segment_mask(source.segments, source.segments), x.dtype)
         return EncoderOutput(self._encoder.read(x, bias), source.segments)

@@ -44,7 +44,6 @@ class ClassPrediction(Record):
         return self.n_dropped_tokens > 0 or self.windows > 1
 
     def __str__(self) -> str:
-        """Return the class and its probability."""
         return f"{self.label} ({self.p:.1%})"
 
 

@@ -33,7 +33,6 @@ class TokenPrediction(Record):
     p: float
 
     def __str__(self) -> str:
-        """Return the token and its probability."""
         return f"{self.text} {self.p:.1%}"
 
 

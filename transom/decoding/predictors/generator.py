@@ -61,7 +61,6 @@ class Continuation(Record):
     probabilities: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
-        """Return the text."""
         return self.text
 
 
@@ -143,7 +142,6 @@ class TextStream(Iterator[str]):
         self._text, self._pieces, self.early_exit = text, pieces, early_exit
 
     def __next__(self) -> str:
-        """Return the next piece."""
         return next(self._pieces)
 
     @property

@@ -30,7 +30,6 @@ class Record:
         return {name: _plain(getattr(self, name)) for name in shown}
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks."""
         drawn: str = inspection("notebook").to_notebook(self)
         return drawn
 
@@ -43,7 +42,6 @@ class Results(list[Item]):
         return "\n".join(_lines(self))
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks."""
         drawn: str = inspection("notebook").to_notebook(self)
         return drawn
 

@@ -39,7 +39,6 @@ class BeamSearch:
     length_penalty: float = 0.6
 
     def begin(self, limits: LengthLimits) -> "BeamSelector":
-        """Start a search."""
         return BeamSelector(self, limits)
 
 

@@ -29,7 +29,6 @@ class GreedySearch:
         return 1
 
     def begin(self, limits: LengthLimits) -> "GreedySelector":
-        """Start a search."""
         return GreedySelector(self, limits)
 
 

@@ -81,7 +81,6 @@ class LengthLimits:
         return int(self.max_length.max())
 
     def select_sources(self, indices: Int[Tensor, "kept"]) -> "LengthLimits":
-        """Return the limits of the sources at these indices."""
         return LengthLimits(self.min_length[indices], self.max_length[indices])
 
 

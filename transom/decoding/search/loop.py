@@ -76,7 +76,6 @@ class EnforceLengthLimits:
     end: int
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> Float[Tensor, "rows vocab"]:
-        """Enforce the limits of each source on its rows."""
         limits, length = state.limits, state.length
         if length < limits.largest_min_length:
             early = (length < limits.min_length).repeat_interleave(state.n_beams)

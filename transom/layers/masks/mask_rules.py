@@ -54,7 +54,6 @@ class TokenPositions(NamedTuple):
         return cls(positions, torch.ones_like(positions))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenPositions":
-        """Apply ``change`` to each tensor."""
         return TokenPositions(change(self.positions), change(self.segments), None if self.prefix is None else change(self.prefix))
 
 
@@ -98,7 +97,6 @@ class MaskRule:
         raise AssertionError("implemented by rules with ``reordered``")
 
     def dense(self, queries: TokenPositions, keys: TokenPositions) -> Bool[Tensor, "#batch 1 query key"]:
-        """Return the mask as a dense matrix."""
         return self.mask_mod(queries.map(lambda x: x[:, :, None]), keys.map(lambda x: x[:, None]))[:, None]
 
     def __and__(self, other: "MaskRule") -> "MaskRule":
@@ -155,7 +153,6 @@ class NotRule(MaskRule):
     rule: MaskRule
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Invert the mask."""
         return ~self.rule.mask_mod(query, key)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
@@ -173,7 +170,6 @@ class FullRule(MaskRule):
         return (query.positions >= 0) & (key.positions >= 0)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Classify every tile as full."""
         all_visible = self.mask_mod(queries.map(lambda x: x[:, :, None, 0]), keys.map(lambda x: x[:, None, :, 0]))
         return TileStatus(all_visible, all_visible)
 
@@ -185,11 +181,9 @@ class ImplicitMask(MaskRule):
     rule: MaskRule
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Return the mask of ``rule``."""
         return self.rule.mask_mod(query, key)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Return the status of ``rule``."""
         return self.rule.classify_tile(queries, keys)
 
 
@@ -266,7 +260,6 @@ class SameGroupRule(MaskRule):
     """Tokens attend within their own group."""
 
     def group_id(self, tokens: TokenPositions) -> Int[Tensor, "..."]:
-        """Return the group id of each token."""
         raise AssertionError("implemented by each rule")
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
@@ -284,7 +277,6 @@ class SameSegmentRule(SameGroupRule):
     """Tokens attend within their own segment. Padding, segment 0, attends to padding only, so that no row of the mask is empty."""
 
     def group_id(self, tokens: TokenPositions) -> Int[Tensor, "..."]:
-        """Return the segment ids."""
         return tokens.segments
 
 

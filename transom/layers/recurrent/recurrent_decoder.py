@@ -118,7 +118,6 @@ class DecoderState(NamedTuple):
     input_feed: Float[Tensor, "rows d_model"] | None = None
 
     def select_rows(self, rows: Int[Tensor, "rows"]) -> "DecoderState":
-        """Return the state of these rows."""
         layers = tuple(tuple(part[rows] for part in state) for state in self.layers)
         return DecoderState(layers, None if self.input_feed is None else self.input_feed[rows])
 
@@ -253,7 +252,7 @@ class AdditiveDecoder(AttendingDecoder):
         d_model, options = config.d_model, config.attention
         assert isinstance(options, AdditiveAttentionConfig)
         self.cross = AdditiveAttention(d_model, options.width(d_model))
-        self.maxout = nn.Linear(2 * d_model + config.width_of_embedding, 2 * d_model)
+        self.maxout = nn.Linear(2 * d_model + config.d_embedding, 2 * d_model)
 
     def forward(
         self,
@@ -302,7 +301,6 @@ class RecurrentCache:
     """
 
     def __init__(self, state: DecoderState, source: ProjectedSource | None = None) -> None:
-        """Set the initial state."""
         self.state, self.source = state, source
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:

@@ -162,7 +162,6 @@ class RecurrentEncoder(nn.Module):
     """A stack of encoder layers with dropout between them."""
 
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
-        """Initialize the layers."""
         super().__init__()
         self.layers = cast(
             Sequence[RecurrentEncoderLayer], nn.ModuleList(RecurrentEncoderLayer(config, d_in) for d_in in config.encoder_inputs)

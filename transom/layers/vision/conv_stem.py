@@ -36,7 +36,6 @@ class ConvStem(nn.Module):
     """Stages of convolutions, each of which halves height and width; without stages, the identity."""
 
     def __init__(self, config: ImageClassifierConfig) -> None:
-        """Initialize the stages."""
         super().__init__()
         options, maps, stages = config.stem, config.maps, list[nn.Module]()
         if isinstance(options, ConvStemConfig):

@@ -43,7 +43,6 @@ class AudioFilesConfig(FilesConfig):
 
     @property
     def paths(self) -> list[str]:
-        """The folder."""
         return [self.audio]
 
 

@@ -150,7 +150,6 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Classifier:
-        """Return the predictor of a run."""
         assert isinstance(run.model, TextClassifierTransformer)
         return Classifier(
             run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin

@@ -81,7 +81,6 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Embedder:
-        """Return the predictor of a run."""
         assert isinstance(run.model, TextEmbedderTransformer)
         return Embedder(
             run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin

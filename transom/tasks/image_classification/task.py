@@ -199,7 +199,6 @@ class ImageTask:
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> ImageClassifier:
-        """Return the predictor of a run."""
         assert isinstance(run.model, VisionTransformer | ConvolutionalNetwork)
         return cls.PREDICTOR(run.model, run.decoding or ImageInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin)
 

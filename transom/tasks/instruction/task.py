@@ -84,7 +84,7 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
-        """Return the predictor of a run."""
+        """Build a ``Generator`` from a run."""
         assert isinstance(run.model, LanguageModel)
         return Generator(
             run.model,

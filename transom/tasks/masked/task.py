@@ -95,7 +95,6 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> MaskFiller:
-        """Return the predictor of a run."""
         assert isinstance(run.model, MaskedEncoderTransformer)
         return MaskFiller(
             run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin

@@ -49,7 +49,6 @@ class TaggedFilesConfig(FilesConfig):
 
     @property
     def paths(self) -> list[str]:
-        """The one file."""
         return [self.file]
 
 

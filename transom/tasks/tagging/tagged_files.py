@@ -51,7 +51,6 @@ class TaggedSentences:
         return cls([words for words, _ in read], [tags for _, tags in read], name)
 
     def __len__(self) -> int:
-        """Return the number of sentences."""
         return len(self.words)
 
     @property
@@ -64,7 +63,6 @@ class TaggedSentences:
         return f"{self.name}, sentence {sample + 1}" if self.lines is None else f"{self.name}:{self.lines[sample] + word}"
 
     def select(self, samples: list[int], name: str) -> "TaggedSentences":
-        """Return a subset of the sentences."""
         lines, n_converted = (None if each is None else [each[i] for i in samples] for each in (self.lines, self.n_converted))
         return TaggedSentences([self.words[i] for i in samples], [self.tags[i] for i in samples], name, lines, n_converted)
 

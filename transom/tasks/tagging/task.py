@@ -135,7 +135,6 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Tagger:
-        """Return the predictor of a run."""
         assert isinstance(run.model, TokenTagger)
         return Tagger(
             run.model, run.tokenizer, run.decoding or TaggingInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin

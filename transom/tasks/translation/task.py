@@ -91,7 +91,6 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Translator:
-        """Return the predictor of a run."""
         assert isinstance(run.model, Seq2SeqModel) and run.tokenizers is not None
         languages = None if run.recipe is None else languages_of(run.recipe.data)
         return Translator(run.model, run.tokenizers, run.decoding, run.precision, run.decoder_backend, languages, run.origin)

@@ -14,7 +14,6 @@ class RandomChoices:
         self._uniform = Random(seed).random
 
     def chance(self, probability: float) -> bool:
-        """Return True with a probability."""
         return self._uniform() < probability
 
     def choice(self, items: Sequence[Item]) -> Item:
