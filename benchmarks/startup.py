@@ -35,7 +35,7 @@ def make_run(folder: Path, config: Seq2SeqConfig) -> Path:
 def commands(run: Path) -> dict[str, Callable[[], object]]:
     """Give the commands to time."""
     return {
-        "python -c 'import torch', which every verb that computes must do": lambda: run_python("-c", "import torch"),
+        "python -c 'import torch', which every command that computes must do": lambda: run_python("-c", "import torch"),
         "transom --help": lambda: transom("--help"),
         "transom translate": lambda: transom("translate", str(run), SENTENCE),
     }

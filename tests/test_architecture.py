@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.size import FAIL, ROOT, lines_of_files
-from transom.cli.verbs import verbs
+from transom.cli.commands import all_commands
 from transom.config.schema import Schema, allowed_schemas
 from transom.config.task_registry import recipes_by_task
 
@@ -120,13 +120,13 @@ def test_modules_imported_by_name_are_the_named_exceptions() -> None:
         if name in ("import_module", "importlib.import_module", "__import__")
     }
     found = {file for file, module in named if not module.startswith(("'torch.", "'sklearn."))}
-    verbs_and_api = {"__init__.py", "cli/verbs.py"}
+    commands_and_api = {"__init__.py", "cli/commands.py"}
     schemas_of_tasks = {"config/task_registry.py"}
     classes_that_recipes_name = {"tasks/task.py", "training/rank_process.py"}
     layers_that_schemas_name = {"config/component_registry.py"}
     plugins_that_people_name = {"config/plugins.py"}
     drawings_of_results = {"decoding/predictors/results.py"}
-    expected = verbs_and_api | schemas_of_tasks | classes_that_recipes_name | layers_that_schemas_name | plugins_that_people_name
+    expected = commands_and_api | schemas_of_tasks | classes_that_recipes_name | layers_that_schemas_name | plugins_that_people_name
     expected |= drawings_of_results
     assert found - {"layers/dispatch.py"} == expected
 
@@ -169,8 +169,8 @@ def modules_at_start(names: Iterator[str] | list[str]) -> set[str]:
     return seen
 
 
-def test_verbs_import_the_engine_only_when_they_run() -> None:
-    started = modules_at_start(["transom", "transom.__main__", *(f"transom.cli.{verb.replace('-', '_')}" for verb in verbs())])
+def test_commands_import_the_engine_only_when_they_run() -> None:
+    started = modules_at_start(["transom", "transom.__main__", *(f"transom.cli.{command.replace('-', '_')}" for command in all_commands())])
     heavy = ("torch", "pydantic", "numpy", "tokenizers", "safetensors", "sacrebleu", "matplotlib", "jaxtyping")
     assert not {module for module in started if is_in(module, heavy)}
     assert "transom.config.recipe" not in modules_at_start(["transom.__main__"])

@@ -73,11 +73,11 @@ def test_dir_lists_the_public_names() -> None:
 
 
 def test_train_takes_what_the_command_line_takes() -> None:
-    from transom.cli.train import train as verb
+    from transom.cli.train import train as command
 
     python = [*inspect.signature(transom.train).parameters, *DataArguments.__annotations__]
     renamed = {"overrides": "set"}
-    command_line = [renamed.get(name, name) for name in inspect.signature(verb).parameters]
+    command_line = [renamed.get(name, name) for name in inspect.signature(command).parameters]
     assert [name for name in command_line if name not in python] == ["seeds", "as_json"]
     assert set(DataArguments.__annotations__) == set(data_arguments())
     for name, option in data_arguments().items():

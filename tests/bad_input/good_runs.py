@@ -138,7 +138,7 @@ def prepare(folder: Path, call: Callable[[list[str]], int]) -> dict[str, int]:
         call: runs a command line and returns its peak memory in KiB; raises where it does not end well.
 
     Returns:
-        The highest peak of each verb.
+        The highest peak of each command.
     """
     write_data(folder / "data")
     commands = [*train_commands().values(), *map(list, GOOD)]

@@ -27,7 +27,7 @@ CPU_SECONDS = 5.0
 """Most processor time of a case."""
 
 MEMORY = 256 * 2**20
-"""Most bytes of memory that a case may take above good commands of the same verb."""
+"""Most bytes of memory that a case may take above good commands of the same command."""
 
 LINE = 500
 """Most characters of an error line."""
@@ -39,7 +39,7 @@ _STOPPED_BYTES = 4 * 2**30
 """Further address space that a case is given, so that no case can stop the machine."""
 
 _NOTING = ("evaluate", "score", "compare", "classify")
-"""Verbs that note in a run's ledger what it is judged by, before they read it."""
+"""Commands that note in a run's ledger what it is judged by, before they read it."""
 
 _BROKEN = 70
 """Exit code of a fork whose ``main`` raised something."""
@@ -242,7 +242,7 @@ def _snapshot(root: Path) -> Snapshot:
 
 
 def _changes(before: Snapshot, after: Snapshot, allowed: Iterable[str], noting: bool) -> list[str]:
-    """List the names that came, went or changed, without those that may, and without the runs' ledgers if the verb writes these."""
+    """List the names that came, went or changed, without those that may, and without the runs' ledgers if the command writes these."""
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     changed = [name for name in changed if not (noting and Path(name).name == ACCESS_LOG)]
     free = tuple(allowed)
@@ -267,7 +267,7 @@ def _address_space() -> int:
 
 
 def _import_everything() -> None:
-    """Import what the verbs import when they run, and measure the machine, which is done once a process."""
+    """Import what the commands import when they run, and measure the machine, which is done once a process."""
     import torch
 
     torch.set_num_threads(1)

@@ -18,7 +18,7 @@ ASKED = {
     "recipes": ["recipes", "patterns", "copy"],
     "tokenizer": ["tokenizer", "show", "GOOD/language"],
 }
-"""A good command line of each verb."""
+"""A good command line of each command."""
 
 WHOLE = {
     "translate": ["--beam-size", "--n-best", "--max-length"],
@@ -40,48 +40,48 @@ REAL = {
 """Options that take a number."""
 
 
-def asked(verb: str, about: str, *more: str, names: tuple[str, ...] = ()) -> Case:
+def asked(command: str, about: str, *more: str, names: tuple[str, ...] = ()) -> Case:
     """Add options to a good command line."""
-    return Case(f"{verb}: {about}", [*ASKED[verb], *more], expects=Refused(names))
+    return Case(f"{command}: {about}", [*ASKED[command], *more], expects=Refused(names))
 
 
 def flag_of(draw: Draw, table: dict[str, list[str]]) -> tuple[str, str]:
-    """Draw a verb and one of its options."""
-    verb = draw.choice(list(table))
-    return verb, draw.choice(table[verb])
+    """Draw a command and one of its options."""
+    command = draw.choice(list(table))
+    return command, draw.choice(table[command])
 
 
 @KINDS.add
 def a_whole_number_out_of_range(draw: Draw) -> Case:
-    verb, flag = flag_of(draw, WHOLE)
+    command, flag = flag_of(draw, WHOLE)
     value = draw.choice(["0", "-1", "-0", "-99999999999999999999999"])
-    return asked(verb, f"{flag} {value}", flag, value, names=(flag,))
+    return asked(command, f"{flag} {value}", flag, value, names=(flag,))
 
 
 @KINDS.add
 def no_whole_number(draw: Draw) -> Case:
-    verb, flag = flag_of(draw, WHOLE)
+    command, flag = flag_of(draw, WHOLE)
     value = draw.choice(["1.5", "x", "", " ", "1e3", "0x10", "1_0_", "١٢x", "nan", "true", draw.odd_text(), "9" * 5_000, "-" + "9" * 4_301])
-    return asked(verb, f"{flag} {value:.30}", flag, value, names=(flag,))
+    return asked(command, f"{flag} {value:.30}", flag, value, names=(flag,))
 
 
 @KINDS.add
 def no_number(draw: Draw) -> Case:
-    verb, flag = flag_of(draw, REAL)
+    command, flag = flag_of(draw, REAL)
     value = draw.choice(["x", "", "1,5", "0x1", "1e", "--", draw.odd_text(), "1.2.3"])
-    return asked(verb, f"{flag} {value!r:.30}", flag, value, names=(flag,))
+    return asked(command, f"{flag} {value!r:.30}", flag, value, names=(flag,))
 
 
 @KINDS.add
 def a_number_that_is_not_finite(draw: Draw) -> Case:
-    verb, flag = flag_of(draw, REAL)
+    command, flag = flag_of(draw, REAL)
     value = draw.choice(["nan", "inf", "-inf", "1e999", "-1e308"])
-    return asked(verb, f"{flag} {value}", flag, value)
+    return asked(command, f"{flag} {value}", flag, value)
 
 
 @KINDS.add
 def a_share_out_of_range(draw: Draw) -> Case:
-    verb, flag = draw.choice(
+    command, flag = draw.choice(
         [
             ("generate", "--top-p"),
             ("generate", "--min-p"),
@@ -91,12 +91,12 @@ def a_share_out_of_range(draw: Draw) -> Case:
         ]
     )
     value = draw.choice(["-0.1", "1.1", "2", "-1", "100", "1e300"])
-    return asked(verb, f"{flag} {value}", flag, value, names=(flag,))
+    return asked(command, f"{flag} {value}", flag, value, names=(flag,))
 
 
 @KINDS.add
 def a_huge_whole_number(draw: Draw) -> Case:
-    verb, flag = draw.choice(
+    command, flag = draw.choice(
         [
             ("translate", "--beam-size"),
             ("translate", "--n-best"),
@@ -110,12 +110,12 @@ def a_huge_whole_number(draw: Draw) -> Case:
         ]
     )
     value = draw.choice([str(10**30), "9" * 400, str(2**64), str(2**70)])
-    return asked(verb, f"{flag} {value:.30}", flag, value)
+    return asked(command, f"{flag} {value:.30}", flag, value)
 
 
 @KINDS.add
 def a_word_that_is_no_choice(draw: Draw) -> Case:
-    verb, flag = draw.choice(
+    command, flag = draw.choice(
         [
             ("translate", "--too-long"),
             ("translate", "--precision"),
@@ -129,14 +129,14 @@ def a_word_that_is_no_choice(draw: Draw) -> Case:
         ]
     )
     value = draw.choice(["nothing", "", "FP32", "auto ", "fp64", "split,refuse", draw.odd_text(), "x" * 10_000])
-    return asked(verb, f"{flag} {value!r:.30}", flag, value, names=(flag,))
+    return asked(command, f"{flag} {value!r:.30}", flag, value, names=(flag,))
 
 
 @KINDS.add
 def arithmetic_that_is_not_there(draw: Draw) -> Case:
-    verb = draw.choice(["translate", "generate", "fill", "classify", "embed", "compare-attention", "score"])
-    value = "fp16" if verb not in ("fill", "classify", "embed") else draw.choice(["fp16", "int8"])
-    return asked(verb, f"--precision {value}", "--precision", value, names=("precision",))
+    command = draw.choice(["translate", "generate", "fill", "classify", "embed", "compare-attention", "score"])
+    value = "fp16" if command not in ("fill", "classify", "embed") else draw.choice(["fp16", "int8"])
+    return asked(command, f"--precision {value}", "--precision", value, names=("precision",))
 
 
 @KINDS.add
@@ -147,8 +147,8 @@ def a_language_of_no_tokenizer(draw: Draw) -> Case:
 
 @KINDS.add
 def a_target_language_that_is_not_there(draw: Draw) -> Case:
-    verb, word = draw.choice(["translate", "evaluate", "compare"]), draw.choice(["xx", "", "de", draw.odd_text(), "<2de>"])
-    return asked(verb, f"--to {word!r:.30}", "--to", word)
+    command, word = draw.choice(["translate", "evaluate", "compare"]), draw.choice(["xx", "", "de", draw.odd_text(), "<2de>"])
+    return asked(command, f"--to {word!r:.30}", "--to", word)
 
 
 @KINDS.add
@@ -160,38 +160,38 @@ def numbers_in_a_list(draw: Draw) -> Case:
 
 @KINDS.add
 def an_unknown_option(draw: Draw) -> Case:
-    verb = draw.choice(list(ASKED))
+    command = draw.choice(list(ASKED))
     option = draw.choice(["--beem-size", "--outptu", "-x", "--", "---", "--é", "--" + "x" * 10_000, "--json=3", "--\x1b[31m", "-é"])
     more = [option, "unwanted argument", "another"] if option == "--" else [option]
-    return asked(verb, f"{option:.30}", *more)
+    return asked(command, f"{option:.30}", *more)
 
 
 @KINDS.add
 def an_option_without_its_value(draw: Draw) -> Case:
-    verb, flag = flag_of(draw, {**WHOLE, "tokenizer": ["--nothing"], "classify": ["--input", "--labeled-data"], "embed": ["--output"]})
-    return asked(verb, f"{flag} and nothing", flag, names=(flag,))
+    command, flag = flag_of(draw, {**WHOLE, "tokenizer": ["--nothing"], "classify": ["--input", "--labeled-data"], "embed": ["--output"]})
+    return asked(command, f"{flag} and nothing", flag, names=(flag,))
 
 
 @KINDS.add
 def an_argument_too_many(draw: Draw) -> Case:
-    verb = draw.choice(
+    command = draw.choice(
         ["translate", "generate", "fill", "tokenizer", "train", "evaluate", "score", "compare", "compare-attention", "recipes"]
     )
     odd = draw.odd_text().lstrip("-")
-    more = [odd, odd] if verb == "tokenizer" else [odd]
-    return asked(verb, "an argument too many", *more)
+    more = [odd, odd] if command == "tokenizer" else [odd]
+    return asked(command, "an argument too many", *more)
 
 
 @KINDS.add
-def an_unknown_verb(draw: Draw) -> Case:
-    verb = draw.choice(
+def an_unknown_command(draw: Draw) -> Case:
+    command = draw.choice(
         ["trian", "", " ", "Train", "train ", "--", "translate;id", "x" * 10_000, draw.odd_text(), "\udcff", "../train", "main"]
     )
-    return Case(f"the verb {verb!r:.30}", [verb, "a"])
+    return Case(f"the command {command!r:.30}", [command, "a"])
 
 
 @KINDS.add
-def an_unknown_command_of_a_verb(draw: Draw) -> Case:
+def an_unknown_command_of_a_command(draw: Draw) -> Case:
     word = draw.choice(["sho", "", "list list", "copyy", draw.odd_text().lstrip("-"), "x" * 5_000])
     return Case(f"the command {word!r:.30}", [draw.choice(["recipes", "tokenizer"]), word, "copy"])
 
@@ -209,17 +209,17 @@ def an_unknown_recipe(draw: Draw) -> Case:
 
 @KINDS.add
 def a_run_of_another_task(draw: Draw) -> Case:
-    verb = draw.choice(["translate", "generate", "fill", "classify"])
+    command = draw.choice(["translate", "generate", "fill", "classify"])
     own = {
         "translate": {"translation"},
         "generate": {"language", "instruction"},
         "fill": {"masked"},
         "classify": {"classification", "images"},
-    }[verb]
+    }[command]
     other = draw.choice(
         [run for run in ("translation", "language", "masked", "classification", "embedding", "instruction", "images") if run not in own]
     )
-    return Case(f"{verb} with a run of {other}", [verb, f"GOOD/{other}", "ab [MASK]"], expects=Refused(("expected a run",)))
+    return Case(f"{command} with a run of {other}", [command, f"GOOD/{other}", "ab [MASK]"], expects=Refused(("expected a run",)))
 
 
 @KINDS.add
@@ -240,7 +240,7 @@ def a_run_of_another_task_with_files(draw: Draw) -> Case:
 
 @KINDS.add
 def no_run(draw: Draw) -> Case:
-    verb = draw.choice(["translate", "generate", "fill", "classify", "embed"])
+    command = draw.choice(["translate", "generate", "fill", "classify", "embed"])
     name = draw.choice(
         [
             "missing",
@@ -261,7 +261,7 @@ def no_run(draw: Draw) -> Case:
         (place.here / "empty").mkdir()
         place.write("file", "text")
 
-    return Case(f"{verb} with the run {name!r:.30}", [verb, name, "ab [MASK]"], prepare)
+    return Case(f"{command} with the run {name!r:.30}", [command, name, "ab [MASK]"], prepare)
 
 
 @KINDS.add

@@ -382,10 +382,10 @@ def a_ledger_that_cannot_be_written(draw: Draw) -> Case:
         else:
             path.symlink_to({"link": "../precious", "circle": "ledger.jsonl"}.get(what, what))
 
-    verb = draw.choice(["evaluate", "score"])
+    command = draw.choice(["evaluate", "score"])
     return Case(
-        f"{verb}: the ledger is {what}",
-        [verb, "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target"],
+        f"{command}: the ledger is {what}",
+        [command, "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target"],
         prepare,
         Refused(("ledger.jsonl",)),
     )

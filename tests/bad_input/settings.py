@@ -7,7 +7,7 @@ KINDS = Kinds()
 
 
 def with_set(draw: Draw, about: str, *settings: str, names: tuple[str, ...] = ("--set",)) -> Case:
-    """Give settings to a verb that takes a recipe; recipe copy would train in seconds."""
+    """Give settings to a command that takes a recipe; recipe copy would train in seconds."""
     sets = [part for each in settings for part in ("--set", each)]
     command = draw.choice(
         [["train", "copy", "--out", "out"], ["recipes", "patterns", "copy"], ["tokenizer", "train", "copy", "--out", "t.json"]]
@@ -52,7 +52,7 @@ def a_name_that_leads_below_a_value(draw: Draw) -> Case:
 @KINDS.add
 def an_unknown_field(draw: Draw) -> Case:
     table, name = any_field(draw)
-    odd = draw.choice([name[:-1] + "q", name.upper(), name * 2, "__init__", "model_config", "COUNTED", f"{name}\u0301"])
+    odd = draw.choice([name[:-1] + "q", name.upper(), name * 2, "__init__", "model_config", "UNIT", f"{name}\u0301"])
     return with_set(draw, f"--set {table}.{odd}=1", f"{table}.{odd}=1")
 
 

@@ -1,4 +1,4 @@
-"""Text that no verb should read: not UTF-8, damaged gzip, endless, or no file at all."""
+"""Text that no command should read: not UTF-8, damaged gzip, endless, or no file at all."""
 
 import gzip
 import os
@@ -37,7 +37,7 @@ OF_LINES = [name for name in READERS if name not in ("train a language model", "
 
 
 def read_by(draw: Draw, about: str, content: bytes, names: tuple[str, ...] = (), readers: list[str] | None = None) -> Case:
-    """Have a file read by one of the verbs."""
+    """Have a file read by one of the commands."""
     name, reader = draw.choice(["bad.txt", "bad", "odd name.txt", "-bad.txt"]), draw.choice(readers or list(READERS))
     return Case(f"{reader}: {about}", READERS[reader](f"./{name}"), lambda place: place.write(name, content), Refused((name, *names)))
 

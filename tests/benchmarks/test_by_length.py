@@ -41,4 +41,4 @@ def test_two_runs_are_compared_and_their_ledgers_say_so(trained: Trained, tmp_pa
     assert sum(part["sentences"] for name, part in record["words"].items() if name != "all") == record["words"]["all"]["sentences"] == 120
     assert record["words"]["all"]["difference"] == 0 and record["facts"]["cores"]
     assert "1 to 2" in capsys.readouterr().out
-    assert [entry["verb"] for entry in RunFolder.open(trained.folder).access_log.read()][-2:] == ["compare_by_length"] * 2
+    assert [entry["command"] for entry in RunFolder.open(trained.folder).access_log.read()][-2:] == ["compare_by_length"] * 2

@@ -42,6 +42,6 @@ def test_seeds_add_up_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert all({"val at 60 minutes", "test at 60 minutes"} <= record.keys() and "test at 20 minutes" not in record for record in records)
     assert "2 seeds" in capsys.readouterr().out
     ledger = (tmp_path / "runs" / "en-de-seed-2" / "ledger.jsonl").read_text().splitlines()
-    read = [(entry["verb"], Path(entry["file"]).name) for entry in map(json.loads, ledger)]
+    read = [(entry["command"], Path(entry["file"]).name) for entry in map(json.loads, ledger)]
     files = ["test_2016_flickr.en", "test_2016_flickr.de"]
-    assert read == [(verb, file) for verb in ("train", "multi30k") for file in files], "the data report, and the score at the end"
+    assert read == [(command, file) for command in ("train", "multi30k") for file in files], "the data report, and the score at the end"

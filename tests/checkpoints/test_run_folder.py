@@ -367,7 +367,7 @@ def test_every_read_of_a_test_file_is_in_the_ledger(tmp_path):
     run.access_log.record(test, "evaluate")
     run.access_log.record(test, "compare")
     first, second = run.access_log.read()
-    assert (first["file"], first["verb"], second["verb"]) == (str(test), "evaluate", "compare")
+    assert (first["file"], first["command"], second["command"]) == (str(test), "evaluate", "compare")
     assert first["sha256"] == hashlib.sha256(b"A man sleeps.\n").hexdigest()
     assert first["date"].endswith("+00:00")
 
@@ -394,7 +394,7 @@ def test_a_torn_ledger_is_still_read(tmp_path):
     (tmp_path / "test.en").write_bytes(b"x")
     run.access_log.path.write_text('{"date": "20')
     run.access_log.record(tmp_path / "test.en", "evaluate")
-    assert [entry["verb"] for entry in run.access_log.read()] == ["evaluate"]
+    assert [entry["command"] for entry in run.access_log.read()] == ["evaluate"]
 
 
 def test_a_read_that_cannot_be_noted_is_an_error(tmp_path, limited_files):

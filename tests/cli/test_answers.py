@@ -1,4 +1,4 @@
-"""The verbs that use a trained model answer in order, in text and in JSON, and keep the ledger."""
+"""The commands that use a trained model answer in order, in text and in JSON, and keep the ledger."""
 
 import io
 import json
@@ -57,7 +57,7 @@ def test_evaluate_and_its_ledger(trained: Trained, transom: Call, tmp_path: Path
     assert sum(bucket["n_sentences"] for bucket in value["bleu_lc_by_length"]) == 120
     entries = [json.loads(line) for line in (trained.folder / "ledger.jsonl").read_text().splitlines()]
     assert [Path(entry["file"]).name for entry in entries[-2:]] == ["0.source", "0.target"]
-    assert {entry["verb"] for entry in entries[-2:]} == {"evaluate"}
+    assert {entry["command"] for entry in entries[-2:]} == {"evaluate"}
     text = transom(*arguments).out
     assert ["bleu_lc", f"{value['bleu_lc']['score']:.2f}"] in [line.split() for line in text.splitlines()]
     assert value["bleu_lc"]["signature"] in text

@@ -1,4 +1,4 @@
-"""The verbs on sounds: train on a folder, classify files and labelled folders, and what is said of mistakes."""
+"""The commands on sounds: train on a folder, classify files and labelled folders, and what is said of mistakes."""
 
 import math
 from pathlib import Path

@@ -112,7 +112,7 @@ def test_files_of_a_run_that_never_end(file: str, copied: Path, transom: Call) -
         assert str(path) in transom("translate", copied, "ab").error
 
 
-def test_a_device_or_a_pipe_is_read_by_no_verb(trained: Trained, transom: Call, tmp_path: Path) -> None:
+def test_a_device_or_a_pipe_is_read_by_no_command(trained: Trained, transom: Call, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     for special in (tmp_path / "pipe.toml", Path("/dev/zero")):
         for words in (

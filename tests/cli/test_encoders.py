@@ -1,4 +1,4 @@
-"""The verbs of encoders: train on one's own labelled texts or plain text, classify, fill, embed, and what is said of mistakes."""
+"""The commands of encoders: train on one's own labelled texts or plain text, classify, fill, embed, and what is said of mistakes."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_classify_a_text_a_file_and_labelled_texts(transom: Call, classifying: P
 
 
 def test_fill_names_words(transom: Call, filling: Path, tmp_path: Path) -> None:
-    ((gap,),) = [record["gaps"] for record in transom("fill", filling, "the [MASK] of 3", "--top-k", "4", "--json").json]
+    ((gap,),) = [record["masks"] for record in transom("fill", filling, "the [MASK] of 3", "--top-k", "4", "--json").json]
     assert len(gap) == 4 and all(0 <= guess["p"] <= 1 for guess in gap)
     told = transom("fill", filling, "the [MASK] of [MASK]", "--top-k", "3")
     assert told.code == 0 and len(told.out.splitlines()) == 2 and told.out.count("%") == 6

@@ -1,4 +1,4 @@
-"""The verbs on images: train on a folder or a zip file, classify files and labelled folders, and what is said of mistakes."""
+"""The commands on images: train on a folder or a zip file, classify files and labelled folders, and what is said of mistakes."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_classify_files_lists_and_labelled_folders(transom: Call, seeing: Path, 
     zipped = transom("classify", seeing, "--labeled-data", tmp_path / "photos.zip", "--precision", "fp32", "--json").json
     assert f"accuracy {zipped['accuracy']:.2f} %" in scored.out and zipped["n"] == 30
     ledger = [json.loads(line) for line in (seeing / "ledger.jsonl").read_text().splitlines()]
-    assert [(entry["verb"], Path(entry["file"]).name) for entry in ledger[-2:]] == [("classify", "photos"), ("classify", "photos.zip")]
+    assert [(entry["command"], Path(entry["file"]).name) for entry in ledger[-2:]] == [("classify", "photos"), ("classify", "photos.zip")]
 
 
 def test_train_on_a_zip_with_validation_images_of_its_own(transom: Call, photos: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""While a verb imports, the collector stands aside and signals wait; both are back afterwards, whatever happens."""
+"""While a command imports, the collector stands aside and signals wait; both are back afterwards, whatever happens."""
 
 import gc
 import signal
@@ -66,7 +66,7 @@ class AtNumpy:
 
 sys.meta_path.insert(0, AtNumpy())
 code = main()
-assert "numpy" in sys.modules, "the verb imports no NumPy: the test shows nothing"
+assert "numpy" in sys.modules, "the command imports no NumPy: the test shows nothing"
 sys.exit(code)
 """
 

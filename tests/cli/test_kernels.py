@@ -9,7 +9,7 @@ from transom.layers.dispatch import KERNEL_TABLE, kernels_of
 def test_the_table_for_people_and_as_json(transom: Call) -> None:
     page, value = transom("kernels"), transom("kernels", "--json").json
     assert page.code == 0 and "attention" in page.out.splitlines()
-    assert {"operation", "path", "serves", "why", "error", "missing"} == set(value[0])
+    assert {"operation", "path", "when", "reason", "error", "missing"} == set(value[0])
     assert {row["operation"] for row in value if row["path"] == "reference"} >= {"attention", "rms_norm", "linear_cross_entropy"}
     for row in value:
         assert f"  {row['path']}: " in page.out

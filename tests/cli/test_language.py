@@ -1,4 +1,4 @@
-"""The verbs of language models: train on one's own text, go on with it, score it, and what is said of mistakes."""
+"""The commands of language models: train on one's own text, go on with it, score it, and what is said of mistakes."""
 
 import json
 from pathlib import Path
@@ -113,7 +113,7 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
     cut = transom("score", spoken.folder, "--text", spoken.text, "--too-long", "truncate")
     assert "tokens dropped" in cut.err
     ledger = [json.loads(line) for line in (spoken.folder / "ledger.jsonl").read_text().splitlines()]
-    assert {Path(record["file"]).name for record in ledger if record["verb"] == "score"} == {path.name for path in spoken.text.iterdir()}
+    assert {Path(record["file"]).name for record in ledger if record["command"] == "score"} == {path.name for path in spoken.text.iterdir()}
 
 
 @pytest.mark.parametrize(

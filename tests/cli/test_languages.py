@@ -1,4 +1,4 @@
-"""One model into two languages: the packaged recipe on made-up files, every verb with --to, and what is said without it."""
+"""One model into two languages: the packaged recipe on made-up files, every command with --to, and what is said without it."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_every_verb_takes_the_language(joint: Path, trained: Trained, transom: Call) -> None:
+def test_every_command_takes_the_language(joint: Path, trained: Trained, transom: Call) -> None:
     de, fr = (("--source", joint.parent / "val.en", "--target", joint.parent / f"val.{tag}") for tag in ("de", "fr"))
     found = {tag: transom("translate", joint, "--to", tag, "ab ba", "--json", "--precision", "fp32").json for tag in ("de", "fr")}
     assert all(record[0]["translations"] for record in found.values())
@@ -51,12 +51,12 @@ def test_a_missing_or_needless_language_is_one_line(joint: Path, trained: Traine
     files = ("--source", joint.parent / "val.en", "--target", joint.parent / "val.de")
     ledger = joint / "ledger.jsonl"
     before = sorted(path.name for path in joint.iterdir()), ledger.read_bytes() if ledger.exists() else b""
-    for verb in (("translate", joint, "ab"), ("evaluate", joint, *files), ("score", joint, *files), ("compare", joint, joint, *files)):
-        assert "expected a target language, found none; name one of de, fr by --to" in transom(*verb).error
-        assert "languages de, fr, found 'es'; known: de, fr" in transom(*verb, "--to", "es").error
+    for command in (("translate", joint, "ab"), ("evaluate", joint, *files), ("score", joint, *files), ("compare", joint, joint, *files)):
+        assert "expected a target language, found none; name one of de, fr by --to" in transom(*command).error
+        assert "languages de, fr, found 'es'; known: de, fr" in transom(*command, "--to", "es").error
     run = trained.folder
-    for verb in (("translate", run, "ab"), ("evaluate", run, *files), ("score", run, *files), ("compare", run, run, *files)):
-        assert "expected no target language, because the model has only one, found 'de'" in transom(*verb, "--to", "de").error
+    for command in (("translate", run, "ab"), ("evaluate", run, *files), ("score", run, *files), ("compare", run, run, *files)):
+        assert "expected no target language, because the model has only one, found 'de'" in transom(*command, "--to", "de").error
     assert "leave it out" in transom("score", joint, "--text", joint.parent / "val.en", "--to", "de").error
     assert (sorted(path.name for path in joint.iterdir()), ledger.read_bytes() if ledger.exists() else b"") == before, "nothing was noted"
 

@@ -12,21 +12,21 @@ import pytest
 
 from tests.cli.conftest import Call, Trained
 from transom.cli import recipes
+from transom.cli.commands import all_commands
 from transom.cli.main import one_line
 from transom.cli.output import print_result
-from transom.cli.verbs import verbs
 
 PYTHON = [sys.executable, "-W", "error"]
 
 
-def test_help_of_all_verbs_imports_no_engine() -> None:
+def test_help_of_all_commands_imports_no_engine() -> None:
     script = f"""
 import contextlib, io, sys
 from transom.cli.main import main
-for verb in ["", *{list(verbs())}]:
+for command in ["", *{list(all_commands())}]:
     with contextlib.redirect_stdout(io.StringIO()) as page:
-        assert main([verb, "--help"] if verb else ["--help"]) == 0
-    assert "Usage" in page.getvalue() and (not verb or "Examples" in page.getvalue()), verb
+        assert main([command, "--help"] if command else ["--help"]) == 0
+    assert "Usage" in page.getvalue() and (not command or "Examples" in page.getvalue()), command
 engine = {{"torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "transom.config.schema", "transom.config.recipe"}}
 assert not engine & set(sys.modules), set(sys.modules)
 """
@@ -38,9 +38,9 @@ def test_a_recipe_is_copied_without_pytorch(tmp_path: Path) -> None:
     subprocess.run([*PYTHON, "-c", f"{script}; assert 'torch' not in sys.modules"], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("verb", ["", *verbs()])
-def test_help_takes_less_than_half_a_second(verb: str) -> None:
-    words = [verb, "--help"] if verb else ["--help"]
+@pytest.mark.parametrize("command", ["", *all_commands()])
+def test_help_takes_less_than_half_a_second(command: str) -> None:
+    words = [command, "--help"] if command else ["--help"]
     assert any(_seconds(*words) < 0.5 for _ in range(3))
 
 
@@ -66,19 +66,19 @@ def _processor_seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def test_one_verb_does_not_import_another() -> None:
+def test_one_command_does_not_import_another() -> None:
     script = "import sys; from transom.cli.main import main; main(['recipes', '--json']); print(*sorted(sys.modules))"
     done = subprocess.run([*PYTHON, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     assert "transom.cli.recipes" in done.stdout
     assert "transom.cli.train" not in done.stdout.split()
 
 
-def test_help_lists_every_verb_and_its_line(transom: Call) -> None:
+def test_help_lists_every_command_and_its_line(transom: Call) -> None:
     for outcome in (transom("--help"), transom()):
         page = " ".join(re.sub("[│╭╮╰╯─]", " ", outcome.out).split())
         assert outcome.code == 0
-        for verb in verbs().values():
-            assert f"{verb.name} {verb.help}" in page
+        for command in all_commands().values():
+            assert f"{command.name} {command.help}" in page
 
 
 def test_a_flag_shows_no_value(transom: Call) -> None:
@@ -102,10 +102,10 @@ def test_version(transom: Call) -> None:
     assert transom("--version").out.startswith("transom 0.")
 
 
-@pytest.mark.parametrize("verb", verbs())
-def test_every_verb_offers_json(verb: str, transom: Call) -> None:
-    subverbs = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy"]}.get(verb, [])
-    for words in [[verb, subverb] for subverb in subverbs] or [[verb]]:
+@pytest.mark.parametrize("command", all_commands())
+def test_every_command_offers_json(command: str, transom: Call) -> None:
+    subcommands = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy"]}.get(command, [])
+    for words in [[command, subcommand] for subcommand in subcommands] or [[command]]:
         assert "--json" in transom(*words, "--help").out, words
 
 
@@ -251,7 +251,7 @@ def test_too_little_memory_is_no_fault_of_ours(fault: Exception, transom: Call, 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_waiting_for_input(number: signal.Signals, code: int, trained: Trained) -> None:
-    reads, writes = os.pipe()  # never written to: the verb waits
+    reads, writes = os.pipe()  # never written to: the command waits
     terminal, its_end = os.openpty()
     os.close(reads), os.close(writes)
     command = [*PYTHON, "-m", "transom", "translate", str(trained.folder)]

@@ -1,4 +1,4 @@
-"""No verb writes onto a run's own files or onto what it reads, whatever name or link leads there."""
+"""No command writes onto a run's own files or onto what it reads, whatever name or link leads there."""
 
 import re
 from collections.abc import Callable
@@ -8,16 +8,16 @@ import pytest
 
 from tests.cli.conftest import TINY, Call, Trained, sets
 from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK
-from transom.cli.verbs import verbs
+from transom.cli.commands import all_commands
 from transom.errors import ConfigError
 from transom.tasks.train import train
 
 OWN = [*FILES, LOCK, CHECKPOINTS, f"{CHECKPOINTS}/step-10/model.safetensors", f"{CHECKPOINTS}/new"]
 """What a run owns; some of it is not there."""
 
-Verb = Callable[[Trained, Path, Path], list[str | Path]]
+Command = Callable[[Trained, Path, Path], list[str | Path]]
 
-VERBS_THAT_WRITE: dict[str, Verb] = {
+COMMANDS_THAT_WRITE: dict[str, Command] = {
     "translate": lambda run, input_file, out: ["translate", run.folder, "--input", input_file, "--output", out],
     "evaluate": lambda run, input_file, out: ["evaluate", run.folder, "--source", input_file, "--target", run.target, "--output", out],
     "evaluate's target": lambda run, input_file, out: [
@@ -50,27 +50,27 @@ def given_file(trained: Trained, tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", VERBS_THAT_WRITE)
-def test_an_input_is_not_written_onto(verb: str, trained: Trained, given_file: Path, transom: Call, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", COMMANDS_THAT_WRITE)
+def test_an_input_is_not_written_onto(command: str, trained: Trained, given_file: Path, transom: Call, tmp_path: Path) -> None:
     (tmp_path / "in" / "hard").hardlink_to(given_file)
     (tmp_path / "link").symlink_to(given_file)
     (tmp_path / "folder").symlink_to(tmp_path / "in")
     names = [given_file, tmp_path / "in" / ".." / "in" / "given.toml", tmp_path / "in" / "hard", tmp_path / "link"]
     before = content_of(tmp_path) | content_of(trained.folder)
     for out in [*names, tmp_path / "folder" / "given.toml"]:
-        error = transom(*VERBS_THAT_WRITE[verb](trained, given_file, out)).error
+        error = transom(*COMMANDS_THAT_WRITE[command](trained, given_file, out)).error
         assert str(out) in error and "expected a place for the output, found the input" in error
     assert before == content_of(tmp_path) | content_of(trained.folder), "no reading was noted either"
 
 
-@pytest.mark.parametrize("verb", VERBS_THAT_WRITE)
-def test_a_runs_own_file_is_not_written_onto(verb: str, trained: Trained, given_file: Path, transom: Call, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", COMMANDS_THAT_WRITE)
+def test_a_runs_own_file_is_not_written_onto(command: str, trained: Trained, given_file: Path, transom: Call, tmp_path: Path) -> None:
     before = content_of(trained.folder)
     (tmp_path / "run").symlink_to(trained.folder)
     for out in (trained.folder / name for name in OWN):
-        assert "found one of the files of the run" in transom(*VERBS_THAT_WRITE[verb](trained, given_file, out)).error
+        assert "found one of the files of the run" in transom(*COMMANDS_THAT_WRITE[command](trained, given_file, out)).error
     for out in (tmp_path / "run" / "model.safetensors", trained.folder / CHECKPOINTS / ".." / "config.json"):
-        assert "found one of the files of the run" in transom(*VERBS_THAT_WRITE[verb](trained, given_file, out)).error
+        assert "found one of the files of the run" in transom(*COMMANDS_THAT_WRITE[command](trained, given_file, out)).error
     assert before == content_of(trained.folder)
 
 
@@ -94,14 +94,14 @@ def test_other_places_are_written(trained: Trained, given_file: Path, transom: C
 
 
 def test_every_output_option_is_among_them(transom: Call) -> None:
-    subverbs = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy", "patterns"]}
+    subcommands = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy", "patterns"]}
     writing = {
         " ".join(words)
-        for verb in verbs()
-        for words in [[verb, subverb] for subverb in subverbs.get(verb, [])] or [[verb]]
+        for command in all_commands()
+        for words in [[command, subcommand] for subcommand in subcommands.get(command, [])] or [[command]]
         if re.search(r"--out(put)?\s+(FILE|DIR)", transom(*words, "--help").out)
     }
-    assert writing == {verb.split("'")[0] for verb in VERBS_THAT_WRITE} | {"train", "demo", "compare-components"}
+    assert writing == {command.split("'")[0] for command in COMMANDS_THAT_WRITE} | {"train", "demo", "compare-components"}
 
 
 def test_a_run_does_not_start_from_itself(trained: Trained, tmp_path: Path, transom: Call) -> None:

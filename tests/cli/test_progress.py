@@ -40,9 +40,9 @@ def test_the_bar_of_a_translation(trained: Trained, transom: Call) -> None:
 def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = iter(range(0, 1000, 11))
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
-    with progress.counting("sentences", quiet=False) as notify:
+    with progress.show_progress("sentences", quiet=False) as notify:
         notify(5, 20)
-    with progress.counting("sentences", quiet=True) as notify:
+    with progress.show_progress("sentences", quiet=True) as notify:
         notify(5, 20)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("5/20 sentences  ") and line.endswith(" left")
@@ -61,7 +61,7 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
                     "precision": "fp32",
                     "threads": "1 thread",
                     "processes": "",
-                    "counted": "target tokens",
+                    "unit": "target tokens",
                 },
                 ("look at this",),
             )

@@ -45,7 +45,7 @@ BEFORE = {"instructions": "text-bpe"}
 """The recipe whose run a recipe's commands begin from."""
 
 
-def commands(name: str) -> Iterator[list[str]]:
+def commands_of(name: str) -> Iterator[list[str]]:
     """Read the command lines in the first comment of a recipe."""
     for line in packaged_recipes()[name].splitlines():
         if not line.startswith("#"):
@@ -125,19 +125,19 @@ def write(root: Path) -> None:
 def test_its_own_commands_run(name: str, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    before = list(commands(BEFORE[name]))[:1] if name in BEFORE else []
-    verbs = []
-    for program, verb, *arguments in [*before, *commands(name)]:
+    before = list(commands_of(BEFORE[name]))[:1] if name in BEFORE else []
+    commands = []
+    for program, command, *arguments in [*before, *commands_of(name)]:
         if program != "transom":
             if program == "cut":
-                subprocess.run(shlex.join([program, verb, *arguments]).replace("'>'", ">"), shell=True, check=True)
+                subprocess.run(shlex.join([program, command, *arguments]).replace("'>'", ">"), shell=True, check=True)
             continue  # an example of texts, not a command
         extra: list[str] = []
-        if verb == "train":
+        if command == "train":
             task = tomllib.loads(packaged_recipes()[arguments[0]])["task"]
             extra = [*sets(*SHORT, *FOR_TASK.get(task, ()), *OF_ITS_OWN.get(name, ()))]
             shutil.rmtree(arguments[arguments.index("--out") + 1], ignore_errors=True)  # of another way to train
-        outcome = transom(verb, *arguments, *extra)
+        outcome = transom(command, *arguments, *extra)
         assert outcome.code == 0, outcome.err
-        verbs.append(verb)
-    assert "train" in verbs and set(verbs) - {"train"}, "a recipe shows how to train and what to ask its model"
+        commands.append(command)
+    assert "train" in commands and set(commands) - {"train"}, "a recipe shows how to train and what to ask its model"

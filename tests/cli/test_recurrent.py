@@ -1,4 +1,4 @@
-"""A recurrent network takes the same way as the Transformer: trained, resumed, asked, scored and compared by the same verbs."""
+"""A recurrent network takes the same way as the Transformer: trained, resumed, asked, scored and compared by the same commands."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_pages_say_what_the_run_is_and_where_it_looked(recurrent: Path) -> None:
     assert "decoder.cross" in page
 
 
-def test_it_answers_to_every_verb_of_translation(transom: Call, recurrent: Path, trained: Trained) -> None:
+def test_it_answers_to_every_command_of_translation(transom: Call, recurrent: Path, trained: Trained) -> None:
     files = ["--source", trained.source, "--target", trained.target]
     assert transom("translate", recurrent, "ab ba", "--precision", "fp32").code == 0
     best = transom("translate", recurrent, "ab ba", "--n-best", 2, "--json").json

@@ -1,4 +1,4 @@
-"""Texts longer than the model reads: every verb asks what becomes of them, counts them, and says it once."""
+"""Texts longer than the model reads: every command asks what becomes of them, counts them, and says it once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.cli.conftest import Call, Trained
 from tests.cli.test_encoders import classifying, filling, labelled
 from tests.cli.test_language import LanguageRun, spoken
 from tests.cli.test_tag import tagged, tagging
-from transom.cli.verbs import verbs
+from transom.cli.commands import all_commands
 from transom.decoding.predictors.translator import Translator
 from transom.tasks.load import load_as
 
@@ -19,11 +19,11 @@ AB, SUN = "ab " * 400, "the sun of 3 is a sun " * 9
 
 
 class Case(NamedTuple):
-    """How a verb is asked of one short and one long text, or of the long one where it takes only one.
+    """How a command is asked of one short and one long text, or of the long one where it takes only one.
 
     Attributes:
-        arguments: of the verb; capitals are places.
-        said: the line on standard error, or on standard output where a verb has notes there.
+        arguments: of the command; capitals are places.
+        said: the line on standard error, or on standard output where a command has notes there.
         counted: whether its JSON counts the long text.
     """
 
@@ -52,7 +52,7 @@ CASES = {
     "compare": Case(
         ("TRANSLATING", "TRANSLATING", *PAIRS, "--resamples", "5"),
         "longer than the context window of MOST tokens: 1 of 2, split",
-        lambda value: (value["a_n_longer"], value["b_n_longer"]) == (1, 1),
+        lambda value: (value["a_n_too_long"], value["b_n_too_long"]) == (1, 1),
     ),
     "generate": Case(
         ("GENERATING", "--input", "TEXTS", "--max-new-tokens", "2"),
@@ -115,7 +115,7 @@ CASES = {
         lambda value: value["n_dropped_tokens"] > 0,
     ),
 }
-"""Each verb that reads texts with a model; a test sees that none is left out."""
+"""Each command that reads texts with a model; a test sees that none is left out."""
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def places(trained: Trained, spoken: LanguageRun, classifying: Path, filling: Pa
     return {**found, **runs, "OUT": tmp_path / "out"}
 
 
-def test_every_verb_that_reads_texts_is_here() -> None:
-    assert {name.split()[0] for name in CASES} == set(verbs()) - {
+def test_every_command_that_reads_texts_is_here() -> None:
+    assert {name.split()[0] for name in CASES} == set(all_commands()) - {
         "train",
         "kernels",
         "plugins",
@@ -153,23 +153,23 @@ def test_every_verb_that_reads_texts_is_here() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str, Path]) -> None:
     case, most = CASES[name], load_as(Translator, places["TRANSLATING"], "fp32").max_tokens()
-    verb, *_ = name.split()
-    command = [verb, *(places.get(each, each) for each in case.arguments), *(() if verb == "compare" else ("--precision", "fp32"))]
-    told = transom(*command)
+    command, *_ = name.split()
+    arguments = [*(places.get(each, each) for each in case.arguments), *(() if command == "compare" else ("--precision", "fp32"))]
+    told = transom(command, *arguments)
     assert told.code == 0, told
-    shown = told.out if verb == "compare-attention" else told.err
+    shown = told.out if command == "compare-attention" else told.err
     assert shown.count(case.said.replace("MOST", str(most))) == 1, shown
-    counted = transom(*command, "--json")
+    counted = transom(command, *arguments, "--json")
     assert case.counted(counted.json), counted
     assert "longer than" not in counted.err and "exceeded" not in counted.err, "what counts has said it"
     if "--too-long" not in name:
-        refused = transom(*command, "--too-long", "refuse").error
+        refused = transom(command, *arguments, "--too-long", "refuse").error
         assert "tokens" in refused and "expected" in refused
 
 
 def test_a_text_that_fits_is_not_spoken_of(transom: Call, places: dict[str, Path]) -> None:
-    for verb, run in (("translate", "TRANSLATING"), ("generate", "GENERATING"), ("classify", "CLASSIFYING"), ("embed", "FILLING")):
-        told = transom(verb, places[run], "ab", *(("--max-new-tokens", "1") if verb == "generate" else ()), "--precision", "fp32")
+    for command, run in (("translate", "TRANSLATING"), ("generate", "GENERATING"), ("classify", "CLASSIFYING"), ("embed", "FILLING")):
+        told = transom(command, places[run], "ab", *(("--max-new-tokens", "1") if command == "generate" else ()), "--precision", "fp32")
         assert told.code == 0 and "longer than" not in told.err and "exceeded" not in told.err
     record = transom("embed", places["FILLING"], SUN, "--json", "--too-long", "window").json
     assert record["windows"] > 1 and record["n_dropped_tokens"] == 0

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import transom as package
 from tests.cli.conftest import TINY, Call, Trained, sets, write_pairs
-from transom.cli import train as verb
+from transom.cli import train as command
 from transom.errors import ConfigError
 from transom.training.events import Event, StepFinished
 
@@ -47,7 +47,7 @@ def test_at_a_terminal_it_is_asked(yes: bool, trained: Trained, transom: Call, t
     asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(verb.typer, "confirm", lambda text, err: asked.append(text) or yes)
+    monkeypatch.setattr(command.typer, "confirm", lambda text, err: asked.append(text) or yes)
     outcome = transom(*trained.command, "--out", out)
     assert len(asked) == 1
     assert (outcome.code, "step 10" in outcome.out) == ((0, True) if yes else (2, False))
@@ -128,7 +128,7 @@ def test_a_test_file_that_the_data_report_reads_is_in_the_ledger(trained: Traine
     command = (*command, "--valid-target", trained.target, "--out", tmp_path / "run", "--json", *sets(*TINY, "training.max_steps=1", test))
     assert transom(*command).code == 0
     entries = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    assert [(entry["verb"], entry["file"]) for entry in entries] == [("train", str(trained.source)), ("train", str(trained.target))]
+    assert [(entry["command"], entry["file"]) for entry in entries] == [("train", str(trained.source)), ("train", str(trained.target))]
 
 
 def test_a_validation_sentence_that_is_translated_in_pieces_does_not_end_the_run(transom: Call, tmp_path: Path) -> None:

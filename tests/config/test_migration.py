@@ -79,7 +79,7 @@ def test_a_recipe_is_rewritten_with_its_comments_and_order() -> None:
     assert upgrade_recipe(new, "new.toml") == (new, [])
 
 
-def test_the_verb_upgrades_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_upgrades_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (file := tmp_path / "old.toml").write_text(OLD)
     assert main(["recipes", "upgrade", str(file), "--output", str(tmp_path / "new.toml"), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["changes"][0] == {"field": "data.train.field", "old": "field", "new": "text_field"}

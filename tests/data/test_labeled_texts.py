@@ -18,7 +18,7 @@ from transom.data.labeled.labeled_texts import (
     read_labeled_texts,
 )
 from transom.data.pairs.pairs import Pairs
-from transom.data.reports.labeled_texts import report_labelled
+from transom.data.reports.labeled_texts import report_labeled_texts
 from transom.data.sampler import MicroBatching
 from transom.data.split import Splits
 from transom.data.tokenizer.special_tokens import EOS
@@ -118,9 +118,9 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
     longer = sum(len(text.split()) > 5 for text in TEXTS)
     assert (cut.n_too_long, cut.n_samples) == (longer, 60) and (left.n_too_long, left.n_samples) == (longer, 60 - longer)
     assert max(batch.source.tokens.shape[1] for _, micro_batches in islice(cut.batches_from(0), 40) for batch in micro_batches) == 6
-    report = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, cut)
+    report = report_labeled_texts(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, cut)
     assert f"train: {longer} texts longer than the 6 tokens of the context window; they are truncated" in report.problems
-    dropped = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, left)
+    dropped = report_labeled_texts(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, left)
     assert f"train: {longer} texts longer than the 6 tokens of the context window; they are dropped" in dropped.problems
     for each in (report, dropped):
         assert f"valid: {longer} texts longer than the 6 tokens of the context window; they are truncated" in each.problems
@@ -179,7 +179,7 @@ def test_the_report_names_what_to_look_at() -> None:
     train = Pairs(["a film", "a film", "no film"], ["pos", "neg", "neg"], "train", [3, 5, 7])
     valid = Pairs(["a film", "other film"], ["pos", "neg"], "valid")
     made = LabeledTextLoader(train, WORD_LEVEL, ("neg", "pos"), max_seq_len=9, batch_tokens=40, seed=1)
-    report = report_labelled(Splits(train, valid), ("neg", "pos"), WORD_LEVEL, made)
+    report = report_labeled_texts(Splits(train, valid), ("neg", "pos"), WORD_LEVEL, made)
     problems = " | ".join(report.problems)
     assert "1 text with another class than the same text before, lines 3 and 5" in problems
     assert "valid: 1 of 2 texts also in training" in problems and "fewer than 10 texts of 'neg', 'pos'" in problems

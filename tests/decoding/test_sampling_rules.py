@@ -32,7 +32,7 @@ from transom.decoding.search.sampling import (
     keep_top_p,
     keep_typical,
     sample_inverse_cdf,
-    warp,
+    warp_logits,
 )
 
 NEVER = float("-inf")
@@ -109,7 +109,7 @@ def test_rules_apply_in_the_order_of_the_transformers_library() -> None:
     ):
         expected = warper(IDS, expected)
         sizes.append(int((expected > NEVER).sum()))
-    found = warp(log_p, SamplingConfig(temperature=0.5, top_k=60, top_p=0.9, min_p=0.1, typical_p=0.6))
+    found = warp_logits(log_p, SamplingConfig(temperature=0.5, top_k=60, top_p=0.9, min_p=0.1, typical_p=0.6))
     assert torch.allclose(found.softmax(1), expected.softmax(1), **DOUBLE)
     assert sizes == sorted(set(sizes), reverse=True)  # each rule takes something away
     turned = keep_top_k(apply_temperature(keep_typical(keep_min_p(keep_top_p(log_p, 0.9), 0.1), 0.6), 0.5), 60)
@@ -192,7 +192,7 @@ limits_of_rules = st.fixed_dictionaries(
 @given(rows, limits_of_rules, st.floats(0, BELOW_ONE))
 def test_something_survives_and_nothing_forbidden_does(row: list[float], rules: dict[str, Any], noise: float) -> None:
     log_p = torch.tensor([row], dtype=torch.float64).log_softmax(1)
-    found = warp(log_p, SamplingConfig(**rules))
+    found = warp_logits(log_p, SamplingConfig(**rules))
     assert set(kept(found)) <= set(kept(log_p))
     assert found.exp().sum().item() == pytest.approx(1.0)
     assert sample_inverse_cdf(found, torch.tensor([noise], dtype=torch.float64)).item() in kept(found)

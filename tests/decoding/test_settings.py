@@ -25,6 +25,6 @@ def test_what_does_not_fit_is_refused(options: dict[str, int], expected: str) ->
         merge_options(BeamSearchConfig(), options, KNOWN)
 
 
-def test_every_setting_is_an_option_of_its_verb() -> None:
+def test_every_setting_is_an_option_of_its_command() -> None:
     assert {"beam_size", "length_penalty", "min_length", "max_length"} <= set(translator.TranslateOptions.__annotations__)
     assert {"temperature", "top_k", "seed", "stop"} <= set(generator.GenerateOptions.__annotations__)

@@ -109,7 +109,7 @@ def test_commands_and_python_run(page: str, here: Path, monkeypatch: pytest.Monk
         exec(compile(block, "page", "exec"), {})
 
 
-def test_the_guide_shows_every_verb_that_trains_or_runs_a_model() -> None:
+def test_the_guide_shows_every_command_that_trains_or_runs_a_model() -> None:
     assert {shlex.split(command)[1] for command in commands_of(GUIDE)} >= {
         "train",
         "translate",

@@ -45,7 +45,7 @@ def run(bare: Path, *arguments: object) -> Any:
 def test_the_copy_is_what_runs(bare: Path) -> None:
     table = run(bare, "kernels")
     assert {row["path"] for row in table} == {"reference"} and len(table) > 5
-    assert {row["serves"] for row in table} == {"everywhere else"}
+    assert {row["when"] for row in table} == {"everywhere else"}
 
 
 @pytest.mark.long

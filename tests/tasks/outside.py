@@ -11,7 +11,7 @@ from transom.config.data import DataConfig, FilesConfig, TokenizerConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import TextClassifierConfig
 from transom.config.recipe import TextRecipe
-from transom.config.task_options import DataOption, TaskHelp, Verb
+from transom.config.task_options import Command, DataOption, TaskHelp
 from transom.config.task_registry import register_task
 from transom.data.pairs.pairs import Pairs
 from transom.data.split import Splits, holdout
@@ -25,7 +25,7 @@ ABOUT = TaskHelp(
         DataOption("--valid-authors", "FOLDER", "The same for validation.", "valid", "folder", "--authors", "the lines to train on"),
     ),
     scored_by="a folder of AUTHOR.txt",
-    verbs=(Verb("authors", "Name the authors that a model knows.", __name__),),
+    commands=(Command("authors", "Name the authors that a model knows.", __name__),),
 )
 
 
@@ -63,8 +63,8 @@ class AuthorRecipe(TextRecipe):
 
     TASK: ClassVar[str] = f"{__name__}:AuthorTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "lines"
-    VERB: ClassVar[str] = "classify"
+    UNIT: ClassVar[str] = "lines"
+    COMMAND: ClassVar[str] = "classify"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A line"', '["A line"]')
 
     task: Literal["authors"] = Field("authors", description="what the model learns to do")

@@ -23,7 +23,7 @@ from transom.tasks.audio.schema import AudioFilesConfig, AudioRecipe, Spectrogra
 from transom.tasks.audio.synthetic import CLASSES, synthesize
 from transom.tasks.audio.task import AudioClassifier
 from transom.tasks.load import load
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.events import TrainingFinished
 from transom.training.train_loop import train
 
@@ -74,7 +74,9 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(sounds: AudioRecipe, tm
     sit(sounds, tmp_path / "whole")
     steps: list[int] = []
     with RunFolder.create(tmp_path / "parts") as folder:
-        stopped = train(set_up(sounds, Path(), folder), [lambda event: steps.append(event.step)], lambda: bool(steps) and steps[-1] >= 4)
+        stopped = train(
+            build_training_setup(sounds, Path(), folder), [lambda event: steps.append(event.step)], lambda: bool(steps) and steps[-1] >= 4
+        )
     assert stopped.reason == "stopped" and 4 <= stopped.step < 10
     assert sit(sounds, tmp_path / "parts").reason == "max_steps"
     assert (tmp_path / "whole" / WEIGHTS).read_bytes() == (tmp_path / "parts" / WEIGHTS).read_bytes()
@@ -82,7 +84,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(sounds: AudioRecipe, tm
 
 def test_figures_and_words(sounds: AudioRecipe, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(changed(sounds, precision="fp32"), Path(), folder)
+        parts = build_training_setup(changed(sounds, precision="fp32"), Path(), folder)
         task: Any = parts.task
         figures, samples = measured(parts)
     found = AudioClassifier(parts.eval_model).classify_pixels(task.valid.load(range(18)))  # type: ignore[arg-type]
@@ -107,7 +109,7 @@ def test_parameters_sites_and_flops_are_those_of_the_network(sounds: AudioRecipe
 def test_another_run_starts_from_a_trained_one(sounds: AudioRecipe, tmp_path: Path) -> None:
     sit(changed(sounds, max_steps=3), tmp_path / "first")
     with RunFolder.create(tmp_path / "second") as folder:
-        parts = set_up(changed(sounds, init_from=str(tmp_path / "first")), Path(), folder)
+        parts = build_training_setup(changed(sounds, init_from=str(tmp_path / "first")), Path(), folder)
     ours, theirs = parts.model.state_dict(), read_tensors(tmp_path / "first" / WEIGHTS)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs if ".blocks." in name)
 

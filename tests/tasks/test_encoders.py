@@ -22,7 +22,7 @@ from transom.tasks.classification.task import ClassificationTask
 from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.tasks.load import load
 from transom.tasks.masked.schema import MaskedRecipe
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 
@@ -34,7 +34,7 @@ def recipe(request: pytest.FixtureRequest) -> Recipe:
 
 def test_a_classifier_leaves_tokens_of_training_texts_out(classes: ClassificationRecipe, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
-        task = set_up(changed(classes, word_dropout=0.5), tmp_path, folder).task
+        task = build_training_setup(changed(classes, word_dropout=0.5), tmp_path, folder).task
     assert isinstance(task, ClassificationTask)
     _, slices = next(task.loader.batches_from(0))
     assert any(batch.source.lengths.min() < 5 for batch in slices), "a text has four words and the start symbol"
@@ -80,7 +80,7 @@ def test_a_masked_model_learns_from_both_sides(masked: MaskedRecipe, tmp_path: P
 
 def test_the_figures_are_means_over_what_counts(recipe: Recipe, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(changed(recipe, precision="fp32"), Path(), folder)
+        parts = build_training_setup(changed(recipe, precision="fp32"), Path(), folder)
         task: Any = parts.task
         figures, _ = measured(parts)
         total, right, n = 0.0, 0, 0

@@ -17,7 +17,7 @@ from transom.errors import DataError
 from transom.layers.position_encoding import resize_position_grid
 from transom.tasks.image_classification.schema import ImageRecipe
 from transom.tasks.load import load
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.events import TrainingFinished
 
 
@@ -57,7 +57,7 @@ def test_it_learns_and_answers(recipe: ImageRecipe, photos: Path, tmp_path: Path
 
 def test_the_figures_are_those_of_the_images_as_they_are(recipe: ImageRecipe, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(changed(recipe, precision="fp32"), Path(), folder)
+        parts = build_training_setup(changed(recipe, precision="fp32"), Path(), folder)
         task: Any = parts.task
         figures, samples = measured(parts)
     valid, classes = task.valid, parts.recipe.model.classes  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def test_a_network_of_another_size_begins_from_a_trained_one(vision: ImageRecipe
     raw = changed(small, init_from=str(tmp_path / "small")).model_dump()
     raw["model"] |= {"image_size": 16, "d_model": 24, "n_layers": 3}
     with RunFolder.create(tmp_path / "large") as folder:
-        parts = set_up(ImageRecipe.model_validate(raw), Path(), folder)
+        parts = build_training_setup(ImageRecipe.model_validate(raw), Path(), folder)
     ours, theirs = parts.model.state_dict(), read_tensors(tmp_path / "small" / WEIGHTS)
     name = "embedding.position.table.weight"
     assert len(ours[name]) == 17 and torch.equal(ours[name], resize_position_grid(theirs[name], 17))

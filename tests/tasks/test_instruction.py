@@ -17,7 +17,7 @@ from transom.tasks.instruction.schema import InstructionRecipe
 from transom.tasks.instruction.task import InstructionTask
 from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.load import load
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.events import TrainingStarted, ValidationFinished
 from transom.training.objectives.objective import CrossEntropy, forward_pass
 
@@ -48,7 +48,7 @@ def test_a_killed_run_ends_as_the_run_left_alone(model: dict[str, Any], tmp_path
 @pytest.mark.parametrize("mask", ["causal", "prefix-lm"])
 def test_the_loss_is_that_of_each_answer_read_alone(mask: str, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(changed(instructions(tmp_path, mask=mask, dropout=0.0), precision="fp32"), Path(), folder)
+        parts = build_training_setup(changed(instructions(tmp_path, mask=mask, dropout=0.0), precision="fp32"), Path(), folder)
     task, model = parts.task, parts.eval_model.double()
     assert isinstance(task, InstructionTask)
     read = task.loader.instructions
@@ -111,7 +111,7 @@ def test_it_starts_from_a_language_model(tmp_path: Path) -> None:
 def test_too_long_is_asked_counted_and_said(tmp_path: Path) -> None:
     recipe = instructions(tmp_path, max_seq_len=6)
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(recipe, Path(), folder)
+        parts = build_training_setup(recipe, Path(), folder)
     notes = "\n".join(parts.task.report.lines())
     assert "train: 128 instructions longer than the 6 tokens of the context window; only the end of the prompt is kept (line 1, " in notes
     raw = recipe.model_dump()

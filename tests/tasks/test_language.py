@@ -15,7 +15,7 @@ from transom.errors import DataError
 from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.language.task import LanguageTask
 from transom.tasks.load import load
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.events import TrainingFinished
 from transom.training.setup import TrainingSetup
 from transom.training.train_loop import train
@@ -58,12 +58,12 @@ def recipe(texts: Path, max_seq_len: int = 16, **training: Any) -> LanguageRecip
 
 def parts(texts: Path, out: Path, **training: Any) -> tuple[RunFolder, TrainingSetup]:
     folder = RunFolder.create(out, resume=True)
-    return folder, set_up(recipe(texts, **training), Path(), folder)
+    return folder, build_training_setup(recipe(texts, **training), Path(), folder)
 
 
 def sit(texts: Path, out: Path, *callbacks: Any, **training: Any) -> TrainingFinished:
     with RunFolder.create(out, resume=True) as folder:
-        return train(set_up(recipe(texts, **training), Path(), folder), callbacks)
+        return train(build_training_setup(recipe(texts, **training), Path(), folder), callbacks)
 
 
 def test_a_killed_run_ends_as_the_run_left_alone(texts: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transom.decoding.predictors.translator import Translator
 from transom.decoding.search.loop import search
 from transom.errors import ConfigError, DataError
 from transom.tasks.load import load_as
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.translation_metrics import bleu, exact_match
 
@@ -39,7 +39,7 @@ def test_one_model_obeys_the_tags(languages: TranslationRecipe, tmp_path: Path) 
 
 def test_figures_are_of_each_language_and_of_all_sentences_together(languages: TranslationRecipe, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(changed(languages, precision="fp32"), Path(), folder)
+        parts = build_training_setup(changed(languages, precision="fp32"), Path(), folder)
         task: Any = parts.task
         figures, samples = measured(parts)
     translator = Translator(parts.eval_model, task.tokenizers, parts.recipe.decoding)  # type: ignore[arg-type]

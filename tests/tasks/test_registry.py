@@ -1,4 +1,4 @@
-"""Tasks are discovered by their folders; a plugin task is supported like them: options, help, errors, training, loading, verbs."""
+"""Tasks are discovered by their folders; a plugin task is supported like them: options, help, errors, training, loading, commands."""
 
 import ast
 import json
@@ -30,7 +30,7 @@ def test_every_task_has_what_is_asked_of_one() -> None:
     for name, recipe in recipes_by_task().items():
         task = task_class(recipe)
         assert isinstance(task, TaskClass) and isinstance(task, TrainsTokenizers) == issubclass(recipe, TextRecipe), name
-        assert recipe.VERB in task.VERBS or callable(getattr(task.PREDICTOR, recipe.VERB)), name
+        assert recipe.COMMAND in task.COMMANDS or callable(getattr(task.PREDICTOR, recipe.COMMAND)), name
 
 
 def test_what_the_command_line_tells_is_what_the_schemas_say() -> None:

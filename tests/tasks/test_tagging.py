@@ -22,7 +22,7 @@ from transom.tasks.tagging.predictor import EntitySpan, TaggedText, Tagger
 from transom.tasks.tagging.schema import TaggingRecipe
 from transom.tasks.tagging.tagged_files import TaggedSentences
 from transom.tasks.tagging.task import TaggingTask
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.objectives.r_drop import RDrop
 
 EXACT = {"precision": "fp32", "average": "none"}
@@ -30,7 +30,7 @@ EXACT = {"precision": "fp32", "average": "none"}
 
 def test_figures_are_of_words_and_of_entities(tags: TaggingRecipe, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(changed(tags, precision="fp32"), Path(), folder)
+        parts = build_training_setup(changed(tags, precision="fp32"), Path(), folder)
         task, model = parts.task, parts.eval_model
         assert isinstance(task, TaggingTask)
         figures, samples = measured(parts)
@@ -80,7 +80,7 @@ def test_entities_are_found(tags: TaggingRecipe, tmp_path: Path) -> None:
 
 def test_each_sentence_may_be_read_twice(tags: TaggingRecipe, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(changed(tags, r_drop=1.0), Path(), folder)
+        parts = build_training_setup(changed(tags, r_drop=1.0), Path(), folder)
     assert isinstance(parts.task.objective(parts.model), RDrop)
 
 
@@ -112,7 +112,7 @@ def test_tags_of_validation_alone_are_refused_and_so_are_those_of_another_file(t
 def test_it_starts_from_an_encoder_of_masked_tokens(masked: MaskedRecipe, tags: TaggingRecipe, tmp_path: Path) -> None:
     sit(masked, tmp_path / "masked")
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(changed(tags, init_from=str(tmp_path / "masked")), Path(), folder)
+        parts = build_training_setup(changed(tags, init_from=str(tmp_path / "masked")), Path(), folder)
     other = load(tmp_path / "masked", "fp32").model.state_dict()
     assert all(torch.equal(value, other[name]) for name, value in parts.model.state_dict().items() if name.startswith("encoder."))
 
@@ -121,7 +121,7 @@ def test_it_starts_from_an_encoder_of_masked_tokens(masked: MaskedRecipe, tags: 
 def test_the_packaged_recipe_reaches_its_f1(tmp_path: Path) -> None:
     recipe, base = load_recipe("phrasebook-tags", ["training.max_steps=400"])
     with RunFolder.create(tmp_path / "run") as folder:
-        parts = set_up(recipe, base, folder)
+        parts = build_training_setup(recipe, base, folder)
         assert parts.task.report.problems == []
     assert sit(recipe, tmp_path / "run").best["f1"] > 99
 

@@ -16,7 +16,7 @@ from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.tasks.image_classification.schema import ImageRecipe
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.tagging.schema import TaggingRecipe
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.events import TrainingFinished
 from transom.training.setup import TrainingSetup
@@ -158,7 +158,7 @@ def changed(recipe: Recipe, **training: Any) -> Recipe:
 def sit(recipe: Recipe, out: Path, *callbacks: Any, user_overrides: UserOverrides = NO_OVERRIDES) -> TrainingFinished:
     """One sitting of a run in ``out``, going on with what is there."""
     with RunFolder.create(out, resume=True) as folder:
-        return train(set_up(recipe, Path(), folder, user_overrides=user_overrides), callbacks)
+        return train(build_training_setup(recipe, Path(), folder, user_overrides=user_overrides), callbacks)
 
 
 def measured(parts: TrainingSetup) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:

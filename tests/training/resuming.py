@@ -22,7 +22,7 @@ from transom.checkpoints.tensors import Origin, hash_tensors, serialize_tensors
 from transom.files.atomic_io import json_bytes, write_folder
 from transom.parallel.collectives import SINGLE_PROCESS
 from transom.planning import hardware
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training import train_loop
 from transom.training.setup import TrainingSetup
 from transom.training.train_loop import train
@@ -102,11 +102,11 @@ def main(kind: str, stride: int) -> None:
     failures, n_cases, touched = list[Any](), 0, list[Tensor]()
     with tempfile.TemporaryDirectory() as work, RunFolder.create(Path(work) / "run") as folder:
         whole = recipe(**KINDS[kind], max_steps=NEWER, checkpoint_every=3)
-        train(set_up(whole, Path(), folder))
+        train(build_training_setup(whole, Path(), folder))
         checkpoints = folder.checkpoints
         (older, _, _), (newer, _, _) = checkpoints.load(OLDER), checkpoints.load(NEWER)
         document = json.loads((checkpoints.path(NEWER) / "state.json").read_bytes())
-        parts = set_up(whole, Path(), folder)
+        parts = build_training_setup(whole, Path(), folder)
         watch(parts.optimizer, touched)
         assert attempt(parts, touched) == "newer"
         allowed = sorted(tuple(x.shape) for x in older["optimizer"].values())

@@ -21,7 +21,7 @@ from transom.errors import CheckpointError, ConfigError
 from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.load import load
 from transom.tasks.masked.schema import MaskedRecipe
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.events import StepFinished, TrainingStarted
 
@@ -154,7 +154,7 @@ def test_a_translator_learns_another_task_as_well_as_with_all_weights(tmp_path: 
     full = {"kind": "lora", "rank": 32, "alpha": 32.0, "target_modules": ALL}
     few = {"kind": "lora", "rank": 4, "alpha": 16.0, "target_modules": ["cross.q", "cross.k", "attn.v"]}
     with RunFolder.create(tmp_path / "untrained") as folder:
-        parts = set_up(sequences("reverse", **from_copy), Path(), folder)
+        parts = build_training_setup(sequences("reverse", **from_copy), Path(), folder)
     before = measured(parts)[0]["loss"]
     losses = {
         name: sit(sequences("reverse", adapter=adapter, **from_copy), tmp_path / name).best["loss"]

@@ -21,7 +21,7 @@ from transom.tasks.image_classification.schema import ImageRecipe
 from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.load import load
 from transom.tasks.masked.schema import MaskedRecipe
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.events import StepFinished, TrainingStarted
 from transom.training.finetune import inherit_model_shape, merge_model_fields
 
@@ -34,7 +34,7 @@ def pretrained(masked: MaskedRecipe, tmp_path: Path) -> Path:
 
 def test_a_classifier_starts_from_a_masked_models_encoder(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "tuned") as folder:
-        parts = set_up(changed(classes, init_from=str(pretrained)), Path(), folder)
+        parts = build_training_setup(changed(classes, init_from=str(pretrained)), Path(), folder)
     ours, theirs = parts.model.state_dict(), read_tensors(pretrained / WEIGHTS)
     taken = [name for name in ours if name in theirs and not name.startswith("unembedding")]
     assert all(torch.equal(ours[name], theirs[name]) for name in taken) and len(taken) > 15
@@ -176,7 +176,7 @@ def test_another_length_is_taken_by_any_position(family: Recipe, position: str, 
     sit(first, tmp_path / "first")
     with RunFolder.create(tmp_path / "tuned") as folder:
         user_overrides = UserOverrides({"model": {"max_seq_len": length}})
-        parts = set_up(changed(first, init_from=str(tmp_path / "first")), Path(), folder, user_overrides=user_overrides)
+        parts = build_training_setup(changed(first, init_from=str(tmp_path / "first")), Path(), folder, user_overrides=user_overrides)
     assert getattr(parts.recipe.model, "max_seq_len") == length  # noqa: B009
     assert parts.notes[1] == f"changed from the model of {tmp_path / 'first'}: max_seq_len {length} (was 16)"
     ours, theirs = parts.model.state_dict(), read_tensors(tmp_path / "first" / WEIGHTS)
@@ -303,7 +303,7 @@ def test_the_field_that_was_asked_for_is_named_and_not_what_it_breaks(masked: Ma
 def begin(recipe: Recipe, out: Path) -> None:
     """Leave what a run of an untrained model has in its folder, as far as its shape goes."""
     with RunFolder.create(out) as folder:
-        parts = set_up(changed(recipe, average="none"), Path(), folder)
+        parts = build_training_setup(changed(recipe, average="none"), Path(), folder)
         folder.write_tensors(WEIGHTS, parts.model.state_dict(), step=0)
 
 
@@ -333,6 +333,6 @@ def test_a_network_for_images_keeps_the_other_s_pooling(vision: ImageRecipe, tmp
     raw = changed(vision, init_from=str(tmp_path / "run")).model_dump()
     raw["model"] |= {"pooling": "mean", "image_size": 16}
     with RunFolder.create(tmp_path / "tuned") as folder:
-        parts = set_up(ImageRecipe.model_validate(raw), Path(), folder)
+        parts = build_training_setup(ImageRecipe.model_validate(raw), Path(), folder)
     assert parts.recipe.model.pooling == "cls"  # type: ignore[attr-defined]
     assert parts.notes[1] == f"the model's shape is that of {tmp_path / 'run'}; not used are the recipe's pooling 'mean'"

@@ -19,7 +19,7 @@ from transom.layers.norm import LayerNorm
 from transom.models.base import Network
 from transom.parallel.collectives import World
 from transom.tasks.language.schema import LanguageRecipe
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.events import Callback, CheckpointSaved, Event, StepFinished
 from transom.training.objectives import auxiliary
 from transom.training.objectives.early_exit import EarlyExitLoss
@@ -111,7 +111,7 @@ def test_its_measurements_are_recorded_over_a_kill_too(tmp_path: Path) -> None:
 def named(recipe: Recipe, out: Path) -> Objective:
     """Set a run up and return the objective that its task names."""
     with RunFolder.create(out) as folder:
-        parts = set_up(recipe, Path(), folder)
+        parts = build_training_setup(recipe, Path(), folder)
     return parts.task.objective(parts.model)
 
 

@@ -22,7 +22,7 @@ from transom.checkpoints.tensors import Origin, TensorSpec, hash_tensors, read_m
 from transom.errors import CheckpointError, DataError
 from transom.files.atomic_io import json_bytes, write_folder
 from transom.parallel.collectives import World
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.metrics_window import WINDOW_SUMS, read_metrics_history
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import state_specs
@@ -78,7 +78,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def resumed(out: Path, **training: Any) -> tuple[str, TrainingSetup]:
     """Tell which checkpoint a resumed run uses."""
     with RunFolder.create(out, resume=True) as folder:
-        parts = set_up(recipe(**AVERAGED | training), Path(), folder)
+        parts = build_training_setup(recipe(**AVERAGED | training), Path(), folder)
         return attempt(parts, []), parts
 
 
@@ -247,7 +247,7 @@ def test_a_checkpoint_of_format_1_goes_on_bit_for_bit(tmp_path: Path, kind: str)
     out = tmp_path / "old"
     sit(out, **training, max_steps=NEWER)
     with RunFolder.create(out, resume=True) as folder:
-        parts = set_up(recipe(**training), Path(), folder)
+        parts = build_training_setup(recipe(**training), Path(), folder)
         numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, parts.optimizer))}
         for step in folder.checkpoints.steps():
             as_format_1(folder.checkpoints, step, numbers)
@@ -273,7 +273,7 @@ def test_an_older_optimizer_of_format_1_is_told_by_its_steps(tmp_path: Path) -> 
     sit(tmp_path, **training)
     with RunFolder.create(tmp_path, resume=True) as folder:
         checkpoints = folder.checkpoints
-        parts = set_up(recipe(**training), Path(), folder)
+        parts = build_training_setup(recipe(**training), Path(), folder)
         numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, parts.optimizer))}
         for step in (OLDER, NEWER):
             as_format_1(checkpoints, step, numbers)
@@ -346,7 +346,7 @@ def test_the_state_of_a_loss_scaler_comes_back() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_optimizer_keeps_what_is_expected_of_it(tmp_path: Path, kind: str) -> None:
     with RunFolder.create(tmp_path) as folder:
-        parts = set_up(recipe(**KINDS[kind], max_steps=1), Path(), folder)
+        parts = build_training_setup(recipe(**KINDS[kind], max_steps=1), Path(), folder)
         train(parts)
     for parameter in parts.model.parameters():
         kept = parts.optimizer.state[parameter]

@@ -13,7 +13,7 @@ from transom.checkpoints.run_files import WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
 from transom.errors import ConfigError, TransomError
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.tasks.translation.schema import TranslationRecipe
 from transom.training import train_loop
 from transom.training.checkpoint_selection import is_better
@@ -52,7 +52,7 @@ def sit(
 ) -> TrainingFinished:
     """One sitting of a run in ``out``, going on with what is there."""
     with RunFolder.create(out, resume=True) as folder:
-        return train(set_up(recipe(**training), Path(), folder), [callback], stop)
+        return train(build_training_setup(recipe(**training), Path(), folder), [callback], stop)
 
 
 class Killed(Exception):

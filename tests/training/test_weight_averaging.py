@@ -23,7 +23,7 @@ from transom.config.training import AnyAverage, CheckpointAverageConfig, EmaConf
 from transom.models.build import build_model
 from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.masked.schema import MaskedRecipe
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.events import CheckpointSaved, TrainingStarted, ValidationFinished
 from transom.training.train_state import optimizer_parameter_names
 from transom.training.weight_averaging import AVERAGED, RAW, WeightAverager
@@ -191,7 +191,7 @@ def test_an_average_that_is_better_is_kept(masked: MaskedRecipe, tmp_path: Path)
     records = [r for r in RunFolder.open(tmp_path / "run").metrics.read() if r["kind"] == "validation"]
     assert kept.weights == "averaged" and {r["weights"] for r in records} == {"raw", "averaged"}, "each is the better one at times"
     with RunFolder.create(tmp_path / "again") as folder:
-        parts = set_up(restless, Path(), folder)
+        parts = build_training_setup(restless, Path(), folder)
     RunFolder.open(tmp_path / "run").load_weights(parts.eval_model)
     assert measured(parts)[0]["loss"] == pytest.approx(kept.best["loss"], rel=1e-5)
 
@@ -277,7 +277,7 @@ def test_an_average_of_an_earlier_version_begins_anew(short: Recipe, tmp_path: P
     poisoned = {name: torch.full_like(x, 1e6) for name, x in groups["ema"].items()}
     checkpoints.save(3, {**groups, "ema": poisoned}, state)
     with RunFolder.create(tmp_path / "run", resume=True) as folder:
-        parts = set_up(run, Path(), folder)
+        parts = build_training_setup(run, Path(), folder)
         numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, parts.optimizer))}
     as_format_1(checkpoints, 3, numbers)
     seen: list[Any] = []

@@ -19,14 +19,14 @@ class EvaluationAccessLog:
         """Use ``path``, which may not exist yet."""
         self.path = path
 
-    def record(self, file: Path, verb: str) -> None:
-        """Record durably, before the read, that ``verb`` reads a test file or a folder of test files.
+    def record(self, file: Path, command: str) -> None:
+        """Record durably, before the read, that ``command`` reads a test file or a folder of test files.
 
         Raises:
             DiskError: the entry could not be written, so the file must not be read.
         """
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        entry = {"date": date, "file": str(file.absolute()), "sha256": _hash_path(file), "verb": verb}
+        entry = {"date": date, "file": str(file.absolute()), "sha256": _hash_path(file), "command": command}
         append_line(self.path, json.dumps(entry, ensure_ascii=False), sync=True)
 
     def read(self) -> list[dict[str, Any]]:

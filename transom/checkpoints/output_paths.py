@@ -1,4 +1,4 @@
-"""Check output paths: no verb overwrites its input or a run's own files. This module imports no pydantic."""
+"""Check output paths: no command overwrites its input or a run's own files. This module imports no pydantic."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,8 +15,8 @@ def check_output_path(output: Path | None, inputs: Iterable[Path | None] = ()) -
     """Raise an error if writing a file would overwrite something; call this before reading or computing anything.
 
     Args:
-        output: output file of a verb; None for no output.
-        inputs: files and folders that the verb reads, including runs; None for those not given.
+        output: output file of a command; None for no output.
+        inputs: files and folders that the command reads, including runs; None for those not given.
 
     Raises:
         ConfigError: the path belongs to a run, or is one of the inputs or a file in one, under any name or link.

@@ -54,7 +54,7 @@ def classify(
         raise ConfigError("expected one of TEXT_OR_FILE, --input and --labeled-data, found none or several; give one of them")
     with gc_frozen_imports():
         from transom.tasks.load import load_for
-        from transom.tasks.progress import counting
+        from transom.tasks.progress import show_progress
 
     classifier: ClassifyVerb = load_for("classify", run, precision)
     treatment, noun, is_limited = too_long or "truncate", classifier.NOUN, classifier.max_tokens is not None
@@ -67,7 +67,7 @@ def classify(
             there = "a device or a pipe" if labeled_data.exists() else "nothing"
             raise DataError(f"{labeled_data}: expected labeled {noun}, found {there}")
         RunFolder.open(run).access_log.record(labeled_data, "classify")
-        with counting(noun, quiet=as_json) as notify:
+        with show_progress(noun, quiet=as_json) as notify:
             scores = classifier.score(labeled_data, treatment, notify)
         rows = [f"{label}: recall {one.recall:.1%} of {one.n:,}, precision {one.precision:.1%}" for label, one in scores.classes]
         value = {"accuracy": scores.accuracy, "n": scores.n, "classes": {label: each._asdict() for label, each in scores.classes}}
@@ -78,7 +78,7 @@ def classify(
             _note_truncation(classifier, scores.n_too_long, scores.n, treatment, scores.n_dropped_tokens)
         return
     items = _read_inputs(inputs, input_file)
-    with counting(noun, quiet=as_json or input_file is None) as notify:
+    with show_progress(noun, quiet=as_json or input_file is None) as notify:
         found = classifier.classify(items, treatment, notify)
     records = [{classifier.KEY: item, **_to_record(each, is_limited)} for item, each in zip(items, found, strict=True)]
     prefixes = [""] * len(items) if is_limited else [f"{item}\t" for item in items]

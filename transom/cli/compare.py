@@ -57,7 +57,7 @@ def compare(
         for run, translator in translators.items()
     }
     result = bootstrap(translations[a].lines, translations[b].lines, pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
-    counts = {"a_n_longer": translations[a].n_too_long, "b_n_longer": translations[b].n_too_long}
+    counts = {"a_n_too_long": translations[a].n_too_long, "b_n_too_long": translations[b].n_too_long}
     print_result({"a_run": str(a), "b_run": str(b), **asdict(result), **counts}, as_json, _format_lines(a, b, result))
 
 

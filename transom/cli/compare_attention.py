@@ -66,13 +66,13 @@ def compare_attention(
         from transom.inspection.example_batch import SupportsFileInput, build_example_batch
         from transom.planning.precision import choose_threads, num_threads_set_to
         from transom.tasks.load import load
-        from transom.tasks.progress import counting
+        from transom.tasks.progress import show_progress
 
     check_output_path(out, [run, input_file])
     loaded, threads = load(run, precision), choose_threads()
     if isinstance(loaded, SupportsFileInput):
         reject_options({"--too-long": too_long}, "a model of texts", f"a model of {loaded.NOUN}s")
-    with num_threads_set_to(threads.count), counting("layers", quiet=as_json) as notify:
+    with num_threads_set_to(threads.count), show_progress("layers", quiet=as_json) as notify:
         read = build_example_batch(loaded, text, input_file, too_long or "truncate")
         comparison = compare_attention_methods(loaded.model, read.batch, ComparisonSettings(**sizes, repeats=repeats, seed=seed), notify)
     notes = [*read.notes, *comparison.notes, threads.reason]

@@ -45,27 +45,27 @@ def compare_components(
     """
     with defer_signals():
         from transom.tasks.compare_components import LOSS_CHART, Comparison, build_variants
-        from transom.tasks.progress import counting
+        from transom.tasks.progress import show_progress
 
     all_overrides = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
     folder = out or Path("runs") / f"compare-{Path(recipe).stem}"
     comparison = Comparison(recipe, all_overrides, build_variants(recipe, all_overrides, wanted), steps, seeds, folder)
-    with counting("steps", quiet=as_json) as notify:
+    with show_progress("steps", quiet=as_json) as notify:
         stopped = comparison.train(resume, notify)
     if stopped is not None:
         print_result(stopped.to_json(), as_json, [f"stopped; saved in {folder}; repeat the command with --resume to continue"])
         return stopped.exit_code
     found = comparison.collect_results()
     rows = [each.to_json(found[0]) for each in found]
-    value = {"recipe": recipe, "steps": steps, "seeds": seeds, "counted": comparison.unit, "folder": str(folder), "components": rows}
+    value = {"recipe": recipe, "steps": steps, "seeds": seeds, "unit": comparison.unit, "folder": str(folder), "components": rows}
     print_result(
         value, as_json, [*_format_lines(rows, comparison.unit), f"loss in nats after {steps:,} steps; curves in {folder / LOSS_CHART}"]
     )
     return 0
 
 
-def _format_lines(rows: Sequence[Mapping[str, Any]], counted: str) -> list[str]:
-    cells = [["component", "parameters", "loss", "std", "difference", "std", f"{counted}/s", "std"]]
+def _format_lines(rows: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
+    cells = [["component", "parameters", "loss", "std", "difference", "std", f"{unit}/s", "std"]]
     for row in rows:
         loss, difference, speed = row["loss"], row["difference"], row["speed"]
         differs = ["", ""] if row is rows[0] else [f"{difference['mean']:+.4f}", f"{difference['std']:.4f}"]

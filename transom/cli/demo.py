@@ -41,7 +41,7 @@ def demo(
 
     recipe, base = load_recipe("phrasebook", overrides or [])
     with TrainingProgress() as progress:
-        quiet: dict[str, Any] = {} if as_json else {"callbacks": [progress], "notify": progress.doing}
+        quiet: dict[str, Any] = {} if as_json else {"callbacks": [progress], "notify": progress.show_status}
         result = run_training(recipe, base, out, resume=True, **quiet)
     if result.stopped_by:
         print_result(result.to_json(), as_json, [f"stopped at step {result.step:,}; saved in {out}; repeat the command to continue"])

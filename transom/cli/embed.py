@@ -47,14 +47,14 @@ def embed(
     with gc_frozen_imports():
         from transom.data.text.text_io import check_text, read_lines
         from transom.tasks.load import load_embedder
-        from transom.tasks.progress import counting
+        from transom.tasks.progress import show_progress
 
     check_output_path(output, [run, input_file])
     embedder = load_embedder(run, precision)
     texts_to_embed = (
         read_lines(input_file, allow_empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
     )
-    with counting("texts", quiet=as_json or input_file is None) as notify:
+    with show_progress("texts", quiet=as_json or input_file is None) as notify:
         found = embedder.embed_with_details(texts_to_embed, not raw, too_long, notify)
     vectors, max_tokens, treatment = (
         found.vectors,

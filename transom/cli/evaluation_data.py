@@ -11,17 +11,17 @@ from transom.config.data import PairFilesConfig
 from transom.data.pairs.pairs import Pairs, load_pairs
 from transom.decoding.predictors.translator import TranslateOptions, Translator
 from transom.errors import DataError
-from transom.tasks.progress import counting
+from transom.tasks.progress import show_progress
 
 
-def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -> Pairs:
+def read_test_set(runs: Iterable[Path], source: Path, target: Path, command: str) -> Pairs:
     """Read aligned test files and record the access in the evaluation log of each run.
 
     Args:
         runs: run folders.
         source: source sentences, one per line.
         target: reference translations, one per line.
-        verb: the reading command, for the log.
+        command: the reading command, for the log.
 
     Raises:
         TransomError: a folder is no run, a file cannot be read or is empty, or the numbers of lines differ.
@@ -32,7 +32,7 @@ def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -
         raise DataError(f"{source}: expected at least one line, found none")
     for folder in folders:
         for file in (source, target):
-            folder.access_log.record(file, verb)
+            folder.access_log.record(file, command)
     return pairs
 
 
@@ -60,7 +60,7 @@ def translate_test_set(
         quiet: print nothing.
         options: decoding options.
     """
-    with counting(noun, quiet) as options["notify"]:
+    with show_progress(noun, quiet) as options["notify"]:
         found = translator.n_best(sources, 1, **options)
     n_too_long = sum(best[0].pieces > 1 for best in found if best)
     if not quiet:

@@ -39,14 +39,14 @@ def fill(
         from transom.data.text.text_io import check_text, read_lines
         from transom.decoding.predictors.fill_mask import MaskFiller
         from transom.tasks.load import load_as
-        from transom.tasks.progress import counting
+        from transom.tasks.progress import show_progress
 
     texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
     mask_filler = load_as(MaskFiller, run, precision)
-    with counting("texts", quiet=as_json or input_file is None) as notify:
+    with show_progress("texts", quiet=as_json or input_file is None) as notify:
         found = mask_filler.fill_with_details(texts, top, too_long, notify)
     records = [
-        {"text": text, "gaps": [[each.to_json() for each in gap] for gap in filled.masks], "n_dropped_tokens": filled.n_dropped_tokens}
+        {"text": text, "masks": [[each.to_json() for each in gap] for gap in filled.masks], "n_dropped_tokens": filled.n_dropped_tokens}
         for text, filled in zip(texts, found, strict=True)
     ]
     lines = []

@@ -88,7 +88,7 @@ def generate(
         from transom.data.text.text_io import check_text, read_lines
         from transom.decoding.predictors.generator import GenerateOptions, Generator
         from transom.tasks.load import load_as
-        from transom.tasks.progress import counting
+        from transom.tasks.progress import show_progress
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
     stops = None if stop is None else [text.replace("\\n", "\n") for text in stop]
@@ -101,7 +101,7 @@ def generate(
         exits = _print_stream(generator, prompts[0], options)
         _note_early_exit(generator, exits, time.perf_counter() - start)
         return
-    with counting("texts", quiet=as_json or input_file is None) as notify:
+    with show_progress("texts", quiet=as_json or input_file is None) as notify:
         found = generator.continuations(prompts, samples, **options, notify=notify)
     _print_continuations(prompts, found, generator, as_json)
     _note_early_exit(generator, found.early_exit, time.perf_counter() - start)

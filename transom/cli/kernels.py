@@ -48,8 +48,8 @@ def kernels(
         {
             "operation": row.operation,
             "path": row.path,
-            "serves": row.when,
-            "why": row.why,
+            "when": row.when,
+            "reason": row.reason,
             "error": row.error if row.path != "reference" else None,
             "missing": row.missing(),
         }
@@ -68,10 +68,10 @@ def _dispatch_table_lines(records: Iterable[dict[str, Any]]) -> Iterable[str]:
             operation = each["operation"]
             yield str(operation)
         if each["path"] == "reference":
-            yield f"  reference: {each['serves']}"
+            yield f"  reference: {each['when']}"
             continue
-        here = f"not on this machine: {each['missing']}" if each["missing"] else f"{each['serves']}; error {each['error']:.0e}"
-        yield from (f"  {each['path']}: {here}", f"    {each['why']}")
+        here = f"not on this machine: {each['missing']}" if each["missing"] else f"{each['when']}; error {each['error']:.0e}"
+        yield from (f"  {each['path']}: {here}", f"    {each['reason']}")
 
 
 def _print_run_kernels(run: Path, training: bool, precision: str, as_json: bool) -> None:
@@ -95,6 +95,6 @@ def _print_run_kernels(run: Path, training: bool, precision: str, as_json: bool)
         why = reason or "the native decoder supports this model; it decodes in bfloat16 or int8"
         found.append(KernelPath("decoder", "decoder_step", "reference" if reason else "C++", why, 1))
     lines = [f"{each.layer or '(model)'}  {each.operation}: {each.path} ({each.calls} per pass)" for each in found]
-    reasons = {(each.operation, each.path): each.why for each in found}
+    reasons = {(each.operation, each.path): each.reason for each in found}
     lines += ["", *(f"{operation}: {path}, because {why}" for (operation, path), why in reasons.items())]
     print_result([each._asdict() for each in found], as_json, lines)

@@ -18,7 +18,7 @@ import typer
 from typer.exceptions import TyperException
 
 from transom import __version__
-from transom.cli.verbs import command_line
+from transom.cli.commands import command_line
 from transom.errors import TransomError
 from transom.files.limits import MAX_ERROR_CHARACTERS
 

@@ -98,10 +98,10 @@ class WithDataOptions:
     The options are collected from the tasks each time the command line is built.
     """
 
-    def __init__(self, verb: Callable[..., Any], wanted: Callable[[DataOption], bool] = lambda _: True) -> None:
+    def __init__(self, command: Callable[..., Any], wanted: Callable[[DataOption], bool] = lambda _: True) -> None:
         """Wrap a function with a parameter ``files``; ``wanted`` selects the options to add."""
-        update_wrapper(self, verb)
-        self._verb, self._wanted = verb, wanted
+        update_wrapper(self, command)
+        self._command, self._wanted = command, wanted
 
     @property
     def options(self) -> dict[str, DataOption]:
@@ -112,7 +112,7 @@ class WithDataOptions:
     def __signature__(self) -> Signature:
         """The function's signature with ``files`` replaced by the options."""
         parameters = list[Parameter]()
-        for each in signature(self._verb).parameters.values():
+        for each in signature(self._command).parameters.values():
             if each.name == "files":
                 parameters += [
                     Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_typer_option(option))
@@ -125,7 +125,7 @@ class WithDataOptions:
     def __call__(self, **values: Any) -> Any:
         """Call the function with the values from the command line."""
         files = {option: values.pop(name, None) for name, option in self.options.items()}
-        return self._verb(files=files, **values)
+        return self._command(files=files, **values)
 
 
 def _typer_option(option: DataOption) -> Any:

@@ -95,14 +95,14 @@ def _score_texts(generator: "Generator", run: Path, raw: dict[str, Any], overlap
     from transom.config.data import TextFilesConfig
     from transom.config.error_messages import validate
     from transom.data.text.documents import list_files, read_documents
-    from transom.tasks.progress import counting
+    from transom.tasks.progress import show_progress
 
     folder = RunFolder.open(run)
     files = validate(TextFilesConfig, raw, lambda path: "--" + ".".join(path))
     documents = read_documents(files, Path.cwd())
     for path in list_files(files, Path.cwd()):
         folder.access_log.record(path, "score")
-    with counting("tokens", quiet=as_json) as notify:
+    with show_progress("tokens", quiet=as_json) as notify:
         scores: list[Any] = generator.score(documents.texts, overlap, too_long=too_long, notify=notify)
     _print_text_scores(scores, documents.origins, generator.model.config.max_seq_len - 1, as_json)
 
@@ -110,11 +110,11 @@ def _score_texts(generator: "Generator", run: Path, raw: dict[str, Any], overlap
 def _score_pairs(translator: Any, run: Path, source: Path, target: Path, to: str | None, as_json: bool) -> None:
     from transom.cli.evaluation_data import read_test_set
     from transom.decoding.predictors.likelihood import perplexity
-    from transom.tasks.progress import counting
+    from transom.tasks.progress import show_progress
 
     translator.tokenizers.source.language_prefix(to)  # checks `to` before the test set is read and logged
     pairs = read_test_set([run], source, target, "score")
-    with counting("pairs", quiet=as_json) as notify:
+    with show_progress("pairs", quiet=as_json) as notify:
         scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name, to=to, notify=notify)
     value = {"pairs": [each.to_json() for each in scores], "perplexity": perplexity(scores)}
     n_tokens = sum(each.n_tokens for each in scores)

@@ -56,7 +56,7 @@ def tag(
         from transom.checkpoints.run_folder import RunFolder
         from transom.data.text.text_io import check_text, read_lines
         from transom.tasks.load import load_as
-        from transom.tasks.progress import counting
+        from transom.tasks.progress import show_progress
         from transom.tasks.tagging.predictor import Tagger
         from transom.tasks.tagging.tagged_files import read_tagged
 
@@ -67,7 +67,7 @@ def tag(
             raise DataError(f"{tagged}: expected a file of tagged sentences, found {there}")
         known = read_tagged(tagged, word_column or 0, -1 if tag_column is None else tag_column)
         RunFolder.open(run).access_log.record(tagged, "tag")
-        with counting("windows", quiet=as_json) as notify:
+        with show_progress("windows", quiet=as_json) as notify:
             scores = tagger.score(known, too_long, notify)
         print_result(_to_record(scores), as_json, _score_lines(scores))
         n_too_long, n, noun = scores.n_too_long, len(known), "sentences"
@@ -75,7 +75,7 @@ def tag(
         texts_to_tag = (
             read_lines(input_file, allow_empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
         )
-        with counting("windows", quiet=as_json or input_file is None) as notify:
+        with show_progress("windows", quiet=as_json or input_file is None) as notify:
             found = tagger.tag(texts_to_tag, too_long, notify)
         records = [{"text": text, **each.to_json()} for text, each in zip(texts_to_tag, found, strict=True)]
         print_result(records, as_json, (line for each in found for line in _format_lines(each)))

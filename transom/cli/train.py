@@ -95,7 +95,7 @@ def _train_one(recipe: "Recipe", base: Path, user_overrides: "UserOverrides", fo
     if quiet:
         return run_training(recipe, base, folder, resume, overwrite, user_overrides=user_overrides)
     with TrainingProgress() as progress:
-        return run_training(recipe, base, folder, resume, overwrite, [progress], progress.doing, user_overrides)
+        return run_training(recipe, base, folder, resume, overwrite, [progress], progress.show_status, user_overrides)
 
 
 def _confirm_overwrite(folder: Path) -> bool:

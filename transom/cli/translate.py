@@ -62,11 +62,11 @@ def translate(
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load_as
-        from transom.tasks.progress import counting
+        from transom.tasks.progress import show_progress
 
     check_output_path(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)
-    with counting("sentences", quiet=as_json or sentence is not None) as notify:
+    with show_progress("sentences", quiet=as_json or sentence is not None) as notify:
         hypotheses = translator.n_best(texts, n_best, **select_options(parameters, TranslateOptions), name=name, notify=notify)
     translations = [
         {"source": text, "translations": [best.to_json() for best in of_text]} for text, of_text in zip(texts, hypotheses, strict=True)

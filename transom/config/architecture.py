@@ -146,10 +146,10 @@ class TransformerConfig(ModelConfig):
             raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one of them or set d_head")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; change one of them")
-        if self.position.kind == "rotary" and self.width_turned < 2:
+        if self.position.kind == "rotary" and self.rotary_dim < 2:
             raise ValueError(
                 "position.kind = 'rotary' needs at least 2 rotated columns per head, found"
-                f" {self.width_turned}; raise d_head or position.partial_rotary_factor"
+                f" {self.rotary_dim}; raise d_head or position.partial_rotary_factor"
             )
         if not self.attention.output_projection and self.n_heads * self.d_value != self.d_model:
             raise ValueError(
@@ -198,9 +198,9 @@ class TransformerConfig(ModelConfig):
     def position_table(self) -> int:
         """Number of entries of a stack's table of positions, learned or computed."""
         kind = self.position.kind
-        return self.n_positions * (self.d_model if kind in ("sinusoidal", "sinusoidal-2d", "learned") else self.width_turned)
+        return self.n_positions * (self.d_model if kind in ("sinusoidal", "sinusoidal-2d", "learned") else self.rotary_dim)
 
     @property
-    def width_turned(self) -> int:
+    def rotary_dim(self) -> int:
         """Number of rotated columns of a head; even."""
-        return self.position.turned(self.d_head)
+        return self.position.rotary_dim(self.d_head)

@@ -88,7 +88,7 @@ class PositionConfig(ComponentConfig):
     COMPUTED: ClassVar[bool] = False
     """Whether there are no learned parameters, so that counting parameters need not build tables."""
 
-    def turned(self, d_head: int) -> int:
+    def rotary_dim(self, d_head: int) -> int:
         """Return the number of columns of a head to which rotary positions apply."""
         return 0
 
@@ -200,7 +200,7 @@ class RotaryConfig(PositionConfig):
             raise ValueError(f"expected original_max_seq_len with rope_scaling 'yarn' only, found it with {self.rope_scaling!r}; remove it")
         return self
 
-    def turned(self, d_head: int) -> int:
+    def rotary_dim(self, d_head: int) -> int:
         """Return the number of rotated columns, in whole pairs."""
         return int(d_head * self.partial_rotary_factor) // 2 * 2
 

@@ -86,7 +86,7 @@ def _message(path: Path, details: list[Any], schema: type[Schema], raw: Mapping[
     if detail["type"] == "extra_forbidden":
         if (new := _present_name(path, raw)) is not None:
             return f"unknown field {name}, which was renamed to {new}; {UPGRADE}"
-        return f"unknown field {name}; {_neighbours(path, schema, raw)}"
+        return f"unknown field {name}; {_neighbors(path, schema, raw)}"
     if detail["type"] == "missing":
         return f"missing field {name}{_described(path, schema, raw)}"
     if detail["type"] == "union_tag_not_found":
@@ -165,7 +165,7 @@ def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
     return owners
 
 
-def _neighbours(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
+def _neighbors(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
     if len(path) > 1 and (kinds := _kinds_with(path, schema, raw)):
         return f"it goes with {'.'.join(path[:-1])}.kind = {' or '.join(map(repr, kinds))}"
     here = {".".join((*path[:-1], name)): name for owner in _owners(path[:-1], schema, raw) for name in owner.model_fields}

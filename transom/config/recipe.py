@@ -49,14 +49,14 @@ class Recipe(Schema):
     HELP: ClassVar[TaskHelp]
     """Help and options of the task for the command line."""
 
-    COUNTED: ClassVar[str]
+    UNIT: ClassVar[str]
     """The unit that has one label each, for losses and speeds, such as tokens."""
 
-    VERB: ClassVar[str]
-    """The verb for inference, which is also the method of the object that ``transom.load`` returns."""
+    COMMAND: ClassVar[str]
+    """The command for inference, which is also the method of the object that ``transom.load`` returns."""
 
     EXAMPLE: ClassVar[tuple[str, str]]
-    """Example arguments of the verb, and of the method."""
+    """Example arguments of the command, and of the method."""
 
     METRICS: ClassVar[tuple[Metric, ...]] = ()
     """Validation metrics of this task besides the shared ones (``training/validation_metrics.py``)."""
@@ -95,7 +95,7 @@ class Recipe(Schema):
 
     @property
     def example(self) -> tuple[str, str]:
-        """Example arguments of the verb and of the method for this recipe's model."""
+        """Example arguments of the command and of the method for this recipe's model."""
         return self.EXAMPLE
 
     def measured_on(self, figures: Mapping[str, Any]) -> str:

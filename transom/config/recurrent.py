@@ -58,7 +58,7 @@ class GruConfig(CellConfig):
 class SourceAttentionConfig(ComponentConfig):
     """Base schema of attention of a recurrent decoder to its source."""
 
-    def fed(self, d_model: int) -> int:
+    def input_feeding_dim(self, d_model: int) -> int:
         """Width of what enters a step beside its token and waits for the attention of this step or of the one before."""
         return 0
 
@@ -94,7 +94,7 @@ class AdditiveAttentionConfig(SourceAttentionConfig):
     kind: Literal["additive"] = "additive"
     d_attention: int | None = Field(None, ge=1, description="width in which states are compared (the paper's n'); default d_model")
 
-    def fed(self, d_model: int) -> int:
+    def input_feeding_dim(self, d_model: int) -> int:
         """Feed the context."""
         return d_model
 
@@ -123,7 +123,7 @@ class LuongAttentionConfig(SourceAttentionConfig):
             raise ValueError(f"expected d_attention with score 'concat' only, found it with {self.score!r}; remove it")
         return self
 
-    def fed(self, d_model: int) -> int:
+    def input_feeding_dim(self, d_model: int) -> int:
         """Feed the step before's last vector, where that is wanted."""
         return d_model if self.input_feeding else 0
 
@@ -172,7 +172,7 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
     @property
     def decoder_inputs(self) -> list[int]:
         """Input width of each decoder layer."""
-        return [self.d_embedding + self.attention.fed(self.d_model)] + [self.d_model] * (self.n_decoder_layers - 1)
+        return [self.d_embedding + self.attention.input_feeding_dim(self.d_model)] + [self.d_model] * (self.n_decoder_layers - 1)
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:

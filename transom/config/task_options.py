@@ -31,8 +31,8 @@ class DataOption(NamedTuple):
     is_text: bool = True
 
 
-class Verb(NamedTuple):
-    """A verb of the command line.
+class Command(NamedTuple):
+    """A command, as in `transom train`.
 
     Attributes:
         name: as in ``transom translate``.
@@ -55,13 +55,13 @@ class TaskHelp(NamedTuple):
         options: of ``transom train``.
         order: its place where tasks are listed, from low to high.
         scored_by: what ``transom classify --labeled-data`` scores its models by, where it has classes.
-        verbs: those that the task brings; a verb that serves several tasks is brought by one of them.
+        commands: those that the task brings; a command that serves several tasks is brought by one of them.
     """
 
     options: tuple[DataOption, ...]
     order: int = 100
     scored_by: str = ""
-    verbs: tuple[Verb, ...] = ()
+    commands: tuple[Command, ...] = ()
 
 
 def format_flags(options: tuple[DataOption, ...]) -> str:

@@ -152,5 +152,5 @@ def usage_example(recipe: Recipe, name: str) -> tuple[str, str]:
     """Return the command and the Python lines that use a run's model."""
     arguments, call = recipe.example
     plugins = [plugin.where for plugin in plugins_of(recipe)]
-    command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}{''.join(f' --plugin {shlex.quote(each)}' for each in plugins)}"
-    return command, f"import transom\n\ntransom.load({name!r}{f', plugins={plugins}' if plugins else ''}).{recipe.VERB}({call})"
+    command = f"transom {recipe.COMMAND} {shlex.quote(name)} {arguments}{''.join(f' --plugin {shlex.quote(each)}' for each in plugins)}"
+    return command, f"import transom\n\ntransom.load({name!r}{f', plugins={plugins}' if plugins else ''}).{recipe.COMMAND}({call})"

@@ -26,14 +26,14 @@ class KernelPath(NamedTuple):
         layer: address of the module.
         operation: name of the operation in the dispatch table.
         path: name of the kernel.
-        why: reason for its use.
+        reason: the advantage of the kernel.
         calls: calls per forward pass.
     """
 
     layer: str
     operation: str
     path: str
-    why: str
+    reason: str
     calls: int
 
 
@@ -66,7 +66,7 @@ def trace_kernel_paths(model: Network, batch: Batch, training: bool = False) -> 
     with torch.random.fork_rng([]), torch.set_grad_enabled(training), _count_calls(model, counts):
         model.train(training)(batch)
     model.train(was_training)
-    return [KernelPath(layer, row.operation, row.path, row.why, calls) for (layer, row), calls in counts.items()]
+    return [KernelPath(layer, row.operation, row.path, row.reason, calls) for (layer, row), calls in counts.items()]
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def _training(run: RunSummary) -> str:
         fraction = (
             "" if run.matmul_utilization is None else f", {format_percent(run.matmul_utilization, 1)} of the measured peak matmul FLOP/s"
         )
-        lines.append(f"{format_count(run.throughput)} {run.recipe.COUNTED} per second (median){fraction}")
+        lines.append(f"{format_count(run.throughput)} {run.recipe.UNIT} per second (median){fraction}")
     if skipped := len(run.records_of_kind("skipped")):
         lines.append(f"{format_count(skipped)} steps skipped because the loss or a gradient was not finite")
     lines.extend(_code_span(line) for line in run.machine_notes)

@@ -54,7 +54,7 @@ def _lead(run: RunSummary) -> str:
 
 
 def _unit(run: RunSummary) -> str:
-    return run.recipe.COUNTED.capitalize()
+    return run.recipe.UNIT.capitalize()
 
 
 def _metric_card(name: str, value: str, *below: str) -> Element:
@@ -78,9 +78,7 @@ def _metric_cards(run: RunSummary) -> Element:
         kept = f"best weights: step {format_count(run.best_validation['step'])}, by {run.recipe.training.best_checkpoint_metric}"
         if "accuracy" in run.best_validation:
             cards.append(
-                _metric_card(
-                    "Validation accuracy", f"{_format_metric(run.best_validation, 'accuracy', 2)} %", f"of the {run.recipe.COUNTED}"
-                )
+                _metric_card("Validation accuracy", f"{_format_metric(run.best_validation, 'accuracy', 2)} %", f"of the {run.recipe.UNIT}")
             )
         measures = [f"perplexity {_format_metric(run.best_validation, 'perplexity', 2)}"] if "perplexity" in run.best_validation else []
         if "bits_per_byte" in run.best_validation:
@@ -124,7 +122,7 @@ def _curves(run: RunSummary) -> list[Element]:
     mark = None if run.best_validation is None else (float(run.best_validation["step"]), "best")
     charts: list[ChartSpec] = [
         (
-            f"Loss per {run.recipe.COUNTED.removesuffix('s')}, in nats",
+            f"Loss per {run.recipe.UNIT.removesuffix('s')}, in nats",
             [("training", "train", "nll"), ("validation", "validation", "loss")],
             mark,
             False,
@@ -137,7 +135,7 @@ def _curves(run: RunSummary) -> list[Element]:
         ("Maximum expert load, relative to the mean", [("load", "train", "max_expert_load")], None, False),
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
         ("Gradient norm before clipping", [("norm", "train", "grad_norm")], None, False),
-        (f"{_unit(run)} per second", [(f"{run.recipe.COUNTED} per second", "train", "target_tokens_per_second")], None, True),
+        (f"{_unit(run)} per second", [(f"{run.recipe.UNIT} per second", "train", "target_tokens_per_second")], None, True),
         ("Matmul utilization: fraction of measured peak FLOP/s, in %", [("utilization", "train", "matmul_utilization")], None, True),
     ]
     figures = []

@@ -59,12 +59,12 @@ class RoutedKVCache(KVCache):
         self.selected = like.new_zeros(n_rows, max_length, dtype=torch.bool)
         self._positions: Tensor | None = None
 
-    def reserve(self, selected: Bool[Tensor, "rows new"], places: Int[Tensor, "rows selected"]) -> Bool[Tensor, "rows key"]:
-        """Reserve slots for the new tokens, of which those at ``places`` are selected; return the selection mask of all tokens so far."""
+    def reserve(self, selected: Bool[Tensor, "rows new"], positions: Int[Tensor, "rows selected"]) -> Bool[Tensor, "rows key"]:
+        """Reserve slots for the new tokens, those at ``positions`` selected; return the selection mask of all tokens so far."""
         begin, self.length = self.length, self.length + selected.shape[1]
         assert self.length <= self._k.shape[2], f"expected at most {self._k.shape[2]} tokens in the cache, found {self.length}"
         self.selected[:, begin : self.length] = selected
-        self._positions = begin + places
+        self._positions = begin + positions
         return self.selected[:, : self.length]
 
     def update(self, new: KeyValues) -> KeyValues:

@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
         implementation: function of the same arguments with the same result.
         error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for
             kernels that support it alone; exact is the reference in float64.
-        why: reason for the kernel, and how it differs from the reference where it does.
+        reason: the advantage of the kernel, and how it differs from the reference where it does.
         missing: returns what this machine lacks for the kernel, in words; None if nothing.
     """
 
@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
     condition: Callable[..., bool]
     implementation: Callable[..., Any]
     error: float
-    why: str
+    reason: str
     missing: Callable[[], str | None] = lambda: None
 
 

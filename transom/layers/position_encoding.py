@@ -245,7 +245,7 @@ class Rotary(TabulatedPositionEncoding):
         """Compute cosines and sines for ``n_positions`` positions."""
         c = self.config
         assert isinstance(c.position, components.RotaryConfig)
-        theta, scale = rotary_frequencies(c.position, c.width_turned, c.n_positions)
+        theta, scale = rotary_frequencies(c.position, c.rotary_dim, c.n_positions)
         cos, sin = (torch.empty(c.n_positions, len(theta), dtype=dtype) for _ in range(2))
         for start in range(0, c.n_positions, _CHUNK):
             angles = _angles(start, c.n_positions, theta)

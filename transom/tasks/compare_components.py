@@ -170,7 +170,7 @@ class Comparison:
             variant: [load_training_recipe(base, [*shared, *variant.overrides, f"training.seed={seed}"]) for seed in self.seeds]
             for variant in variants
         }
-        self.unit = self._recipes[variants[0]][0][0].COUNTED
+        self.unit = self._recipes[variants[0]][0][0].UNIT
 
     @property
     def seeds(self) -> range:

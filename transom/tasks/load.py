@@ -95,23 +95,23 @@ def load_as(kind: type[PredictorT], folder: str | Path, precision: PrecisionName
     """
     found, schema = _load(folder, precision)
     if not isinstance(found, kind):
-        wanted = next(each.VERB for each in recipes_by_task().values() if task_class(each).PREDICTOR is kind)
+        wanted = next(each.COMMAND for each in recipes_by_task().values() if task_class(each).PREDICTOR is kind)
         raise _wrong_task_error(folder, wanted, schema)
     return found
 
 
-def load_for(verb: str, folder: str | Path, precision: PrecisionName = "auto") -> Any:
-    """Load the object that a verb of the command line uses: the predictor, or what the task's ``VERBS`` build from it.
+def load_for(command: str, folder: str | Path, precision: PrecisionName = "auto") -> Any:
+    """Load the object that a command of the command line uses: the predictor, or what the task's ``COMMANDS`` build from it.
 
     Raises:
         CheckpointError: the folder contains no intact run.
-        ConfigError: the task of the run does not support the verb.
+        ConfigError: the task of the run does not support the command.
     """
     found, schema = _load(folder, precision)
-    if (build_for_verb := task_class(schema).VERBS.get(verb)) is not None:
-        return build_for_verb(found)
-    if verb != schema.VERB:
-        raise _wrong_task_error(folder, verb, schema)
+    if (build_for_command := task_class(schema).COMMANDS.get(command)) is not None:
+        return build_for_command(found)
+    if command != schema.COMMAND:
+        raise _wrong_task_error(folder, command, schema)
     return found
 
 
@@ -126,10 +126,10 @@ def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embe
     return found
 
 
-VERB_REQUIREMENTS = {"embed": ("a run of an encoder", "use a run of an encoder")}
-"""Per verb that several tasks support: the expected kind of run, and advice for the error message."""
+COMMAND_REQUIREMENTS = {"embed": ("a run of an encoder", "use a run of an encoder")}
+"""Per command that several tasks support: the expected kind of run, and advice for the error message."""
 
 
-def _wrong_task_error(folder: str | Path, verb: str, found: type[Recipe]) -> ConfigError:
-    expected, advice = VERB_REQUIREMENTS.get(verb, (f"a run that transom {verb} can use", "use that command, or another run"))
-    return ConfigError(f"{folder}: expected {expected}, found one for transom {found.VERB}; {advice}")
+def _wrong_task_error(folder: str | Path, command: str, found: type[Recipe]) -> ConfigError:
+    expected, advice = COMMAND_REQUIREMENTS.get(command, (f"a run that transom {command} can use", "use that command, or another run"))
+    return ConfigError(f"{folder}: expected {expected}, found one for transom {found.COMMAND}; {advice}")

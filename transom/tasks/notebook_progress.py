@@ -49,7 +49,7 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
                 }
         self._draw(at_once=not isinstance(event, StepFinished))
 
-    def doing(self, what: str) -> None:
+    def show_status(self, what: str) -> None:
         """Show what is done before the first step."""
         self._state = {"": f"{what} ..."}
         self._draw(at_once=True)
@@ -60,7 +60,7 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
 
     def _start(self, event: TrainingStarted) -> None:
         known: Mapping[str, Any] = event.facts
-        self._step, self._max_steps, self._unit = event.step, event.max_steps, known["counted"].split()[-1]
+        self._step, self._max_steps, self._unit = event.step, event.max_steps, known["unit"].split()[-1]
         choices = [known[name] for name in ("precision", "threads", "processes") if known[name]]
         self._lines += [*event.notes, "; ".join([format_parameter_count(known["parameters"], known["active_parameters"]), *choices])]
         self._state = {"step": f"{format_count(event.step)} of {format_count(event.max_steps)}"}

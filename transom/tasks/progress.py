@@ -35,7 +35,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._bar: Any = None
         self._task: Any = None
         self._max_steps = 0
-        self._counted = "tokens"
+        self._unit = "tokens"
         self._last_line = 0.0
 
     def __call__(self, event: Event) -> None:
@@ -45,7 +45,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                 for line in event.notes:
                     self.notify(line)
                 facts = event.facts
-                self._counted = facts["counted"].split()[-1]
+                self._unit = facts["unit"].split()[-1]
                 choices = [facts[name] for name in ("precision", "threads", "processes") if facts[name]]
                 self.notify("; ".join([format_parameter_count(facts["parameters"], facts["active_parameters"]), *choices]))
                 if event.step:
@@ -68,7 +68,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         else:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def doing(self, what: str) -> None:
+    def show_status(self, what: str) -> None:
         """Show what is done before the first step."""
         self.notify(f"{what} ...")
 
@@ -94,7 +94,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self.notify(f"step {format_count(event.step)}: loss or gradient was not finite, step skipped (samples: {names})")
             return
         figures = (
-            f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {format_count(event.target_tokens_per_second)} {self._counted}/s"
+            f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {format_count(event.target_tokens_per_second)} {self._unit}/s"
             f"  {format_percent(event.matmul_utilization)} of peak{_format_expert_load(event.aux_metrics)}"
             f"  {format_duration(event.seconds_left)} left"
         )
@@ -129,7 +129,7 @@ def validation_line(event: ValidationFinished) -> str:
 
 
 @contextmanager
-def counting(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def show_progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Show the number of finished items, the rate and the remaining time; yield the function to call with (done, total).
 
     Args:

@@ -1,4 +1,4 @@
-"""Interface of a task: reads its data, builds predictors for its models, and supports verbs of the command line."""
+"""Interface of a task: reads its data, builds predictors for its models, and supports commands."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -68,8 +68,8 @@ class TaskClass(Protocol):
     PREDICTOR: ClassVar[type]
     """The class that ``predictor`` returns."""
 
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]]
-    """Functions that build the object a verb uses from a predictor; ``Recipe.VERB`` is missing if it uses the predictor itself."""
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]]
+    """Functions that build the object a command uses from a predictor; ``Recipe.COMMAND`` is missing if it uses the predictor itself."""
 
     def read(self, recipe: Any, context: TaskContext) -> Task:
         """Read the data of a recipe and build the task."""
@@ -117,12 +117,12 @@ def task_class(recipe: Recipe | type[Recipe]) -> Any:
     return getattr(import_module(module), name)
 
 
-def set_up(
+def build_training_setup(
     recipe: Recipe,
     base: Path,
     folder: RunFolder,
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
 ) -> setup.TrainingSetup:
-    """Set up the training of a recipe of any task; see ``training.setup.set_up``."""
-    return setup.set_up(recipe, base, folder, task_class(recipe).read, notify, user_overrides)
+    """Set up the training of a recipe of any task; see ``training.setup.build_training_setup``."""
+    return setup.build_training_setup(recipe, base, folder, task_class(recipe).read, notify, user_overrides)

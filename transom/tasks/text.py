@@ -55,7 +55,7 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
     report: DataReport
     data_hash: str
 
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:

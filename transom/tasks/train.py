@@ -177,12 +177,12 @@ def run_training(
         from transom.inspection.number_format import format_parameter_count
         from transom.planning.process_state import preserved_process_state
         from transom.tasks.run_pages import write_run_pages
-        from transom.tasks.task import set_up
+        from transom.tasks.task import build_training_setup
         from transom.training.train_loop import train
 
     check_run_folder_is_no_input(recipe, base, out)
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder, preserved_process_state():
-        parts = set_up(recipe, base, folder, notify, user_overrides)
+        parts = build_training_setup(recipe, base, folder, notify, user_overrides)
         tensorboard = [tensorboard_callback(out)] if recipe.training.tensorboard else []
         with GracefulStop() as stop:
             finished = train(parts, [*tensorboard, *callbacks], stop.requested)
@@ -200,7 +200,7 @@ def run_training(
         weights=finished.weights,
         problems=problems,
         model=f"{parts.recipe.task} model: {describe_family(parts.recipe)}, {size}",
-        call=f"{parts.recipe.VERB}({parts.recipe.example[1]})",
+        call=f"{parts.recipe.COMMAND}({parts.recipe.example[1]})",
     )
 
 
@@ -285,11 +285,11 @@ def train(
         loaded, base, user_overrides = load_training_recipe(recipe, training_overrides(recipe, files, as_overrides(set), origin, minutes))
         folder = default_folder(recipe) if out is None else Path(out)
         with _shown(progress) as shown:
-            notify, watching = (_unheard, callbacks) if shown is None else (shown.doing, [shown, *callbacks])
+            notify, watching = (_ignore_status, callbacks) if shown is None else (shown.show_status, [shown, *callbacks])
             return run_training(loaded, base, folder, resume, overwrite, watching, notify, user_overrides)
 
 
-def _unheard(doing: str) -> None:
+def _ignore_status(message: str) -> None:
     """Show nothing."""
 
 

@@ -67,7 +67,7 @@ class TrainingSetup:
     facts: Mapping[str, Any]
 
 
-def set_up(
+def build_training_setup(
     recipe: Recipe,
     base: Path,
     folder: RunFolder,
@@ -150,7 +150,7 @@ def _facts(
     """Return the facts known before the run."""
     return {
         "data": report.to_json(),
-        "counted": recipe.COUNTED,
+        "unit": recipe.UNIT,
         "parameters": count_parameters(recipe.model).total,
         "active_parameters": count_parameters(recipe.model).active,
         "precision": precision.reason,

@@ -51,7 +51,7 @@ def train(setup: TrainingSetup, callbacks: Sequence[Callback] = (), should_stop:
     """Train until the steps or minutes are used up, validation stops improving, or ``should_stop`` returns True; then save a checkpoint.
 
     Args:
-        setup: from ``set_up``.
+        setup: from ``build_training_setup``.
         callbacks: called with each event of ``training.events``.
         should_stop: called after each step.
 

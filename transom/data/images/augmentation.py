@@ -52,7 +52,7 @@ class Augmenter:
         right, down = (((u[:, k] * whole).floor() - c.shift) * (2 / n) for k, n in ((1, width), (2, height)))
         mirror = torch.where(u[:, 3] < 0.5, -1.0, 1.0) if c.horizontal_flip else torch.ones(len(images))
         part = _affine(side * mirror, 0, right + room * (2 * u[:, 4] - 1), 0, side, down + room * (2 * u[:, 5] - 1))
-        return warp(images, affine @ part) if c.randaugment or c.shift or c.horizontal_flip or c.crop_scale < 1 else images
+        return warp_images(images, affine @ part) if c.randaugment or c.shift or c.horizontal_flip or c.crop_scale < 1 else images
 
     def mix(
         self, images: Images, partners: Images, labels: Sequence[int], epoch: int, samples: Sequence[int]
@@ -116,7 +116,7 @@ def _affine(a: Tensor | float, b: Tensor | float, x: Tensor | float, c: Tensor |
     return torch.stack(numbers, -1).reshape(*numbers[0].shape, 3, 3)
 
 
-def warp(images: Images, maps: Float[Tensor, "images 3 3"]) -> Images:
+def warp_images(images: Images, maps: Float[Tensor, "images 3 3"]) -> Images:
     """Resample images under affine maps with bilinear interpolation and reflection padding."""
     grid = F.affine_grid(maps[:, :2], list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

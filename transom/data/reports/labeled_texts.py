@@ -11,7 +11,7 @@ from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
 
 
-def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: Tokenizer, loader: LabeledTextLoader) -> DataReport:
+def report_labeled_texts(splits: Splits[Pairs], classes: Sequence[str], tokenizer: Tokenizer, loader: LabeledTextLoader) -> DataReport:
     """Examine the texts of a run.
 
     Args:

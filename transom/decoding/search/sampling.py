@@ -25,7 +25,7 @@ INITIAL_CANDIDATES = 64
 class MultinomialSampling:
     """Sample y_t from the reshaped distribution p(y | y_<t, x) until the end token.
 
-    The rules are applied in the order of the transformers library: ``apply_repetition_penalty``, ``apply_count_penalties``, ``warp``.
+    As in the transformers library, ``apply_repetition_penalty`` comes first, then ``apply_count_penalties``, then ``warp_logits``.
     The random number of a token is a pure function of (seed, sample, position), independent of the batch. An interrupted text therefore
     continues identically, except that count penalties restart from zero.
 
@@ -75,7 +75,7 @@ class SamplingSelector:
         if settings.temperature == 0:
             tokens = fast_topk(warped, 1)[1][:, 0]
         else:
-            warped = warp(warped.double(), settings)
+            warped = warp_logits(warped.double(), settings)
             tokens = sample_inverse_cdf(warped, self._noise[:, state.length])
         is_finite = warped.gather(1, tokens[:, None])[:, 0] > NEG_INF  # also false for NaN
         tokens = tokens.masked_fill(~is_finite, end)
@@ -150,7 +150,7 @@ def apply_count_penalties(
     return log_p - counts.to(log_p.dtype) * frequency - (counts > 0).to(log_p.dtype) * presence
 
 
-def warp(log_p: Float[Tensor, "rows vocab"], settings: SamplingConfig) -> Float[Tensor, "rows vocab"]:
+def warp_logits(log_p: Float[Tensor, "rows vocab"], settings: SamplingConfig) -> Float[Tensor, "rows vocab"]:
     """Apply temperature, top-k, top-p, min-p and typical sampling in this order, the order of the transformers library.
 
     Args:

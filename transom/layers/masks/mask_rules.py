@@ -235,7 +235,7 @@ class Window2dRule(MaskRule):
 
 
 @dataclass(frozen=True)
-class LogarithmicRule(MaskRule):
+class LogSparseRule(MaskRule):
     """LogSparse attention: distances below ``local``, and powers of two (Li et al. 2019, section 4.2)."""
 
     local: int
@@ -428,7 +428,7 @@ implements(patterns.Window2dPatternConfig)(lambda p, width: Window2dRule(p.size,
 implements(patterns.StridedPatternConfig)(lambda p, width: StridedRule(p.stride))
 implements(patterns.BlockLocalPatternConfig)(lambda p, width: LocalRule(p.size))
 implements(patterns.SummaryPatternConfig)(lambda p, width: SummaryRule(p.stride, p.columns))
-implements(patterns.LogSparsePatternConfig)(lambda p, width: LogarithmicRule(p.window))
+implements(patterns.LogSparsePatternConfig)(lambda p, width: LogSparseRule(p.window))
 implements(patterns.GlobalPatternConfig)(lambda p, width: GlobalRule(p.size))
 implements(patterns.RandomPatternConfig)(lambda p, width: RandomRule(p.blocks, p.size, p.seed))
 implements(patterns.PrefixPatternConfig)(lambda p, width: PrefixRule())

@@ -97,21 +97,21 @@ class SpectrogramTransformerConfig(VisionTransformerConfig):
 
     @model_validator(mode="after")
     def _frames_fit(self) -> "SpectrogramTransformerConfig":
-        if self.hop < 1:
+        if self.hop_length < 1:
             raise ValueError(
                 f"expected at least one sample per frame, found {self.seconds:g} s for {self.image_size} frames; raise seconds"
             )
         return self
 
     @property
-    def hop(self) -> int:
+    def hop_length(self) -> int:
         """Hop length: samples between consecutive frames."""
         return round(self.seconds * self.sample_rate) // self.image_size
 
     @property
     def length(self) -> int:
         """Number of samples read from a sound."""
-        return self.hop * self.image_size
+        return self.hop_length * self.image_size
 
     @property
     def pictures(self) -> str:
@@ -153,8 +153,8 @@ class AudioRecipe(Recipe):
 
     TASK: ClassVar[str] = "transom.tasks.audio.task:AudioTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "sounds"
-    VERB: ClassVar[str] = "classify"
+    UNIT: ClassVar[str] = "sounds"
+    COMMAND: ClassVar[str] = "classify"
     EXAMPLE: ClassVar[tuple[str, str]] = ("sound.wav", '["sound.wav"]')
 
     task: Literal["audio-classification"] = Field("audio-classification", description="the task")

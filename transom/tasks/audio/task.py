@@ -64,7 +64,7 @@ class AudioTask(ImageTask):
     """Audio classification; attributes as in ``ImageTask``."""
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = AudioClassifier
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": AudioClassifyVerb}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": AudioClassifyVerb}
 
     @classmethod
     def load(cls, recipe: Any, base: Path) -> Splits[Images]:

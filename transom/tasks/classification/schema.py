@@ -8,7 +8,7 @@ from transom.config.data import DataConfig, LabeledFilesConfig, PhrasebookConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import TextClassifierConfig
 from transom.config.recipe import TextRecipe
-from transom.config.task_options import DataOption, TaskHelp, Verb
+from transom.config.task_options import Command, DataOption, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import EncoderTrainingConfig, RDropTrainingConfig
 
@@ -33,7 +33,7 @@ ABOUT = TaskHelp(
     ),
     order=5,
     scored_by="a .tsv, .csv or .jsonl file of texts and classes",
-    verbs=(Verb("classify", "Predict the class of a text, or of each line of a file."),),
+    commands=(Command("classify", "Predict the class of a text, or of each line of a file."),),
 )
 
 
@@ -78,8 +78,8 @@ class ClassificationRecipe(TextRecipe):
 
     TASK: ClassVar[str] = "transom.tasks.classification.task:ClassificationTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "texts"
-    VERB: ClassVar[str] = "classify"
+    UNIT: ClassVar[str] = "texts"
+    COMMAND: ClassVar[str] = "classify"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text"', '["A text"]')
 
     task: Literal["classification"] = Field("classification", description="the task")

@@ -19,7 +19,7 @@ from transom.data.labeled.labeled_texts import (
     reject_too_long,
 )
 from transom.data.pairs.pairs import Pairs, fingerprint
-from transom.data.reports.labeled_texts import report_labelled
+from transom.data.reports.labeled_texts import report_labeled_texts
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
@@ -31,7 +31,7 @@ from transom.models.encoder import TextClassifierTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.classification.schema import ClassificationRecipe
-from transom.tasks.embed_verb import as_embedder
+from transom.tasks.embed_command import as_embedder
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, train_text_tokenizers
 from transom.training.finetune import load_or_train_tokenizer
@@ -75,7 +75,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
     """Text classification: tokenized texts with their classes."""
 
     PREDICTOR: ClassVar[type] = Classifier
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextClassifyVerb, "embed": as_embedder}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextClassifyVerb, "embed": as_embedder}
 
     @classmethod
     def load(cls, recipe: ClassificationRecipe, base: Path) -> Splits[Pairs]:
@@ -119,7 +119,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
             loader=loader,
             valid=splits.valid,
             valid_batches=labeled_text_batches(rows, labels, max_seq_len, training.batch_tokens),
-            report=report_labelled(splits, classes, tokenizer, loader),
+            report=report_labeled_texts(splits, classes, tokenizer, loader),
             data_hash=fingerprint(splits.train, splits.valid),
         )
 

@@ -8,11 +8,11 @@ from transom.config.data import PairDataConfig, PairTokenizerConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import TextEmbedderConfig
 from transom.config.recipe import PairRecipe
-from transom.config.task_options import PAIRS, TaskHelp, Verb
+from transom.config.task_options import PAIRS, Command, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import EncoderTrainingConfig
 
-ABOUT = TaskHelp(options=PAIRS, order=6, verbs=(Verb("embed", "Embed texts and print their pairwise cosine similarity."),))
+ABOUT = TaskHelp(options=PAIRS, order=6, commands=(Command("embed", "Embed texts and print their pairwise cosine similarity."),))
 
 
 class EmbeddingTrainingConfig(EncoderTrainingConfig):
@@ -27,8 +27,8 @@ class EmbeddingRecipe(PairRecipe):
 
     TASK: ClassVar[str] = "transom.tasks.embedding.task:EmbeddingTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "pairs"
-    VERB: ClassVar[str] = "embed"
+    UNIT: ClassVar[str] = "pairs"
+    COMMAND: ClassVar[str] = "embed"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text" "Another text"', '["A text", "Another text"]')
     GUESSES: ClassVar[bool] = False  # the loss is contrastive: it depends on the number of pairs per batch
 

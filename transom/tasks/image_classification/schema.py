@@ -71,8 +71,8 @@ class ImageRecipe(Recipe):
 
     TASK: ClassVar[str] = "transom.tasks.image_classification.task:ImageTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "images"
-    VERB: ClassVar[str] = "classify"
+    UNIT: ClassVar[str] = "images"
+    COMMAND: ClassVar[str] = "classify"
     EXAMPLE: ClassVar[tuple[str, str]] = ("image.jpg", '["image.jpg"]')
 
     task: Literal["image-classification"] = Field("image-classification", description="the task")

@@ -101,7 +101,7 @@ class ImageTask:
     data_hash: str
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = ImageClassifier
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImageClassifyVerb}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImageClassifyVerb}
 
     @classmethod
     def read(cls, recipe: Any, context: TaskContext) -> Self:
@@ -110,7 +110,7 @@ class ImageTask:
         Raises:
             TransomError: the images cannot be read or do not fit the recipe.
         """
-        context.notify(f"reading the {recipe.COUNTED}")
+        context.notify(f"reading the {recipe.UNIT}")
         splits = cls.load(recipe, context.base)
         classes = collect_classes(splits.train.labels, splits.train, recipe.model.classes)
         found: dict[str, Any] = {"classes": classes}

@@ -75,8 +75,8 @@ class InstructionRecipe(TextRecipe):
 
     TASK: ClassVar[str] = "transom.tasks.instruction.task:InstructionTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "answer tokens"
-    VERB: ClassVar[str] = "generate"
+    UNIT: ClassVar[str] = "answer tokens"
+    COMMAND: ClassVar[str] = "generate"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"An instruction"', '["An instruction"]')
     PREFIX_COVERAGE: ClassVar[Coverage] = "some"
 

@@ -8,11 +8,11 @@ from transom.config.data import TextDataConfig, TokenizerConfig
 from transom.config.decoding import SamplingConfig
 from transom.config.model import AnyLanguageModel, DecoderConfig
 from transom.config.recipe import TextRecipe
-from transom.config.task_options import TEXT, TaskHelp, Verb
+from transom.config.task_options import TEXT, Command, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import AdamWConfig, AdamWTrainingConfig, AnyEarlyExit, AnyOptimizer, NoEarlyExitConfig, RDropTrainingConfig
 
-ABOUT = TaskHelp(options=TEXT, order=2, verbs=(Verb("generate", "Continue a text, printing tokens as they are sampled."),))
+ABOUT = TaskHelp(options=TEXT, order=2, commands=(Command("generate", "Continue a text, printing tokens as they are sampled."),))
 
 
 class LanguageTrainingConfig(AdamWTrainingConfig, RDropTrainingConfig):
@@ -41,8 +41,8 @@ class LanguageRecipe(TextRecipe):
 
     TASK: ClassVar[str] = "transom.tasks.language.task:LanguageTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "tokens"
-    VERB: ClassVar[str] = "generate"
+    UNIT: ClassVar[str] = "tokens"
+    COMMAND: ClassVar[str] = "generate"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"The beginning of a text"', '["The beginning of a text"]')
 
     task: Literal["language"] = Field("language", description="the task")

@@ -8,11 +8,11 @@ from transom.config.data import TextDataConfig, TokenizerConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import MaskedLMConfig
 from transom.config.recipe import TextRecipe
-from transom.config.task_options import TEXT, TaskHelp, Verb
+from transom.config.task_options import TEXT, Command, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import EncoderTrainingConfig
 
-ABOUT = TaskHelp(options=TEXT, order=4, verbs=(Verb("fill", "Predict the masked words of a text."),))
+ABOUT = TaskHelp(options=TEXT, order=4, commands=(Command("fill", "Predict the masked words of a text."),))
 
 
 class MaskedTrainingConfig(EncoderTrainingConfig):
@@ -28,8 +28,8 @@ class MaskedRecipe(TextRecipe):
 
     TASK: ClassVar[str] = "transom.tasks.masked.task:MaskedTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "masked tokens"
-    VERB: ClassVar[str] = "fill"
+    UNIT: ClassVar[str] = "masked tokens"
+    COMMAND: ClassVar[str] = "fill"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text with a [MASK] in it"', '["A text with a [MASK] in it"]')
 
     task: Literal["masked"] = Field("masked", description="the task")

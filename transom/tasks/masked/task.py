@@ -21,7 +21,7 @@ from transom.models.base import Network
 from transom.models.encoder import MaskedEncoderTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.tasks.embed_verb import as_embedder
+from transom.tasks.embed_command import as_embedder
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, load_tokenized_text, train_text_tokenizers
@@ -39,7 +39,7 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
     """Masked language modeling: tokenized documents."""
 
     PREDICTOR: ClassVar[type] = MaskFiller
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
 
     @classmethod
     def read(cls, recipe: MaskedRecipe, context: TaskContext) -> Self:

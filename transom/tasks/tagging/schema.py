@@ -10,7 +10,7 @@ from transom.config.data import DataConfig, FilesConfig, PhrasebookConfig, Token
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import EncoderConfig
 from transom.config.recipe import Metric, TextRecipe
-from transom.config.task_options import DataOption, TaskHelp, Verb
+from transom.config.task_options import Command, DataOption, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import EncoderTrainingConfig, RDropTrainingConfig
 
@@ -34,7 +34,7 @@ ABOUT = TaskHelp(
         ),
     ),
     order=7,
-    verbs=(Verb("tag", "Tag each word of a text and find its entities."),),
+    commands=(Command("tag", "Tag each word of a text and find its entities."),),
 )
 
 
@@ -115,8 +115,8 @@ class TaggingRecipe(TextRecipe):
 
     TASK: ClassVar[str] = "transom.tasks.tagging.task:TaggingTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "words"
-    VERB: ClassVar[str] = "tag"
+    UNIT: ClassVar[str] = "words"
+    COMMAND: ClassVar[str] = "tag"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text"', '["A text"]')
     METRICS: ClassVar[tuple[Metric, ...]] = (Metric("f1", "entity F1", 2, "%"),)
 

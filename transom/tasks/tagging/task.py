@@ -20,7 +20,7 @@ from transom.inspection.page import Section
 from transom.models.base import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.tasks.embed_verb import as_embedder
+from transom.tasks.embed_command import as_embedder
 from transom.tasks.tagging.entities import complete_tags, scheme_of
 from transom.tasks.tagging.loader import TaggedBatch, TaggedLoader, inference_batches, split_sentences, window_labels
 from transom.tasks.tagging.model import TokenTagger
@@ -42,7 +42,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
     """Tagging: tokenized sentences with their tags."""
 
     PREDICTOR: ClassVar[type] = Tagger
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
     report_sections: ClassVar[Sequence[Section]] = (Section("tags", "Tags", render_tagged_sentences),)
 
     @classmethod

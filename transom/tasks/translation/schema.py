@@ -9,16 +9,16 @@ from transom.config.data import FilesConfig, LanguageConfig, PairDataConfig, Pai
 from transom.config.decoding import BeamSearchConfig
 from transom.config.model import AnySeq2SeqModel, Seq2SeqConfig
 from transom.config.recipe import PairRecipe
-from transom.config.task_options import PAIRS, TaskHelp, Verb
+from transom.config.task_options import PAIRS, Command, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import RDropTrainingConfig
 
 ABOUT = TaskHelp(
     options=PAIRS,
     order=1,
-    verbs=(
-        Verb("translate", "Translate a sentence, a file or standard input."),
-        Verb("evaluate", "Translate a test set and compute BLEU and chrF."),
+    commands=(
+        Command("translate", "Translate a sentence, a file or standard input."),
+        Command("evaluate", "Translate a test set and compute BLEU and chrF."),
     ),
 )
 
@@ -78,8 +78,8 @@ class TranslationRecipe(PairRecipe):
 
     TASK: ClassVar[str] = "transom.tasks.translation.task:TranslationTask"
     HELP: ClassVar[TaskHelp] = ABOUT
-    COUNTED: ClassVar[str] = "target tokens"
-    VERB: ClassVar[str] = "translate"
+    UNIT: ClassVar[str] = "target tokens"
+    COMMAND: ClassVar[str] = "translate"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A sentence in the source language."', '["A sentence in the source language."]')
 
     task: Literal["translation"] = Field("translation", description="the task")

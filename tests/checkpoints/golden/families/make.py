@@ -30,7 +30,7 @@ MIDDLE, END = 3, 6
 
 ANIMALS = {"dog": "perro", "cat": "gato", "bird": "ave"}
 COLORS = {"red": "rojo", "green": "verde", "blue": "azul"}
-VERBS = {"runs": "corre", "sleeps": "duerme"}
+COMMANDS = {"runs": "corre", "sleeps": "duerme"}
 
 SHAPE = {"d_model": 8, "n_heads": 2, "d_ff": 8, "max_seq_len": 12, "dropout": 0.1}
 DECODER: dict[str, Any] = SHAPE | {"n_layers": 1, "position": "rotary", "norm": "rmsnorm", "norm_placement": "pre"}
@@ -177,10 +177,10 @@ def write_data() -> None:
     """Write a handful of examples for each task."""
     DATA.mkdir()
     lines = [
-        (f"{color} {animal} {verb}", f"{its_animal} {its_color} {its_verb}")
+        (f"{color} {animal} {command}", f"{its_animal} {its_color} {its_command}")
         for color, its_color in COLORS.items()
         for animal, its_animal in ANIMALS.items()
-        for verb, its_verb in VERBS.items()
+        for command, its_command in COMMANDS.items()
     ]
     for part, chosen in {"train": [line for n, line in enumerate(lines) if n % 5], "valid": lines[::5]}.items():
         rows = [*zip(*chosen, strict=True)]

@@ -11,22 +11,22 @@ from typer.core import TyperCommand, TyperGroup
 
 from transom import __version__
 from transom.config.suggestions import suggest
-from transom.config.task_options import Verb
+from transom.config.task_options import Command
 from transom.config.task_registry import list_task_help
 from transom.errors import ConfigError
 from transom.tasks.signals import defer_signals
 
-TRAIN = Verb("train", "Train a model from a recipe or on your own files.")
+TRAIN = Command("train", "Train a model from a recipe or on your own files.")
 BUILT_IN = (
-    Verb("score", "Score texts or translations: log-probability and perplexity."),
-    Verb("compare", "Test whether two models differ significantly in BLEU (paired bootstrap)."),
-    Verb("compare-attention", "Measure error, time and memory of approximate attention on a trained model."),
-    Verb("kernels", "List the kernel that computes each operation on this machine, with the reason."),
-    Verb("compare-components", "Train a recipe with other components from the same seeds; compare loss, speed and parameters."),
-    Verb("plugins", "List the plugins of installed packages."),
-    Verb("recipes", "List, show or copy the packaged recipes."),
-    Verb("tokenizer", "Train a tokenizer, or show how it segments a sentence."),
-    Verb("demo", "Train the built-in phrasebook translator; translate held-out sentences and show the alignment."),
+    Command("score", "Score texts or translations: log-probability and perplexity."),
+    Command("compare", "Test whether two models differ significantly in BLEU (paired bootstrap)."),
+    Command("compare-attention", "Measure error, time and memory of approximate attention on a trained model."),
+    Command("kernels", "List the kernel that computes each operation on this machine, with the reason."),
+    Command("compare-components", "Train a recipe with other components from the same seeds; compare loss, speed and parameters."),
+    Command("plugins", "List the plugins of installed packages."),
+    Command("recipes", "List, show or copy the packaged recipes."),
+    Command("tokenizer", "Train a tokenizer, or show how it segments a sentence."),
+    Command("demo", "Train the built-in phrasebook translator; translate held-out sentences and show the alignment."),
 )
 """The commands that belong to no task."""
 
@@ -34,9 +34,10 @@ NO_PLUGIN_COMMANDS = {"demo", "plugins", "list", "copy", "show"}
 """Commands and subcommands without ``--plugin``: they use no components and no tasks."""
 
 
-def verbs() -> dict[str, Verb]:
+def all_commands() -> dict[str, Command]:
     """Return all commands by name in listing order: ``TRAIN``, those of the tasks, ``BUILT_IN``."""
-    return {verb.name: verb for verb in (TRAIN, *(verb for task_help in list_task_help() for verb in task_help.verbs), *BUILT_IN)}
+    of_tasks = [command for task_help in list_task_help() for command in task_help.commands]
+    return {command.name: command for command in (TRAIN, *of_tasks, *BUILT_IN)}
 
 
 class LazyGroup(TyperGroup):
@@ -44,7 +45,7 @@ class LazyGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Import the named plugins before ``transom --help``."""
-        if "--help" in args and not set(args) & set(verbs()) and _import_plugins(args):
+        if "--help" in args and not set(args) & set(all_commands()) and _import_plugins(args):
             args = ["--help"]
         found: list[str] = super().parse_args(ctx, args)
         return found
@@ -56,7 +57,7 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in listing order."""
-        return list(verbs())
+        return list(all_commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import the module of a command and return the command.
@@ -66,14 +67,14 @@ class LazyGroup(TyperGroup):
         """
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        known = verbs()
+        known = all_commands()
         if cmd_name not in known:
             raise ConfigError(f"expected a command, found {cmd_name!r}; {suggest(cmd_name, list(known))}")
-        verb = known[cmd_name]
-        module = import_module(verb.module or f"transom.cli.{cmd_name.replace('-', '_')}")
+        entry = known[cmd_name]
+        module = import_module(entry.module or f"transom.cli.{cmd_name.replace('-', '_')}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
-        command.help = f"{verb.help}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{module.EXAMPLES}{_plugin_help()}".strip()
+        command.help = f"{entry.help}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{module.EXAMPLES}{_plugin_help()}".strip()
         for each in (command, *getattr(command, "commands", {}).values()):
             if each.name not in NO_PLUGIN_COMMANDS and not hasattr(each, "commands"):
                 each.params.insert(-1, _plugin_option())
@@ -82,7 +83,7 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands without importing them."""
-        self.commands = {name: TyperCommand(name, help=verb.help) for name, verb in verbs().items()}
+        self.commands = {name: TyperCommand(name, help=command.help) for name, command in all_commands().items()}
         _hide_flag_metavars(self.get_params(ctx))
         super().format_help(ctx, formatter)
 

@@ -1,4 +1,4 @@
-"""The verb ``transom embed`` for encoders of other tasks."""
+"""The command ``transom embed`` for encoders of other tasks."""
 
 from typing import Any
 
