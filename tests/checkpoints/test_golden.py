@@ -16,7 +16,7 @@ from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.migration import migrate_metrics, present_tensor_name
 from transom.config.recipe import load_recipe
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.train_loop import train
 
 HERE = Path(__file__).parent / "golden"
@@ -51,7 +51,7 @@ def test_it_can_be_gone_on_with(folder, tmp_path, monkeypatch):
     history = (run / "metrics.jsonl").read_bytes()
     recipe = load_recipe(run / RECIPE, ["training.max_steps=22"])[0]
     with RunFolder.create(run, resume=True) as opened:
-        result = train(set_up(recipe, Path("/"), opened))
+        result = train(build_training_setup(recipe, Path("/"), opened))
     assert (result.step, result.reason) == (22, "max_steps")
     assert (run / "metrics.jsonl").read_bytes().startswith(history)
     assert opened.checkpoints.load(22)[1]["progress"]["step"] == 22

@@ -13,7 +13,7 @@ from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.files.atomic_io import FORMAT_VERSION
 from transom.layers.position_encoding import TabulatedPositionEncoding
 from transom.models.build import build_model
-from transom.tasks.task import set_up
+from transom.tasks.task import build_training_setup
 from transom.training.train_loop import train
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ def main() -> None:
     assert not folder.exists(), f"{folder} is there already; a golden folder is never replaced"
     recipe = load_recipe("reverse", [f"{name}={value}" for name, value in TINY.items()])[0]
     with RunFolder.create(folder) as run:
-        train(set_up(recipe, Path("/"), run))
+        train(build_training_setup(recipe, Path("/"), run))
     (folder / LOCK).unlink()
     document = {"source": SOURCE, "target": TARGET, "logits": logits(folder)}
     folder.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
