@@ -1,6 +1,11 @@
 """docs/config.md and docs/components.md say what the schema says."""
 
+import re
+import tomllib
+from itertools import islice, takewhile
 from typing import get_args
+
+from pydantic import ValidationError
 
 from tests.size import ROOT
 from transom.config.component_docs import component_page, row
@@ -13,12 +18,12 @@ from transom.config.components import (
     MultiHeadAttentionConfig,
     RotaryConfig,
 )
-from transom.config.config_docs import config_page
+from transom.config.config_docs import config_page, schema_section
 from transom.config.model import AnyModel, TextTransformerConfig
 from transom.config.moe import BiasBalancingConfig
 from transom.config.patterns import Window2dPatternConfig
 from transom.config.recurrent import AdditiveAttentionConfig
-from transom.config.schema import Schema, allowed_schemas, list_item_schemas
+from transom.config.schema import ComponentConfig, Schema, allowed_schemas, list_item_schemas
 from transom.config.task_registry import recipes_by_task
 from transom.config.vision import CbamConfig
 
@@ -58,6 +63,30 @@ def test_every_choice_that_is_no_component_has_a_line() -> None:
     plain = {f"attention.{name}" for name, field in MultiHeadAttentionConfig.model_fields.items() if not allowed_schemas(field)}
     biases_and_name = {"attention.qkv_bias", "attention.output_bias", "attention.kind"}
     assert set(ATTENTION_OPTIONS) == {"n_kv_heads", "attention.qk_norm"} | plain - biases_and_name
+
+
+def stated_defaults(schema: type[Schema]) -> dict[str, str]:
+    """Read the table of a class as a reader would: the default of each field as TOML, without those that are computed."""
+    rows = list(takewhile(bool, islice(schema_section(schema, (), set()), 4, None)))
+    cells = {row.split("`")[1]: re.split(r"(?<!\\)\|", row)[3].strip() for row in rows}
+    return {name: cell.strip("`") for name, cell in cells.items() if cell.startswith("`")}
+
+
+def test_each_default_of_the_page_is_what_the_schema_fills_in() -> None:
+    checked = 0
+    for schema in set.union(*map(nested, recipes_by_task().values())):
+        stated = stated_defaults(schema)
+        try:
+            filled_in = schema()
+        except ValidationError:  # it has required fields
+            continue
+        for name, default in stated.items():
+            value = tomllib.loads(f"value = {default}")["value"]
+            expected = getattr(filled_in, name)
+            found = expected.kind if isinstance(expected, ComponentConfig) and isinstance(value, str) else expected
+            assert value == found or (value == "none" and found is None) or value == list(found), (schema.__name__, name)
+            checked += 1
+    assert checked > 300
 
 
 def test_the_page_has_every_part_and_its_bounds() -> None:

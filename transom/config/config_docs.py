@@ -35,15 +35,15 @@ share is described under the first.
 
 
 def config_page() -> str:
-    """Write the page."""
+    """Render docs/config.md."""
     parts, written = [HEAD], set[type[Schema]]()
     for task, schema in recipes_by_task().items():
-        parts += [f'# `task = "{task}"`\n', *_section(schema, (), written)]
+        parts += [f'# `task = "{task}"`\n', *schema_section(schema, (), written)]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Schema]]) -> Iterator[str]:
-    """Write a table of one class's fields, then the classes below it; a class that another task has too stands there only."""
+def schema_section(schema: type[Schema], path: tuple[str, ...], written: set[type[Schema]]) -> Iterator[str]:
+    """Yield the lines of a class and of the classes that its fields hold, without those already ``written``."""
     if schema in written:
         return
     written.add(schema)
@@ -58,7 +58,7 @@ def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Sche
         yield ""
     for name, field in fields.items():
         for below in (*allowed_schemas(field), *list_item_schemas(field)):
-            yield from _section(below, (*path, name), written)
+            yield from schema_section(below, (*path, name), written)
 
 
 def _value(field: FieldInfo) -> str:
@@ -92,7 +92,7 @@ def _default(field: FieldInfo) -> str:
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, ComponentConfig):
-        return f'`"{kinds(type(value))[0]}"`'
+        return f'`"{value.kind}"`'
     if isinstance(value, Schema):
         return "as below"
     if isinstance(value, tuple):
