@@ -15,6 +15,7 @@ _CHARACTER_WIDTH = 8.4
 """Average width of a label's character, in SVG units."""
 _MAX_LABEL_LENGTH = 18
 _LEGEND_STEPS = 5
+_LEGEND_START = 66
 
 
 def alignment_svg(alignment: Alignment) -> Element:
@@ -26,7 +27,8 @@ def alignment_svg(alignment: Alignment) -> Element:
     cell_width, cell_height = 30 if len(source) <= 20 else 24, 30 if len(target) <= 20 else 22
     left = round(_CHARACTER_WIDTH * max(map(_display_width, target))) + 14
     top = round(_CHARACTER_WIDTH * 0.72 * max(map(_display_width, source))) + 34
-    width = left + cell_width * len(source) + round(_CHARACTER_WIDTH * 0.72 * _display_width(source[-1])) + 12
+    columns_width = cell_width * len(source) + round(_CHARACTER_WIDTH * 0.72 * _display_width(source[-1])) + 12
+    width = left + max(columns_width, _LEGEND_START + 16 * _LEGEND_STEPS + 20)
     height = top + cell_height * len(target) + 40
     description = "; ".join(
         f"{aligned} from {alignment.source[position]} ({format_percent(weight)})"
@@ -106,7 +108,7 @@ def _heat_map_row(alignment: Alignment, row: int, left: float, top: float, cell_
 
 def _legend(left: float, top: float) -> list[Element]:
     elements = [node("text", "weight  0", x=left, y=top + 6, dy="0.35em", class_="unit")]
-    start = left + 66
+    start = left + _LEGEND_START
     for step in range(_LEGEND_STEPS):
         fraction = (step + 1) / _LEGEND_STEPS
         elements.append(node("rect", x=start + 16 * step, y=top, width=15, height=12, rx=2, fill_opacity=fraction, class_="cell"))
