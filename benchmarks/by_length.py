@@ -2,7 +2,7 @@
 
     python -m benchmarks.compare_by_length runs/lstm runs/en-de --source test.en --target test.de [--edges 5 10 15 20 30] [--results FILE]
 
-Buckets are by words of the source. In each, and over all, the two runs' BLEU with what 95 % of resampled test sets give, their difference
+Buckets are by words of the source. In each, and over all, the two runs' BLEU with what 95% of resampled test sets give, their difference
 and its p-value, by paired bootstrap (Koehn 2004). Case is ignored where a run's model has none. The reading is noted in both runs' ledgers.
 """
 

@@ -292,13 +292,13 @@ def check_html(fragment: str) -> list[str]:
 def results() -> Iterator[tuple[Any, tuple[str, ...]]]:
     """Give a result of each kind with hostile text in it, and what its drawing must hold."""
     alignment = Alignment((HOSTILE, "[EOS]"), ("gato", "[EOS]"), torch.tensor([[0.9, 0.1], [0.2, 0.8]]), "decoder.blocks.0.cross")
-    yield alignment, ("<svg", 'class="cell"', "90 %", FILLS["cell"])
+    yield alignment, ("<svg", 'class="cell"', "90%", FILLS["cell"])
     yield Results([Translation(HOSTILE, -1.0, -2.0, 2, alignment=alignment)]), ("log-probability -2.00", "2 pieces", "<svg")
-    yield ClassPrediction("a", 0.75, {"a": 0.75, HOSTILE: 0.25}, 4, 2), ("width:75.0%", "75.0 %", "2 windows", "4 tokens")
+    yield ClassPrediction("a", 0.75, {"a": 0.75, HOSTILE: 0.25}, 4, 2), ("width:75.0%", "75.0%", "2 windows", "4 tokens")
     yield ClassPrediction("0", 0.5, {str(n): 0.5 / (n + 1) for n in range(13)}), ("and 3 less probable classes",)
     yield MaskPredictions([[TokenPrediction(HOSTILE, 0.5)], [TokenPrediction("mat", 0.7)]], 0), ("mask 2", "width:70.0%")
     tokens, probabilities = ("the", " cat", HOSTILE), (1.0, 0.5, 0.0)
-    yield Continuation("the cat", 3, "length", 0, tokens, probabilities), (" cat: 50.0 %", "0.550)", "0.275)", "0.000)", "3 tokens")
+    yield Continuation("the cat", 3, "length", 0, tokens, probabilities), (" cat: 50.0%", "0.550)", "0.275)", "0.000)", "3 tokens")
     yield Continuation(HOSTILE, 3, "stop", 0), ("ended by a stop text",)
     yield TaggedText(["Ana", HOSTILE], ["B-PER", "O"], [0.9, 0.8], [], 1), ("entity", "B-PER 90.0%")
     yield Results([[TokenPrediction(str(n), 0.5)] for n in range(30)]), ("and 5 more",)

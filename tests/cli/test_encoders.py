@@ -65,7 +65,7 @@ def test_classify_a_text_a_file_and_labelled_texts(transom: Call, classifying: P
     records = transom("classify", classifying, "--input", tmp_path / "texts", "--too-long", "window", "--json").json
     assert [record["windows"] for record in records][:2] == [1, 1] and records[2]["windows"] > 1 and records[2]["n_dropped_tokens"] == 0
     scored = transom("classify", classifying, "--labeled-data", labelled)
-    assert scored.out.splitlines()[-1].startswith("accuracy ") and scored.out.splitlines()[-1].endswith(" % of 60 texts")
+    assert scored.out.splitlines()[-1].startswith("accuracy ") and scored.out.splitlines()[-1].endswith("% of 60 texts")
     assert transom("classify", classifying, "--labeled-data", labelled, "--json").json["n"] == 60
     ledger = [json.loads(line) for line in (classifying / "ledger.jsonl").read_text().splitlines()]
     assert any(str(labelled) in json.dumps(entry) for entry in ledger)

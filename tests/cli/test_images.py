@@ -53,7 +53,7 @@ def test_pages_show_what_the_run_is(seeing: Path) -> None:
     assert "An image-classification model" in page and "Loss per image" in page
     assert "An image-classification model: a Vision Transformer for classes of images" in card
     assert "RGB images of 8 x 8 pixels, 4 x 4 patches, after stages of 4 channels" in card and "images per second" in card
-    assert "transom classify" in card and "10 % of the training images, split off by hash" in card
+    assert "transom classify" in card and "10% of the training images, split off by hash" in card
     assert "Validation accuracy" in page and '<img src="data:image/png;base64,' in page and "perplexity" not in page
 
 
@@ -71,7 +71,7 @@ def test_classify_files_lists_and_labelled_folders(transom: Call, seeing: Path, 
         for file in sorted(photos.rglob("*.jpg")):
             archive.write(file, file.relative_to(photos.parent).as_posix())
     zipped = transom("classify", seeing, "--labeled-data", tmp_path / "photos.zip", "--precision", "fp32", "--json").json
-    assert f"accuracy {zipped['accuracy']:.2f} %" in scored.out and zipped["n"] == 30
+    assert f"accuracy {zipped['accuracy']:.2f}%" in scored.out and zipped["n"] == 30
     ledger = [json.loads(line) for line in (seeing / "ledger.jsonl").read_text().splitlines()]
     assert [(entry["command"], Path(entry["file"]).name) for entry in ledger[-2:]] == [("classify", "photos"), ("classify", "photos.zip")]
 

@@ -12,7 +12,7 @@ WINDOW = ("--set", "model.attention.pattern=[{ kind = 'window', size = 2 }, 'ful
 
 def test_a_pattern_is_drawn_told_and_counted(transom: Call, tmp_path: Path) -> None:
     shown = transom("recipes", "patterns", "shakespeare-char", *WINDOW, "--length", 4).out
-    assert "window(size=2), 43.8 % of the pairs, 70.0 % of the allowed pairs\n\n█···\n██··\n·██·\n··██\n" in shown
+    assert "window(size=2), 43.8% of the pairs, 70.0% of the allowed pairs\n\n█···\n██··\n·██·\n··██\n" in shown
     found = transom("recipes", "patterns", "shakespeare-char", *WINDOW, "--length", 4, "--json").json["patterns"]
     assert [each["density"] for each in found] == [7 / 16, 10 / 16] and found[1]["pattern"] == "full" and found[0]["layers"][:2] == [0, 2]
     out = tmp_path / "patterns.svg"

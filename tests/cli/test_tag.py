@@ -51,7 +51,7 @@ def test_tagged_words_are_scored_and_noted(transom: Call, tagging: Path, tagged:
     turned.write_text("\n".join("\t".join(reversed(line.split("\t"))) for line in tagged.read_text().split("\n")))
     assert transom("tag", tagging, "--tagged", turned, "--word-column", "1", "--tag-column", "0", "--json").json == scores
     lines = transom("tag", tagging, "--tagged", tagged).out.splitlines()
-    assert lines[-1] == f"accuracy {scores['accuracy']:.2f} % of 220 words" and lines[-2].startswith("entities: F1 ")
+    assert lines[-1] == f"accuracy {scores['accuracy']:.2f}% of 220 words" and lines[-2].startswith("entities: F1 ")
     assert any(str(tagged) in line for line in (tagging / "ledger.jsonl").read_text().splitlines())
 
 

@@ -53,11 +53,11 @@ def test_faults_are_found_and_named() -> None:
     ]
     assert report.statistics["tokens"]["train source"] == {
         "shortest": 0,
-        "1 %": 0,
-        "25 %": 5,
+        "1%": 0,
+        "25%": 5,
         "median": 5,
-        "75 %": 5,
-        "99 %": 30,
+        "75%": 5,
+        "99%": 30,
         "longest": 30,
         "mean": 5.62,
         "total": 146,
@@ -79,8 +79,8 @@ def test_it_reads_as_lines_and_as_json() -> None:
     lines = report.lines()
     assert lines[:3] == [
         "train: 26 pairs (t.en, t.de)",
-        "  source tokens: median 5, 99 % up to 30, longest 30, 146 in all",
-        "  target tokens: median 5, 99 % up to 30, longest 30, 151 in all",
+        "  source tokens: median 5, 99% up to 30, longest 30, 146 in all",
+        "  target tokens: median 5, 99% up to 30, longest 30, 151 in all",
     ]
     assert "dropped from training: 1 longer than 20 tokens" in lines
     assert "longest training lines: 24 (30 tokens), 23 (9 tokens), 1 (5 tokens), 2 (5 tokens), 3 (5 tokens)" in lines

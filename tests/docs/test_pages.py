@@ -9,7 +9,7 @@ import pytest
 
 from tests.agreement import test_components
 from tests.size import ROOT
-from tests.test_architecture import ROOMS
+from tests.test_architecture import PACKAGES
 from transom.config import components
 from transom.layers import norm
 
@@ -24,12 +24,12 @@ def test_examples_give_what_the_page_says(page: str) -> None:
 
 def test_the_walk_stops_in_every_room_that_is_built() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    heads = {room for line in re.findall(r"^## (.*):", text, re.MULTILINE) for room in re.split(r", | and ", line)}
+    heads = {package for line in re.findall(r"^## (.*):", text, re.MULTILINE) for package in re.split(r", | and ", line)}
     built = {path.name.removesuffix(".py") for path in (ROOT / "transom").iterdir() if not path.name.startswith(("_", "py.typed"))}
     assert heads == built
-    assert [room for room in ROOMS if room in heads] == [
-        room for line in re.findall(r"^## (.*):", text, re.MULTILINE) for room in re.split(r", | and ", line)
-    ], "in the rooms' order"
+    assert [package for package in PACKAGES if package in heads] == [
+        package for line in re.findall(r"^## (.*):", text, re.MULTILINE) for package in re.split(r", | and ", line)
+    ], "in the packages' order"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])

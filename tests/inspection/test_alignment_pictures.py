@@ -18,7 +18,7 @@ def cells(picture: Element) -> list[Element]:
 
 def test_a_cell_for_each_weight_that_can_be_seen() -> None:
     told = [(cell.findtext("title"), cell.get("fill-opacity")) for cell in cells(alignment_svg(SMALL))]
-    assert told == [("hola ← hello: 92.0 %", "0.92"), ("hola ← world: 8.0 %", "0.08"), ("mundo ← world: 60.0 %", "0.6")]
+    assert told == [("hola ← hello: 92.0%", "0.92"), ("hola ← world: 8.0%", "0.08"), ("mundo ← world: 60.0%", "0.6")]
 
 
 def test_rows_are_target_and_columns_source() -> None:
@@ -33,7 +33,7 @@ def test_source_labels_are_turned() -> None:
 
 
 def test_description_names_the_strongest() -> None:
-    assert alignment_svg(SMALL).findtext("desc") == "hola from hello (92 %); mundo from world (60 %)."
+    assert alignment_svg(SMALL).findtext("desc") == "hola from hello (92%); mundo from world (60%)."
 
 
 def test_labels_of_data_are_text(alignment: Alignment) -> None:
@@ -48,7 +48,7 @@ def test_text_rendering_side_by_side() -> None:
         " hola  █████",
         "mundo         ▓▓▓▓▓",
         "",
-        "░░ > 10 %  ▒▒ > 30 %  ▓▓ > 55 %  ██ > 80 %   (decoder layer 1 of 1)",
+        "░░ > 10%  ▒▒ > 30%  ▓▓ > 55%  ██ > 80%   (decoder layer 1 of 1)",
     ]
 
 

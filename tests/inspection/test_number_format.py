@@ -39,7 +39,7 @@ def test_compact_is_short_and_close(value: float) -> None:
 
 
 def test_other_figures() -> None:
-    assert (format_count(1234567.4), format_percent(0.1234, 1)) == ("1,234,567", "12.3 %")
+    assert (format_count(1234567.4), format_percent(0.1234, 1)) == ("1,234,567", "12.3%")
     assert [format_duration(seconds) for seconds in (0, 59.6, 60, 3599.7)] == ["0.0 s", "1 min 0 s", "1 min 0 s", "1 h 0 min"]
 
 

@@ -70,7 +70,7 @@ def test_the_cells_are_those_of_the_mask() -> None:
     assert views[0].fraction_of_allowed == views[0].density and views[2].fraction_of_allowed == pytest.approx(
         window.tril().sum().item() / 210
     )
-    assert views[2].title == "decoder layer 0: window(size=3), 14.2 % of the pairs, 27.1 % of the allowed pairs"
+    assert views[2].title == "decoder layer 0: window(size=3), 14.2% of the pairs, 27.1% of the allowed pairs"
 
 
 @pytest.mark.parametrize("pattern", ["full", {"kind": "window-2d", "size": 2}, STRIPES])

@@ -148,7 +148,7 @@ def test_the_data_report_is_laid_out_whatever_its_fields(run: RunSummary) -> Non
         "source",
         "12.5",
         "ß, é",
-        "3.1 %",
+        "3.1%",
         "Longest in training",
     } <= set(words)
 

@@ -66,7 +66,7 @@ def test_heads_without_an_output_map():
 def test_presets_have_the_papers_size(preset, printed, counted, symbols):
     """Vaswani et al. 2017, table 3, prints 65 and 213 million; section 5.1 says "about 37000" shared symbols.
 
-    With 37,000 we are 2.9 % below for the base model and 0.6 % above for the big one. The paper does not say what it counts. The vocabulary
+    With 37,000 we are 2.9% below for the base model and 0.6% above for the big one. The paper does not say what it counts. The vocabulary
     alone does not explain the difference: its printed figures, rounded to a million, would need about 40,700 symbols for the one
     and 35,800 for the other.
     """

@@ -73,7 +73,7 @@ def classify(
         value = {"accuracy": scores.accuracy, "n": scores.n, "classes": {label: each._asdict() for label, each in scores.classes}}
         if is_limited:
             value |= {"n_too_long": scores.n_too_long, "n_dropped_tokens": scores.n_dropped_tokens}
-        print_result(value, as_json, [*rows, f"accuracy {scores.accuracy:.2f} % of {scores.n:,} {noun}"])
+        print_result(value, as_json, [*rows, f"accuracy {scores.accuracy:.2f}% of {scores.n:,} {noun}"])
         if not as_json:
             _note_truncation(classifier, scores.n_too_long, scores.n, treatment, scores.n_dropped_tokens)
         return

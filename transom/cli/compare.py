@@ -32,7 +32,7 @@ def compare(
     too_long: TranslateTooLong = "split",
     as_json: JsonOption = False,
 ) -> None:
-    """Print BLEU of both models, the difference with 95 % confidence intervals, and the p-value (Koehn 2004).
+    """Print BLEU of both models, the difference with 95% confidence intervals, and the p-value (Koehn 2004).
 
     Each model decodes with its own recipe's settings. --to applies to multilingual models.
     """
@@ -62,7 +62,7 @@ def compare(
 
 
 def _format_lines(a: Path, b: Path, result: Any) -> list[str]:
-    rows = [["", "BLEU", "95 % interval"]]
+    rows = [["", "BLEU", "95% interval"]]
     for name, value, (low, high) in (
         (str(a), result.a, result.a_interval),
         (str(b), result.b, result.b_interval),

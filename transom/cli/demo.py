@@ -88,8 +88,8 @@ def _format_lines(translator: Any, samples: list[dict[str, str]], n: int, accura
     alignment = align(translator.model, translator.tokenizers, longest["source"], longest["translation"])
     rows = [
         ["exact match", ""],
-        ["this model", f"{100 * accuracy:.2f} %"],
-        ["nearest training sentence", f"{100 * baseline:.2f} %"],
+        ["this model", f"{100 * accuracy:.2f}%"],
+        ["nearest training sentence", f"{100 * baseline:.2f}%"],
     ]
     return [
         "",

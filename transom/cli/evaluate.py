@@ -95,7 +95,7 @@ def _format_lines(scores: dict[str, Any], exact: float, buckets: list[Any], n_se
     rows = [
         ["metric", "score"],
         *([name, f"{score.value:.2f}"] for name, score in scores.items()),
-        ["exact match", f"{100 * exact:.2f} %"],
+        ["exact match", f"{100 * exact:.2f}%"],
     ]
     lengths = [["reference words", "sentences", "bleu_lc"]]
     for bucket in buckets:

@@ -98,8 +98,8 @@ def _to_record(scores: "TagScores") -> dict[str, object]:
 
 def _score_lines(scores: "TagScores") -> list[str]:
     per_label = [
-        f"{label}: F1 {100 * one.f1:.2f} %, precision {one.precision:.1%}, recall {one.recall:.1%} of {one.n:,}"
+        f"{label}: F1 {100 * one.f1:.2f}%, precision {one.precision:.1%}, recall {one.recall:.1%} of {one.n:,}"
         for label, one in scores.labels.items()
     ]
-    total = [] if scores.entities is None else [f"entities: F1 {100 * scores.entities.f1:.2f} % of {scores.entities.n:,}"]
-    return [*per_label, *total, f"accuracy {scores.accuracy:.2f} % of {scores.n:,} words"]
+    total = [] if scores.entities is None else [f"entities: F1 {100 * scores.entities.f1:.2f}% of {scores.entities.n:,}"]
+    return [*per_label, *total, f"accuracy {scores.accuracy:.2f}% of {scores.n:,} words"]

@@ -168,7 +168,7 @@ class DataConfig(Schema):
         """Say what is taken for validation where no data are named."""
 
 
-PAIRS_HOLDOUT = "1 % of the training pairs, split off by hash"
+PAIRS_HOLDOUT = "1% of the training pairs, split off by hash"
 
 
 class PairDataConfig(DataConfig):
@@ -177,7 +177,7 @@ class PairDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = PAIRS
 
     train: PairFilesConfig | None = Field(None, description="training pairs")
-    valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
+    valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1% of train is split off by hash")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
@@ -200,7 +200,7 @@ class LanguageConfig(Schema):
 
     tag: str = Field(..., description="name of the language, which --to asks for: letters, digits, - and _")
     train: PairFilesConfig | None = Field(None, description="training pairs")
-    valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
+    valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1% of train is split off by hash")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     reverse: bool = Field(False, description="read all pairs from their target to their source")
@@ -229,7 +229,7 @@ class TextDataConfig(DataConfig):
 
     train: TextFilesConfig | None = Field(None, description="training text")
     valid: TextFilesConfig | None = Field(
-        None, description="validation text; left out, 5 % of the documents are split off by hash, or the last 5 % of a single one"
+        None, description="validation text; left out, 5% of the documents are split off by hash, or the last 5% of a single one"
     )
     test: TextFilesConfig | None = Field(
         None, description="test text: used only by the data report, to find duplicates of training documents"
@@ -239,7 +239,7 @@ class TextDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Say what is taken for validation where no data are named."""
-        return "5 % of the documents, split off by hash, or the last 5 % of a single one"
+        return "5% of the documents, split off by hash, or the last 5% of a single one"
 
 
 class LabeledFilesConfig(FilesConfig):

@@ -44,7 +44,7 @@ class MixtureOfDepthsConfig(DepthConfig):
     (section 3.5, first method).
 
     Cost and use: A routed block costs the fraction capacity of a block, so deeper models cost the same; the paper's best is every second
-    block and 12.5 %. Selection is not causal in training, but is in evaluation. The number of tokens selected in evaluation is learned:
+    block and 12.5%. Selection is not causal in training, but is in evaluation. The number of tokens selected in evaluation is learned:
     metrics.jsonl has it (mod_fraction_causal) and training's (mod_fraction). Inference skips a block if no row of the batch
     chose it, so one text at a time gains most. Where one token is classified (pooling = start or cls) it may pass the last block by, which
     then does nothing for it; pooling = mean has no such token. Not with experts or approximated attention; masks are dense,

@@ -77,7 +77,7 @@ def alignment_text(alignment: Alignment, width: int = 100) -> str:
     for symbol, weights in zip(target, alignment.weights.tolist(), strict=True):
         cells = [_shade(weight) * size for weight, size in zip(weights, widths, strict=True)]
         lines.append((" " * (margin - 2 - _display_width(symbol)) + symbol + "  " + ("  " if cell_width else " ").join(cells)).rstrip())
-    key = "  ".join(f"{shade * 2} {label}" for shade, label in zip(_SHADES[1:], ("> 10 %", "> 30 %", "> 55 %", "> 80 %"), strict=True))
+    key = "  ".join(f"{shade * 2} {label}" for shade, label in zip(_SHADES[1:], ("> 10%", "> 30%", "> 55%", "> 80%"), strict=True))
     return "\n".join([*lines, "", f"{key}   ({alignment.origin})"])
 
 

@@ -84,7 +84,7 @@ def describe_architecture(recipe: Recipe) -> list[str]:
                 f"width {model.d_model}, {_describe_heads(model)}, feed-forward width {model.d_ff}",
             ]
             if isinstance(depth := model.depth, MixtureOfDepthsConfig):
-                lines.append(f"mixture of depths: one of every {depth.every} blocks processes {100 * depth.capacity:g} % of the tokens")
+                lines.append(f"mixture of depths: one of every {depth.every} blocks processes {100 * depth.capacity:g}% of the tokens")
         case RecurrentConfig():
             embedding = "" if model.d_embedding == model.d_model else f", embeddings of {model.d_embedding}"
             lines = [_describe_recurrent_attention(model)] if isinstance(model, RecurrentSeq2SeqConfig) else []

@@ -58,9 +58,9 @@ def format_percent(fraction: float, digits: int = 0) -> str:
     """Format a fraction as a percentage.
 
     >>> format_percent(0.634)
-    '63 %'
+    '63%'
     """
-    return f"{100 * fraction:.{digits}f} %"
+    return f"{100 * fraction:.{digits}f}%"
 
 
 def format_duration(seconds: float) -> str:

@@ -78,7 +78,7 @@ def _metric_cards(run: RunSummary) -> Element:
         kept = f"best weights: step {format_count(run.best_validation['step'])}, by {run.recipe.training.best_checkpoint_metric}"
         if "accuracy" in run.best_validation:
             cards.append(
-                _metric_card("Validation accuracy", f"{_format_metric(run.best_validation, 'accuracy', 2)} %", f"of the {run.recipe.UNIT}")
+                _metric_card("Validation accuracy", f"{_format_metric(run.best_validation, 'accuracy', 2)}%", f"of the {run.recipe.UNIT}")
             )
         measures = [f"perplexity {_format_metric(run.best_validation, 'perplexity', 2)}"] if "perplexity" in run.best_validation else []
         if "bits_per_byte" in run.best_validation:

@@ -66,7 +66,7 @@ KERNELS = [
             norm.layer_norm_16_bit,
             5e-3,
         ),
-        "PyTorch sums the gradients of gamma and beta in bfloat16, an error of 8 % over 4,096 tokens",
+        "PyTorch sums the gradients of gamma and beta in bfloat16, an error of 8% over 4,096 tokens",
     ),
     Kernel(*("layer_norm", "fused", "everywhere else", always, norm.fused_layer_norm, 2e-6), "PyTorch's kernel reads x once"),
     Kernel(

@@ -14,7 +14,7 @@ from transom.layers.dispatch import REFERENCES
 class _Bfloat16LayerNorm(torch.autograd.Function):
     """Layer normalization in bfloat16 with PyTorch's kernels, except for the gradients of gamma and beta.
 
-    PyTorch accumulates these in bfloat16 on a CPU, an error of 8 % over 4,096 tokens. With n = (x - mean) / sigma and G the gradient:
+    PyTorch accumulates these in bfloat16 on a CPU, an error of 8% over 4,096 tokens. With n = (x - mean) / sigma and G the gradient:
     dbeta = sum(G), dgamma = sum(G * n) = sum(G * x / sigma) - sum(G * mean / sigma), computed as products that accumulate in float32.
     """
 

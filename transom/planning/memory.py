@@ -25,7 +25,7 @@ ONEDNN_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4096"}
 """Capacity of oneDNN's kernel cache, one kernel per product shape; oneDNN reads the variable once, before its first product.
 
 Batches of sentences have about a hundred shapes, an estimated three thousand product shapes. The default capacity of 1,024 rebuilds the
-others repeatedly, which costs about 6 % of a training step.
+others repeatedly, which costs about 6% of a training step.
 """
 
 
@@ -53,7 +53,7 @@ def check_fits_in_memory(n_parameters: int, device: torch.device) -> None:
 def raise_malloc_thresholds() -> bool:
     """Raise glibc's malloc thresholds, so that freed memory is reused instead of returned to the system.
 
-    Returned memory comes back as pages that the system clears on first touch, which costs about 10 % of a training step on small models.
+    Returned memory comes back as pages that the system clears on first touch, which costs about 10% of a training step on small models.
     ``trim_malloc`` returns the memory held this way. Does nothing without glibc, or if the environment sets these thresholds.
 
     Returns:

@@ -51,7 +51,7 @@ class BootstrapComparison:
         b: second system's score.
         difference: b - a.
         p_value: chance of a difference at least as large, either way, if both were equally good.
-        a_interval: where the score lies with 95 % confidence.
+        a_interval: where the score lies with 95% confidence.
         b_interval: the same for the second system.
         difference_interval: the same for the difference.
         n_samples: resampled test sets.
@@ -226,7 +226,7 @@ def _bleu_from_statistics(counts: NDArray[np.int64]) -> float:
 
 
 def _confidence_interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the interval without the lowest and highest 2.5 %."""
+    """Return the interval without the lowest and highest 2.5%."""
     ordered, cut = np.sort(values), len(values) // 40
     return float(ordered[cut]), float(ordered[-cut - 1])
 

@@ -20,7 +20,7 @@ def load_translation_data(data: PairDataConfig, base: Path) -> Splits[Pairs]:
         base: the recipe's folder, to which ``data.root`` is relative.
 
     Returns:
-        Training and validation pairs, and test pairs if the recipe has them. Without ``data.valid``, 1 % of the training pairs is split
+        Training and validation pairs, and test pairs if the recipe has them. Without ``data.valid``, 1% of the training pairs is split
         off by hash and the validation pairs are named accordingly.
 
     Raises:

@@ -58,7 +58,7 @@ def length_distribution(rows: Sequence[Sequence[int]] | Indices) -> Distribution
     quantiles = np.quantile(lengths, (0.01, 0.25, 0.5, 0.75, 0.99), method="nearest").tolist()
     return {
         "shortest": int(lengths.min()),
-        **dict(zip(("1 %", "25 %", "median", "75 %", "99 %"), map(int, quantiles), strict=True)),
+        **dict(zip(("1%", "25%", "median", "75%", "99%"), map(int, quantiles), strict=True)),
         "longest": int(lengths.max()),
         "mean": round(float(lengths.mean()), 2),
         "total": int(lengths.sum()),
@@ -67,7 +67,7 @@ def length_distribution(rows: Sequence[Sequence[int]] | Indices) -> Distribution
 
 def format_distribution(figures: Distribution) -> str:
     """Return a distribution as text."""
-    return f"median {figures['median']:g}, 99 % up to {figures['99 %']:g}, longest {figures['longest']}, {figures['total']:,} in all"
+    return f"median {figures['median']:g}, 99% up to {figures['99%']:g}, longest {figures['longest']}, {figures['total']:,} in all"
 
 
 def format_token_lengths(tokens: Mapping[str, Distribution], part: str, sides: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ ABOUT = TaskHelp(
         DataOption(
             "--valid-audio",
             "FOLDER",
-            "Validation sounds in the same layout; default: 10 % of the training sounds.",
+            "Validation sounds in the same layout; default: 10% of the training sounds.",
             "valid",
             "audio",
             "--audio",
@@ -79,7 +79,7 @@ class AudioDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
-        return f"{100 * self.valid_fraction:g} % of the training sounds, split off by hash"
+        return f"{100 * self.valid_fraction:g}% of the training sounds, split off by hash"
 
 
 @register_component("model")

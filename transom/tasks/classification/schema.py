@@ -24,7 +24,7 @@ ABOUT = TaskHelp(
         DataOption(
             "--valid-labeled-data",
             "FILE",
-            "Validation texts in the same format; default: 10 % of the training texts.",
+            "Validation texts in the same format; default: 10% of the training texts.",
             "valid",
             "file",
             "--labeled-data",
@@ -43,7 +43,7 @@ class LabeledDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: LabeledFilesConfig | None = Field(None, description="training texts")
-    valid: LabeledFilesConfig | None = Field(None, description="validation texts; default: 10 % of train, split off by hash")
+    valid: LabeledFilesConfig | None = Field(None, description="validation texts; default: 10% of train, split off by hash")
     test: LabeledFilesConfig | None = Field(
         None, description="test texts; only the data report reads them, to find those that are also in train"
     )
@@ -57,7 +57,7 @@ class LabeledDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
-        return "10 % of the training texts, split off by hash"
+        return "10% of the training texts, split off by hash"
 
 
 class ClassificationTrainingConfig(EncoderTrainingConfig, RDropTrainingConfig):

@@ -21,7 +21,7 @@ ABOUT = TaskHelp(
         DataOption(
             "--valid-images",
             "PATH",
-            "Validation images in the same layout; default: 10 % of the training images.",
+            "Validation images in the same layout; default: 10% of the training images.",
             "valid",
             "images",
             "--images",
@@ -52,7 +52,7 @@ class ImageDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
-        return f"{100 * self.valid_fraction:g} % of the training images, split off by hash"
+        return f"{100 * self.valid_fraction:g}% of the training images, split off by hash"
 
 
 class ImageTrainingConfig(AdamWTrainingConfig):

@@ -21,7 +21,7 @@ ABOUT = TaskHelp(
         DataOption(
             "--valid-instructions",
             "FILE",
-            "Validation prompts and answers; default: 1 % of the training instructions.",
+            "Validation prompts and answers; default: 1% of the training instructions.",
             "valid",
             "file",
             "--instructions",
@@ -38,7 +38,7 @@ class InstructionDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: InstructionFilesConfig | None = Field(None, description="training instructions")
-    valid: InstructionFilesConfig | None = Field(None, description="validation instructions; default: 1 % of train, split off by hash")
+    valid: InstructionFilesConfig | None = Field(None, description="validation instructions; default: 1% of train, split off by hash")
     test: InstructionFilesConfig | None = Field(
         None, description="test instructions; only the data report reads them, to find those that are also in train"
     )
@@ -52,7 +52,7 @@ class InstructionDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
-        return "1 % of the training instructions, split off by hash"
+        return "1% of the training instructions, split off by hash"
 
 
 class InstructionTrainingConfig(AdamWTrainingConfig, TextTrainingConfig):

@@ -26,7 +26,7 @@ ABOUT = TaskHelp(
         DataOption(
             "--valid-tagged",
             "FILE",
-            "Validation sentences in the same format; default: 10 % of the training sentences.",
+            "Validation sentences in the same format; default: 10% of the training sentences.",
             "valid",
             "file",
             "--tagged",
@@ -58,7 +58,7 @@ class TaggedDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: TaggedFilesConfig | None = Field(None, description="training sentences")
-    valid: TaggedFilesConfig | None = Field(None, description="validation sentences; default: 10 % of train, split off by hash")
+    valid: TaggedFilesConfig | None = Field(None, description="validation sentences; default: 10% of train, split off by hash")
     test: TaggedFilesConfig | None = Field(
         None, description="test sentences; only the data report reads them, to find those that are also in train"
     )
@@ -70,7 +70,7 @@ class TaggedDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Description of the validation data if none are given."""
-        return "10 % of the training sentences, split off by hash"
+        return "10% of the training sentences, split off by hash"
 
 
 @register_component("model")
