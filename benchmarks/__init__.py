@@ -1,1 +1,1 @@
-"""Measurements of speed beside the peers; not part of the package."""
+"""Benchmarks of speed and accuracy, beside other libraries; not part of the installed package."""

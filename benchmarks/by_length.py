@@ -1,9 +1,10 @@
-"""BLEU of two runs by sentence length, side by side: where a recurrent network that must remember falls behind one that looks it up.
+"""Compare the BLEU of two runs by sentence length, for example a recurrent model with a Transformer.
 
-    python -m benchmarks.compare_by_length runs/lstm runs/en-de --source test.en --target test.de [--edges 5 10 15 20 30] [--results FILE]
+    python -m benchmarks.by_length runs/lstm runs/en-de --source test.en --target test.de [--edges 5 10 15 20 30] [--results FILE]
 
-Buckets are by words of the source. In each, and over all, the two runs' BLEU with what 95% of resampled test sets give, their difference
-and its p-value, by paired bootstrap (Koehn 2004). Case is ignored where a run's model has none. The reading is noted in both runs' ledgers.
+Sentences are grouped by the number of words of the source. Each group, and the whole test set, has the BLEU of both runs with 95%
+confidence intervals, their difference and its p-value, from a paired bootstrap (Koehn 2004). BLEU is lowercased if either model is
+uncased. The access log of both runs records that the test set was read.
 """
 
 import argparse
@@ -26,36 +27,36 @@ from transom.training.translation_metrics import LENGTH_BUCKETS, BootstrapCompar
 
 
 def length_buckets(sources: Sequence[str], edges: Sequence[int]) -> dict[str, list[int]]:
-    """Sort sentences by their words; a bucket holds those longer than the edge before its own, and no longer than that.
+    """Group sentences by their number of words; return the indices of each bucket, without empty buckets.
 
-    >>> buckets(["a", "a b c", "a b", "a b c d e"], [1, 3])
+    >>> length_buckets(["a", "a b c", "a b", "a b c d e"], [1, 3])
     {'1 to 1': [0], '2 to 3': [1, 2], '4 and more': [3]}
     """
-    places = np.searchsorted(edges, [len(source.split()) for source in sources])
+    bucket_of = np.searchsorted(edges, [len(source.split()) for source in sources])
     first = [1, *(edge + 1 for edge in edges)]
     names = [*(f"{start} to {end}" for start, end in zip(first, edges, strict=False)), f"{first[-1]} and more"]
-    found = {name: np.flatnonzero(places == place).tolist() for place, name in enumerate(names)}
-    return {name: rows for name, rows in found.items() if rows}
+    buckets = {name: np.flatnonzero(bucket_of == bucket).tolist() for bucket, name in enumerate(names)}
+    return {name: rows for name, rows in buckets.items() if rows}
 
 
 def compare_by_length(
     a: Sequence[str], b: Sequence[str], pairs: Pairs, edges: Sequence[int], lowercase: bool
 ) -> dict[str, tuple[int, BootstrapComparison]]:
-    """Compare two systems' translations in each bucket and over all; give the number of sentences and the comparison."""
+    """Compare two systems' translations per bucket and over all sentences; return (number of sentences, comparison) of each."""
 
-    def of(rows: Sequence[int]) -> tuple[int, BootstrapComparison]:
-        chosen = ([format_table[i] for i in rows] for format_table in (a, b, pairs.target))
+    def compare(rows: Sequence[int]) -> tuple[int, BootstrapComparison]:
+        chosen = ([sentences[i] for i in rows] for sentences in (a, b, pairs.target))
         return len(rows), paired_bootstrap(*chosen, lowercase=lowercase)
 
-    parts = length_buckets(pairs.source, edges) | {"all": list(range(len(pairs.source)))}
-    return {name: of(rows) for name, rows in parts.items()}
+    buckets = length_buckets(pairs.source, edges) | {"all": list(range(len(pairs.source)))}
+    return {name: compare(rows) for name, rows in buckets.items()}
 
 
-def format_table(found: dict[str, tuple[int, BootstrapComparison]]) -> list[str]:
-    """Write a comparison as the lines of a table."""
+def format_table(comparisons: dict[str, tuple[int, BootstrapComparison]]) -> list[str]:
+    """Format the comparisons as the lines of a table."""
     head = f"{'words':>12}  {'sentences':>9}  {'A':>20}  {'B':>20}  {'B - A':>21}  p"
     rows = []
-    for name, (n, c) in found.items():
+    for name, (n, c) in comparisons.items():
         a, b = (f"{x:6.2f} ({low:5.2f} {high:5.2f})" for x, (low, high) in ((c.a, c.a_interval), (c.b, c.b_interval)))
         low, high = c.difference_interval
         rows.append(f"{name:>12}  {n:>9,}  {a:>20}  {b:>20}  {c.difference:+6.2f} ({low:+.2f} {high:+.2f})  {c.p_value:.3f}")
@@ -63,19 +64,19 @@ def format_table(found: dict[str, tuple[int, BootstrapComparison]]) -> list[str]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Translate with both runs, compare, print, and write the record where that is asked for."""
+    """Translate with both runs, print the comparison, and write it to ``--results`` if given."""
     args = _parser().parse_args(arguments)
     edges = sorted(set(args.edges))
-    pairs = read_test_set([args.a, args.b], args.source, args.target, "compare_by_length")
+    pairs = read_test_set([args.a, args.b], args.source, args.target, "by_length")
     translators = [load_as(Translator, run) for run in (args.a, args.b)]
     lowercase = any(translator.tokenizers.target.lowercase for translator in translators)
     a, b = (translator.translate(pairs.source) for translator in translators)
-    found = compare_by_length(a, b, pairs, edges, lowercase)
-    print("\n".join([f"A: {args.a}", f"B: {args.b}", *format_table(found), found["all"][1].signature]))
+    comparisons = compare_by_length(a, b, pairs, edges, lowercase)
+    print("\n".join([f"A: {args.a}", f"B: {args.b}", *format_table(comparisons), comparisons["all"][1].signature]))
     if args.results is not None:
-        command = "python -m benchmarks.compare_by_length " + " ".join(arguments or sys.argv[1:])
+        command = "python -m benchmarks.by_length " + " ".join(arguments or sys.argv[1:])
         record: dict[str, Any] = {"a": str(args.a), "b": str(args.b), "source": str(args.source), "target": str(args.target)}
-        record["words"] = {name: {"sentences": n, **vars(comparison)} for name, (n, comparison) in found.items()}
+        record["words"] = {name: {"sentences": n, **vars(comparison)} for name, (n, comparison) in comparisons.items()}
         record["facts"] = describe_environment(command, choose_threads().count, measure_peak())
         args.results.parent.mkdir(parents=True, exist_ok=True)
         args.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -83,13 +84,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawTextHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_by_length", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.by_length", description=__doc__, formatter_class=form)
     parser.add_argument("a", type=Path, help="first run folder")
     parser.add_argument("b", type=Path, help="second run folder")
-    parser.add_argument("--source", type=Path, required=True, help="source sentences, one a line")
-    parser.add_argument("--target", type=Path, required=True, help="their translations")
-    parser.add_argument("--edges", type=int, nargs="+", default=list(LENGTH_BUCKETS), help="most words of each bucket")
-    parser.add_argument("--results", type=Path, help="also write a JSON record")
+    parser.add_argument("--source", type=Path, required=True, help="source sentences, one per line")
+    parser.add_argument("--target", type=Path, required=True, help="reference translations, one per line")
+    parser.add_argument("--edges", type=int, nargs="+", default=list(LENGTH_BUCKETS), help="maximum number of words of each bucket")
+    parser.add_argument("--results", type=Path, help="JSON file to write the comparison to")
     return parser
 
 

@@ -1,13 +1,15 @@
-"""Measure each component in small models that differ in it alone: `python -m benchmarks.components --root data/tinyshakespeare`.
+"""Train small models that differ from a base model in one component each: `python -m benchmarks.components --root data/tinyshakespeare`.
 
     python -m benchmarks.components [--root DIR] [--only WORD ...] [--steps N] [--list] [--out runs/components] [--results FILE]
 
-Each component of docs/components.md has its own model, one seed, beside its family's base: a decoder of Shakespeare's characters; for
-what a decoder cannot have, masked characters of the same text, recurrent networks, digits, and exercises; for what fine-tunes, exercises
-from the decoder's base. A record has the loss on
-validation in nats, processor milliseconds of a training step (the median; other work on the machine hardly matters), and parameters. A
-record that is there for the same settings is kept, so that what was stopped goes on. One thread; about an hour and a half of one processor.
-Training is short, and of one seed; the bases have three, to tell what a seed alone changes.
+Every component of docs/components.md is trained in one small model and compared with the base model of its family. Most components are
+measured in a character-level decoder on Shakespeare. The others are measured in a masked language model on the same text, in recurrent
+networks, in a ViT on digits, on generated exercises, or in a translator. Adapters fine-tune the base decoder on exercises.
+
+A record has the validation loss in nats, the median CPU time of a training step in milliseconds, and the number of parameters. CPU time
+hardly depends on other work on the machine. Models that already have a record with the same settings are skipped, so an interrupted run can
+be continued. All models take about 90 minutes on one core. Training is short and uses one seed; the base models have three seeds, to show
+the variation between seeds.
 """
 
 import argparse
@@ -34,26 +36,26 @@ from transom.tasks.language.schema import LanguageRecipe
 from transom.training.events import Event, StepFinished
 
 STEPS = 400
-"""Of a text model; the families take shares of them."""
+"""Default training steps; a family may scale them."""
 
 COMMON_SIZES = ("model.d_model=128", "model.n_heads=4", "model.max_seq_len=128", "model.dropout=0.0")
 SHAKESPEARE_SIZES = (*COMMON_SIZES, "model.n_layers=4", "training.batch_tokens=1024")
 
 
 class ModelFamily(NamedTuple):
-    """Models that are compared with each other.
+    """A base model and the training of all models compared with it.
 
     Attributes:
-        recipe: packaged.
-        fields: of the recipe that all have.
-        steps: as a share of those asked for.
-        start: the family whose base its models start from.
+        recipe: name of a packaged recipe.
+        fields: recipe overrides of all models.
+        step_factor: training steps relative to ``--steps``.
+        init_from: the family whose base model is fine-tuned, None to train from scratch.
     """
 
     recipe: str
     fields: tuple[str, ...]
-    steps: float = 1.0
-    start: str | None = None
+    step_factor: float = 1.0
+    init_from: str | None = None
 
 
 FAMILIES = {
@@ -74,22 +76,21 @@ FAMILIES = {
     "vision": ModelFamily("digits-vit", ("training.batch_size=64",)),
     "instructions": ModelFamily("exercises", ("model.mask=causal", "training.batch_tokens=1024"), 2.0),
     "translator": ModelFamily("phrasebook-lstm", ("model.d_model=96", "training.validate_bleu=0", "training.batch_tokens=1024")),
-    "tuned": ModelFamily("exercises", (*COMMON_SIZES, "model.mask=causal", "training.batch_tokens=1024"), start="decoder"),
+    "fine-tuning": ModelFamily("exercises", (*COMMON_SIZES, "model.mask=causal", "training.batch_tokens=1024"), init_from="decoder"),
 }
-"""What every family's base is trained with."""
+"""The base models, by family."""
 
 FAMILY_OF_FIELD = {
     "model.stem": "vision",
     "model.stem.attention": "vision",
     "model.mask": "instructions",
     "model.cell": "recurrent",
-    "training.adapter": "tuned",
+    "training.adapter": "fine-tuning",
 }
-"""The families of the fields that a decoder's base does not show."""
+"""Families of the recipe fields that do not apply to the base decoder."""
 
-RECURRENT_ATTENTION = "How a recurrent decoder sees the source"
 FAMILY_OF_KIND = {"sinusoidal-2d": "vision", "window-2d": "vision", "linformer": "encoder", "nystrom": "encoder"}
-"""Kinds that no decoder can have."""
+"""Families of the component kinds that do not apply to a decoder."""
 
 OVERRIDES_OF_VALUE: dict[tuple[str, str], tuple[str, ...]] = {
     **{
@@ -136,11 +137,17 @@ OVERRIDES_OF_VALUE: dict[tuple[str, str], tuple[str, ...]] = {
     ("model.stem", "none"): ("model.stem=none", "model.patch_size=2"),
     ("model.stem", "convolutional"): ('model.stem={kind="convolutional", channels=[64]}',),
 }
-"""What a value needs beside its name, at these lengths and of equal size; all else is FIELD=KIND."""
+"""Recipe overrides of components that need more than FIELD=KIND, chosen for these lengths and, where possible, for an equal size."""
 
 
 class Variant(NamedTuple):
-    """A model to train: ``name`` in the record, its family, and what differs from the family's base."""
+    """A model to train.
+
+    Attributes:
+        name: name in the record.
+        family: key of ``FAMILIES``.
+        fields: recipe overrides that differ from the family's base model.
+    """
 
     name: str
     family: str
@@ -148,49 +155,49 @@ class Variant(NamedTuple):
 
 
 ALL_TARGET_MODULES = ["attn.q", "attn.k", "attn.v", "attn.o", "ff.gate", "ff.up", "ff.down"]
-"""Of a gated block."""
+"""All linear layers of a gated block."""
 
 LORA_LEARNING_RATE = ("training.learning_rate=1e-2",)
-"""Low-rank maps want a higher rate than whole ones."""
+"""LoRA needs a higher learning rate than full fine-tuning."""
 
-SEEDS = (2, 3)
-"""Of the bases besides the first, to tell what a difference is worth."""
+EXTRA_SEEDS = (2, 3)
+"""Further seeds of the base models, which show the variation between seeds."""
 
 EXTRA_MODELS = (
-    Variant("position rotary, share 0.25", "decoder", ("model.position.partial_rotary_factor=0.25",)),
+    Variant("position rotary, partial_rotary_factor 0.25", "decoder", ("model.position.partial_rotary_factor=0.25",)),
     Variant("n_kv_heads 2", "decoder", ("model.n_kv_heads=2",)),
     *(Variant(f"position {kind}", "vision", (f"model.position={kind}",)) for kind in ("learned", "none")),
-    Variant("pool cls", "vision", ("model.pooling=cls",)),
-    Variant("depth mixture", "vision", ('model.depth={kind="mod", capacity=0.5}',)),
+    Variant("pooling cls", "vision", ("model.pooling=cls",)),
+    Variant("depth mod", "vision", ('model.depth={kind="mod", capacity=0.5}',)),
     *(Variant(f"approximation {kind}", "encoder", (f"model.attention.approximation={kind}",)) for kind in ("linear", "performer")),
     Variant("luong, dot", "translator", ('model.attention={kind="luong", score="dot"}',)),
     Variant("luong, no input feeding", "translator", ('model.attention={kind="luong", input_feeding=false}',)),
-    Variant("nothing to start from", "tuned", ("training.init_from=none", "tokenizer.kind=char")),
-    Variant("adapter lora, rate 1e-2", "tuned", (*LORA_LEARNING_RATE, "training.adapter=lora")),
+    Variant("from scratch", "fine-tuning", ("training.init_from=none", "tokenizer.kind=char")),
+    Variant("adapter lora, learning rate 1e-2", "fine-tuning", (*LORA_LEARNING_RATE, "training.adapter=lora")),
     Variant(
-        "adapter lora, rate 1e-2, all maps",
-        "tuned",
+        "adapter lora, learning rate 1e-2, all linear layers",
+        "fine-tuning",
         (*LORA_LEARNING_RATE, f'training.adapter={{kind="lora", target_modules={ALL_TARGET_MODULES}}}'),
     ),
 )
-"""Settings that no name of a component says."""
+"""Models that no component of docs/components.md determines."""
 
 
 def list_kinds(table: ComponentTable) -> list[str]:
-    """Name the values of a table's field."""
+    """Return the values of a table's recipe field."""
     return [kind for component in table.components for kind in get_args(component.model_fields["kind"].annotation)] + list(table.choices)
 
 
 def list_variants() -> Iterator[Variant]:
-    """List a base a family, then a model a value of the catalogue, and what has no name there."""
+    """Yield the base models, one model per component of docs/components.md, and the extra models."""
     for family in FAMILIES:
         yield Variant("base", family, ())
-        yield from (Variant(f"base, seed {seed}", family, (f"training.seed={seed}",)) for seed in SEEDS)
+        yield from (Variant(f"base, seed {seed}", family, (f"training.seed={seed}",)) for seed in EXTRA_SEEDS)
     for table in TABLES:
         for kind in list_kinds(table):
             family = (
                 "translator"
-                if table.title == RECURRENT_ATTENTION
+                if table.slots == ("source_attention",)
                 else FAMILY_OF_KIND.get(kind, FAMILY_OF_FIELD.get(table.field, "decoder"))
             )
             if (table.field, kind) == ("model.attention.pattern", "prefix"):
@@ -201,33 +208,36 @@ def list_variants() -> Iterator[Variant]:
 
 
 def unique_variants(steps: int, root: str) -> dict[str, tuple[Variant, list[str], list[str]]]:
-    """Give the models whose recipes differ, by recipe: the first of each, its fields, and all names; a default's is the base's."""
-    found = dict[str, tuple[Variant, list[str], list[str]]]()
+    """Group the models with equal recipes; return (first model, its recipe overrides, names of all) by recipe.
+
+    A component that is the default has the recipe of the base model.
+    """
+    variants = dict[str, tuple[Variant, list[str], list[str]]]()
     for model in list_variants():
         fields = overrides_of(model, steps, root)
         recipe, _ = load_recipe(FAMILIES[model.family].recipe, fields)
-        found.setdefault(dump_recipe(recipe), (model, fields, []))[2].append(model.name)
-    return found
+        variants.setdefault(dump_recipe(recipe), (model, fields, []))[2].append(model.name)
+    return variants
 
 
 def overrides_of(model: Variant, steps: int, root: str) -> list[str]:
-    """Give the fields of a model's recipe."""
+    """Return all recipe overrides of a model."""
     family = FAMILIES[model.family]
-    n = max(2, round(steps * family.steps))
+    n = max(2, round(steps * family.step_factor))
     run = [f"training.max_steps={n}", f"training.validate_every={n}", f"training.checkpoint_every={n}"]
     run += ["training.learning_rate=2e-3", f'training.schedule={{kind="cosine", warmup_steps={max(1, n // 10)}, min_lr_ratio=0.02}}']
     run += ["training.average=none", "training.precision=fp32", "training.seed=1", "training.log_every=1000"]
     run += ["training.validate_samples=0"] * (model.family != "translator")
     data = [f"data.root={root}"] if model.family in ("decoder", "recurrent", "encoder") else []
-    start = [f"training.init_from={family.start}"] if family.start else []
-    return [*family.fields, *run, *data, *start, *model.fields]
+    init_from = [f"training.init_from={family.init_from}"] if family.init_from else []
+    return [*family.fields, *run, *data, *init_from, *model.fields]
 
 
 def train_and_measure(model: Variant, fields: list[str], folder: Path) -> Record:
-    """Train a model and say what it learnt and took; a family that starts from another's base finds that one's run beside the folder."""
+    """Train a model and return its record; a fine-tuned model starts from the base model's run in the same parent folder."""
     family = FAMILIES[model.family]
-    start = {f"training.init_from={family.start}": f"training.init_from={(folder.parent / str(family.start)).resolve()}"}
-    fields = [start.get(field, field) for field in fields]
+    resolved = {f"training.init_from={family.init_from}": f"training.init_from={(folder.parent / str(family.init_from)).resolve()}"}
+    fields = [resolved.get(field, field) for field in fields]
     step_end_times = list[float]()
 
     def callback(event: Event) -> None:
@@ -236,26 +246,30 @@ def train_and_measure(model: Variant, fields: list[str], folder: Path) -> Record
 
     run = transom.train(family.recipe, folder, fields, overwrite=True, callbacks=[callback])
     if run.reason == "stopped":
-        print("stopped; what was recorded is kept, and the same command goes on", file=sys.stderr)
+        print("stopped; finished models are recorded, and the same command continues with the others", file=sys.stderr)
         sys.exit(run.exit_code)
     step_times = [after - before for before, after in pairwise(step_end_times)]
-    found = {name: round(value, 4) for name, value in run.best.items() if name in ("loss", "accuracy")}
+    validation = {name: round(value, 4) for name, value in run.best.items() if name in ("loss", "accuracy")}
     config = RunFolder.open(folder).load_config()
     return {
         "n_steps": run.step,
-        "validation": found,
-        "milliseconds_a_step": round(1e3 * statistics.median(step_times), 1),
+        "validation": validation,
+        "ms_per_step": round(1e3 * statistics.median(step_times), 1),
         "parameters": count_parameters(config).total,
-        **({"exits": measure_early_exits(folder)} if any(field.startswith("training.early_exit_loss") for field in model.fields) else {}),
+        **(
+            {"early_exit": measure_early_exits(folder)}
+            if any(field.startswith("training.early_exit_loss") for field in model.fields)
+            else {}
+        ),
     }
 
 
 EXIT_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-"""Of early exits."""
+"""Confidence thresholds of early exit."""
 
 
 def measure_early_exits(folder: Path, n_tokens: int = 96, n_texts: int = 16) -> list[dict[str, float]]:
-    """Read validation text token by token, each token stopping where it is sure: nats, and blocks saved, a threshold."""
+    """Score validation text token by token with early exit; return the loss in nats per token and the mean exit depth per threshold."""
     import torch
 
     from transom.data.batch import PaddedSequences
@@ -269,47 +283,49 @@ def measure_early_exits(folder: Path, n_tokens: int = 96, n_texts: int = 16) -> 
     generator = load_as(Generator, folder)
     codes = generator.tokenizer.encode("".join(load_text(recipe.data, base).valid.texts)[: 2 * n_tokens * n_texts])
     rows = torch.tensor(codes[: (n_tokens + 1) * n_texts]).view(n_texts, n_tokens + 1)
-    found = []
+    results = []
     for threshold in EXIT_THRESHOLDS:
-        steps = EarlyExitDecoder.of(generator.model, threshold if threshold < 1 else 2.0)  # no token is ever as sure as 2
-        cache = steps.start(PaddedSequences.pad(rows[:, :1].tolist()), 1, n_tokens)
-        logits = torch.cat([steps.step(rows[:, i : i + 1], cache) for i in range(n_tokens)], 1)
+        decoder = EarlyExitDecoder.of(generator.model, threshold if threshold < 1 else 2.0)  # confidence never reaches 2: full depth
+        cache = decoder.start(PaddedSequences.pad(rows[:, :1].tolist()), 1, n_tokens)
+        logits = torch.cat([decoder.step(rows[:, i : i + 1], cache) for i in range(n_tokens)], 1)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten()).item()
-        found.append({"threshold": threshold, "loss": round(loss, 4), "blocks": round(steps.mean_exit_depth, 2)})
-    return found
+        results.append({"threshold": threshold, "loss": round(loss, 4), "blocks": round(decoder.mean_exit_depth, 2)})
+    return results
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the command line."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.components", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--root", default="data/tinyshakespeare", help="folder of input.txt")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="models whose family and name hold one of these")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of a text model; others in proportion")
-    parser.add_argument("--list", action="store_true", help="name the models and train none")
-    parser.add_argument("--out", type=Path, default=Path("runs/components"), help="folder for the runs")
+    parser.add_argument("--root", default="data/tinyshakespeare", help="folder with input.txt")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="models whose family or name contains one of these words")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps; some families scale them")
+    parser.add_argument("--list", action="store_true", help="list the models without training them")
+    parser.add_argument("--out", type=Path, default=Path("runs/components"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=RESULTS / "components.json", help="JSON file of the records")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train what has no record yet."""
-    args = parser().parse_args(arguments)
+    """Train the selected models that have no record yet and write their records."""
+    args = _parser().parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = "1"
-    every = list(unique_variants(args.steps, args.root).values())
-    wanted = [one for one in every if not args.only or any(word in f"{one[0].family} {name}" for word in args.only for name in one[2])]
+    selected = [
+        (model, fields, names)
+        for model, fields, names in unique_variants(args.steps, args.root).values()
+        if not args.only or any(word in f"{model.family} {name}" for word in args.only for name in names)
+    ]
     if args.list:
-        print("\n".join(f"{model.family}: {', '.join(names)}" for model, _, names in wanted))
+        print("\n".join(f"{model.family}: {', '.join(names)}" for model, _, names in selected))
         return
     result: dict[str, Any] = json.loads(args.results.read_text(encoding="utf-8")) if args.results.exists() else {"rows": []}
-    kept = [(row["family"], row["settings"]) for row in result["rows"]]
-    pending = [(model, fields, names) for model, fields, names in wanted if (model.family, fields) not in kept]
+    recorded = [(row["family"], row["settings"]) for row in result["rows"]]
+    pending = [(model, fields, names) for model, fields, names in selected if (model.family, fields) not in recorded]
     command = "python -m benchmarks.components " + " ".join(arguments if arguments is not None else sys.argv[1:])
     result["facts"] = describe_environment(command.strip(), choose_threads().count, measure_peak())
-    for start in {family for model, _, _ in pending if (family := FAMILIES[model.family].start)}:
-        base = Variant("base", start, ())
-        train_and_measure(base, overrides_of(base, args.steps, args.root), args.out / start)
+    for family in {init_from for model, _, _ in pending if (init_from := FAMILIES[model.family].init_from)}:
+        base = Variant("base", family, ())
+        train_and_measure(base, overrides_of(base, args.steps, args.root), args.out / family)
     start = time.monotonic()
     for n, (model, fields, names) in enumerate(pending, 1):
         record = {"family": model.family, "names": names, **train_and_measure(model, fields, args.out / "run")}
@@ -317,10 +333,10 @@ def main(arguments: list[str] | None = None) -> None:
         result["rows"] = [*others, record | {"settings": fields}]
         args.results.parent.mkdir(parents=True, exist_ok=True)
         args.results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        left = (time.monotonic() - start) / n * (len(pending) - n) / 60
+        minutes_left = (time.monotonic() - start) / n * (len(pending) - n) / 60
         print(
-            f"{n} of {len(pending)}: {model.family}, {model.name}: {record['validation']}, {record['milliseconds_a_step']} ms a step,"
-            f" {record['parameters']:,} parameters; about {left:.0f} minutes left",
+            f"{n} of {len(pending)}: {model.family}, {model.name}: {record['validation']}, {record['ms_per_step']} ms per step,"
+            f" {record['parameters']:,} parameters; about {minutes_left:.0f} minutes left",
             flush=True,
         )
 

@@ -1,6 +1,6 @@
-"""The demo as the README shows it: `python -m benchmarks.demo` runs it, and writes transcript, time and picture anew.
+"""Run the demo and update its transcript and picture in the README: `python -m benchmarks.demo`.
 
-docs/demo.json has what was printed, the seconds it took from start to end, and the machine; docs/alignment.svg is drawn from the same run.
+docs/demo.json records the output, the seconds of the whole process and the machine. docs/alignment.svg shows an alignment of the same run.
 """
 
 import json
@@ -21,20 +21,20 @@ from transom.planning.precision import choose_threads
 from transom.tasks.load import load_as
 
 ROOT = Path(__file__).parents[1]
-RECORD, PICTURE, FRONT_PAGE = ROOT / "docs" / "demo.json", ROOT / "docs" / "alignment.svg", ROOT / "README.md"
+RECORD, PICTURE, README = ROOT / "docs" / "demo.json", ROOT / "docs" / "alignment.svg", ROOT / "README.md"
 TRANSCRIPT_BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-"""The transcript on the front page."""
+"""The beginning of the transcript in the README, without the alignment, which the README shows as a picture."""
 
 
 def alignment_svg_file(alignment: Alignment) -> str:
-    """Write the picture of an alignment as an SVG file of its own, which follows the reader's light or dark page."""
+    """Return an alignment as a standalone SVG file that adapts to light and dark color schemes."""
     picture = alignment_svg(alignment)
     picture.insert(0, style_sheet("colors", "pictures"))
     return to_svg(picture)
 
 
 def main() -> None:
-    """Run the demo in a fresh folder, as a person does, and write what it showed."""
+    """Run the demo in an empty folder, as a new user does, and write its transcript and picture."""
     environment = describe_environment("python -m benchmarks.demo", choose_threads().count, measure_peak())
     with tempfile.TemporaryDirectory() as folder:
         start = time.monotonic()
@@ -48,8 +48,8 @@ def main() -> None:
         PICTURE.write_text(alignment_svg_file(align(translator.model, translator.tokenizers, source, translation)), encoding="utf-8")
     record = {"seconds": round(seconds, 1), "transcript": transcript, "facts": environment}
     RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    page = FRONT_PAGE.read_text(encoding="utf-8")
-    FRONT_PAGE.write_text(TRANSCRIPT_BLOCK.sub(lambda _: f"```text\n{transcript}```", page, count=1), encoding="utf-8")
+    page, (beginning, _, _) = README.read_text(encoding="utf-8"), transcript.partition("\nCross-attention of ")
+    README.write_text(TRANSCRIPT_BLOCK.sub(lambda _: f"```text\n{beginning}```", page, count=1), encoding="utf-8")
     print(transcript, f"{seconds:.1f} s", sep="\n")
 
 

@@ -1,10 +1,10 @@
-"""What a recipe learns of scikit-learn's digits: accuracy on each of five shuffled folds, a network from scratch for each.
+"""Cross-validate a recipe on scikit-learn's digits: five shuffled folds, one network trained from scratch per fold.
 
     python -m benchmarks.digits [--recipe digits-vit] [--folds 1 2 3 4 5] [--out runs/digits] [--set FIELD=VALUE ...]
         [--validation] [--resume]
 
-A fold is read once, at the end, by weights that were chosen on a tenth of the rest. With --validation no fold is read: to choose settings.
-benchmarks/results/digits.json has a record a fold.
+Each test fold is read once, after training. The weights are selected on a tenth of the other folds. With --validation the test folds are
+not read, so that settings can be chosen. benchmarks/results/digits.json has one record per fold.
 """
 
 from pathlib import Path
@@ -18,16 +18,16 @@ from transom.tasks.load import load_as
 
 
 def score(folder: Path, fold: int) -> Record:
-    """Score a network on the fold that it never saw."""
+    """Return the accuracy of a trained network on its test fold."""
     classifier = load_as(ImageClassifier, folder)
     config = classifier.model.config
     _, test = load_digits(DigitsConfig(fold=fold), config.image_size, config.channels)
-    found = evaluate_predictions(classifier.classify_pixels(test.load(range(len(test)))), test.labels, test, config.classes)
-    return {"accuracy": round(found.accuracy, 2), "n": found.n}
+    result = evaluate_predictions(classifier.classify_pixels(test.load(range(len(test)))), test.labels, test, config.classes)
+    return {"accuracy": round(result.accuracy, 2), "n": result.n}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train the folds one after another and write what they reached."""
+    """Train one run per fold and write its test accuracy."""
     args = build_parser("digits", __doc__, "digits-vit", "folds", 5).parse_args(arguments)
     run_trainings("digits", args, arguments, lambda fold: [f"data.generate.fold={fold}"], score, "accuracy")
 

@@ -1,6 +1,6 @@
-"""Files of the package whose functions one training step enters, and one translation (``python -m benchmarks.tracer``).
+"""List the files whose functions one training step and one translation call (``python -m benchmarks.executed_files``).
 
-A profile hook sees every call; the first step and the first translation are left out, for they also prepare what later ones use.
+A profile hook records every call. The first steps and the first translation are not recorded because they also initialize caches.
 """
 
 import sys
@@ -17,20 +17,20 @@ STEPS = 3
 
 
 class FileTracer:
-    """The files entered while it is installed as the profile hook."""
+    """A profile hook that records the package's files whose functions are called, in ``files``."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start with an empty set."""
         self.files: set[str] = set()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Note the file of a call."""
+        """Record the file of a call event."""
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
             self.files.add(str(Path(frame.f_code.co_filename).relative_to(PACKAGE)))
 
 
 def files_executed_by(action: Callable[[], object]) -> set[str]:
-    """Return the files of the package whose functions an action enters, in this thread and those that it starts."""
+    """Return the package's files whose functions an action calls, in this thread and in the threads it starts."""
     import threading
 
     tracer = FileTracer()
@@ -45,11 +45,10 @@ def files_executed_by(action: Callable[[], object]) -> set[str]:
 
 
 def files_of_training_step(folder: Path) -> set[str]:
-    """Return the files that the last step of a short training enters, from its batch to its update."""
-    from transom.training import train_step as steps
+    """Return the files called by the last step of a short training, from the batch to the optimizer's update."""
+    from transom.training.train_step import TrainStep
 
-    stepper: Any = next(kind for name, kind in vars(steps).items() if name in ("Stepper", "TrainStep"))
-    original_step, found = stepper.step, set[str]()
+    original_step, found = TrainStep.step, set[str]()
     n_steps = 0
 
     def profiled(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -61,16 +60,16 @@ def files_of_training_step(folder: Path) -> set[str]:
         found = files_executed_by(lambda: results.append(original_step(self, *arguments, **named)))
         return results[0]
 
-    stepper.step = profiled
+    TrainStep.step = profiled  # type: ignore[method-assign]
     try:
         transom.train("copy", out=folder, set=["training.max_steps=3", "data.generate.n_train=500"])
     finally:
-        stepper.step = original_step
+        TrainStep.step = original_step  # type: ignore[method-assign]
     return found
 
 
 def files_of_translation(folder: Path) -> set[str]:
-    """Return the files that the second translation with a model enters."""
+    """Return the files called by the second translation of a loaded model."""
     model = transom.load(folder)
     model.translate(["a b c"])
     return files_executed_by(lambda: model.translate(["c b a"]))

@@ -1,11 +1,11 @@
-"""Speed of the other families beside the transformers library's models of the same shape: training, and answering.
+"""Measure decoders, encoders and ViT beside the transformers library's models of the same shape: training and inference speed.
 
     python -m benchmarks.families [--only gpt2 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
 
-A training step is forward, backward, clipping and fused Adam. Decoders then go on greedily with prompts, encoders read a batch once. All
-take turns in one run; ours computes in the type that it chooses itself, theirs in float32, bfloat16 and, where there is a C++ compiler,
-bfloat16 compiled (not when generating: a cache that grows would be compiled anew). Weights are fresh and numbers random: the time does
-not depend on them.
+A training step is forward, backward, gradient clipping and fused Adam. Decoders then continue prompts greedily; encoders and ViT encode a
+batch. The systems are timed in turn in one run. transom runs in the precision that it chooses itself. The transformers library runs in
+float32, in bfloat16 and, if there is a C++ compiler, in bfloat16 with `torch.compile`, except for generation, where a growing cache would
+be recompiled. Weights and inputs are random, because the time does not depend on them.
 """
 
 import argparse
@@ -39,20 +39,22 @@ from transom.planning.precision import choose_precision, choose_threads
 
 CLASSES = ("a", "b", "c", "d")
 Workloads = dict[tuple[str, str], Callable[[], Any]]
-"""What is timed, by what is done and in which type."""
+"""Workloads by (name, mode), such as ``("training", "bf16")``."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A model's shape, the batch that it learns from, and what it is asked.
+    """A model shape with its training batch and prompts.
 
     Attributes:
-        name: of the transformers library's model.
-        preset: ours of the same architecture.
-        fields: what is smaller than in the preset.
-        rows: of a batch.
-        length: tokens a row, or patches and one more.
-        prompts: rows and tokens that a decoder goes on with, by ``new`` tokens each.
+        name: name of the transformers library's model.
+        preset: transom's preset of the same architecture.
+        fields: fields that override the preset.
+        rows: rows per batch.
+        length: tokens per row; for ViT, patches and the class token.
+        prompts: (rows, tokens) of the prompts that a decoder continues.
+        new: tokens to generate per prompt.
+        training: optimizer and loss settings.
     """
 
     name: str
@@ -66,10 +68,10 @@ class Family:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """Ours, whole."""
+        """The complete configuration of transom's model."""
         fields = tomllib.loads(packaged_presets()[self.preset]) | dict(self.fields)
         if fields["kind"] == "text-classifier":
-            del fields["tie_embeddings"]  # it names classes, not tokens
+            del fields["tie_embeddings"]  # a classifier outputs classes, not tokens
         config: ModelConfig = TypeAdapter(AnyModel).validate_python(fields)
         return config
 
@@ -80,7 +82,7 @@ _TEXT = {"vocab_size": 8000, "max_seq_len": 256}
 
 
 def families(quick: bool) -> list[Family]:
-    """List the shapes; ``quick`` ones are to see that everything runs."""
+    """Return the model families; ``quick`` shapes are tiny and only check that everything runs."""
     size, text = (_TINY, {"vocab_size": 120, "max_seq_len": 48}) if quick else (_SIZE, _TEXT)
     rows, length, new = (2, 8, 4) if quick else (16, 256, 64)
     prompts = ((2, 6),) if quick else ((1, 32), (16, 32))
@@ -95,7 +97,7 @@ def families(quick: bool) -> list[Family]:
 
 
 def build_batch(family: Family) -> Batch:
-    """Make the batch that is learnt from, and read."""
+    """Build the batch for training and encoding."""
     labels, samples = torch.arange(family.rows) % len(CLASSES), tuple(range(family.rows))
     if family.name == "vit":
         return ImageBatch(torch.rand(family.rows, 3, 32, 32, generator=torch.Generator().manual_seed(1)), labels, samples)
@@ -108,7 +110,7 @@ def build_batch(family: Family) -> Batch:
 
 
 def transom_workloads(family: Family) -> Workloads:
-    """Give transom's works, through the functions that training and answering use."""
+    """Return transom's workloads, run by the same functions as its training and inference."""
     from transom.decoding.backends.decoder_backend import build_decoder_backend, build_encoder_backend
     from transom.decoding.inference import prepare_for_inference
     from transom.decoding.predictors.generator import Generator
@@ -119,8 +121,8 @@ def transom_workloads(family: Family) -> Workloads:
     torch.manual_seed(1)
     model, batch = build_model(family.config), build_batch(family)
     precision = choose_precision("auto", torch.device("cpu"))
-    instruction_tuned = copy.deepcopy(model)
-    prepare_for_inference(instruction_tuned, precision.dtype, torch.device("cpu"))
+    inference_model = copy.deepcopy(model)
+    prepare_for_inference(inference_model, precision.dtype, torch.device("cpu"))
     training = family.training
     optimizer, objective = build_optimizer(model, training.optimizer), CrossEntropy(training.label_smoothing)
     train_step = TrainStep(model.train(), optimizer, training, precision.dtype, objective)
@@ -129,18 +131,18 @@ def transom_workloads(family: Family) -> Workloads:
         result = train_step.step([batch], LEARNING_RATE)
         return result.loss / result.n_target_tokens
 
-    works: Workloads = {("training", precision.name): step}
+    workloads: Workloads = {("training", precision.name): step}
     for rows, length in family.prompts:
         tokenizer = _word_tokenizer(family.config.vocab_size)
-        generator = Generator(instruction_tuned, tokenizer, precision=precision, decoder_backend=build_decoder_backend(instruction_tuned))  # type: ignore[arg-type]
-        works[f"{rows} prompts", precision.name] = partial(_generate_transom, generator, family, rows, length)
+        generator = Generator(inference_model, tokenizer, precision=precision, decoder_backend=build_decoder_backend(inference_model))  # type: ignore[arg-type]
+        workloads[f"generation, batch {rows}", precision.name] = partial(_generate_transom, generator, family, rows, length)
     if not family.prompts:
-        works["reading", precision.name] = partial(_forward_transom, build_encoder_backend(instruction_tuned), batch)
-    return works
+        workloads["encoding", precision.name] = partial(_forward_transom, build_encoder_backend(inference_model), batch)
+    return workloads
 
 
 def _word_tokenizer(vocab: int) -> Any:
-    """Make a tokenizer whose words are numbers, so that a text of n words is n tokens."""
+    """Build a whitespace tokenizer of numbered words, so that a text of n words has n tokens."""
     from transom.config.data import PairTokenizerConfig
     from transom.data.tokenizer.special_tokens import TOKEN_NAMES
     from transom.data.tokenizer.tokenizer import Tokenizer
@@ -153,8 +155,8 @@ def _word_tokenizer(vocab: int) -> Any:
 
 def _generate_transom(generator: Any, family: Family, rows: int, length: int) -> list[int]:
     prompts = [generator.tokenizer.decode(prompt) for prompt in random_tokens(rows, length - 1, family.config.vocab_size, 3).tolist()]
-    found = generator.continuations(prompts, temperature=0.0, min_new_tokens=family.new - 1, max_new_tokens=family.new)
-    return [answers[0].n_tokens for answers in found]
+    continuations = generator.continuations(prompts, temperature=0.0, min_new_tokens=family.new - 1, max_new_tokens=family.new)
+    return [best.n_tokens for best, *_ in continuations]
 
 
 @torch.inference_mode()
@@ -165,7 +167,7 @@ def _forward_transom(model: Network, batch: Batch) -> float:
 
 
 def transformers_workloads(family: Family, compiled: bool) -> Workloads:
-    """Give the transformers library's works."""
+    """Return the transformers library's workloads."""
     from benchmarks.peers.training import build_training_steps
 
     torch.manual_seed(1)
@@ -173,21 +175,23 @@ def transformers_workloads(family: Family, compiled: bool) -> Workloads:
     inputs, labels = _inputs(batch), batch.labels
 
     def logits() -> Tensor:
-        found: Tensor = model(**inputs).logits
-        return found if found.dim() == 3 else found[:, None]
+        logits: Tensor = model(**inputs).logits
+        return logits if logits.dim() == 3 else logits[:, None]
 
-    instruction_tuned = copy.deepcopy(model).eval().requires_grad_(False)
-    models = {"bf16": copy.deepcopy(instruction_tuned).bfloat16(), "fp32": instruction_tuned}
+    inference_model = copy.deepcopy(model).eval().requires_grad_(False)
+    models = {"bf16": copy.deepcopy(inference_model).bfloat16(), "fp32": inference_model}
     targets = labels if labels.dim() == 2 else labels[:, None]
-    works: Workloads = {("training", mode): step for mode, step in build_training_steps(model.train(), logits, targets, compiled).items()}
+    training_steps = build_training_steps(model.train(), logits, targets, compiled)
+    workloads: Workloads = {("training", mode): step for mode, step in training_steps.items()}
     for rows, length in family.prompts:
         prompt = random_tokens(rows, length, family.config.vocab_size, 3)
-        works |= {(f"{rows} prompts", mode): partial(_generate_transformers, each, prompt, family.new) for mode, each in models.items()}
+        for mode, each in models.items():
+            workloads[f"generation, batch {rows}", mode] = partial(_generate_transformers, each, prompt, family.new)
     if not family.prompts:
-        works |= {("reading", mode): partial(_forward_transformers, each, inputs) for mode, each in models.items()}
-        if ("training", "bf16 compiled") in works:
-            works["reading", "bf16 compiled"] = partial(_forward_transformers, torch.compile(models["bf16"]), inputs)
-    return works
+        workloads |= {("encoding", mode): partial(_forward_transformers, each, inputs) for mode, each in models.items()}
+        if "bf16 compiled" in training_steps:
+            workloads["encoding", "bf16 compiled"] = partial(_forward_transformers, torch.compile(models["bf16"]), inputs)
+    return workloads
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:
@@ -211,12 +215,12 @@ def _forward_transformers(model: Any, inputs: dict[str, Any]) -> float:
 @torch.inference_mode()
 def _generate_transformers(model: Any, prompt: Tensor, new: int) -> list[int]:
     mask = torch.ones_like(prompt)
-    found = model.generate(prompt, attention_mask=mask, do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0)
-    return [new_tokens.shape[0] for new_tokens in found[:, prompt.shape[1] :]]
+    sequences = model.generate(prompt, attention_mask=mask, do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0)
+    return [new_tokens.shape[0] for new_tokens in sequences[:, prompt.shape[1] :]]
 
 
 def build_transformers_model(family: Family) -> nn.Module:
-    """Build the transformers library's model of a family's shape, with fresh weights."""
+    """Build the transformers library's model of a family's shape, randomly initialized."""
     from transformers import (
         BertConfig,
         BertForSequenceClassification,
@@ -229,8 +233,8 @@ def build_transformers_model(family: Family) -> nn.Module:
     )
 
     c: Any = family.config
-    wide = {"hidden_size": c.d_model, "num_hidden_layers": c.n_layers, "num_attention_heads": c.n_heads, "intermediate_size": c.d_ff}
-    no_attention = {"hidden_dropout_prob": c.dropout, "attention_probs_dropout_prob": 0.0, "attn_implementation": "sdpa"}
+    sizes = {"hidden_size": c.d_model, "num_hidden_layers": c.n_layers, "num_attention_heads": c.n_heads, "intermediate_size": c.d_ff}
+    encoder_dropout = {"hidden_dropout_prob": c.dropout, "attention_probs_dropout_prob": 0.0, "attn_implementation": "sdpa"}
     match family.name:
         case "gpt2":
             return GPT2LMHeadModel(GPT2Config(
@@ -240,46 +244,46 @@ def build_transformers_model(family: Family) -> nn.Module:
         case "llama":
             return LlamaForCausalLM(LlamaConfig(
                 vocab_size=c.vocab_size, num_key_value_heads=c.n_kv_heads, max_position_embeddings=c.max_seq_len, rms_norm_eps=1e-6,
-                tie_word_embeddings=False, attn_implementation="sdpa", **wide,
+                tie_word_embeddings=False, attn_implementation="sdpa", **sizes,
             ))  # fmt: skip
         case "bert":
             return BertForSequenceClassification(BertConfig(
-                vocab_size=c.vocab_size, max_position_embeddings=c.max_seq_len, num_labels=len(CLASSES), **wide, **no_attention,
+                vocab_size=c.vocab_size, max_position_embeddings=c.max_seq_len, num_labels=len(CLASSES), **sizes, **encoder_dropout,
             ))  # fmt: skip
         case _:
             return ViTForImageClassification(ViTConfig(
-                image_size=c.image_size, patch_size=c.patch_size, num_labels=len(CLASSES), **wide, **no_attention,
+                image_size=c.image_size, patch_size=c.patch_size, num_labels=len(CLASSES), **sizes, **encoder_dropout,
             ))  # fmt: skip
 
 
-def tables(family: Family, rounds: int, threads: int, compiled: bool) -> dict[str, list[Row]]:
-    """Time every system's works; the figure is tokens (patches) a second: those learnt from or read, or the new ones of a decoder."""
+def family_tables(family: Family, rounds: int, threads: int, compiled: bool) -> dict[str, list[Row]]:
+    """Time the workloads of both systems in tokens or patches per second; generation counts only the new tokens."""
     systems = {
         "transom": ("benchmarks.families", "transom_workloads", family),
         "transformers": ("benchmarks.families", "transformers_workloads", family, compiled),
     }
-    found = {}
+    tables = {}
+    new_tokens = {f"generation, batch {rows}": rows * family.new for rows, _ in family.prompts}
     with start_workers(systems, threads) as timed_calls:
-        for what in dict.fromkeys(what for _, (what, _) in timed_calls):
-            of_work = {(system, mode): seconds_of(timed_call) for (system, (name, mode)), timed_call in timed_calls.items() if name == what}
-            quartiles_of = time_interleaved(of_work, rounds)
-            prompts = {f"{rows} prompts": rows * family.new for rows, _ in family.prompts}
-            tokens = prompts.get(what, family.rows * family.length)
+        for name in dict.fromkeys(name for _, (name, _) in timed_calls):
+            calls = {(system, mode): seconds_of(call) for (system, (each, mode)), call in timed_calls.items() if each == name}
+            quartiles_of = time_interleaved(calls, rounds)
+            tokens = new_tokens.get(name, family.rows * family.length)
             rows = [row(system, mode, tokens, quartiles) for (system, mode), quartiles in quartiles_of.items()]
-            found[what] = print_table(f"{family.name}: {what}", with_ratios(rows))
-    return found
+            tables[name] = print_table(f"{family.name}: {name}", with_ratios(rows))
+    return tables
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what was asked for, print tables, write JSON."""
+    """Measure the selected families, print their tables and write the results as JSON."""
     args = _parser().parse_args(arguments)
     threads = choose_threads().count
     torch.set_num_threads(threads)
-    found = describe_environment(" ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])]), threads, measure_peak())
-    print(json.dumps(found, indent=1))
+    environment = describe_environment(" ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])]), threads, measure_peak())
+    print(json.dumps(environment, indent=1))
     chosen = [family for family in families(args.quick) if family.name in (args.only or FAMILIES)]
-    result: dict[str, Any] = {"facts": found}
-    result["families"] = {family.name: tables(family, args.rounds, threads, not args.no_compile) for family in chosen}
+    result: dict[str, Any] = {"facts": environment}
+    result["families"] = {family.name: family_tables(family, args.rounds, threads, not args.no_compile) for family in chosen}
     result["load_after"] = round(os.getloadavg()[0], 2)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -293,11 +297,11 @@ FAMILIES = [family.name for family in families(quick=True)]
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__, formatter_class=form)
-    parser.add_argument("--only", nargs="+", choices=FAMILIES, help="these families; default: all")
-    parser.add_argument("--no-compile", action="store_true", help="leave out the compiled modes")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs; the figures mean nothing")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each system is timed; 5")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, help="families to measure (default: all)")
+    parser.add_argument("--no-compile", action="store_true", help="skip the torch.compile modes")
+    parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")
+    parser.add_argument("--rounds", type=int, default=5, help="timings per system")
+    parser.add_argument("--out", type=Path, help="JSON file to write the results to")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Timing several systems side by side, and the facts without which a figure means nothing."""
+"""Time several systems in turn and record the machine and versions of a measurement."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from transom.planning.hardware import PeakRates
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-"""What decides how fast a processor multiplies short types."""
+"""Instruction sets that determine the speed of bfloat16 and int8 products."""
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Quartiles:
-    """The median of repeated times and their quartiles, in seconds."""
+    """Median and quartiles of repeated timings, in seconds."""
 
     median: float
     low: float
@@ -30,42 +30,42 @@ class Quartiles:
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Quartiles":
-        """Summarise times."""
+        """Compute the quartiles of timings."""
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
         return cls(median, low, high)
 
 
 def time_interleaved(systems: Mapping[Name, Callable[[], float]], rounds: int, n_warmup: int = 1) -> dict[Name, Quartiles]:
-    """Time every system once a round, so that a change in the machine's speed meets all of them.
+    """Time every system once per round, so that a change in the machine's speed affects all systems alike.
 
     Args:
-        systems: name to the work, which returns the seconds it took.
-        rounds: how often each is timed.
-        n_warmup: how often each is run before.
+        systems: name to a workload that returns its duration in seconds.
+        rounds: number of timings per system.
+        n_warmup: number of runs per system before the timing starts.
     """
-    for work in systems.values():
+    for workload in systems.values():
         for _ in range(n_warmup):
-            work()
+            workload()
     seconds: dict[Name, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):
-        for name, work in systems.items():
-            seconds[name].append(work())
+        for name, workload in systems.items():
+            seconds[name].append(workload())
     return {name: Quartiles.of(times) for name, times in seconds.items()}
 
 
-def timed(work: Callable[[], object]) -> Callable[[], float]:
-    """Make work return its seconds."""
+def timed(workload: Callable[[], object]) -> Callable[[], float]:
+    """Wrap a workload so that it returns its duration in seconds."""
 
     def run() -> float:
         start = time.perf_counter()
-        work()
+        workload()
         return time.perf_counter() - start
 
     return run
 
 
 def describe_environment(command: str, threads: int, peak: PeakRates) -> dict[str, object]:
-    """Say when, where and with what it is measured."""
+    """Return the date, command, machine, library versions and peak rates of a measurement."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
@@ -97,14 +97,14 @@ def _processor() -> str:
 
 
 def append_records(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write records behind those that a file of results has."""
+    """Append records to a JSON file of results."""
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([*before, *records], indent=1) + "\n", encoding="utf-8")
 
 
 def format_mean_and_std(values: list[float], digits: int = 2) -> str:
-    """Name values, their mean and their standard deviation."""
+    """Format values with their mean and standard deviation, as in ``1.00, 2.00; mean 1.50, std 0.71``."""
     std = statistics.stdev(values) if len(values) > 1 else 0.0
     shown = ", ".join(f"{value:.{digits}f}" for value in values)
-    return f"{shown}; mean {statistics.fmean(values):.{digits}f}, spread {std:.{digits}f}"
+    return f"{shown}; mean {statistics.fmean(values):.{digits}f}, std {std:.{digits}f}"

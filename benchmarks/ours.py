@@ -1,4 +1,4 @@
-"""transom's own side of the comparison, through the functions that training and translating use."""
+"""Workloads of transom, run by the same functions as its training and translation."""
 
 import copy
 from collections.abc import Callable
@@ -28,13 +28,13 @@ from transom.training.train_step import TrainStep
 
 
 def fresh_model(shape: Shape) -> Seq2SeqTransformer:
-    """Build a model with fresh weights."""
+    """Build a randomly initialized model."""
     torch.manual_seed(1)
     return cast(Seq2SeqTransformer, build_model(shape.config))
 
 
 def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
-    """Give a training step in the type that transom chooses here; it returns the mean smoothed loss."""
+    """Return a training step in the precision that transom chooses on this machine; the step returns the mean label-smoothed loss."""
     model = fresh_model(shape).train()
     precision = choose_precision("auto", torch.device("cpu"))
     train_step = TrainStep(
@@ -53,20 +53,16 @@ def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
 
 
 def translators(tasks: list[Task], threads: int) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
-    """Give searches by task and mode, dealt out to the threads as a translator deals them; they return each row's new symbols."""
+    """Return translation workloads by (task, mode), which split the batch over the threads and return the new tokens of each row."""
     model = fresh_model(tasks[0].shape).eval()
-    searchers: dict[str, StepModel[Any, Any]] = {"bf16": build_decoder_backend(model, torch.bfloat16), "fp32": build_decoder_backend(model)}
+    backends: dict[str, StepModel[Any, Any]] = {"bf16": build_decoder_backend(model, torch.bfloat16), "fp32": build_decoder_backend(model)}
     if decoder_step_library()[0] is not None:
-        searchers["int8"] = build_decoder_backend(model, torch.bfloat16, int8=True)
-        searchers["bf16, not compiled"] = FusedSeq2Seq(copy.deepcopy(model).bfloat16())
-    return {
-        (task.name, mode): partial(_translate, decoder_backend, task, threads)
-        for task in tasks
-        for mode, decoder_backend in searchers.items()
-    }
+        backends["int8"] = build_decoder_backend(model, torch.bfloat16, int8=True)
+        backends["bf16, no C++"] = FusedSeq2Seq(copy.deepcopy(model).bfloat16())
+    return {(task.name, mode): partial(_translate, backend, task, threads) for task in tasks for mode, backend in backends.items()}
 
 
-def _translate(decoder_backend: StepModel[Any, Any], task: Task, threads: int) -> list[list[int]]:
+def _translate(backend: StepModel[Any, Any], task: Task, threads: int) -> list[list[int]]:
     assert FIRST_WORD > EOS
     source, length = random_tokens(task.rows, task.shape.source, task.shape.vocab, 3).tolist(), task.shape.target
     strategy = GreedySearch(EOS) if task.beams == 1 else BeamSearch(EOS, task.beams)
@@ -74,9 +70,9 @@ def _translate(decoder_backend: StepModel[Any, Any], task: Task, threads: int) -
     def search_part(part: Indices) -> list[list[int]]:
         limits = LengthLimits(torch.full((len(part),), length - 1), torch.full((len(part),), length))
         rows = PaddedSequences.pad([source[i] for i in part])
-        found = search(decoder_backend, SearchRequest(rows, strategy, limits, SOS, EOS, [SuppressTokens(torch.tensor([PAD, SOS]))]))
-        return [[*of_source[0].tokens, EOS] for of_source in found]
+        hypotheses = search(backend, SearchRequest(rows, strategy, limits, SOS, EOS, [SuppressTokens(torch.tensor([PAD, SOS]))]))
+        return [[*best.tokens, EOS] for best, *_ in hypotheses]
 
-    most = -(-task.rows // threads) * task.shape.source
-    parts = list(batch_by_tokens(np.arange(task.rows), np.full(task.rows, task.shape.source), most))
-    return [row for _, found in parallel_map(search_part, parts, threads) for row in found]
+    max_tokens = -(-task.rows // threads) * task.shape.source
+    parts = list(batch_by_tokens(np.arange(task.rows), np.full(task.rows, task.shape.source), max_tokens))
+    return [row for _, rows in parallel_map(search_part, parts, threads) for row in rows]

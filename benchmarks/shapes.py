@@ -1,4 +1,4 @@
-"""The work that every system is given: a model's shape, a batch to train on, sentences to translate."""
+"""Workloads that are the same for every system: model shapes, training batches and sentences to translate."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
 
 FIRST_WORD = 3
-"""The first symbol that is a word for every system; those before it, and the last, have a meaning for one or another."""
+"""The first token that is a word for every system; lower token ids and the last one are special tokens of some system."""
 
 TRAINING = TrainingConfig(label_smoothing=0.1, max_grad_norm=1.0, optimizer=AdamConfig())
 LEARNING_RATE = 1e-4
@@ -19,7 +19,7 @@ LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True)
 class Shape:
-    """A model and a batch: ``pairs`` rows of ``source`` and ``target`` tokens, none of them padding."""
+    """A model and its training batch: ``pairs`` rows of ``source`` and ``target`` tokens, without padding."""
 
     name: str
     config: Seq2SeqConfig
@@ -29,33 +29,33 @@ class Shape:
 
     @property
     def vocab(self) -> int:
-        """Symbols of the shared vocabulary."""
+        """Size of the shared vocabulary."""
         assert self.config.target_vocab_size
         return self.config.target_vocab_size
 
     @property
     def training_tokens(self) -> int:
-        """Target tokens a training step."""
+        """Target tokens per training step."""
         return self.pairs * self.target
 
     @property
     def training_flops(self) -> int:
-        """Operations in the matrix products of a training step."""
+        """FLOPs in the matrix products of a training step."""
         return count_flops(self.config, self.pairs, self.source, self.target).training
 
     @property
     def training_bytes(self) -> int:
-        """Bytes that a training step moves at the least, in float32.
+        """Minimum memory traffic of a training step in float32, in bytes.
 
-        Weights are read forward and backward and gradients written; Adam reads weights, gradients and both means, and writes all but the
-        gradients.
+        Forward and backward each read the weights, and backward writes the gradients. Adam reads weights, gradients and both moments, and
+        writes weights and moments.
         """
         return count_parameters(self.config).total * 4 * (2 + 1 + 4 + 3)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Sentences to translate: ``rows`` of ``shape.source`` tokens each, to exactly ``shape.target`` new symbols, which is as many steps."""
+    """A batch to translate: ``rows`` sentences of ``shape.source`` tokens, each decoded in ``shape.target`` steps to that many tokens."""
 
     name: str
     shape: Shape
@@ -65,30 +65,30 @@ class Task:
 
     @property
     def tokens(self) -> int:
-        """Symbols in the answers."""
+        """Number of generated tokens."""
         return self.rows * self.shape.target
 
     @property
     def flops(self) -> int:
-        """Operations in the matrix products with weights: the encoder once, the decoder for each beam and step."""
+        """FLOPs in matrix products with weights: the encoder once per sentence, the decoder once per beam and step."""
         flops = count_flops(self.shape.config, self.rows, self.shape.source, 1).parts
         encoder = flops["encoder.attn"] + flops["encoder.ff"]
         return encoder + 2 * _weights_per_step(self.shape.config) * self.rows * self.beams * self.shape.target
 
     def bytes_read(self, bytes_per_weight: float) -> float:
-        """Bytes of weights that the decoder's steps read."""
+        """Return the bytes of weights that the decoder's steps read."""
         return _weights_per_step(self.shape.config) * bytes_per_weight * self.shape.target
 
 
 def _weights_per_step(config: Seq2SeqConfig) -> int:
-    """Count the weights that a decoding step reads: half of cross-attention's, W_K and W_V, are read once a source only."""
+    """Count the weights read by one decoding step; W_K and W_V of cross-attention are excluded because they are read once per source."""
     parts = count_parameters(config).parts
     assert config.target_vocab_size
     return parts["decoder.attn"] + parts["decoder.cross"] // 2 + parts["decoder.ff"] + config.d_model * config.target_vocab_size
 
 
 def random_tokens(rows: int, length: int, vocab: int, seed: int) -> Tensor:
-    """Draw words, the same for every system."""
+    """Sample word tokens of shape (rows, length), the same for every system."""
     return torch.randint(FIRST_WORD, vocab - 1, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
@@ -102,7 +102,7 @@ TINY = Shape("tiny", _config(120, d_model=32, n_heads=2, d_ff=64, n_encoder_laye
 
 
 def tasks(shape: Shape, rows: int = 32) -> list[Task]:
-    """List what is translated with a shape."""
+    """List the translation workloads of a shape."""
     return [
         Task(f"batch {rows} greedy", shape, rows, 1),
         Task(f"batch {rows} beam 4", shape, rows, 4, rounds=5),

@@ -1,9 +1,10 @@
-"""What recipes learn from SST-2's own sentences: accuracy on dev, seed by seed, with a naive-Bayes SVM beside.
+"""Train a recipe on SST-2 without pre-training and report dev accuracy per seed, beside a naive-Bayes SVM.
 
     python -m benchmarks.sst2 --root data/sst2 [--recipe sst2] [--seeds 1 2 3 4 5] [--out runs/sst2] [--set FIELD=VALUE ...]
         [--validation] [--resume]
 
-dev is read once a seed, at the end, by weights that were chosen on a tenth of train. benchmarks/results/sst2.json has a record a seed.
+The dev set is read once per seed, after training. The weights are selected on a tenth of the training set. benchmarks/results/sst2.json has
+one record per seed.
 """
 
 from pathlib import Path
@@ -23,14 +24,14 @@ from transom.tasks.load import load_as
 
 
 def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float = 1.0, interpolation: float = 0.25) -> float:
-    """Return the accuracy, in percent, of a linear SVM on log-count ratios of words and pairs of words (Wang & Manning 2012, section 2.3).
+    """Return the accuracy, in percent, of a linear SVM on log-count ratios of unigrams and bigrams (Wang & Manning 2012, section 2.3).
 
     Args:
-        train: texts of two classes.
-        test: what to classify.
-        c: the SVM's penalty.
+        train: labeled texts of two classes.
+        test: labeled texts to classify.
+        c: penalty parameter C of the SVM.
         smoothing: alpha, added to each count.
-        interpolation: beta, the SVM's share beside its mean weight.
+        interpolation: beta, the weight of the SVM's coefficients against their mean magnitude.
     """
     counts = CountVectorizer(ngram_range=(1, 2), token_pattern=r"\S+", binary=True)
     x, y = csr_matrix(counts.fit_transform(train.source)), np.array(train.target) == max(train.target)
@@ -39,12 +40,12 @@ def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float 
     svm = LinearSVC(C=c).fit(x.multiply(ratio).tocsr(), y)
     weights = svm.coef_.ravel()
     weights = (1 - interpolation) * np.abs(weights).mean() + interpolation * weights
-    found = counts.transform(test.source).multiply(ratio).tocsr() @ weights + svm.intercept_ > 0
-    return float(100 * (found == (np.array(test.target) == max(train.target))).mean())
+    predicted = counts.transform(test.source).multiply(ratio).tocsr() @ weights + svm.intercept_ > 0
+    return float(100 * (predicted == (np.array(test.target) == max(train.target))).mean())
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train the seeds one after another and write what they reached, and what the baseline did."""
+    """Train one run per seed and write its dev accuracy and the baseline's."""
     parser = build_parser("sst2", __doc__, "sst2", n_runs=5)
     parser.add_argument("--root", type=Path, required=True, help="folder with train.tsv and dev.tsv")
     args = parser.parse_args(arguments)
@@ -52,8 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     def score(folder: Path, seed: int) -> Record:
         dev, classifier = read_labeled_texts(LabeledFilesConfig(file="dev.tsv"), root), load_as(Classifier, folder)
-        found = evaluate_predictions(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes)
-        return {"accuracy": round(found.accuracy, 2)}
+        result = evaluate_predictions(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes)
+        return {"accuracy": round(result.accuracy, 2)}
 
     environment = run_trainings("sst2", args, arguments, lambda seed: [f"data.root={root}", f"training.seed={seed}"], score, "accuracy")
     if not args.validation:

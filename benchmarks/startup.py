@@ -1,4 +1,4 @@
-"""How long a person waits for the program itself: whole processes, start included."""
+"""Commands whose start-up time is measured, each in its own process."""
 
 import subprocess
 import sys
@@ -9,8 +9,7 @@ import torch
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.data import PairTokenizerConfig as TokenizerConfig
-from transom.config.data import PhrasebookConfig
+from transom.config.data import PairTokenizerConfig, PhrasebookConfig
 from transom.config.model import Seq2SeqConfig
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 from transom.data.tokenizer.tokenizer import Tokenizers
@@ -20,8 +19,9 @@ SENTENCE = "Two dogs are playing in the snow."
 
 
 def make_run(folder: Path, config: Seq2SeqConfig) -> Path:
-    """Lay a run folder with fresh weights, of this shape but for the vocabulary, which is the phrasebook's."""
-    tokenizers = Tokenizers.train(generate_phrasebook(PhrasebookConfig(n_train=2000, n_test=10)).train, TokenizerConfig(vocab_size=2000))
+    """Create a run folder of a randomly initialized model with this configuration and the phrasebook's vocabulary."""
+    pairs = generate_phrasebook(PhrasebookConfig(n_train=2000, n_test=10)).train
+    tokenizers = Tokenizers.train(pairs, PairTokenizerConfig(vocab_size=2000))
     vocab = tokenizers.source.vocab_size
     config = config.model_copy(update={"source_vocab_size": vocab, "target_vocab_size": vocab})
     torch.manual_seed(1)
@@ -33,20 +33,20 @@ def make_run(folder: Path, config: Seq2SeqConfig) -> Path:
 
 
 def commands(run: Path) -> dict[str, Callable[[], object]]:
-    """Give the commands to time."""
+    """Return the commands to time, by name."""
     return {
-        "python -c 'import torch', which every command that computes must do": lambda: run_python("-c", "import torch"),
+        "python -c 'import torch'": lambda: run_python("-c", "import torch"),
         "transom --help": lambda: transom("--help"),
         "transom translate": lambda: transom("translate", str(run), SENTENCE),
     }
 
 
 def transom(*arguments: str) -> str:
-    """Run the command line in a process of its own and return what it printed."""
+    """Run ``transom`` in its own process and return its output."""
     return run_python("-m", "transom", *arguments)
 
 
 def run_python(*arguments: str) -> str:
-    """Run Python in a process of its own and return what it printed."""
+    """Run Python in its own process and return its output."""
     command: Sequence[str] = [sys.executable, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout

@@ -1,8 +1,8 @@
-"""Speed of training, translating and starting beside the peers, in one run, at equal shapes.
+"""Measure training, translation and start-up speed of transom and its peers, in one run and at equal shapes.
 
     python -m benchmarks.translation [--train] [--decode] [--start] [--quick] [--rounds N] [--out FILE]
 
-See benchmarks/README.md for what is measured and how to read it.
+benchmarks/README.md defines the measurements.
 """
 
 import argparse
@@ -26,16 +26,16 @@ from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.precision import choose_threads
 
 BYTES_PER_WEIGHT = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "int8": 1, "int16": 2}
-"""Bytes a weight takes in memory, by the first word of a mode."""
+"""Bytes per weight in memory, by the first word of a mode."""
 
 TimedCall = Callable[[], tuple[float, Any]]
-"""Does a system's work once; gives its seconds and its result."""
+"""A call that runs a workload once and returns its duration in seconds and its result."""
 
 Row = dict[str, object]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what was asked for, print tables, write JSON."""
+    """Run the selected measurements, print their tables and write the results as JSON."""
     args = _parser().parse_args(arguments)
     everything = not (args.train or args.decode or args.start)
     threads = args.threads or choose_threads().count
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: int, compiled: bool) -> list[Row]:
-    """Time a training step of every system; the figure is target tokens a second."""
+    """Time a training step of every system, in target tokens per second."""
     systems = {
         "transom": ("benchmarks.ours", "training_steps", shape),
         "transformers Marian": ("benchmarks.peers.marian", "training_steps", shape, compiled),
@@ -76,8 +76,8 @@ def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: i
         rows.append(
             row(system, mode, shape.training_tokens, quartiles)
             | {
-                "share_of_matmul_peak": round(rate / peak.flops[dtype], 3),
-                "share_of_bandwidth": round(shape.training_bytes / quartiles.median / peak.bandwidth, 3),
+                "matmul_utilization": round(rate / peak.flops[dtype], 3),
+                "bandwidth_utilization": round(shape.training_bytes / quartiles.median / peak.bandwidth, 3),
                 "first_loss": round(first[system, mode], 3),
             }
         )
@@ -85,7 +85,7 @@ def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: i
 
 
 def decoding_tables(shape: Shape, rounds: int | None, peak: PeakRates, threads: int) -> dict[str, list[Row]]:
-    """Time every system's translation; the figure is new symbols a second."""
+    """Time every system's translation, in generated tokens per second."""
     tables = {}
     systems = {
         "transom": ("benchmarks.ours", "translators", tasks(shape), threads),
@@ -94,10 +94,10 @@ def decoding_tables(shape: Shape, rounds: int | None, peak: PeakRates, threads: 
     }
     with start_workers(systems, threads) as timed_calls:
         for task in tasks(shape):
-            of_task = {
+            task_calls = {
                 (system, mode): seconds_of(timed_call) for (system, (name, mode)), timed_call in timed_calls.items() if name == task.name
             }
-            quartiles_of = time_interleaved(of_task, rounds or task.rounds)
+            quartiles_of = time_interleaved(task_calls, rounds or task.rounds)
             rows = [decoding_row(task, system, mode, quartiles, peak) for (system, mode), quartiles in quartiles_of.items()]
             tables[task.name] = print_table(f"translating {shape.name}: {task.name}", with_ratios(rows))
     return tables
@@ -105,32 +105,37 @@ def decoding_tables(shape: Shape, rounds: int | None, peak: PeakRates, threads: 
 
 @contextmanager
 def start_workers(systems: Mapping[str, tuple[Any, ...]], threads: int) -> Iterator[dict[tuple[str, Any], TimedCall]]:
-    """Start a process for each system, given as the module and function that make its works and the function's arguments."""
+    """Start one process per system; yield the timed calls by (system, workload).
+
+    Args:
+        systems: system to (module, function, *arguments) of the function that builds its workloads.
+        threads: torch threads per process.
+    """
     with ExitStack() as stack:
         timed_calls: dict[tuple[str, Any], TimedCall] = {}
-        for system, make in systems.items():
-            worker = stack.enter_context(Worker(*make, threads=threads))
+        for system, builder in systems.items():
+            worker = stack.enter_context(Worker(*builder, threads=threads))
             timed_calls |= {(system, name): partial(worker.run_once, name) for name in worker.names}
         yield timed_calls
 
 
 def seconds_of(timed_call: TimedCall) -> Callable[[], float]:
-    """Drop the result."""
+    """Return a call that returns only the seconds of a timed call."""
     return lambda: timed_call()[0]
 
 
 def decoding_row(task: Task, system: str, mode: str, quartiles: Quartiles, peak: PeakRates) -> Row:
-    """Say how fast a translation was and how much of the machine it used."""
+    """Return the speed of a translation workload and its utilization of the machine."""
     kind = mode.replace("_", " ").replace(",", " ").split()[0]
     dtype = torch.float32 if BYTES_PER_WEIGHT[kind] == 4 else torch.bfloat16
     return row(system, mode, task.tokens, quartiles) | {
-        "share_of_matmul_peak": round(task.flops / quartiles.median / peak.flops[dtype], 3),
-        "share_of_bandwidth": round(task.bytes_read(BYTES_PER_WEIGHT[kind]) / quartiles.median / peak.bandwidth, 3),
+        "matmul_utilization": round(task.flops / quartiles.median / peak.flops[dtype], 3),
+        "bandwidth_utilization": round(task.bytes_read(BYTES_PER_WEIGHT[kind]) / quartiles.median / peak.bandwidth, 3),
     }
 
 
 def start_table(rounds: int, shape: Shape) -> list[Row]:
-    """Time whole processes; the figure is seconds."""
+    """Time whole processes, in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         quartiles_of = time_interleaved(
             {name: timed(run) for name, run in startup.commands(startup.make_run(Path(folder), shape.config)).items()}, rounds
@@ -143,7 +148,7 @@ def start_table(rounds: int, shape: Shape) -> list[Row]:
 
 
 def row(system: str, mode: str, tokens: int, quartiles: Quartiles) -> Row:
-    """Turn seconds into tokens a second, quartiles with them."""
+    """Convert timings of a workload of ``tokens`` tokens to tokens per second."""
     return {
         "system": system,
         "mode": mode,
@@ -154,13 +159,13 @@ def row(system: str, mode: str, tokens: int, quartiles: Quartiles) -> Row:
 
 
 def with_ratios(rows: list[Row]) -> list[Row]:
-    """Add each system's speed over that of the best peer in its best mode."""
+    """Add the ratio of each system's speed to the fastest mode of the fastest peer."""
     best = max(float(str(r["tokens_per_second"])) for r in rows if r["system"] != "transom")
     return [r | {"ratio_to_best_peer": round(float(str(r["tokens_per_second"])) / best, 2)} for r in rows]
 
 
 def print_table(title: str, rows: list[Row]) -> list[Row]:
-    """Print a table and hand it on."""
+    """Print a table and return its rows."""
     names = list(rows[0])
     widths = [max(len(str(r[name])) for r in [*rows, dict(zip(names, names, strict=True))]) for name in names]
     print(f"\n{title}")
@@ -171,14 +176,16 @@ def print_table(title: str, rows: list[Row]) -> list[Row]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.translation", description=__doc__)
-    parser.add_argument("--train", action="store_true", help="only training, and what else is asked for")
-    parser.add_argument("--decode", action="store_true", help="only translating, and what else is asked for")
-    parser.add_argument("--start", action="store_true", help="only the program's start, and what else is asked for")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs; the figures mean nothing")
-    parser.add_argument("--no-compile", action="store_true", help="leave out the peers' compiled modes")
-    parser.add_argument("--rounds", type=int, help="times that each system is timed")
-    parser.add_argument("--threads", type=int, help="threads a system; default: what transom chooses")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument(
+        "--train", action="store_true", help="measure training; without --train, --decode and --start, all three are measured"
+    )
+    parser.add_argument("--decode", action="store_true", help="measure translation")
+    parser.add_argument("--start", action="store_true", help="measure start-up time")
+    parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")
+    parser.add_argument("--no-compile", action="store_true", help="skip the peers' torch.compile modes")
+    parser.add_argument("--rounds", type=int, help="timings per system")
+    parser.add_argument("--threads", type=int, help="threads per system (default: transom's choice)")
+    parser.add_argument("--out", type=Path, help="JSON file to write the results to")
     return parser
 
 

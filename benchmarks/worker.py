@@ -1,4 +1,4 @@
-"""Each system in a process of its own, asleep between its turns: in one process, two thread pools keep each other off the cores."""
+"""Run each system in its own process, idle between its turns, because the thread pools of two systems in one process compete for cores."""
 
 import time
 from importlib import import_module
@@ -12,20 +12,26 @@ import torch
 from transom.planning.memory import raise_malloc_thresholds
 
 SETTLE_SECONDS = 0.3
-"""Seconds before each turn, in which the threads of the system before stop spinning."""
+"""Pause before each turn, in seconds, in which the previous system's threads stop spinning."""
 
 
 class Worker:
-    """A system's works, made and run in a process of their own.
+    """A process that builds and runs the workloads of one system.
 
     Attributes:
-        names: of the works.
+        names: names of the workloads.
     """
 
     def __init__(self, module: str, function: str, *arguments: Any, threads: int) -> None:
-        """Start the process and let it call a module's function, which makes works by name, with torch set to ``threads``.
+        """Start the process and call ``module.function(*arguments)`` in it, which returns workloads by name.
 
-        The module is imported there only: what it loads would run threads of its own here.
+        The module is imported only in the new process, because the libraries it loads start threads.
+
+        Args:
+            module: dotted name of the module.
+            function: name of the function.
+            arguments: arguments of the function.
+            threads: torch threads of the process.
         """
         context = get_context("spawn")
         self._pipe, child_end = context.Pipe()
@@ -35,7 +41,7 @@ class Worker:
         self.names: list[Any] = self._receive()
 
     def run_once(self, name: Any) -> tuple[float, Any]:
-        """Do a work once; return the seconds it took and what it returned."""
+        """Run a workload once; return its duration in seconds and its result."""
         time.sleep(SETTLE_SECONDS)
         self._pipe.send(name)
         seconds, result = self._receive()
@@ -45,10 +51,10 @@ class Worker:
         try:
             return self._pipe.recv()
         except EOFError:
-            raise RuntimeError("a system of the benchmark failed; its process has printed why") from None
+            raise RuntimeError("a system of the benchmark failed; its process printed the traceback") from None
 
     def __enter__(self) -> Self:
-        """Use it."""
+        """Return the worker."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -60,11 +66,11 @@ class Worker:
 
 def _serve(pipe: Connection, module: str, function: str, arguments: tuple[Any, ...], threads: int) -> None:
     torch.set_num_threads(threads)
-    raise_malloc_thresholds()  # as transom's training does; it serves the peers as well
-    works = getattr(import_module(module), function)(*arguments)
-    pipe.send(list(works))
+    raise_malloc_thresholds()  # as in transom's training; the peers benefit too
+    workloads = getattr(import_module(module), function)(*arguments)
+    pipe.send(list(workloads))
     while True:
-        work = works[pipe.recv()]
+        workload = workloads[pipe.recv()]
         start = time.perf_counter()
-        result = work()
+        result = workload()
         pipe.send((time.perf_counter() - start, result))

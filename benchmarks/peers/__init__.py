@@ -1,1 +1,1 @@
-"""The same work done by other libraries, each in its own best way."""
+"""The same workloads run by other libraries, each in its fastest configuration."""

@@ -1,4 +1,4 @@
-"""CTranslate2 on Marian's weights, in every type that it multiplies fast here."""
+"""Translation by CTranslate2 with Marian's weights, in every compute type that this processor supports."""
 
 import tempfile
 from collections.abc import Callable
@@ -15,9 +15,9 @@ TYPES = ("float32", "int8", "int8_float32", "bfloat16", "int8_bfloat16")
 
 
 def convert(model: MarianMTModel, folder: str) -> None:
-    """Write a model in CTranslate2's format."""
+    """Write a model to a folder in CTranslate2's format."""
     spec = MarianMTLoader().get_model_spec(model)
-    names = _names(model.config.vocab_size)[:-1]  # all but padding
+    names = _names(model.config.vocab_size)[:-1]  # without padding
     spec.register_source_vocabulary(names)
     spec.register_target_vocabulary(names)
     spec.config.eos_token, spec.config.unk_token = names[EOS], names[1]
@@ -28,25 +28,28 @@ def convert(model: MarianMTModel, folder: str) -> None:
 
 
 def translators(tasks: list[Task], threads: int) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
-    """Give ``translate_batch`` by task and mode: every type, all threads on a batch, one thread, or the batch dealt out to the threads."""
+    """Return ``translate_batch`` workloads by (task, mode).
+
+    Every compute type runs with all threads on one batch. A batch of several rows also runs split over parallel translators of one thread
+    each, a single row also with one thread.
+    """
     shape = tasks[0].shape
     names = _names(shape.vocab)
     supported = [name for name in TYPES if name in ctranslate2.get_supported_compute_types("cpu")]
-    works: dict[tuple[str, str], Callable[[], list[list[int]]]] = {}
+    workloads: dict[tuple[str, str], Callable[[], list[list[int]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         convert(fresh_model(shape), folder)
         for name in supported:
-            together = _load(folder, name, 1, threads)
-            works |= {(task.name, name): partial(_translate, together, task, names, 1) for task in tasks}
+            one_batch = _load(folder, name, 1, threads)
+            workloads |= {(task.name, name): partial(_translate, one_batch, task, names, 1) for task in tasks}
             if threads > 1:
-                alone, dealt_out = _load(folder, name, 1, 1), _load(folder, name, threads, 1)
-                works |= {(task.name, f"{name}, 1 thread"): partial(_translate, alone, task, names, 1) for task in tasks if task.rows == 1}
-                works |= {
-                    (task.name, f"{name}, dealt out"): partial(_translate, dealt_out, task, names, threads)
-                    for task in tasks
-                    if task.rows > 1
-                }
-    return works
+                one_thread, split_batch = _load(folder, name, 1, 1), _load(folder, name, threads, 1)
+                for task in tasks:
+                    if task.rows == 1:
+                        workloads[task.name, f"{name}, 1 thread"] = partial(_translate, one_thread, task, names, 1)
+                    else:
+                        workloads[task.name, f"{name}, split batch"] = partial(_translate, split_batch, task, names, threads)
+    return workloads
 
 
 def _load(folder: str, compute_type: str, workers: int, threads: int) -> ctranslate2.Translator:
@@ -56,10 +59,10 @@ def _load(folder: str, compute_type: str, workers: int, threads: int) -> ctransl
 def _translate(translator: ctranslate2.Translator, task: Task, names: list[str], workers: int) -> list[list[int]]:
     source = [[names[i] for i in row] for row in random_tokens(task.rows, task.shape.source, task.shape.vocab, 3).tolist()]
     length = task.shape.target
-    found = translator.translate_batch(
+    results = translator.translate_batch(
         source, beam_size=task.beams, max_batch_size=-(-task.rows // workers), min_decoding_length=length, max_decoding_length=length
     )
-    return [[int(name[1:]) for name in result.hypotheses[0]] for result in found]
+    return [[int(name[1:]) for name in result.hypotheses[0]] for result in results]
 
 
 def _names(vocab: int) -> list[str]:

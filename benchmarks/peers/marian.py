@@ -1,4 +1,4 @@
-"""Marian as the transformers library has it: the encoder-decoder of 2017 with shared embeddings, which CTranslate2 can read."""
+"""The transformers library's Marian model: the Transformer of Vaswani et al. (2017), in a format that CTranslate2 can import."""
 
 import copy
 from collections.abc import Callable
@@ -15,7 +15,7 @@ EOS = 0
 
 
 def fresh_model(shape: Shape) -> MarianMTModel:
-    """Build a model with fresh weights; the last symbol is padding and start."""
+    """Build a randomly initialized model whose last token is both padding and the decoder's start token."""
     c = shape.config
     torch.manual_seed(1)
     config = MarianConfig(
@@ -44,20 +44,20 @@ def fresh_model(shape: Shape) -> MarianMTModel:
 
 
 def training_steps(shape: Shape, compiled: bool) -> dict[str, Callable[[], float]]:
-    """Give a training step in every mode."""
+    """Return a training step per mode."""
     model = fresh_model(shape).train()
     source, labels = random_tokens(shape.pairs, shape.source, shape.vocab, 1), random_tokens(shape.pairs, shape.target, shape.vocab, 2)
     target = torch.cat([torch.full((shape.pairs, 1), shape.vocab - 1), labels[:, :-1]], 1)
 
     def logits() -> Tensor:
-        found: Tensor = model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
-        return found
+        logits: Tensor = model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+        return logits
 
     return build_training_steps(model, logits, labels, compiled)
 
 
 def translators(tasks: list[Task]) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
-    """Give ``generate`` by task in float32 and bfloat16; it returns each row's new symbols."""
+    """Return ``generate`` workloads by (task, mode) in float32 and bfloat16, which return the new tokens of each row."""
     model = fresh_model(tasks[0].shape).eval()
     models = {"bf16": copy.deepcopy(model).to(torch.bfloat16), "fp32": model}
     return {(task.name, mode): partial(_generate, model, task) for task in tasks for mode, model in models.items()}
@@ -66,7 +66,7 @@ def translators(tasks: list[Task]) -> dict[tuple[str, str], Callable[[], list[li
 @torch.inference_mode()
 def _generate(model: MarianMTModel, task: Task) -> list[list[int]]:
     length = task.shape.target
-    found: Tensor = model.generate(
+    sequences: Tensor = model.generate(
         input_ids=random_tokens(task.rows, task.shape.source, task.shape.vocab, 3),
         num_beams=task.beams,
         do_sample=False,
@@ -74,5 +74,5 @@ def _generate(model: MarianMTModel, task: Task) -> list[list[int]]:
         max_new_tokens=length,
         pad_token_id=task.shape.vocab - 1,
     )
-    rows: list[list[int]] = found[:, 1:].tolist()
-    return rows
+    new_tokens: list[list[int]] = sequences[:, 1:].tolist()
+    return new_tokens

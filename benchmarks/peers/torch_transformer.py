@@ -1,4 +1,4 @@
-"""``torch.nn.Transformer`` with embeddings, sinusoids and a tied output map around it."""
+"""``torch.nn.Transformer`` with token embeddings, sinusoidal positions and a tied output projection."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ from transom.layers.position_encoding import sinusoidal_table
 
 
 class Model(nn.Module):
-    """The encoder-decoder; dropout only where the others have it, which is faster than its default."""
+    """The encoder-decoder, with dropout only where the other systems apply it, which is faster than its default."""
 
     def __init__(self, shape: Shape) -> None:
-        """Build it with fresh weights."""
+        """Build a model of a shape, randomly initialized."""
         super().__init__()
         c = shape.config
         self.embedding = nn.Embedding(shape.vocab, c.d_model)
@@ -32,7 +32,7 @@ class Model(nn.Module):
                 module.dropout.p = 0.0
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return logits."""
+        """Return logits of shape (pairs, target, vocab)."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         x = self.transformer(self._embed(source), self._embed(target), tgt_mask=mask, tgt_is_causal=True)
         return F.linear(x, self.embedding.weight)
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def training_steps(shape: Shape, compiled: bool) -> dict[str, Callable[[], float]]:
-    """Give a training step in every mode."""
+    """Return a training step per mode."""
     torch.manual_seed(1)
     model = Model(shape).train()
     source, labels = random_tokens(shape.pairs, shape.source, shape.vocab, 1), random_tokens(shape.pairs, shape.target, shape.vocab, 2)

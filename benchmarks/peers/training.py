@@ -1,4 +1,4 @@
-"""What a peer's training step has in common: loss, pass back, clipping and fused Adam, in float32, bfloat16 and compiled."""
+"""The training step that all peers share: loss, backward pass, gradient clipping and fused Adam."""
 
 import shutil
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from transom.config.training import AdamConfig
 
 
 def build_training_steps(model: nn.Module, logits: Callable[[], Tensor], labels: Tensor, compiled: bool) -> dict[str, Callable[[], float]]:
-    """Give a model's training step in every mode; each returns the mean smoothed loss.
+    """Return a model's training step per mode: float32, bfloat16 by autocast and compiled. A step returns the mean label-smoothed loss.
 
     Args:
-        model: whose parameters are trained; all modes share them.
-        logits: of the batch, (pairs, target, vocab).
-        labels: the tokens to predict, (pairs, target).
-        compiled: also compile loss and model together, where there is a compiler.
+        model: the model to train; all modes share its parameters.
+        logits: computes the batch's logits, (pairs, target, vocab).
+        labels: target tokens, (pairs, target).
+        compiled: add a bfloat16 mode with ``torch.compile``, if there is a C++ compiler.
     """
-    component = TRAINING.optimizer
-    assert isinstance(component, AdamConfig)
-    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (component.beta1, component.beta2), component.eps, fused=True)
+    adam = TRAINING.optimizer
+    assert isinstance(adam, AdamConfig)
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (adam.beta1, adam.beta2), adam.eps, fused=True)
 
     def loss() -> Tensor:
         return F.cross_entropy(logits().flatten(0, 1), labels.flatten(), label_smoothing=TRAINING.label_smoothing)

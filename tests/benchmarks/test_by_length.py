@@ -1,4 +1,4 @@
-"""BLEU by length: buckets hold each sentence once, and a run that translates worse is found to, where it does."""
+"""BLEU by sentence length: each sentence is in one bucket, and the worse run is identified in the right bucket."""
 
 import json
 
@@ -12,13 +12,13 @@ from transom.data.pairs.pairs import Pairs
 from transom.training.translation_metrics import bleu
 
 
-def test_buckets_are_by_words_of_the_source_and_hold_each_sentence_once() -> None:
+def test_each_sentence_is_in_the_bucket_of_its_source_length() -> None:
     sources = ["one two", "", "one two three four", "one", "one two three four five six"]
     found = by_length.length_buckets(sources, [2, 3, 5])
     assert found == {"1 to 2": [0, 1, 3], "4 to 5": [2], "6 and more": [4]}
 
 
-def test_each_bucket_has_the_bleu_of_its_sentences_and_the_better_run_is_named() -> None:
+def test_each_bucket_has_the_bleu_of_its_sentences() -> None:
     short = [f"a small {word} is here" for word in ("dog", "cat", "house", "tree", "boat", "bird")]
     long = [f"{line} and another one of the same kind stands beside it" for line in short]
     pairs = Pairs(short + long, short + long, "made up")
@@ -33,7 +33,7 @@ def test_each_bucket_has_the_bleu_of_its_sentences_and_the_better_run_is_named()
     assert by_length.format_table(found)[2].split()[:4] == ["6", "and", "more", "6"]
 
 
-def test_two_runs_are_compared_and_their_ledgers_say_so(trained: Trained, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_is_recorded_in_the_access_logs(trained: Trained, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--source", str(trained.source), "--target", str(trained.target)]
     results = tmp_path / "by_length.json"
     by_length.main([str(trained.folder), str(trained.folder), *files, "--edges", "2", "3", "--results", str(results)])
@@ -41,4 +41,4 @@ def test_two_runs_are_compared_and_their_ledgers_say_so(trained: Trained, tmp_pa
     assert sum(part["sentences"] for name, part in record["words"].items() if name != "all") == record["words"]["all"]["sentences"] == 120
     assert record["words"]["all"]["difference"] == 0 and record["facts"]["cores"]
     assert "1 to 2" in capsys.readouterr().out
-    assert [entry["command"] for entry in RunFolder.open(trained.folder).access_log.read()][-2:] == ["compare_by_length"] * 2
+    assert [entry["command"] for entry in RunFolder.open(trained.folder).access_log.read()][-2:] == ["by_length"] * 2

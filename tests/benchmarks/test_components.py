@@ -1,4 +1,4 @@
-"""No component is without a model that is measured; a record is kept, and its table says what was measured."""
+"""Every component has a model in the benchmark, and records become tables."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from benchmarks import components, tables
 from transom.config.component_docs import TABLES
 
 
-def test_every_value_of_the_catalogue_has_a_model_and_differs_from_the_base_unless_it_is_the_default() -> None:
+def test_every_component_has_a_model_that_differs_from_the_base_unless_it_is_the_default() -> None:
     found = list(components.unique_variants(20, "data").values())
     names = [name for _, _, names in found for name in names]
     for table in TABLES:
@@ -27,35 +27,41 @@ def test_every_value_of_the_catalogue_has_a_model_and_differs_from_the_base_unle
     } < shared
     assert (
         not {
-            "nothing to start from",
+            "from scratch",
             "training.adapter lora",
             "norm dyt",
             "model n_kv_heads",
             "training.early_exit_loss linear",
             "stem none",
-            "mask prefix",
+            "mask prefix-lm",
         }
         & shared
     )
 
 
+def test_committed_records_have_the_settings_of_the_present_models() -> None:
+    recorded = [(row["family"], row["names"], row["settings"]) for row in json.loads(tables.COMPONENTS.read_text(encoding="utf-8"))["rows"]]
+    models = components.unique_variants(components.STEPS, "data/tinyshakespeare").values()
+    assert sorted(recorded) == sorted((model.family, names, fields) for model, fields, names in models)
+
+
 @pytest.mark.long
-def test_components_are_trained_once_and_laid_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_components_are_trained_once_and_shown_in_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "input.txt").write_text("".join(random.Random(1).choices("to be or not\n", k=90_000)))
-    asked = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "components.json"), "--steps", "3"]
+    arguments = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "components.json"), "--steps", "3"]
     only = ["--only", "early_exit_loss none", "early_exit_loss linear", "stem.attention se", "adapter lora"]
-    components.main([*asked, *only])
+    components.main([*arguments, *only])
     assert "1 of 6: decoder, base" in capsys.readouterr().out
     written = (tmp_path / "components.json").read_text()
     rows = {row["names"][0]: row for row in json.loads(written)["rows"]}
     base, early, se = rows["base"], rows["training.early_exit_loss linear"], rows["stem.attention se"]
-    assert rows["training.adapter lora"]["family"] == "tuned", "it learnt instructions beside the decoder's base"
-    assert base["parameters"] == early["parameters"] and base["n_steps"] == se["n_steps"] == 3 and "exits" not in base
-    assert all(row["milliseconds_a_step"] > 0 and row["validation"]["loss"] > 0 for row in rows.values())
-    passed = [each["blocks"] for each in early["exits"]]
-    assert passed == sorted(passed) and passed[-1] == 4, "who must be surer passes more blocks"
-    components.main([*asked, *only])
+    assert rows["training.adapter lora"]["family"] == "fine-tuning"
+    assert base["parameters"] == early["parameters"] and base["n_steps"] == se["n_steps"] == 3 and "early_exit" not in base
+    assert all(row["ms_per_step"] > 0 and row["validation"]["loss"] > 0 for row in rows.values())
+    depths = [each["blocks"] for each in early["early_exit"]]
+    assert depths == sorted(depths) and depths[-1] == 4, "a higher threshold exits later"
+    components.main([*arguments, *only])
     assert "1 of" not in capsys.readouterr().out and json.loads((tmp_path / "components.json").read_text())["rows"] == list(rows.values())
     page = tables.component_tables(json.loads(written))
-    assert "| training.early exit loss linear | " in page and "#### vision, 3 steps" in page and "#### Early exits" in page
-    assert page.count("| training.early exit loss linear | ") == 1 + len(components.EXIT_THRESHOLDS)
+    assert "| training.early_exit_loss linear | " in page and "#### vision, 3 steps" in page and "#### Early exit" in page
+    assert page.count("| training.early_exit_loss linear | ") == 1 + len(components.EXIT_THRESHOLDS)

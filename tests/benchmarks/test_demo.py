@@ -1,4 +1,4 @@
-"""The picture that the benchmark of the demo draws."""
+"""The alignment picture that the demo benchmark writes."""
 
 from xml.etree import ElementTree
 
@@ -6,7 +6,7 @@ from benchmarks.demo import alignment_svg_file
 from tests.inspection.test_alignment_pictures import SMALL
 
 
-def test_a_file_stands_on_its_own() -> None:
+def test_the_svg_file_is_standalone() -> None:
     read = ElementTree.fromstring(alignment_svg_file(SMALL))
     assert read.tag == "{http://www.w3.org/2000/svg}svg"
     style = read.findtext("{http://www.w3.org/2000/svg}style") or ""

@@ -1,4 +1,4 @@
-"""The folds of digits, in seconds: each is trained without and scored, and none is read where only validation counts."""
+"""The digits benchmark scores each fold once, and reads no test fold with ``--validation``."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchmarks import digits
 SHORT = {"max_steps": 4, "validate_every": 2, "checkpoint_every": 2, "batch_size": 32}
 
 
-def test_folds_are_scored_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folds_are_scored_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     read: list[int] = []
     monkeypatch.setattr(digits, "load_digits", lambda config, *sizes: read.append(config.fold) or load(config, *sizes))
     fields = [part for name, value in SHORT.items() for part in ("--set", f"training.{name}={value}")]

@@ -1,4 +1,4 @@
-"""The families are compared like with like: models of one size, which learn, and answer with as many tokens."""
+"""Both systems of the families benchmark have models of equal size, train, and generate equally many tokens."""
 
 import math
 
@@ -12,24 +12,24 @@ TINY = {family.name: family for family in families(quick=True)}
 
 
 @pytest.mark.parametrize("family", TINY.values(), ids=list(TINY))
-def test_models_are_of_one_size(family: Family) -> None:
+def test_models_have_equal_size(family: Family) -> None:
     def count(model: nn.Module) -> int:
         return sum(p.numel() for p in model.parameters())
 
     c = family.config
-    bias = len(CLASSES)  # on theirs only; and BERT has two types of tokens where ours has a symbol more, the mask
-    more = {"bert": 2 * c.d_model + bias - c.d_model, "vit": bias}.get(family.name, 0)
-    assert count(build_transformers_model(family)) - count(build_model(c)) == more
+    bias = len(CLASSES)  # transformers only; BERT also has two token types, and transom one more token, the mask
+    difference = {"bert": 2 * c.d_model + bias - c.d_model, "vit": bias}.get(family.name, 0)
+    assert count(build_transformers_model(family)) - count(build_model(c)) == difference
 
 
 @pytest.mark.parametrize("family", TINY.values(), ids=list(TINY))
 @pytest.mark.parametrize("side", [transom_workloads, lambda family: transformers_workloads(family, compiled=False)], ids=["ours", "theirs"])
-def test_all_learn_and_answer_as_much(family: Family, side) -> None:  # type: ignore[no-untyped-def]
-    for (what, mode), work in side(family).items():
-        if what == "training":
-            losses = [work() for _ in range(12)]
+def test_both_train_and_generate_as_many_tokens(family: Family, side) -> None:  # type: ignore[no-untyped-def]
+    for (name, mode), workload in side(family).items():
+        if name == "training":
+            losses = [workload() for _ in range(12)]
             assert all(map(math.isfinite, losses)) and min(losses[1:]) < losses[0], mode
-        elif what == "reading":
-            assert -20 < work() < 0
+        elif name == "encoding":
+            assert -20 < workload() < 0
         else:
-            assert work() == [family.new] * int(what.split()[0])
+            assert workload() == [family.new] * int(name.removeprefix("generation, batch "))

@@ -1,4 +1,4 @@
-"""What is reported is read once a run, at the end, and not at all where only validation counts."""
+"""The test set is read once per run, after training, and not at all with ``--validation``."""
 
 import json
 import math
@@ -39,17 +39,19 @@ def test_shakespeare_is_scored_on_its_last_tenth(
     shakespeare.main(arguments)
     records = json.loads((tmp_path / "results.json").read_text())
     assert read == ["input.txt"] * 2 and [record["seed"] for record in records] == [1, 3]
-    assert all(record["n"] == 600 + 1 and 0 < record["loss"] < math.log(20) for record in records), "the end symbol counts"
+    assert all(record["n"] == 600 + 1 and 0 < record["loss"] < math.log(20) for record in records), (
+        "the end-of-sequence token is scored too"
+    )
     assert f"loss {records[0]['loss']:.4f}, {records[1]['loss']:.4f}; mean" in capsys.readouterr().out
     assert (tmp_path / "runs" / "shakespeare-char-seed-3" / METRICS).exists()
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob(f"*/{WEIGHTS}")}
     shakespeare.main([*arguments, "--resume"])
-    assert read == ["input.txt"] * 2 and json.loads((tmp_path / "results.json").read_text()) == records, "neither read nor noted again"
-    assert written == {path: path.stat().st_mtime_ns for path in written} and len(written) == 2, "nor learnt again"
+    assert read == ["input.txt"] * 2 and json.loads((tmp_path / "results.json").read_text()) == records, "neither read nor recorded again"
+    assert written == {path: path.stat().st_mtime_ns for path in written} and len(written) == 2, "nor trained again"
     assert f"loss {records[0]['loss']:.4f}, {records[1]['loss']:.4f}; mean" in capsys.readouterr().out
 
 
-def test_a_run_that_was_stopped_is_not_scored_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_is_not_scored_and_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, n in (("train", 200), ("dev", 50)):
         write(tmp_path / f"{name}.tsv", n, 1)
     arguments = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json"), "--seeds", "2"]
@@ -84,7 +86,7 @@ def write(path: Path, n: int, seed: int) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
-def test_sst2_has_a_baseline_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sst2_records_its_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "train.tsv", 200, 1)
     write(tmp_path / "dev.tsv", 50, 2)
     arguments = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json"), "--seeds", "2"]
@@ -94,7 +96,7 @@ def test_sst2_has_a_baseline_beside_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert baseline["accuracy"] == 100.0 and "naive-Bayes SVM: accuracy 100.0" in capsys.readouterr().out
 
 
-def test_words_that_tell_decide_the_baseline(tmp_path: Path) -> None:
+def test_the_baseline_decides_by_informative_words(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", 100, 3)
     train = read_labeled_texts(LabeledFilesConfig(file="train.tsv"), tmp_path)
     (tmp_path / "other.tsv").write_text("the plot was lovely\t1\nthe plot was lovely\t0\nbad\t0\nfine\t1\n")

@@ -1,4 +1,4 @@
-"""The hour on Multi30k, in seconds: marks are kept when they pass, each is scored, and records add up."""
+"""The Multi30k benchmark saves the weights at each mark, scores them, and appends one record per seed."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ SHORT = {
 }
 
 
-def test_marks_are_kept_as_they_pass(tmp_path: Path) -> None:
+def test_weights_are_saved_when_a_mark_is_passed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     marks = multi30k.SaveWeightsAtMarks(folder, start=0.0)
@@ -25,16 +25,18 @@ def test_marks_are_kept_as_they_pass(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(multi30k.time, "monotonic", lambda minute=minute: 60 * minute)
             marks(CheckpointSaved(1, folder))
-    assert {mark: (kept / "model.safetensors").read_text() for mark, kept in marks.kept.items()} == {20: "twenty", 40: "forty"}
+    assert {mark: (saved / "model.safetensors").read_text() for mark, saved in marks.saved.items()} == {20: "twenty", 40: "forty"}
 
 
-def test_seeds_add_up_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_record_per_seed_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, name in enumerate(("train", "val", "test_2016_flickr")):
         for written, language in zip(write_pairs(tmp_path, 60, seed), ("en", "de"), strict=True):
             written.rename(tmp_path / f"{name}.{language}")
     results = tmp_path / "results.json"
     arguments = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(results)]
-    fields = [part for room, of_room in SHORT.items() for name, value in of_room.items() for part in ("--set", f"{room}.{name}={value}")]
+    fields = [
+        part for section, values in SHORT.items() for name, value in values.items() for part in ("--set", f"{section}.{name}={value}")
+    ]
     multi30k.main([*arguments, "--seeds", "1", "2", *fields])
     records = json.loads(results.read_text())
     assert [record["seed"] for record in records] == [1, 2]

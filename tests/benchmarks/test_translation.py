@@ -1,4 +1,4 @@
-"""The benchmark compares like with like: every system trains the same shape on as many tokens and answers with as many in as many steps."""
+"""All systems of the translation benchmark do the same work: equal shapes, tokens and decoder steps."""
 
 import json
 import math
@@ -24,7 +24,7 @@ TRAINERS: dict[str, Callable[[], dict[str, Callable[[], float]]]] = {
 
 
 @pytest.mark.parametrize("system", TRAINERS)
-def test_a_training_step_learns_from_a_loss_like_the_others(system: str) -> None:
+def test_every_system_starts_near_the_uniform_loss_and_learns(system: str) -> None:
     for mode, step in TRAINERS[system]().items():
         losses = [step() for _ in range(30)]
         assert all(map(math.isfinite, losses)), mode
@@ -33,7 +33,7 @@ def test_a_training_step_learns_from_a_loss_like_the_others(system: str) -> None
         assert sum(losses[-5:]) < sum(losses[:5]), mode
 
 
-def test_models_are_of_one_size() -> None:
+def test_models_have_equal_size() -> None:
     def count(model: nn.Module) -> int:
         return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -42,20 +42,20 @@ def test_models_are_of_one_size() -> None:
     assert count(torch_transformer.Model(TINY)) == own + 2 * 2 * TINY.config.d_model  # its two final norms
 
 
-def test_answers_are_of_one_length() -> None:
+def test_all_systems_generate_equally_many_tokens() -> None:
     few = tasks(TINY, rows=3)
     systems = [ours.translators(few, threads=2), ct2.translators(few, threads=2), marian.translators(few)]
     for task in few:
-        works = [(mode, translate) for works in systems for (name, mode), translate in works.items() if name == task.name]
-        assert len(works) > 5
-        for mode, translate in works:
-            found = translate()
-            assert [len(row) for row in found] == [TINY.target] * task.rows, mode
-            assert all(0 <= token < TINY.vocab for row in found for token in row), mode
-            assert sum(map(len, found)) == task.tokens
+        selected = [(mode, translate) for workloads in systems for (name, mode), translate in workloads.items() if name == task.name]
+        assert len(selected) > 5
+        for mode, translate in selected:
+            rows = translate()
+            assert [len(row) for row in rows] == [TINY.target] * task.rows, mode
+            assert all(0 <= token < TINY.vocab for row in rows for token in row), mode
+            assert sum(map(len, rows)) == task.tokens
 
 
-def test_decoders_run_as_often_on_as_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_take_equally_many_steps_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows_of: dict[str, list[int]] = {"transom": [], "Marian": []}
     step = FusedSeq2Seq.step
 
@@ -77,29 +77,29 @@ def test_decoders_run_as_often_on_as_many_rows(monkeypatch: pytest.MonkeyPatch) 
 
 def test_systems_take_turns() -> None:
     turns: list[str] = []
-    work = {name: measure.timed(lambda name=name: turns.append(name)) for name in "ab"}
-    spreads = measure.time_interleaved(work, rounds=3)
+    workloads = {name: measure.timed(lambda name=name: turns.append(name)) for name in "ab"}
+    timings = measure.time_interleaved(workloads, rounds=3)
     assert turns == ["a", "b"] * 4
-    assert all(spread.low <= spread.median <= spread.high for spread in spreads.values())
+    assert all(quartiles.low <= quartiles.median <= quartiles.high for quartiles in timings.values())
     assert measure.Quartiles.of([3.0, 1.0, 2.0]) == measure.Quartiles(2.0, 1.5, 2.5)
 
 
-def counted(shape: Shape, start: float) -> dict[str, Callable[[], float]]:
+def build_workloads(shape: Shape, start: float) -> dict[str, Callable[[], float]]:
     return {"threads": lambda: float(torch.get_num_threads()), "start": lambda: start + shape.pairs, "broken": lambda: 1 / 0}
 
 
-def test_a_system_works_in_a_process_of_its_own_and_its_errors_come_back(capfd: pytest.CaptureFixture[str]) -> None:
-    with Worker(__name__, "counted", TINY, 5.0, threads=1) as worker:
+def test_a_worker_runs_in_its_own_process_and_reports_errors(capfd: pytest.CaptureFixture[str]) -> None:
+    with Worker(__name__, "build_workloads", TINY, 5.0, threads=1) as worker:
         assert worker.names == ["threads", "start", "broken"]
         assert worker.run_once("threads")[1] == 1.0
         seconds, result = worker.run_once("start")
         assert result == 5.0 + TINY.pairs and 0 <= seconds < 1
-        with pytest.raises(RuntimeError, match="its process has printed why"):
+        with pytest.raises(RuntimeError, match="its process printed the traceback"):
             worker.run_once("broken")
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-def test_work_is_counted_as_by_hand() -> None:
+def test_flops_and_bytes_match_a_count_by_hand() -> None:
     task = tasks(BASE)[1]
     d, ff, vocab = 512, 2048, 16000
     biases_and_more = 1.01
@@ -110,7 +110,7 @@ def test_work_is_counted_as_by_hand() -> None:
 
 
 @pytest.mark.long
-def test_a_quick_run_writes_figures_with_their_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_run_records_results_and_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results" / "quick.json"
     translation.main(["--quick", "--train", "--decode", "--no-compile", "--rounds", "2", "--threads", "1", "--out", str(out)])
     result = json.loads(out.read_text())
@@ -124,10 +124,10 @@ def test_a_quick_run_writes_figures_with_their_facts(tmp_path: Path, capsys: pyt
     assert "training tiny" in capsys.readouterr().out
 
 
-def test_the_readme_shows_the_results() -> None:
-    assert tables.results_section(tables.README.read_text(encoding="utf-8")) == tables.render_results()
-    result = json.loads(tables.RESULTS.read_text(encoding="utf-8"))
-    assert tables.results_section(tables.FRONT_PAGE.read_text(encoding="utf-8")) == tables.front_page_table(result)
+def test_both_pages_show_the_results() -> None:
+    assert tables.results_section(tables.BENCHMARKS_README.read_text(encoding="utf-8")) == tables.render_results()
+    result = json.loads(tables.TRANSLATION.read_text(encoding="utf-8"))
+    assert tables.results_section(tables.README.read_text(encoding="utf-8")) == tables.summary_table(result)
 
 
 def test_results_become_tables() -> None:
@@ -136,4 +136,4 @@ def test_results_become_tables() -> None:
     facts |= {"processor": "p", "cores": 2, "threads": 2, "load_before": 0.1}
     text = tables.translation_tables({"facts": facts, "train": {"base": [row]}, "decode": {"greedy": [row]}})
     assert "| system | tokens per second | ratio to best peer |\n| --- | --- | --- |\n| transom | 1,234 | 1.5 |\n" in text
-    assert "### Training, base" in text and "### Translating, greedy" in text and "float32 1,000 GFLOP/s" in text
+    assert "### Training, base" in text and "### Translation, greedy" in text and "float32 1,000 GFLOP/s" in text

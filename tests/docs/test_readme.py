@@ -154,7 +154,7 @@ def test_the_transcript_and_the_picture_are_of_one_recorded_run_of_less_than_thr
     record = json.loads((ROOT / "docs" / "demo.json").read_text(encoding="utf-8"))
     (transcript,) = blocks("text")
     assert record["transcript"].startswith(transcript.rstrip()) and record["seconds"] < 180 and record["facts"]["cores"] == 2
-    exact = re.search(r"^this model +([\d.]+) %$", record["transcript"], re.MULTILINE)
+    exact = re.search(r"^this model +([\d.]+)%$", record["transcript"], re.MULTILINE)
     assert exact is not None and float(exact[1]) >= 99
     picture = (ROOT / "docs" / "alignment.svg").read_text(encoding="utf-8")
     source, translation = max(re.findall(r"^  (\S.*)\n    -> (.*)$", transcript, re.MULTILINE), key=lambda sample: len(sample[1]))
