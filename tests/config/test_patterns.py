@@ -73,7 +73,7 @@ def test_every_spelling(value: str, expected: Any) -> None:
         ('{ kind = "window", stride = 3 }', "unknown field model.attention.pattern.stride; it goes with .*'strided' or 'summary'"),
         ("window-2d", "expected a pattern of texts, found 'window-2d', which is of images; take 'window'"),
         ('["full", { kind = "not", patterns = "window-2d" }]', "expected a pattern of texts, found 'window-2d'"),
-        ('{ kind = "summary", stride = 3 }', "at most as many columns as stride, found 8 and 3"),
+        ('{ kind = "summary", stride = 3 }', "expected columns <= stride, found 8 and 3"),
         ("prefix", "lets a text of task 'translation' see some of itself, found prefix, which lets it see nothing"),
         (
             '["full", { kind = "all", patterns = ["window", "prefix"] }]',

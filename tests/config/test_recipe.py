@@ -216,7 +216,7 @@ def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, roo
         ("[training.optimizer]\nbeta1 = 2", [], "my.toml:4: training.optimizer.beta1: expected a number less than 1, found 2"),
         ("[model]\nd_model = 10", [], "my.toml:3: model: d_model 10 is not a multiple of n_heads 8; change one of them or set d_head"),
         ("[model.feed_forward]\nkind = 'moe'\ntop_k = 9", [], "my.toml:3: model.feed_forward: expected top_k of at most n_experts = 8"),
-        ("", ["model.feed_forward=moe", "model.feed_forward.top_k=1"], "top_k = 1 needs norm_topk_prob = false"),
+        ("", ["model.feed_forward=moe", "model.feed_forward.top_k=1"], "top_k = 1 requires norm_topk_prob = false"),
         ("", ["model.feed_forward=moe", "model.feed_forward.expert=moe"], "model.feed_forward.expert: expected one of 'relu'"),
         ("", ["training.r_drop=4", "model.dropout=0"], "that differ only by dropout; set model.dropout, or r_drop = 0"),
         ("", ["training=3"], "--set training=3: training: expected a table, found 3"),

@@ -1,4 +1,4 @@
-"""docs/config.md and docs/components.md say what the schema says."""
+"""docs/config.md and docs/components.md agree with the schemas."""
 
 import re
 import tomllib

@@ -247,7 +247,7 @@ def test_a_resized_grid_is_the_picture_at_another_size_and_the_token_in_front_st
     ("fields", "message"),
     [
         ({"image_size": 10, "patch_size": 4}, "multiple of 4 pixels, a patch's side, found 10"),
-        ({"image_size": 10, "patch_size": 1, "stem": STEMS[2]}, "multiple of 4, as its stages halve it, found 10"),
+        ({"image_size": 10, "patch_size": 1, "stem": STEMS[2]}, "multiple of 4, since each stage halves it, found 10"),
         ({"image_size": 4096, "patch_size": 1}, "at most 65536 patches, found 4096 x 4096"),
         ({"d_model": 6, "n_heads": 2, "position": "sinusoidal-2d"}, "multiple of 4, found 6"),
         ({"attention": {"pattern": {"kind": "window-2d", "size": 0}}}, "greater than or equal to 1"),

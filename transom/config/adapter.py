@@ -28,13 +28,13 @@ class LoraConfig(ComponentConfig):
 
     kind: Literal["lora"] = "lora"
     rank: int = Field(8, ge=1, le=65536, description="rows of A and columns of B")
-    alpha: float = Field(16.0, gt=0, description="what B A x counts is alpha / rank")
+    alpha: float = Field(16.0, gt=0, description="scale: B A x is multiplied by alpha / rank")
     target_modules: tuple[TargetModule, ...] = Field(
         ("attn.q", "attn.v"),
         strict=False,
-        description="the maps of each block that are adapted: attn and cross have q, k, v and o, ff has up, down and, where gated, gate",
+        description="adapted linear layers of each block: q, k, v and o of attn and cross; up, down and, if gated, gate of ff",
     )
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="on what A reads, in training")
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="dropout on the input of A")
 
     @model_validator(mode="after")
     def _something_learns(self) -> Self:

@@ -1,4 +1,4 @@
-"""The schemas of approximations of attention: what stands in for the softmax over all pairs of tokens."""
+"""Schemas of approximations of softmax attention."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -20,9 +20,9 @@ AnyApproximation = Annotated[ApproximationConfig, Slot("approximation", Approxim
 
 @register_component("approximation")
 class NoApproximationConfig(ApproximationConfig):
-    """Attention itself: the softmax of the scores of all pairs (Vaswani et al. 2017, eq. 1).
+    """Exact attention: the softmax over the scores of all pairs (Vaswani et al. 2017, eq. 1).
 
-    Cost and use: Exact, and the fastest up to some thousand tokens; `transom compare-attention` measures from where on not.
+    Cost and use: Exact, and fastest up to a few thousand tokens; `transom compare-attention` measures the crossover.
     """
 
     CAUSAL: ClassVar[bool] = True
@@ -33,62 +33,62 @@ class NoApproximationConfig(ApproximationConfig):
 class LinearAttentionConfig(ApproximationConfig):
     """Linear attention (Katharopoulos et al. 2020, eq. 4 and 5): phi(q_i)^T sum_j phi(k_j) v_j^T / phi(q_i)^T sum_j phi(k_j).
 
-    phi is elu(x) + 1 (elu, eq. 7) or max(0, x) (relu), element by element. A decoder's sums run over the tokens before, and are all that
-    it remembers of them. Queries and keys are turned by rotary positions before phi.
+    phi is elu(x) + 1 (elu, eq. 7) or max(0, x) (relu), elementwise. In a decoder the sums run over the tokens so far and are the whole
+    decoding state. Rotary positions are applied to queries and keys before phi.
 
-    Cost and use: n d_k d_v in place of n^2 d, and in decoding a state of one size however long the text. Weights are smooth: it cannot pick
-    one token out as a softmax can, so it has to be trained with, and is weaker at recall.
+    Cost and use: n d_k d_v instead of n^2 d, and a decoding state of constant size. Weights are smooth, so it cannot select a single token
+    as a softmax can: models must be trained with it and are weaker at recall.
     """
 
     CAUSAL: ClassVar[bool] = True
     kind: Literal["linear"] = "linear"
-    feature_map: Literal["elu", "relu"] = Field("elu", description="phi; with relu a query may see nothing")
+    feature_map: Literal["elu", "relu"] = Field("elu", description="phi; with relu a query's weights may all be 0")
 
 
 @register_component("approximation")
 class PerformerConfig(ApproximationConfig):
-    """Linear attention that estimates the softmax: positive orthogonal random features, FAVOR+ (Choromanski et al. 2021, lemma 1).
+    """Performer: softmax attention estimated with positive orthogonal random features, FAVOR+ (Choromanski et al. 2021, lemma 1).
 
-    phi(x) = exp(w_r . x - |x|^2 / 2) / sqrt(n_features), x a query or key over d_k^(1/4): the mean of phi(q) . phi(k) over draws is
-    exp(q . k / sqrt(d_k)). The w_r are drawn once, are not learned, and are saved with the weights; the paper redraws them sometimes.
-    For float32's sake the exponent of a key is kept between -60 and 60.
+    phi(x) = exp(w_r . x - |x|^2 / 2) / sqrt(n_features), where x is a query or key divided by d_k^(1/4). The expectation of phi(q) . phi(k)
+    is exp(q . k / sqrt(d_k)). The w_r are sampled once, are not trained and are saved with the weights; the paper resamples them from time
+    to time. The exponents of keys are clamped to [-60, 60], the range of float32.
 
-    Cost and use: n n_features d_v: pays above about n_features tokens. The error falls like 1 / sqrt(n_features) and grows fast with the
-    length of queries and keys, which qk_norm keeps in bounds.
+    Cost and use: n n_features d_v, an advantage above about n_features tokens. The error falls like 1 / sqrt(n_features) and grows fast
+    with the norm of queries and keys, which qk_norm bounds.
     """
 
     CAUSAL: ClassVar[bool] = True
     kind: Literal["performer"] = "performer"
     n_features: int = Field(
-        128, ge=1, le=65536, description="m, random features a head; the paper has d_k ln d_k or more, 256 in most tests"
+        128, ge=1, le=65536, description="m, random features per head; the paper uses at least d_k ln d_k, 256 in most experiments"
     )
-    orthogonal: bool = Field(True, description="draw the w_r at right angles to each other, d_k at a time: less error at equal m")
+    orthogonal: bool = Field(True, description="sample the w_r orthogonal to each other, d_k at a time, for a smaller error at equal m")
 
 
 @register_component("approximation")
 class LinformerConfig(ApproximationConfig):
-    """Keys and values of all positions projected to a few (Wang et al. 2020, eq. 7): softmax(Q (E K)^T / sqrt(d_k)) F V.
+    """Linformer: keys and values projected from n to ``rank`` positions (Wang et al. 2020, eq. 7): softmax(Q (E K)^T / sqrt(d_k)) F V.
 
-    E and F are learned, of size ``rank`` times max_seq_len, one of each per layer for all heads (headwise sharing, section 4). Padding
+    E and F are learned, of shape (rank, max_seq_len), one of each per layer for all heads (headwise sharing, section 4). Padding
     contributes nothing.
 
-    Cost and use: n rank pairs, 2 rank max_seq_len weights per layer; for encoders of one usual length. Needs training.
+    Cost and use: n rank pairs, 2 rank max_seq_len weights per layer. For encoders whose inputs have similar lengths; requires training.
     """
 
     kind: Literal["linformer"] = "linformer"
-    rank: int = Field(64, ge=1, le=65536, description="k, mixed keys and values; the paper has 128 to 256 for 512 tokens")
+    rank: int = Field(64, ge=1, le=65536, description="k, number of projected keys and values; the paper uses 128 to 256 for 512 tokens")
 
 
 @register_component("approximation")
 class NystromConfig(ApproximationConfig):
-    """Nystrom's method (Xiong et al. 2021, eq. 13 and 14): softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T) V, all over sqrt(d_k).
+    """Nystromformer (Xiong et al. 2021, eq. 13 and 14): softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T) V, scores over sqrt(d_k).
 
-    The landmarks Q' and K' are means of runs of queries and of keys, the pseudo-inverse is iterated. The paper's convolution of V beside it
-    is left out.
+    The landmarks Q' and K' are means of segments of queries and keys. The pseudo-inverse is computed iteratively. The paper's skip
+    connection, a convolution of V, is omitted.
 
-    Cost and use: 2 n n_landmarks pairs and nothing to learn: of the approximations the nearest to a model trained without one.
+    Cost and use: 2 n n_landmarks pairs and no parameters. The closest approximation for models trained with exact attention.
     """
 
     kind: Literal["nystrom"] = "nystrom"
-    n_landmarks: int = Field(64, ge=1, le=4096, description="m, means of queries and of keys; a text of no more tokens has one each")
-    n_iterations: int = Field(6, ge=1, le=100, description="of the pseudo-inverse")
+    n_landmarks: int = Field(64, ge=1, le=4096, description="m, number of landmarks; a text of at most m tokens has one landmark per token")
+    n_iterations: int = Field(6, ge=1, le=100, description="iterations of the pseudo-inverse")

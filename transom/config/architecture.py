@@ -41,8 +41,8 @@ class ModelConfig(ComponentConfig):
     STACK: ClassVar[str] = "a stack"
     """The stack whose layers n_layers counts, for reports."""
 
-    d_model: int = Field(512, ge=1, description="width of the hidden states between layers")
-    head_bias: bool = Field(False, description="a bias on the logits")
+    d_model: int = Field(512, ge=1, description="dimension of the hidden states")
+    head_bias: bool = Field(False, description="bias of the output layer")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -81,7 +81,7 @@ class TextModelConfig(ModelConfig):
 
     max_seq_len: int = Field(512, ge=2, description="longest sequence in tokens, special tokens included")
     pad_token_id: int | None = Field(
-        None, ge=0, description="token that is padding where a model is called with tokens and no attention mask; none for no such token"
+        None, ge=0, description="padding token of inputs passed to the model without an attention mask; default: no padding"
     )
 
     @property
@@ -126,19 +126,21 @@ class TransformerConfig(ModelConfig):
         lambda fields: fields["n_heads"], "n_heads", "heads of keys and values, each shared by n_heads / n_kv_heads query heads"
     )
     d_head: int = derived_default(
-        lambda fields: max(1, fields["d_model"] // fields["n_heads"]), "d_model / n_heads", "width of a query and key (the paper's d_k)"
+        lambda fields: max(1, fields["d_model"] // fields["n_heads"]),
+        "d_model / n_heads",
+        "dimension of a query and key (d_k in the paper)",
     )
-    d_value: int = derived_default(lambda fields: fields["d_head"], "d_head", "width of a value (the paper's d_v)")
-    d_ff: int = Field(2048, ge=1, description="hidden width of the feed-forward network")
-    dropout: Fraction = Field(0.1, description="on the embeddings and on each sub-layer's output, as in the paper")
-    attention_dropout: Fraction = Field(0.0, description="on the attention weights")
-    feed_forward_dropout: Fraction = Field(0.0, description="on the feed-forward hidden units")
+    d_value: int = derived_default(lambda fields: fields["d_head"], "d_head", "dimension of a value (d_v in the paper)")
+    d_ff: int = Field(2048, ge=1, description="hidden dimension of the feed-forward network")
+    dropout: Fraction = Field(0.1, description="dropout on the embeddings and each sub-layer's output, as in the paper")
+    attention_dropout: Fraction = Field(0.0, description="dropout on the attention weights")
+    feed_forward_dropout: Fraction = Field(0.0, description="dropout on the hidden units of the feed-forward network")
     norm: AnyNorm = Field(LayerNormConfig(), description="the normalization component")
     norm_placement: NormPlacement = Field("post", description=NORM_PLACEMENT_HELP)
     position: PositionConfig
     attention: AnyAttention = Field(MultiHeadAttentionConfig(), description="the attention component")
     feed_forward: AnyFeedForward = Field(FeedForwardConfig(), description="the feed-forward component")
-    depth: AnyDepth = Field(FullDepthConfig(), description="how many of the blocks a token passes")
+    depth: AnyDepth = Field(FullDepthConfig(), description="routing over depth: the tokens that each block processes")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "TransformerConfig":

@@ -42,7 +42,7 @@ class RmsNormConfig(ComponentConfig):
 
 @register_component("norm", "qk_norm")
 class DynamicTanhConfig(ComponentConfig):
-    """A bounded curve instead of statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha.
+    """Dynamic tanh, without statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha.
 
     Cost and use: No sums over the vector; learns slowly if the initial alpha does not suit the depth. For experiments.
     """
@@ -124,7 +124,7 @@ class LearnedPositionConfig(PositionConfig):
 
 @register_component("patch_position")
 class Sinusoidal2dConfig(PositionConfig):
-    """Fixed sines and cosines of a patch's row in one half of its vector and of its column in the other (He et al. 2022, MAE, section 3).
+    """2D sinusoids: one half of the vector encodes a patch's row and the other its column (He et al. 2022, MAE, section 3).
 
     Each half is the sinusoid of Vaswani et al. 2017 over d_model / 2 columns. A classification token has none.
 

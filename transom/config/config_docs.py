@@ -24,18 +24,18 @@ from transom.config.task_registry import recipes_by_task
 
 HEAD = """# Every field of a recipe
 
-This page is written by `make docs` from the descriptions in `transom/config/` and `transom/tasks/`; a test fails when it is not current.
+This page is written by `make docs` from the descriptions in `transom/config/` and `transom/tasks/`; a test checks that it is current.
 
 A recipe is a TOML file. `transom recipes` lists the packaged ones, and `--set a.b=value` changes any field from the command line.
-Where a part has several kinds, `norm = "layernorm"` is short for `norm = { kind = "layernorm" }`, and a table without `kind` is of
-the default's kind. TOML has no null: `"none"` stands for it. `preset = "NAME"` under `[model]` starts from a published
-architecture; fields beside it win, and `--set model.preset=NAME` puts it in the place of a recipe's whole model. What several tasks
-share is described under the first.
+For components of several kinds, `norm = "layernorm"` is short for `norm = { kind = "layernorm" }`, and a table without `kind` has the
+default kind. `"none"` is the null value, which TOML lacks. `preset = "NAME"` under `[model]` starts from a published architecture; other
+fields of `[model]` override it, and `--set model.preset=NAME` replaces the whole model of a recipe. Tables that several tasks share are
+listed under the first of them.
 """
 
 
 def config_page() -> str:
-    """Render docs/config.md."""
+    """Return the page as Markdown."""
     parts, written = [HEAD], set[type[Schema]]()
     for task, schema in recipes_by_task().items():
         parts += [f'# `task = "{task}"`\n', *schema_section(schema, (), written)]
@@ -43,11 +43,11 @@ def config_page() -> str:
 
 
 def schema_section(schema: type[Schema], path: tuple[str, ...], written: set[type[Schema]]) -> Iterator[str]:
-    """Yield the lines of a class and of the classes that its fields hold, without those already ``written``."""
+    """Yield a table of a schema's fields, then those of the schemas in its fields; skip schemas that are already written."""
     if schema in written:
         return
     written.add(schema)
-    of_kind, title = kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
+    of_kind, title = kinds(schema), f"`[{'.'.join(path)}]`" if path else "Top level"
     yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in of_kind) if of_kind else ''}\n"
     yield split_docstring(schema)[0] + "\n"
     fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
@@ -105,6 +105,6 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    import_plugins(sys.argv[2:])  # their components and tasks then stand in the pages too
+    import_plugins(sys.argv[2:])  # include their components and tasks
     for name, page in (("config.md", config_page), ("components.md", component_page)):
         (Path(sys.argv[1]) / name).write_text(page(), encoding="utf-8")

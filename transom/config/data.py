@@ -29,8 +29,8 @@ class FilesConfig(Schema):
 class PairFilesConfig(FilesConfig):
     """Parallel text: two aligned files, or one file that holds both sides. Each may be gzipped (``.gz``)."""
 
-    source: str | None = Field(None, description="file of source sentences, one a line")
-    target: str | None = Field(None, description="file of target sentences, one a line, aligned with source")
+    source: str | None = Field(None, description="file of source sentences, one per line")
+    target: str | None = Field(None, description="file of target sentences, one per line, aligned with source")
     pairs: str | None = Field(None, description="one .tsv, .csv or .jsonl file with both sides, instead of source and target")
     source_field: str | int | None = Field(
         None, description="column or key of the source in pairs; default 0 for .tsv, 'source' for .csv and .jsonl"
@@ -61,7 +61,7 @@ class PhrasebookConfig(ComponentConfig):
     kind: Literal["phrasebook"] = "phrasebook"
     n_train: int = Field(50000, ge=100, le=10_000_000, description="training pairs")
     n_valid: int = Field(1000, ge=10, le=10_000_000, description="validation pairs")
-    n_test: int = Field(2000, ge=10, le=10_000_000, description="test pairs, whole word combinations of which are held out of training")
+    n_test: int = Field(2000, ge=10, le=10_000_000, description="test pairs, with word combinations that do not occur in training")
     seed: int = Field(1, description="seed of the draw")
 
 
@@ -84,23 +84,27 @@ class SequenceTaskConfig(ComponentConfig):
 
 
 class StandardLibraryConfig(ComponentConfig):
-    """The source files of the running Python's standard library, its tests left out: real code that every machine has."""
+    """The source files of Python's standard library without its tests: real code that is available everywhere."""
 
     kind: Literal["python-stdlib"] = "python-stdlib"
-    n_files: int | None = Field(None, ge=10, description="most files, chosen by a hash of their names; none takes all")
+    n_files: int | None = Field(None, ge=10, description="maximum number of files, chosen by a hash of their names; none for all")
 
 
 class TextFilesConfig(FilesConfig):
-    """Plain text to read on: files, or folders with all that is below them. Each file may be gzipped (``.gz``)."""
+    """Plain text: files, or folders searched recursively. Files may be gzipped (``.gz``)."""
 
     files: str | list[str] = Field(..., description="a file or a folder, or a list of them")
-    suffixes: list[str] | None = Field(None, description='endings of the files that are taken out of folders, as in [".py", ".md"]')
+    suffixes: list[str] | None = Field(None, description='suffixes of the files to read from folders, as in [".py", ".md"]')
     document: Literal["file", "paragraph", "line"] = Field(
-        "file", description="what one document is: the whole file, what blank lines set apart, or a line; a .jsonl file has one a line"
+        "file",
+        description="unit of text: the whole file, a paragraph separated by blank lines, or a line; each line of a"
+        " .jsonl file is a document",
     )
     text_field: str = Field("text", description="key of the text in the lines of .jsonl files")
-    start: float = Field(0.0, ge=0, lt=1, description="where in the text to begin, as a share of its characters")
-    end: float = Field(1.0, gt=0, le=1, description="where to stop, likewise: a text's last tenth is start = 0.9")
+    start: float = Field(0.0, ge=0, lt=1, description="start of the text to use, as a fraction of its characters")
+    end: float = Field(
+        1.0, gt=0, le=1, description="end of the text to use, as a fraction of its characters; start = 0.9 selects the last tenth"
+    )
 
     @model_validator(mode="after")
     def _something_between(self) -> "TextFilesConfig":
@@ -172,7 +176,7 @@ PAIRS_HOLDOUT = "1% of the training pairs, split off by hash"
 
 
 class PairDataConfig(DataConfig):
-    """Sentence pairs: where they come from and which of them are kept."""
+    """Sentence pairs and their filtering."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = PAIRS
 
@@ -180,7 +184,9 @@ class PairDataConfig(DataConfig):
     valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1% of train is split off by hash")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
-    max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
+    max_length_ratio: float | None = Field(
+        None, gt=1, description="drop pairs whose longer side has more than this many times the tokens of the other"
+    )
 
     @property
     def holdout_description(self) -> str:
@@ -193,17 +199,17 @@ LANGUAGE_TAG = re.compile("[A-Za-z0-9_-]{1,32}")
 
 
 class LanguageConfig(Schema):
-    """Pairs into one target language with a tag: with several of these, one model translates into several languages.
+    """Pairs of one target language, identified by a tag; one model can translate into several languages.
 
-    The tag is a symbol of its own in front of each source sentence (Johnson et al. 2017, section 3: <2es>); no text holds it.
+    The tag is a special token at the start of each source sentence (Johnson et al. 2017, section 3: <2es>); no text holds it.
     """
 
-    tag: str = Field(..., description="name of the language, which --to asks for: letters, digits, - and _")
+    tag: str = Field(..., description="name of the language for --to: letters, digits, - and _")
     train: PairFilesConfig | None = Field(None, description="training pairs")
     valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1% of train is split off by hash")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
-    reverse: bool = Field(False, description="read all pairs from their target to their source")
+    reverse: bool = Field(False, description="swap the source and target of all pairs")
     holdout_description: ClassVar[str] = PAIRS_HOLDOUT
 
     @field_validator("tag")
@@ -234,7 +240,7 @@ class TextDataConfig(DataConfig):
     test: TextFilesConfig | None = Field(
         None, description="test text: used only by the data report, to find duplicates of training documents"
     )
-    generate: StandardLibraryConfig | None = Field(None, description="text that every machine has, instead of files")
+    generate: StandardLibraryConfig | None = Field(None, description="generated or built-in text instead of files")
 
     @property
     def holdout_description(self) -> str:
@@ -271,7 +277,7 @@ class InstructionFilesConfig(FilesConfig):
 
 
 class ExercisesConfig(ComponentConfig):
-    """Small instructions that every machine has: to translate the phrasebook, either way, and to copy, reverse or sort letters."""
+    """Generated instructions: translate phrasebook sentences in either direction, and copy, reverse or sort letters."""
 
     kind: Literal["exercises"] = "exercises"
     n_train: int = Field(60000, ge=600, le=1_000_000, description="training instructions")
@@ -281,9 +287,9 @@ class ExercisesConfig(ComponentConfig):
 
 
 class ImageFilesConfig(FilesConfig):
-    """Images, each in a folder that is named for its class: CLASS/NAME.jpg."""
+    """Images, each in a folder named after its class: CLASS/NAME.jpg."""
 
-    images: str = Field(..., description="a folder of such folders, or a .zip of them")
+    images: str = Field(..., description="folder that contains the class folders, or a .zip of them")
 
     @property
     def paths(self) -> list[str]:
@@ -295,8 +301,8 @@ class DigitsConfig(ComponentConfig):
     """Handwritten digits of 8 x 8 pixels, 1,797 of them (Alpaydin & Kaynak 1998; they come with scikit-learn)."""
 
     kind: Literal["digits"] = "digits"
-    fold: int = Field(1, ge=1, description="which part of n_folds is the test part")
-    n_folds: int = Field(5, ge=2, le=100, description="equal parts into which the shuffled digits are cut")
+    fold: int = Field(1, ge=1, description="index of the test fold, from 1")
+    n_folds: int = Field(5, ge=2, le=100, description="number of folds of the shuffled digits")
     seed: int = Field(1, ge=0, description="seed of the shuffle")
 
     @model_validator(mode="after")

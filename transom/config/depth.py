@@ -1,4 +1,4 @@
-"""The schemas of how many of a stack's blocks a token passes."""
+"""Schemas of routing over depth: which tokens a block processes."""
 
 import math
 from typing import Annotated, Literal
@@ -12,12 +12,12 @@ from transom.config.schema import ComponentConfig, Slot
 class DepthConfig(ComponentConfig):
     """Base schema of routing over depth."""
 
-    def routed(self, place: int) -> bool:
-        """Return whether only selected tokens pass the block at an index of its stack, from 0."""
+    def routed(self, index: int) -> bool:
+        """Return whether the block at an index of its stack, from 0, processes only selected tokens."""
         return False
 
     def n_chosen(self, n_tokens: int) -> int:
-        """Count the tokens of a sequence that a routed block takes in training."""
+        """Return the number of tokens of a sequence that a routed block processes in training."""
         return n_tokens
 
 
@@ -26,9 +26,9 @@ AnyDepth = Annotated[DepthConfig, Slot("depth", DepthConfig)]
 
 @register_component("depth")
 class FullDepthConfig(DepthConfig):
-    """Every token passes every block.
+    """Every block processes every token.
 
-    Cost and use: The usual one.
+    Cost and use: The default.
     """
 
     kind: Literal["full"] = "full"
@@ -36,30 +36,29 @@ class FullDepthConfig(DepthConfig):
 
 @register_component("depth")
 class MixtureOfDepthsConfig(DepthConfig):
-    """Mixture of depths (Raposo et al. 2024, eq. 1): x'_i = x_i + r_i f(X)_i for chosen tokens, x'_i = x_i for the others, r_i = w x_i + b.
+    """Mixture of depths (Raposo et al. 2024, eq. 1): x'_i = x_i + r_i f(X)_i for selected tokens, x'_i = x_i otherwise, r_i = w x_i + b.
 
-    f is the block's contribution to the residual stream, X the selected tokens alone. Training selects the ``capacity`` largest scores per
-    row. This depends on later tokens, so in evaluation each token decides alone, by r_i > 0, in encoders too; a loss trains the router to
-    agree, ``aux_loss_coef`` times the mean cross-entropy between sigmoid(r_i) and whether token i was chosen
+    f is the block's contribution to the residual stream, and X holds only the selected tokens. Training selects the ``capacity`` largest
+    scores per row, which depends on later tokens. In evaluation each token is therefore selected by its own score, if r_i > 0, in encoders
+    too. A loss trains the router to agree: ``aux_loss_coef`` times the mean cross-entropy between sigmoid(r_i) and the selection of token i
     (section 3.5, first method).
 
-    Cost and use: A routed block costs the fraction capacity of a block, so deeper models cost the same; the paper's best is every second
-    block and 12.5%. Selection is not causal in training, but is in evaluation. The number of tokens selected in evaluation is learned:
-    metrics.jsonl has it (mod_fraction_causal) and training's (mod_fraction). Inference skips a block if no row of the batch
-    chose it, so one text at a time gains most. Where one token is classified (pooling = start or cls) it may pass the last block by, which
-    then does nothing for it; pooling = mean has no such token. Not with experts or approximated attention; masks are dense,
-    however sparse.
+    Cost and use: A routed block costs ``capacity`` of a full block, so a deeper model has equal cost; the paper's best setting is every
+    second block with 12.5 %. Selection is causal in evaluation but not in training. metrics.jsonl reports the fraction of tokens selected
+    in evaluation (mod_fraction_causal), which is learned, and in training (mod_fraction). Inference skips a block that no row of the batch
+    selects, so single texts gain most. With pooling = start or cls, the last block may skip the token that is classified; pooling = mean
+    avoids this. Cannot be combined with experts or approximated attention; masks are dense even for sparse patterns.
     """
 
     kind: Literal["mod"] = "mod"
-    capacity: float = Field(0.125, gt=0, le=1, description="share of each row's tokens that a routed block takes in training, rounded up")
-    every: int = Field(2, ge=1, description="the last of each so many blocks is routed")
-    aux_loss_coef: float = Field(0.01, ge=0, description="of the loss by which tokens learn to decide alone, once a routed block")
+    capacity: float = Field(
+        0.125, gt=0, le=1, description="fraction of each row's tokens that a routed block processes in training, rounded up"
+    )
+    every: int = Field(2, ge=1, description="one block in this many is routed, the last of each group")
+    aux_loss_coef: float = Field(0.01, ge=0, description="weight of the router's loss, per routed block")
 
-    def routed(self, place: int) -> bool:
-        """Route the last of every ``every`` blocks."""
-        return place % self.every == self.every - 1
+    def routed(self, index: int) -> bool:
+        return index % self.every == self.every - 1
 
     def n_chosen(self, n_tokens: int) -> int:
-        """Take a share, rounded up."""
         return math.ceil(self.capacity * n_tokens)

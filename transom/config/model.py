@@ -60,7 +60,7 @@ class TextTransformerConfig(TransformerConfig, TextModelConfig):
 
 
 class Seq2SeqConfig(TextTransformerConfig, EncoderDecoderConfig):
-    """The encoder-decoder Transformer of 2017."""
+    """The encoder-decoder Transformer (Vaswani et al. 2017)."""
 
     CAUSAL: ClassVar[bool] = True
     FAMILY: ClassVar[str] = "an encoder-decoder Transformer"
@@ -96,7 +96,7 @@ class PrefixMaskConfig(ComponentConfig):
 
 
 class DecoderConfig(TextTransformerConfig):
-    """A language model: a decoder without a source, as GPT (Radford et al. 2018) and Llama (Touvron et al. 2023) are.
+    """A decoder-only language model, such as GPT (Radford et al. 2018) and Llama (Touvron et al. 2023).
 
     The defaults are Llama's: RMSNorm before each sub-layer, rotary positions, SwiGLU.
     """
@@ -109,7 +109,7 @@ class DecoderConfig(TextTransformerConfig):
     kind: Literal["decoder"] = "decoder"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
     vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
-    tie_embeddings: bool = Field(True, description="share one matrix between the embedding and the output map")
+    tie_embeddings: bool = Field(True, description="share the matrix of the embedding and the output projection")
     norm: AnyNorm = Field(RmsNormConfig(), description="the normalization component")
     norm_placement: NormPlacement = Field("pre", description=NORM_PLACEMENT_HELP)
     position: AnyPosition = Field(RotaryConfig(), description="the position component")
@@ -135,9 +135,9 @@ class EncoderConfig(TextTransformerConfig):
 
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
     vocab_size: int | None = Field(
-        None, ge=1, description="rows of the embedding, where mask_token_id is not one of them without the mask's; set from the tokenizer"
+        None, ge=1, description="rows of the embedding, without an additional row for the mask token; set from the tokenizer"
     )
-    mask_token_id: int | None = Field(None, ge=0, description="token that is the mask; default vocab_size, which has a row of its own")
+    mask_token_id: int | None = Field(None, ge=0, description="mask token; default vocab_size, which adds a row to the embedding")
     embedding_norm: bool = Field(True, description="a norm after the sum of embeddings and positions")
     position: AnyPosition = Field(LearnedPositionConfig(), description="the position component")
     feed_forward: AnyFeedForward = Field(FeedForwardConfig(kind="gelu"), description="the feed-forward component")
@@ -162,7 +162,7 @@ class MaskedLMConfig(EncoderConfig):
     FAMILY: ClassVar[str] = "an encoder-only Transformer for masked tokens"
 
     kind: Literal["encoder"] = "encoder"
-    tie_embeddings: bool = Field(True, description="share one matrix between the embedding and the output map")
+    tie_embeddings: bool = Field(True, description="share the matrix of the embedding and the output projection")
 
     @property
     def n_logits(self) -> int:
@@ -171,7 +171,7 @@ class MaskedLMConfig(EncoderConfig):
 
 
 class TextClassifierConfig(EncoderConfig):
-    """An encoder that names the class of a text."""
+    """An encoder that classifies texts."""
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ("classes",)
     FAMILY: ClassVar[str] = "an encoder-only Transformer for classes of texts"
@@ -179,19 +179,21 @@ class TextClassifierConfig(EncoderConfig):
     kind: Literal["text-classifier"] = "text-classifier"
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
     pooling: Literal["cls", "mean"] = Field(
-        "mean", description="what is classified: the vector of the start symbol, as BERT's, or the mean of all"
+        "mean", description="vector to classify: that of the start token, as in BERT, or the mean over all tokens"
     )
-    pooler_dropout: Fraction = Field(0.1, description="on the pooled vector")
+    pooler_dropout: Fraction = Field(0.1, description="dropout on the pooled vector")
 
 
 class TextEmbedderConfig(EncoderConfig):
-    """An encoder that gives texts vectors, near to each other for texts that belong together."""
+    """An encoder that embeds texts, trained so that the texts of a pair have similar vectors."""
 
     FAMILY: ClassVar[str] = "an encoder-only Transformer for vectors of texts"
 
     kind: Literal["text-embedder"] = "text-embedder"
-    pooling: Literal["cls", "mean"] = Field("mean", description="a text's vector: that of its start symbol, or the mean of all")
-    temperature: float = Field(0.05, gt=0, le=10, description="cosines are divided by it before their softmax (Gao et al. 2021, eq. 1)")
+    pooling: Literal["cls", "mean"] = Field("mean", description="vector of a text: that of the start token, or the mean over all tokens")
+    temperature: float = Field(
+        0.05, gt=0, le=10, description="temperature of the softmax over cosine similarities (Gao et al. 2021, eq. 1)"
+    )
 
     @property
     def n_logits(self) -> int:

@@ -1,4 +1,4 @@
-"""The schemas of attention patterns: which of the tokens that a family lets a token see it looks at."""
+"""Schemas of attention patterns: sparsity patterns within the mask of a model family."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,20 +8,21 @@ from transom.config.component_registry import register_component
 from transom.config.schema import ComponentConfig, Slot
 
 AnyBlockPattern = Annotated[ComponentConfig, Slot("pattern")]
-"""Of one block."""
+"""Pattern of one block."""
 
 AnyPattern = Annotated[ComponentConfig, Slot("stack_pattern")]
-"""Of one block, or of several in turn."""
+"""Pattern of one block, or a cycle of patterns over the blocks of a stack."""
 
 
 @register_component("pattern", "stack_pattern")
 class FullPatternConfig(ComponentConfig):
-    """Every token sees all that its family lets it see (Vaswani et al. 2017, section 3.2).
+    """Full attention: each token attends to all tokens that the model family's mask allows (Vaswani et al. 2017, section 3.2).
 
-    An image's patches are such tokens, counted row by row: in a row of n patches ``window`` with size n is the row and ``strided`` with
-    stride n the column (axial attention, Ho et al. 2019). A classification token sees all and all see it, whatever the pattern.
+    The patches of an image are a sequence in row-major order. For n patches per row, ``window`` with size n covers the row and ``strided``
+    with stride n the column (axial attention, Ho et al. 2019). A classification token attends to all patches and all attend to it, whatever
+    the pattern.
 
-    Cost and use: Work grows with the square of the length; the best quality, and at some thousand tokens still cheap.
+    Cost and use: Quadratic in the length; the best quality, and still cheap at a few thousand tokens.
     """
 
     kind: Literal["full"] = "full"
@@ -29,86 +30,86 @@ class FullPatternConfig(ComponentConfig):
 
 @register_component("pattern", "stack_pattern")
 class WindowPatternConfig(ComponentConfig):
-    """A sliding window (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2): token i sees j where -size < j - i < size.
+    """Sliding window (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2): token i attends to j if -size < j - i < size.
 
-    A decoder's window ends at the token itself, which leaves its last ``size`` tokens. Layers on top of each other see as many windows far.
+    In a decoder the window ends at token i and covers the last ``size`` tokens. A stack of n layers reaches n windows far.
 
-    Cost and use: size pairs per token; local syntax loses next to nothing, long recall needs full layers between (Gemma: 5 of 6).
+    Cost and use: size pairs per token. Local syntax loses almost nothing; long-range recall needs some full layers (Gemma: one in six).
     """
 
     kind: Literal["window"] = "window"
-    size: int = Field(256, ge=1, description="tokens to a side, the token itself among them")
+    size: int = Field(256, ge=1, description="tokens per side, including the token itself")
 
 
 @register_component("pattern", "stack_pattern")
 class Window2dPatternConfig(ComponentConfig):
-    """A square window on an image (Ramachandran et al. 2019, section 3.1): a patch sees those fewer than size rows and columns away.
+    """Square window on an image (Ramachandran et al. 2019, section 3.1): patches less than ``size`` rows and columns away.
 
-    At the edges of the image the window is cut off.
+    The window is cut off at the edges of the image.
 
-    Cost and use: (2 size - 1)^2 pairs a patch; what is near on the image, as a convolution has it. For images only.
+    Cost and use: (2 size - 1)^2 pairs per patch; local like a convolution. For images only.
     """
 
     kind: Literal["window-2d"] = "window-2d"
-    size: int = Field(4, ge=1, description="patches to each side, the patch itself among them")
+    size: int = Field(4, ge=1, description="patches per side, including the patch itself")
 
 
 @register_component("pattern", "stack_pattern")
 class StridedPatternConfig(ComponentConfig):
-    """Every stride-th token, counted back from the token itself (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0.
+    """Every stride-th token, counted back from token i (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0.
 
-    Cost and use: n / stride pairs per token; with a window of size stride in the next layer any token is two steps away.
+    Cost and use: n / stride pairs per token. With a window of size stride in the next layer, two layers reach every token.
     """
 
     kind: Literal["strided"] = "strided"
-    stride: int = Field(128, ge=1, description="about the square root of the length")
+    stride: int = Field(128, ge=1, description="distance between visible tokens; the paper uses about the square root of the length")
 
 
 @register_component("pattern", "stack_pattern")
 class BlockLocalPatternConfig(ComponentConfig):
-    """The token's own block (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size).
+    """Block-local attention: the block that contains the token (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size).
 
-    Cost and use: size / 2 pairs per token of a decoder; goes with summary, whose columns carry what other blocks hold.
+    Cost and use: size / 2 pairs per token of a decoder. Combine it with summary, which gives access to other blocks.
     """
 
     kind: Literal["block-local"] = "block-local"
-    size: int = Field(128, ge=1, description="tokens of a block")
+    size: int = Field(128, ge=1, description="tokens per block")
 
 
 @register_component("pattern", "stack_pattern")
 class SummaryPatternConfig(ComponentConfig):
-    """The last columns of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns.
+    """The last ``columns`` tokens of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns.
 
-    Cost and use: n * columns / stride pairs per token; better than strided where the data have no period, as text has none.
+    Cost and use: n * columns / stride pairs per token; better than strided on data without a period, such as text.
     """
 
     kind: Literal["summary"] = "summary"
-    stride: int = Field(128, ge=1, description="tokens of a block")
-    columns: int = Field(8, ge=1, description="last tokens of a block, which all later ones see (8 to 32 in the paper)")
+    stride: int = Field(128, ge=1, description="tokens per block")
+    columns: int = Field(8, ge=1, description="tokens at the end of each block that all later tokens attend to (8 to 32 in the paper)")
 
     @model_validator(mode="after")
     def _columns_fit(self) -> "SummaryPatternConfig":
         if self.columns > self.stride:
-            raise ValueError(f"expected at most as many columns as stride, found {self.columns} and {self.stride}")
+            raise ValueError(f"expected columns <= stride, found {self.columns} and {self.stride}")
         return self
 
 
 @register_component("pattern", "stack_pattern")
 class LogSparsePatternConfig(ComponentConfig):
-    """Near tokens, and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < window or a power of two.
+    """Nearby tokens and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < window or a power of two.
 
-    Cost and use: log n pairs per token; after log n layers every token has reached every other. For long series.
+    Cost and use: log n pairs per token; log n layers connect all tokens. For long series.
     """
 
     kind: Literal["logsparse"] = "logsparse"
-    window: int = Field(16, ge=1, description="nearest tokens to a side that are all seen, the token itself among them")
+    window: int = Field(16, ge=1, description="nearest tokens per side that are all visible, including the token itself")
 
 
 @register_component("pattern", "stack_pattern")
 class GlobalPatternConfig(ComponentConfig):
-    """Tokens at the start that see all and that all see (Beltagy et al. 2020, section 3.1; Zaheer et al. 2020, section 2, ITC).
+    """Global tokens at the start: they attend to all tokens and all attend to them (Beltagy et al. 2020; Zaheer et al. 2020, ITC).
 
-    Cost and use: size pairs per token; joined with a window it keeps a text's first symbol, or an attention sink, in sight.
+    Cost and use: size pairs per token. With a window, it keeps the first token, often an attention sink, visible.
     """
 
     kind: Literal["global"] = "global"
@@ -117,28 +118,28 @@ class GlobalPatternConfig(ComponentConfig):
 
 @register_component("pattern", "stack_pattern")
 class RandomPatternConfig(ComponentConfig):
-    """Blocks that are joined at random (Zaheer et al. 2020, section 2): each block with some of those before it, both ways.
+    """Random blocks (Zaheer et al. 2020, section 2): each block attends to some earlier blocks, and they to it.
 
-    The draw is a function of the seed and the numbers of the two blocks, the same at any length and in a decoder's steps. In the paper
-    each block draws from all blocks of the text.
+    The draw depends only on the seed and the indices of the two blocks, so it is the same at every length and in incremental decoding. In
+    the paper each block draws from all blocks of the text.
 
-    Cost and use: blocks * size pairs per token; with window and global it is BigBird, which reaches everything in few layers.
+    Cost and use: blocks * size pairs per token. Combined with window and global it is BigBird, in which a few layers connect all tokens.
     """
 
     kind: Literal["random"] = "random"
-    blocks: int = Field(3, ge=1, le=64, description="blocks before its own that a block draws; one may be drawn twice")
-    size: int = Field(64, ge=1, description="tokens of a block")
-    seed: int = Field(1, ge=0, lt=2**31, description="of the draw")
+    blocks: int = Field(3, ge=1, le=64, description="earlier blocks drawn per block, with replacement")
+    size: int = Field(64, ge=1, description="tokens per block")
+    seed: int = Field(1, ge=0, lt=2**31, description="seed of the draw")
 
 
 @register_component("pattern", "stack_pattern")
 class PrefixPatternConfig(ComponentConfig):
-    """The prefix of the token's own text, such as a prompt: token i sees j where j is in it.
+    """The prefix of the token's text, such as a prompt: token i attends to j if j is in the prefix.
 
-    The batch marks its tokens: an instruction's prompt; other texts, including translations, have none. When a decoder continues a prompt,
-    the prefix is the prompt without its last token.
+    The batch marks the prefix: for an instruction, its prompt. Other texts, including translations, have none. When a decoder continues a
+    prompt, the prefix is the prompt without its last token.
 
-    Cost and use: prefix pairs per token; joined with a window it keeps a prompt in sight of all that follows.
+    Cost and use: One pair per token and prefix token. With a window, it keeps the prompt visible to all later tokens.
     """
 
     kind: Literal["prefix"] = "prefix"
@@ -148,12 +149,12 @@ class CompoundPatternConfig(ComponentConfig):
     """Base schema of combinations of patterns."""
 
     patterns: tuple[AnyBlockPattern, ...] = Field(
-        strict=False, description='patterns, as in patterns = ["window", { kind = "global", size = 2 }]; one may stand alone'
+        strict=False, description='patterns, as in patterns = ["window", { kind = "global", size = 2 }], or a single pattern'
     )
 
     @field_validator("patterns", mode="before")
     @classmethod
-    def _each_spelled_out(cls, value: Any) -> Any:
+    def _expand_names(cls, value: Any) -> Any:
         patterns = value if isinstance(value, list | tuple) else [value]
         if not patterns:
             raise ValueError("expected at least one pattern, found none")
@@ -162,9 +163,9 @@ class CompoundPatternConfig(ComponentConfig):
 
 @register_component("pattern", "stack_pattern")
 class CombinedPatternConfig(CompoundPatternConfig):
-    """Patterns put together: a token is seen where any, all or none (not) of them let it be seen.
+    """Combination of patterns: a token is visible if any, all or none (not) of them allow it.
 
-    Cost and use: Any costs as much as its parts together; all, as the cheapest of them; not, what it leaves.
+    Cost and use: At most the sum of the parts for any and the cheapest part for all; for not, the pairs that remain.
     """
 
     kind: Literal["any", "all", "not"]
@@ -172,18 +173,18 @@ class CombinedPatternConfig(CompoundPatternConfig):
 
 @register_component("stack_pattern")
 class CyclePatternConfig(CompoundPatternConfig):
-    """A pattern a layer: block k has pattern k mod n (Gemma Team 2024, section 2: window and full in turn).
+    """One pattern per layer: block k has pattern k mod n (Gemma Team 2024, section 2: alternating window and full attention).
 
-    In a recipe a list is short for it: ``pattern = ["window", "full"]``.
+    A recipe can write it as a list: ``pattern = ["window", "full"]``.
 
-    Cost and use: The mean of its patterns' costs; full sight in one layer of two to six keeps what windows alone would lose.
+    Cost and use: The mean cost of its patterns. Full attention in one layer of two to six keeps the recall that windows alone lose.
     """
 
     kind: Literal["cycle"]
 
 
 def block_patterns(pattern: AnyPattern) -> tuple[AnyBlockPattern, ...]:
-    """List the patterns that the blocks of a stack have in turn."""
+    """Return the patterns of a stack's blocks, to be repeated in order."""
     return pattern.patterns if isinstance(pattern, CyclePatternConfig) else (pattern,)
 
 
@@ -191,7 +192,7 @@ Coverage = Literal["none", "some", "all"]
 
 
 def pattern_coverage(pattern: AnyBlockPattern, prefix_coverage: Coverage) -> Coverage:
-    """Return how much of a text a pattern lets attend, if ``prefix`` covers ``prefix_coverage``.
+    """Return the part of a text that a pattern makes visible, if ``prefix`` makes ``prefix_coverage`` visible.
 
     >>> pattern_coverage(CombinedPatternConfig(kind="any", patterns=(PrefixPatternConfig(), WindowPatternConfig())), "none")
     'some'
@@ -211,13 +212,13 @@ def pattern_coverage(pattern: AnyBlockPattern, prefix_coverage: Coverage) -> Cov
 
 
 def pattern_kinds(pattern: AnyPattern) -> set[str]:
-    """Name the kinds of a pattern and of all that it is put together of."""
+    """Return the kinds of a pattern and of all its parts."""
     below = [pattern_kinds(part) for part in pattern.patterns] if isinstance(pattern, CompoundPatternConfig) else []
     return {pattern.kind}.union(*below)
 
 
 def format_pattern(pattern: AnyPattern) -> str:
-    """Write a pattern as people read it.
+    """Format a pattern for people to read.
 
     >>> format_pattern(CombinedPatternConfig(kind="any", patterns=(WindowPatternConfig(size=3), GlobalPatternConfig())))
     'any(window(size=3), global(size=1))'

@@ -1,4 +1,4 @@
-"""The schemas of recurrent networks, which the Transformer took the place of: their cells, their attention, their families."""
+"""Schemas of recurrent networks, the baselines of the Transformer: cells, attention and models."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -21,9 +21,9 @@ AnyCell = Annotated[CellConfig, Slot("cell", CellConfig)]
 
 @register_component("cell")
 class RnnConfig(CellConfig):
-    """The simple recurrent network (Elman 1990): h_t = tanh(W x_t + U h_{t-1} + b).
+    """Simple recurrent network (Elman 1990): h_t = tanh(W x_t + U h_{t-1} + b).
 
-    Cost and use: One map a token, a quarter of an LSTM's work; forgets within some ten tokens. To see why the others were made.
+    Cost and use: A quarter of the FLOPs of an LSTM; forgets within about ten tokens. For comparison with gated cells.
     """
 
     kind: Literal["rnn"] = "rnn"
@@ -35,7 +35,7 @@ class LstmConfig(CellConfig):
 
     i, f, o = sigmoid(W x_t + U h_{t-1} + b), g = tanh(W_g x_t + U_g h_{t-1} + b_g), c_t = f c_{t-1} + i g, h_t = o tanh(c_t).
 
-    Cost and use: 8 d^2 weights per layer; the cell of the translators of 2014 to 2017, and the fastest of the gated ones here.
+    Cost and use: 8 d^2 weights per layer; the cell of neural machine translation from 2014 to 2017, and the fastest gated cell here.
     """
 
     N_STATES: ClassVar[int] = 2
@@ -45,25 +45,26 @@ class LstmConfig(CellConfig):
 
 @register_component("cell")
 class GruConfig(CellConfig):
-    """The gated recurrent unit (Cho et al. 2014, eq. 5 to 8): z, r = sigmoid(W x_t + U h_{t-1} + b), h_t = z h_{t-1} + (1 - z) n.
+    """Gated recurrent unit (Cho et al. 2014, eq. 5 to 8): z, r = sigmoid(W x_t + U h_{t-1} + b), h_t = z h_{t-1} + (1 - z) n.
 
-    n = tanh(W_n x_t + b_n + r (U_n h_{t-1} + b)): the reset gate acts after the product, as in PyTorch's kernels; in the paper before.
+    n = tanh(W_n x_t + b_n + r (U_n h_{t-1} + b)). The reset gate r is applied after the product with U_n, as in PyTorch; the paper applies
+    it before.
 
-    Cost and use: 6 d^2 weights per layer, three quarters of an LSTM's, at about its quality.
+    Cost and use: 6 d^2 weights per layer, three quarters of an LSTM's, at about equal quality.
     """
 
     kind: Literal["gru"] = "gru"
 
 
 class SourceAttentionConfig(ComponentConfig):
-    """Base schema of attention of a recurrent decoder to its source."""
+    """Base schema of a recurrent decoder's attention to the source."""
 
     def input_feeding_dim(self, d_model: int) -> int:
-        """Width of what enters a step beside its token and waits for the attention of this step or of the one before."""
+        """Return the dimension of the attention output that is fed into the next step beside its token, 0 for none."""
         return 0
 
     def width(self, d_model: int) -> int:
-        """Width in which states are compared; 0 where they are not."""
+        """Return the dimension of the attention scores' hidden layer or states, 0 without attention."""
         return 0
 
 
@@ -72,9 +73,9 @@ AnySourceAttention = Annotated[SourceAttentionConfig, Slot("source_attention", S
 
 @register_component("source_attention")
 class NoSourceAttentionConfig(SourceAttentionConfig):
-    """None: the decoder starts from the encoder's last states and sees no more of the source (Sutskever et al. 2014).
+    """No attention: the decoder starts from the encoder's last states (Sutskever et al. 2014).
 
-    Cost and use: The cheapest: two plain recurrences. The whole source must fit into a vector a layer; long sentences suffer.
+    Cost and use: Cheapest. The whole source must fit into one vector per layer, so long sentences suffer.
     """
 
     kind: Literal["none"] = "none"
@@ -84,38 +85,38 @@ class NoSourceAttentionConfig(SourceAttentionConfig):
 class AdditiveAttentionConfig(SourceAttentionConfig):
     """Additive attention (Bahdanau et al. 2015, eq. 4 to 6): e_tj = v^T tanh(W s_{t-1} + U h_j), c_t = sum_j softmax(e_t)_j h_j.
 
-    The context enters the cell beside the last token, s_t = f(s_{t-1}, [y_{t-1}; c_t]), and the last vector, of which the logits are a
-    map: the larger of each pair of T [s_t; y_{t-1}; c_t]. Appendix A.2.2 prints s_{t-1} there; this is eq. 4. Of several layers the
-    last one's state asks, and the context enters the first.
+    The context is fed into the cell beside the previous token, s_t = f(s_{t-1}, [y_{t-1}; c_t]), and into a maxout layer before the output
+    projection: the larger of each pair of T [s_t; y_{t-1}; c_t] (eq. 4; appendix A.2.2 prints s_{t-1} instead). With several layers, the
+    query is the state of the last layer and the context is fed into the first.
 
-    Cost and use: A step waits for the one before it and takes a tanh a pair of tokens and column: slow, and the best of its time.
+    Cost and use: Steps are sequential, with one tanh per pair of tokens and column: slow, and the most accurate of its time.
     """
 
     kind: Literal["additive"] = "additive"
-    d_attention: int | None = Field(None, ge=1, description="width in which states are compared (the paper's n'); default d_model")
+    d_attention: int | None = Field(None, ge=1, description="hidden dimension of the score (n' in the paper); default d_model")
 
     def input_feeding_dim(self, d_model: int) -> int:
-        """Feed the context."""
         return d_model
 
     def width(self, d_model: int) -> int:
-        """Give the paper's n'."""
         return self.d_attention or d_model
 
 
 @register_component("source_attention")
 class LuongAttentionConfig(SourceAttentionConfig):
-    """Luong's attention (Luong et al. 2015): c_t = sum_j softmax(score(h_t, h_j))_j h_j, and the last vector tanh(W_c [c_t; h_t]) (eq. 5).
+    """Luong attention (Luong et al. 2015): c_t = sum_j softmax(score(h_t, h_j))_j h_j, attentional vector tanh(W_c [c_t; h_t]) (eq. 5).
 
     The score (section 3.1) is h_t^T h_j (dot), h_t^T W h_j (general) or v^T tanh(W h_t + U h_j) (concat).
 
-    Cost and use: Products instead of a tanh a pair; without input feeding the decoder's recurrence is one pass of a fast kernel.
+    Cost and use: Matrix products instead of a tanh per pair. Without input feeding, the whole decoder is one call of a fast kernel.
     """
 
     kind: Literal["luong"] = "luong"
-    score: Literal["dot", "general", "concat"] = Field("general", description="how the decoder's state is compared with the source's")
-    input_feeding: bool = Field(True, description="the last vector enters the next step beside its token (Luong et al. 2015, section 3.3)")
-    d_attention: int | None = Field(None, ge=1, description="width in which states are compared, for concat only; default d_model")
+    score: Literal["dot", "general", "concat"] = Field("general", description="score of a decoder state and a source state")
+    input_feeding: bool = Field(
+        True, description="feed the attentional vector into the next step beside its token (Luong et al. 2015, section 3.3)"
+    )
+    d_attention: int | None = Field(None, ge=1, description="hidden dimension of the concat score; default d_model")
 
     @model_validator(mode="after")
     def _a_width_needs_concat(self) -> Self:
@@ -124,54 +125,52 @@ class LuongAttentionConfig(SourceAttentionConfig):
         return self
 
     def input_feeding_dim(self, d_model: int) -> int:
-        """Feed the step before's last vector, where that is wanted."""
         return d_model if self.input_feeding else 0
 
     def width(self, d_model: int) -> int:
-        """Give the width of the states themselves, or of concat's sum."""
         return self.d_attention or d_model
 
 
 class RecurrentConfig(TextModelConfig):
-    """Base schema of recurrent networks: widths and cell."""
+    """Base schema of recurrent networks."""
 
-    d_embedding: int = derived_default(lambda fields: fields["d_model"], "d_model", "width of the embeddings")
-    dropout: Fraction = Field(0.1, description="on the embeddings, between layers and on the last vectors, never from step to step")
+    d_embedding: int = derived_default(lambda fields: fields["d_model"], "d_model", "dimension of the embeddings")
+    dropout: Fraction = Field(0.1, description="dropout on embeddings, between layers and on the last vectors, not between steps")
     cell: AnyCell = Field(LstmConfig(), description="the cell of the recurrence")
 
     def refuse_unequal_widths(self) -> None:
-        """Refuse to share a matrix between embeddings and an output map of another width."""
+        """Raise if tied embeddings and the output projection would have different dimensions."""
         if self.d_embedding != self.d_model:
             raise ValueError(
-                f"one matrix for embedding and output needs d_embedding = d_model, found {self.d_embedding} and {self.d_model};"
-                " change one of them or untie them"
+                f"tied embeddings require d_embedding = d_model, found {self.d_embedding} and {self.d_model};"
+                " change one of them or set tie_embeddings"
             )
 
 
 class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
-    """The recurrent encoder-decoder of 2014 to 2016, with attention or without."""
+    """A recurrent encoder-decoder, with or without attention (Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015)."""
 
     FAMILY: ClassVar[str] = "a recurrent encoder-decoder"
 
     kind: Literal["recurrent-seq2seq"] = "recurrent-seq2seq"
     n_encoder_layers: int = Field(1, ge=1, le=1000, description="layers of the encoder")
     n_decoder_layers: int = Field(1, ge=1, le=1000, description="layers of the decoder")
-    bidirectional: bool = Field(True, description="half of an encoder layer's columns read the source from its end")
-    attention: AnySourceAttention = Field(AdditiveAttentionConfig(), description="how the decoder sees the source")
+    bidirectional: bool = Field(True, description="bidirectional encoder: half of each layer's columns read the source backwards")
+    attention: AnySourceAttention = Field(AdditiveAttentionConfig(), description="attention of the decoder to the source")
 
     @property
     def n_directions(self) -> int:
-        """Recurrences of an encoder layer."""
+        """Number of directions per encoder layer."""
         return 2 if self.bidirectional else 1
 
     @property
     def encoder_inputs(self) -> list[int]:
-        """Input width of each encoder layer."""
+        """Input dimension of each encoder layer."""
         return [self.d_embedding] + [self.d_model] * (self.n_encoder_layers - 1)
 
     @property
     def decoder_inputs(self) -> list[int]:
-        """Input width of each decoder layer."""
+        """Input dimension of each decoder layer."""
         return [self.d_embedding + self.attention.input_feeding_dim(self.d_model)] + [self.d_model] * (self.n_decoder_layers - 1)
 
     @model_validator(mode="after")
@@ -179,12 +178,12 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
         if self.tie_embeddings != "none":
             self.refuse_unequal_widths()
         if self.bidirectional and self.d_model % 2:
-            raise ValueError(f"expected an even d_model for the halves of a bidirectional encoder, found {self.d_model}")
+            raise ValueError(f"a bidirectional encoder requires an even d_model, found {self.d_model}")
         return self
 
 
 class RecurrentDecoderConfig(RecurrentConfig):
-    """A recurrent language model (Mikolov et al. 2010; of LSTMs with dropout between layers, Zaremba et al. 2014)."""
+    """A recurrent language model (Mikolov et al. 2010; LSTMs with dropout between layers, Zaremba et al. 2014)."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
     FAMILY: ClassVar[str] = "a recurrent network"
@@ -193,11 +192,11 @@ class RecurrentDecoderConfig(RecurrentConfig):
     kind: Literal["recurrent-decoder"] = "recurrent-decoder"
     n_layers: int = Field(2, ge=1, le=1000, description="layers")
     vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
-    tie_embeddings: bool = Field(True, description="share one matrix between the embedding and the output map")
+    tie_embeddings: bool = Field(True, description="share the matrix of the embedding and the output projection")
 
     @property
     def inputs(self) -> list[int]:
-        """Input width of each layer."""
+        """Input dimension of each layer."""
         return [self.d_embedding] + [self.d_model] * (self.n_layers - 1)
 
     @model_validator(mode="after")

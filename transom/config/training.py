@@ -151,11 +151,11 @@ class TrainingConfig(Schema):
     learning_rate: PeakLearningRate = Field("noam", description=LEARNING_RATE_HELP)
     schedule: AnySchedule = Field(InverseSqrtScheduleConfig(), description="the learning-rate schedule component")
     max_grad_norm: float | None = Field(
-        1.0, gt=0, description="largest norm of the whole gradient, which is clipped above it; none for no clipping"
+        1.0, gt=0, description="maximum gradient norm, to which larger gradients are clipped; none for no clipping"
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description=LABEL_SMOOTHING_HELP)
     average: AnyAverage = Field(
-        CheckpointAverageConfig(), description="average that is validated beside the raw weights; the better of both is kept"
+        CheckpointAverageConfig(), description="averaged weights, validated beside the raw weights; the better of both are kept"
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="precision of matrix products; auto chooses by the processor's instructions, and the run keeps the choice"
@@ -163,7 +163,7 @@ class TrainingConfig(Schema):
     processes: int = Field(
         1,
         ge=1,
-        description="data-parallel processes on this machine: useful beside other work, where threads stall; otherwise 1 is fastest",
+        description="data-parallel processes on this machine: faster if other work stalls threads, otherwise 1 is fastest",
     )
     init_from: str | None = Field(
         None,
@@ -208,7 +208,7 @@ class AdamWTrainingConfig(TrainingConfig):
     schedule: AnySchedule = Field(CosineScheduleConfig(), description="the learning-rate schedule component")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description=LABEL_SMOOTHING_HELP)
     average: AnyAverage = Field(
-        NoAverageConfig(), description="average that is validated beside the raw weights; the better of both is kept"
+        NoAverageConfig(), description="averaged weights, validated beside the raw weights; the better of both are kept"
     )
 
 
@@ -222,7 +222,7 @@ class EncoderTrainingConfig(AdamWTrainingConfig, TextTrainingConfig):
 
 
 class ImageAugmentationConfig(Schema):
-    """Random augmentation of training images, drawn anew in each epoch."""
+    """Random augmentation of training images, resampled in each epoch."""
 
     shift: int = Field(0, ge=0, description="maximum shift in pixels in each direction; edges are reflected")
     crop_scale: float = Field(1.0, gt=0, le=1, description="minimum area of a random crop as a fraction of the image")
@@ -246,7 +246,7 @@ AnyEarlyExit = Annotated[EarlyExitConfig, Slot("early_exit_loss", EarlyExitConfi
 
 @register_component("early_exit_loss")
 class NoEarlyExitConfig(EarlyExitConfig):
-    """The loss of the last block only.
+    """Only the last block has a loss.
 
     Cost and use: The default.
     """

@@ -1,4 +1,4 @@
-"""The schemas of networks that read images."""
+"""Schemas of image models."""
 
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
@@ -16,7 +16,7 @@ class ChannelAttentionConfig(ComponentConfig):
     """Base schema of channel attention."""
 
     def products(self, channels: int, size: int) -> int:
-        """Count the multiplications for a map of ``size`` x ``size`` places."""
+        """Count the multiplications for a feature map of ``size`` x ``size`` positions."""
         return 0
 
 
@@ -25,7 +25,7 @@ AnyChannelAttention = Annotated[ChannelAttentionConfig, Slot("channel_attention"
 
 @register_component("channel_attention")
 class NoChannelAttentionConfig(ChannelAttentionConfig):
-    """All channels and places as they are: x.
+    """No channel attention: x.
 
     Cost and use: Free.
     """
@@ -35,42 +35,42 @@ class NoChannelAttentionConfig(ChannelAttentionConfig):
 
 @register_component("channel_attention")
 class SqueezeExcitationConfig(ChannelAttentionConfig):
-    """Each channel times a weight from the means of all (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c.
+    """Squeeze-and-excitation: channel weights from the channel means (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c.
 
-    Cost and use: 2 c^2 / reduction weights a stage of c channels and next to no time; no gain on 8 x 8 digits.
+    Cost and use: 2 c^2 / reduction weights per stage of c channels and almost no time; no gain on 8 x 8 digits.
     """
 
     kind: Literal["se"] = "se"
-    reduction: int = Field(8, ge=1, description="channels over the hidden width")
+    reduction: int = Field(8, ge=1, description="ratio of channels to hidden dimension")
 
     def hidden(self, channels: int) -> int:
         return max(1, channels // self.reduction)
 
     def products(self, channels: int, size: int) -> int:
-        """Count the multiplications of W_1 and W_2, once per map of ``size`` x ``size`` places."""
+        """Count the multiplications of W_1 and W_2, once per feature map."""
         return 2 * channels * self.hidden(channels)
 
 
 @register_component("channel_attention")
 class CbamConfig(SqueezeExcitationConfig):
-    """First channels, then places are weighted (Woo et al. 2018, eq. 1-3): CBAM.
+    """CBAM: channel attention, then spatial attention (Woo et al. 2018, eq. 1-3).
 
-    x' = x sigmoid(MLP(mean(x)) + MLP(max(x))) over places, then x' sigmoid(Conv([mean(x'); max(x')])) over channels.
+    x' = x sigmoid(MLP(mean(x)) + MLP(max(x))) over positions, then x' sigmoid(Conv([mean(x'); max(x')])) over channels.
 
-    Cost and use: As se, and a convolution of two channels a stage: where on the image to look as well as for what.
+    Cost and use: As se, plus a convolution of two channels per stage; weights positions as well as channels.
     """
 
     kind: Literal["cbam"] = "cbam"  # type: ignore[assignment]
-    kernel_size: int = Field(7, ge=1, le=31, description="width of the convolution over places, odd")
+    kernel_size: int = Field(7, ge=1, le=31, description="kernel size of the spatial convolution, odd")
 
     @model_validator(mode="after")
-    def _has_a_middle(self) -> "CbamConfig":
+    def _kernel_size_is_odd(self) -> "CbamConfig":
         if self.kernel_size % 2 == 0:
             raise ValueError(f"expected an odd kernel_size, found {self.kernel_size}")
         return self
 
     def products(self, channels: int, size: int) -> int:
-        """Count the multiplications of the perceptron, which reads means and maxima, and of the convolution at every place."""
+        """Count the multiplications of the MLP, applied to means and maxima, and of the spatial convolution."""
         return 2 * super().products(channels, size) + 2 * (self.kernel_size * size) ** 2
 
 
@@ -91,9 +91,9 @@ AnyStem = Annotated[StemConfig, Slot("stem", StemConfig)]
 
 @register_component("stem")
 class NoStemConfig(StemConfig):
-    """Patches of the image itself (Dosovitskiy et al. 2021, section 3.1).
+    """No stem: patches of the image itself (Dosovitskiy et al. 2021, section 3.1).
 
-    Cost and use: The plain Vision Transformer; it has to learn from the data what is near to what, and needs many.
+    Cost and use: The plain Vision Transformer, which must learn locality from data and needs many images.
     """
 
     kind: Literal["none"] = "none"
@@ -101,11 +101,11 @@ class NoStemConfig(StemConfig):
 
 @register_component("stem")
 class ConvStemConfig(StemConfig):
-    """Stages of convolutions in front of the patches, each of which halves the image (Xiao et al. 2021; Hassani et al. 2021, section 3.3).
+    """Convolutional stem: stages that each halve the image before it is split into patches (Xiao et al. 2021; Hassani et al. 2021).
 
-    A stage is ``convs_per_stage`` times Attention(relu(GroupNorm(Conv_3x3(x)))), then the largest of each 3 x 3 places at every second one.
+    A stage is ``convs_per_stage`` times Attention(relu(GroupNorm(Conv_3x3(x)))), then 3 x 3 max pooling with stride 2.
 
-    Cost and use: Knows from the start that near pixels belong together: much better than plain patches on few images.
+    Cost and use: Locality is built in: much better than plain patches on small data sets.
     """
 
     kind: Literal["convolutional"] = "convolutional"
@@ -124,10 +124,10 @@ class ConvStemConfig(StemConfig):
     def products(self, channels: int, size: int) -> int:
         """Count the multiplications of kernels and attention on an image of ``size`` x ``size`` pixels."""
         total = 0
-        for stage, (before, behind) in enumerate(pairwise(self.maps(channels))):
+        for stage, (in_channels, out_channels) in enumerate(pairwise(self.maps(channels))):
             width = size >> stage
-            kernels = 9 * behind * (before + (self.convs_per_stage - 1) * behind) * width**2
-            total += kernels + self.convs_per_stage * self.attention.products(behind, width)
+            kernels = 9 * out_channels * (in_channels + (self.convs_per_stage - 1) * out_channels) * width**2
+            total += kernels + self.convs_per_stage * self.attention.products(out_channels, width)
         return total
 
 
@@ -136,7 +136,7 @@ class ImageClassifierConfig(ModelConfig):
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ("classes", "pixel_mean", "pixel_std")
 
-    image_size: int = Field(32, ge=2, le=4096, description="width and height in pixels to which images are brought")
+    image_size: int = Field(32, ge=2, le=4096, description="width and height in pixels to which images are resized")
     channels: Literal[1, 3] = Field(3, description="3 for RGB, 1 for grayscale")
     stem: AnyStem = Field(NoStemConfig(), description="the stem before the patches")
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
@@ -148,7 +148,9 @@ class ImageClassifierConfig(ModelConfig):
     @model_validator(mode="after")
     def _stages_fit(self) -> "ImageClassifierConfig":
         if self.image_size % self.reduction:
-            raise ValueError(f"expected image_size to be a multiple of {self.reduction}, as its stages halve it, found {self.image_size}")
+            raise ValueError(
+                f"expected image_size to be a multiple of {self.reduction}, since each stage halves it, found {self.image_size}"
+            )
         for name in ("pixel_mean", "pixel_std"):
             if len(getattr(self, name)) not in (0, self.channels):
                 raise ValueError(f"expected {name} of {self.channels} channels, found {len(getattr(self, name))}")
@@ -166,7 +168,7 @@ class ImageClassifierConfig(ModelConfig):
 
     @property
     def described_inputs(self) -> list[str]:
-        """Kind and size of the images, and the stages in front of the patches."""
+        """Kind and size of the images, and the channels of the stem's stages, in words."""
         maps = ", ".join(map(str, self.maps[1:]))
         return [f"{self.pictures}{f', after stages of {maps} channels' if maps else ''}"]
 
@@ -177,7 +179,7 @@ class ImageClassifierConfig(ModelConfig):
 
 
 class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
-    """An encoder whose tokens are patches of an image (Dosovitskiy et al. 2021). The defaults are ViT's components."""
+    """A Vision Transformer: an encoder over image patches (Dosovitskiy et al. 2021), with ViT's components as defaults."""
 
     FAMILY: ClassVar[str] = "a Vision Transformer for classes of images"
     STACK: ClassVar[str] = "an encoder"
@@ -186,9 +188,9 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
     patch_size: int = Field(4, ge=1, description="width and height of a patch, in pixels, or in positions after the stem")
     pooling: Literal["cls", "mean"] = Field(
-        "cls", description="what is classified: a token of its own in front, or the mean of all patches"
+        "cls", description="vector to classify: that of a classification token, or the mean over all patches"
     )
-    head_dropout: Fraction = Field(0.0, description="on the pooled vector")
+    head_dropout: Fraction = Field(0.0, description="dropout on the pooled vector")
     norm_placement: NormPlacement = Field("pre", description=NORM_PLACEMENT_HELP)
     position: AnyPatchPosition = Field(LearnedPositionConfig(), description="the position component")
     feed_forward: AnyFeedForward = Field(FeedForwardConfig(kind="gelu"), description="the feed-forward component")
@@ -208,12 +210,12 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
 
     @property
     def grid(self) -> int:
-        """Patches a side."""
+        """Number of patches per side."""
         return self.image_size // (self.reduction * self.patch_size)
 
     @property
     def n_positions(self) -> int:
-        """As many as there are patches, and one for the classification token."""
+        """Number of positions: one per patch, and one for the classification token."""
         return self.grid**2 + (self.pooling == "cls")
 
     @property
@@ -223,19 +225,19 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
 
     @property
     def patch_width(self) -> int:
-        """Numbers a patch."""
+        """Number of values per patch."""
         return self.maps[-1] * self.patch_size**2
 
 
 class ConvolutionalNetworkConfig(ImageClassifierConfig):
-    """A small convolutional network, the baseline: stages, the mean over all places, one hidden layer (after LeCun et al. 1998)."""
+    """A small convolutional baseline: stages, global average pooling and one hidden layer (after LeCun et al. 1998)."""
 
     FAMILY: ClassVar[str] = "a convolutional network for classes of images"
 
     kind: Literal["convolutional"] = "convolutional"
-    d_model: int = Field(128, ge=1, description="width of the vector that is classified")
-    stem: ConvStemConfig = Field(ConvStemConfig(channels=(32, 64, 128)), description="the stages")
-    dropout: Fraction = Field(0.1, description="on the vector that is classified")
+    d_model: int = Field(128, ge=1, description="dimension of the hidden layer")
+    stem: ConvStemConfig = Field(ConvStemConfig(channels=(32, 64, 128)), description="the convolutional stages")
+    dropout: Fraction = Field(0.1, description="dropout on the hidden layer")
 
     @property
     def described_layers(self) -> str:

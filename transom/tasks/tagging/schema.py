@@ -44,7 +44,7 @@ class TaggedFilesConfig(FilesConfig):
     file: str = Field(..., description="the file")
     word_column: int = Field(0, description="column of the word, from 0; -1 is the last one")
     tag_column: int = Field(
-        -1, description="column of the tag, from 0; -1 is the last one; tags are IOB2, IOB1 or IOBES, or independent of each other"
+        -1, description="column of the tag, from 0; -1 is the last one; tags are IOB2, IOB1 or IOBES entities, or independent of each other"
     )
 
     @property
