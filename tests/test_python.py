@@ -145,7 +145,7 @@ def test_progress_in_a_notebook(cells: list[Cell], pairs: dict[str, Path], tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": "a.en"}, "source needs target beside it"),
+        ({"source": "a.en"}, "source requires target"),
         ({"sources": "a.en"}, "train: expected an argument, found 'sources'; did you mean source"),
         ({"labeled_data": "a.tsv"}, "translation trains on source and target, found labeled_data"),
         ({"source": "a", "target": "b", "text": "c"}, "expected data files of one kind, found source and target and text"),

@@ -76,7 +76,7 @@ def test_training_goes_on_where_it_stopped(transom: Call, hearing: Path, tones: 
 
 def test_mistakes_are_told_in_one_line(transom: Call, hearing: Path, tones: Path, tmp_path: Path) -> None:
     assert "expected a folder of sounds as CLASS/NAME.wav, found nothing there" in transom("train", "audio-classes", "--audio", "no").error
-    assert "--valid-audio needs --audio beside it" in transom("train", "audio-classes", "--valid-audio", tones).error
+    assert "--valid-audio requires --audio" in transom("train", "audio-classes", "--valid-audio", tones).error
     (tmp_path / "bad.wav").write_text("not a sound")
     assert "bad.wav: expected a WAV file, found no RIFF" in transom("classify", hearing, tmp_path / "bad.wav").error
     assert "expected a file, found a folder" in transom("classify", hearing, tones / "low").error

@@ -211,7 +211,7 @@ def test_a_file_name_that_is_not_utf8(trained: Trained, transom: Call, tmp_path:
     odd = tmp_path / "odd\udcff"
     shutil.copy(trained.source, odd)
     error = transom("train", "translation", "--source", odd, "--target", odd, "--out", tmp_path / "run").error
-    assert error == f"error: {str(odd)!a}: expected a name in UTF-8, as a recipe is written in, found other bytes; rename it"
+    assert error == f"error: {str(odd)!a}: expected a name in UTF-8, the encoding of recipes, found other bytes; rename it"
 
 
 def test_a_recipe_with_a_typo(transom: Call, tmp_path: Path) -> None:

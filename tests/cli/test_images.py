@@ -88,7 +88,7 @@ def test_train_on_a_zip_with_validation_images_of_its_own(transom: Call, photos:
 
 def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path, trained: Trained, tmp_path: Path) -> None:
     assert "expected a folder of images or a .zip of one, found nothing there" in transom("train", "images", "--images", "nowhere").error
-    assert "--valid-images needs --images beside it" in transom("train", "images", "--valid-images", photos).error
+    assert "--valid-images requires --images" in transom("train", "images", "--valid-images", photos).error
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad.jpg").write_text("not an image")
     assert "bad.jpg: expected an image, found" in transom("classify", seeing, tmp_path / "bad.jpg").error

@@ -76,7 +76,7 @@ def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("train", "instructions"), "name your own files with --instructions"),
-        (("train", "instructions", "--valid-instructions", "x"), "--valid-instructions needs --instructions beside it"),
+        (("train", "instructions", "--valid-instructions", "x"), "--valid-instructions requires --instructions"),
         (("train", "instructions", "--instructions", "FILE", "--text", "x"), "expected data files of one kind"),
         (("train", "instructions", "--instructions", "nowhere.tsv"), "nowhere.tsv"),
         (("train", "text-bpe", "--instructions", "FILE"), "trains on --text, found --instructions"),

@@ -130,7 +130,7 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
         (("score", "RUN", "--text", "TEXT", "--overlap", "2", "--too-long", "truncate"), "expected an overlap with too_long = 'window'"),
         (("score", "RUN", "--text", "TEXT", "--start", "1"), "--start: start: expected a number less than 1, found 1.0"),
         (("translate", "RUN", "x"), "expected a run that transom translate can use, found one for transom generate"),
-        (("train", "text-bpe", "--valid-text", "x"), "--valid-text needs --text beside it"),
+        (("train", "text-bpe", "--valid-text", "x"), "--valid-text requires --text"),
         (("train", "text-bpe"), "name your own files with --text"),
         (("train", "text-bpe", "--text", "TEXT", "--set", "model.n_encoder_layers=2"), "unknown field model.n_encoder_layers"),
         (("train", "text-bpe", "--text", "TEXT", "--set", "task=languge"), "expected a task, found 'languge'; did you mean language?"),

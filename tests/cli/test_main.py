@@ -118,7 +118,7 @@ def test_every_command_offers_json(command: str, transom: Call) -> None:
         (["train", "copy", "--resum"], "error: no such option: --resum; did you mean --resume? see transom train --help"),
         (["train", "copi"], "error: expected a packaged recipe or the path of a .toml file, found 'copi'; did you mean copy?"),
         (["train", "translation"], "name your own files with --source and --target"),
-        (["train", "translation", "--source", "a"], "error: --source needs --target beside it"),
+        (["train", "translation", "--source", "a"], "error: --source requires --target"),
         (["train", "images"], "name your own files with --images"),
         (
             ["train", "translation", "--text", "a"],

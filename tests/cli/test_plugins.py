@@ -78,8 +78,8 @@ def error_of(source: str | bytes, transom: Call, folder: Path) -> str:
         ("x = 1\n\n1 / 0", "error: plugin FOLDER/bad.py, line 3: ZeroDivisionError: division by zero; fix the plugin"),
         ("import no_such_module", "error: plugin FOLDER/bad.py, line 1: ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit(0)", "error: plugin FOLDER/bad.py, line 1: SystemExit: 0"),
-        ("x = 1", "error: plugin FOLDER/bad.py: expected a component or a task that it registers, found none; decorate one"),
-        (HALVED.replace('"halved"', '"swiglu"'), "error: plugin FOLDER/bad.py, line 13: component Halved: expected a kind that slot"),
+        ("x = 1", "error: plugin FOLDER/bad.py: expected the file to register a component or task, found none"),
+        (HALVED.replace('"halved"', '"swiglu"'), "error: plugin FOLDER/bad.py, line 13: component Halved: kind 'swiglu' of slot"),
         (HALVED.replace('"feed_forward"', '"feed_froward"'), "found 'feed_froward'; did you mean feed_forward?"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_run_needs_the_very_plugin_that_it_was_trained_with(tmp_path: Path) ->
     assert record["name"] == "halved.py" and re.fullmatch("[0-9a-f]{64}", record["sha256"])
 
     missing = refused(transom_outside(tmp_path, "translate", "run", "a b"))
-    expected = "run: expected plugin halved.py (SHA-256 [0-9a-f]{12}), found it not named: add --plugin halved.py with its path"
+    expected = "run: expected plugin halved.py (SHA-256 [0-9a-f]{12}), which is not imported: add --plugin halved.py with its path"
     assert re.search(expected.replace("(", r"\(").replace(")", r"\)"), missing)
     moved = tmp_path / "moved.py"
     plugin.rename(moved)

@@ -283,8 +283,8 @@ def test_a_wrong_registration_is_refused() -> None:
 
     for schema, slot, message in (
         (Free, "nrom", "component Free: expected a slot, found 'nrom'; did you mean norm?"),
-        (Unnamed, "norm", "component Unnamed: expected its name in recipes"),
-        (Taken, "norm", "found 'rmsnorm', which is RmsNormConfig; choose another name"),
+        (Unnamed, "norm", "component Unnamed: missing its name in recipes"),
+        (Taken, "norm", "kind 'rmsnorm' of slot 'qk_norm' is taken by RmsNormConfig; choose another name"),
         (Free, "attention", "component Free: expected a subclass of MultiHeadAttentionConfig for slot 'attention'"),
     ):
         before = {name: slot.choices for name, slot in SLOTS.items()}
@@ -292,11 +292,11 @@ def test_a_wrong_registration_is_refused() -> None:
             register_component("norm" if slot != "norm" else "qk_norm", slot)(schema)
         assert message in str(caught.value)
         assert before == {name: slot.choices for name, slot in SLOTS.items()}, "nothing was registered"
-    unbuilt = r"component Free: expected what builds it, found nothing; decorate a layer with @implements\(Free\)"
+    unbuilt = r"component Free: no builder is registered; decorate a layer with @implements\(Free\)"
     with pytest.raises(ConfigError, match=unbuilt):
         build(Free())
     implements(Free)(dict)
-    with pytest.raises(ConfigError, match=r"component Free: expected one thing that builds it, found builtins\.list beside builtins\.dict"):
+    with pytest.raises(ConfigError, match=r"component Free: builtins\.dict builds it already, found builtins\.list too"):
         implements(Free)(list)
 
 

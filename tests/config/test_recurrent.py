@@ -55,7 +55,7 @@ def test_what_is_dumped_loads_as_the_same(tmp_path) -> None:
         ("phrasebook-lstm", ["model.cell=lst"], "model.cell: expected one of 'rnn', 'lstm', 'gru', found 'lst'"),
         ("phrasebook-lstm", ["model.d_model=7"], "a bidirectional encoder requires an even d_model, found 7"),
         ("phrasebook-lstm", ["model.d_embedding=7"], "tied embeddings require d_embedding = d_model, found 7 and 160"),
-        ("phrasebook-lstm", ["model.attention={ kind = 'luong', d_attention = 7 }"], "d_attention with score 'concat' only"),
+        ("phrasebook-lstm", ["model.attention={ kind = 'luong', d_attention = 7 }"], "d_attention requires score 'concat'"),
         ("phrasebook-lstm", ["model.tie_embeddings=all"], "model.tie_embeddings = 'all' needs tokenizer.joint = true"),
     ],
 )

@@ -233,7 +233,7 @@ def test_loading_needs_no_recipe(folder: Path) -> None:
     for lost in (RECIPE, "nowhere"):
         (folder / RECIPE).unlink(missing_ok=True)
         (folder / RECIPE).symlink_to(lost)
-        with pytest.raises(ConfigError, match=r"recipe\.toml: expected a TOML file, found none that can be read"):
+        with pytest.raises(ConfigError, match=r"recipe\.toml: cannot read the file"):
             load(folder, precision="fp32")
 
 

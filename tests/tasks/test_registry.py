@@ -55,7 +55,7 @@ def test_a_name_is_given_once() -> None:
     class Other(ClassificationRecipe):
         """Another task of the same name."""
 
-    with pytest.raises(ConfigError, match="expected a new name of a task, found 'classification'"):
+    with pytest.raises(ConfigError, match="task 'classification' is registered by"):
         register_task(Other)
 
 
@@ -110,7 +110,7 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
     assert "or a folder of AUTHOR.txt." in next(outcomes)[1]
     assert "expected exactly one of data.train and data.generate; name your own files with --authors" in next(outcomes)[2]
     assert "authors.toml trains on --authors, found --labeled-data" in next(outcomes)[2]
-    assert "--valid-authors needs --authors beside it: the lines to train on" in next(outcomes)[2]
+    assert "--valid-authors requires --authors: the lines to train on" in next(outcomes)[2]
     code, out, err = next(outcomes)
     assert code == 0 and f"try: transom classify {run}" in out, err
     card = (tmp_path / "run" / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""The schema of what learns when a model is fine-tuned and its own weights are kept."""
+"""Schemas of adapters, which fine-tune a model with frozen weights."""
 
 from typing import Annotated, Literal, Self
 
@@ -8,7 +8,7 @@ from transom.config.component_registry import register_component
 from transom.config.schema import ComponentConfig, Slot
 
 TargetModule = Literal["attn.q", "attn.k", "attn.v", "attn.o", "cross.q", "cross.k", "cross.v", "cross.o", "ff.gate", "ff.up", "ff.down"]
-"""The maps of a block, by the end of their path; of a mixture, ``ff.up`` is every expert's."""
+"""Linear layers of a block, by the end of their path; ``ff.up`` and the like include those of all experts."""
 
 
 AnyAdapter = Annotated[ComponentConfig, Slot("adapter")]

@@ -30,30 +30,30 @@ class ModelConfig(ComponentConfig):
     """Base schema of all models."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ()
-    """The fields that the tokenizer fills in."""
+    """Fields set from the tokenizer."""
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ()
-    """The fields that the data fill in."""
+    """Fields set from the data."""
 
     FAMILY: ClassVar[str]
-    """Kind of model, for reports: a noun with its article."""
+    """Kind of model in reports, a noun with its article."""
 
     STACK: ClassVar[str] = "a stack"
-    """The stack whose layers n_layers counts, for reports."""
+    """Name in reports of the stack that has ``n_layers`` layers."""
 
     d_model: int = Field(512, ge=1, description="dimension of the hidden states")
     head_bias: bool = Field(False, description="bias of the output layer")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        """Refuse to define a kind of network that a report, which is written after training, could not name."""
+        """Raise if a subclass with a ``kind`` does not define FAMILY, which reports need after training."""
         super().__pydantic_init_subclass__(**options)
         if get_origin(cls.model_fields["kind"].annotation) is Literal and "FAMILY" not in vars(cls):
             raise TypeError(f"{cls.__name__}: expected FAMILY, the words for this kind of network, found none")
 
     @property
     def n_logits(self) -> int:
-        """Logits per place: one per class, or one per symbol of the last vocabulary."""
+        """Number of logits per position: the number of classes, or the size of the last vocabulary."""
         found: int | tuple[str, ...] | None = getattr(self, "classes" if "classes" in self.FROM_DATA else self.VOCABULARIES[-1])
         assert found is not None, "the vocabulary sizes come from the tokenizer"
         return found if isinstance(found, int) else len(found)
@@ -77,7 +77,7 @@ class ModelConfig(ComponentConfig):
 
 
 class TextModelConfig(ModelConfig):
-    """Base schema of models of text."""
+    """Base schema of text models."""
 
     max_seq_len: int = Field(512, ge=2, description="longest sequence in tokens, special tokens included")
     pad_token_id: int | None = Field(
@@ -116,10 +116,10 @@ class EncoderDecoderConfig(TextModelConfig):
 
 
 class TransformerConfig(ModelConfig):
-    """Base schema of Transformers: widths and components of a block."""
+    """Base schema of Transformers: dimensions and components of a block."""
 
     CAUSAL: ClassVar[bool] = False
-    """Whether it has a decoder, whose tokens see none that come after them."""
+    """Whether the model has a decoder with a causal mask."""
 
     n_heads: int = Field(8, ge=1, description="attention heads per layer")
     n_kv_heads: int = derived_default(
@@ -167,27 +167,23 @@ class TransformerConfig(ModelConfig):
             return self
         named = f"attention.approximation = {component.kind!r}"
         if self.CAUSAL and not component.CAUSAL:
-            raise ValueError(f"{named} is for encoders alone: it lets a token see what comes after it; take 'linear' or 'performer'")
+            raise ValueError(f"{named} is not causal and works in encoders only; use 'linear' or 'performer'")
         if self.position.BIASES:
-            raise ValueError(f"{named} has no scores for position = {self.position.kind!r} to be added to; take another position")
+            raise ValueError(f"{named} computes no scores, to which position = {self.position.kind!r} adds a bias; use another position")
         if self.attention_dropout:
-            raise ValueError(f"{named} has no weights to drop: expected attention_dropout = 0, found {self.attention_dropout:g}")
+            raise ValueError(f"{named} computes no attention weights: expected attention_dropout = 0, found {self.attention_dropout:g}")
         if self.depth.kind != "full":
-            raise ValueError(
-                f"{named} has no scores to hide the tokens from that depth = {self.depth.kind!r} lets pass by; change one of them"
-            )
+            raise ValueError(f"{named} cannot mask the tokens that depth = {self.depth.kind!r} skips; change one of them")
         return self
 
     @model_validator(mode="after")
     def _depths_fit(self) -> "TransformerConfig":
         if self.depth.kind != "full" and self.feed_forward.kind == "moe":
-            raise ValueError(
-                "depth.kind = 'mod' routes tokens past whole blocks, and not with feed_forward.kind = 'moe' too; change one of them"
-            )
+            raise ValueError("depth.kind = 'mod' cannot be combined with feed_forward.kind = 'moe'; change one of them")
         if self.depth.routed(0) and self.attention.value_residual.kind != "none":
             raise ValueError(
-                "attention.value_residual needs a first block that every token passes: expected depth.every above 1, found 1; change one of"
-                " them"
+                "attention.value_residual requires that the first block process every token: expected depth.every > 1, found 1; change one"
+                " of them"
             )
         return self
 
@@ -198,11 +194,11 @@ class TransformerConfig(ModelConfig):
 
     @property
     def position_table(self) -> int:
-        """Number of entries of a stack's table of positions, learned or computed."""
+        """Number of entries of a stack's position table, learned or computed."""
         kind = self.position.kind
         return self.n_positions * (self.d_model if kind in ("sinusoidal", "sinusoidal-2d", "learned") else self.rotary_dim)
 
     @property
     def rotary_dim(self) -> int:
-        """Number of rotated columns of a head; even."""
+        """Number of columns of a head that rotary positions rotate, an even number."""
         return self.position.rotary_dim(self.d_head)

@@ -1,4 +1,4 @@
-"""Arguments of a training as overrides of its recipe: the same for ``transom train`` and for ``transom.train``."""
+"""Convert the arguments of ``transom train`` and ``transom.train`` to overrides of the recipe."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from transom.config.task_registry import list_task_help
 from transom.errors import ConfigError, TransomError
 
 Files = Mapping[DataOption, Any]
-"""Values of the options that name a person's own files; None for those that were not given."""
+"""Values of the options that name the user's files; None for options that are not given."""
 
 
 def data_arguments(wanted: Callable[[DataOption], bool] = lambda _: True) -> dict[str, DataOption]:
-    """Return the options of all registered tasks that name a person's own files, by their names as Python arguments."""
+    """Return the data file options of all registered tasks, by their names as Python arguments."""
     every = (option for told in list_task_help() for option in told.options if wanted(option))
     return {option.flag.removeprefix("--").replace("-", "_"): option for option in every}
 
@@ -27,17 +27,17 @@ def training_overrides(
     init_from: Path | None = None,
     minutes: float | None = None,
 ) -> list[str]:
-    """Return all overrides of a training's recipe; later ones win.
+    """Return all overrides of a recipe; later ones take precedence.
 
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.
-        files: a person's own files, in place of the recipe's data.
+        files: the user's data files, which replace the recipe's data.
         overrides: such as ``"training.max_steps=300"``.
         init_from: run folder to fine-tune.
-        minutes: limit of the training time.
+        minutes: maximum training time.
 
     Raises:
-        ConfigError: the files are of several kinds or of one that the recipe does not train on, or an option is missing.
+        ConfigError: the files are of several kinds, or of a kind that the recipe does not train on, or an option is missing.
     """
     start = [] if init_from is None else [f"training.init_from={quoted(init_from)}"]
     limit = [] if minutes is None else [f"training.max_minutes={minutes}"]
@@ -45,7 +45,7 @@ def training_overrides(
 
 
 def file_overrides(recipe: str | Path, overrides: Sequence[str], files: Files) -> list[str]:
-    """Return the overrides that put a person's own files in place of the recipe's data; none where no files were given.
+    """Return the overrides that replace the recipe's data by the user's files; empty without files.
 
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.
@@ -53,7 +53,7 @@ def file_overrides(recipe: str | Path, overrides: Sequence[str], files: Files) -
         files: the options with their values.
 
     Raises:
-        ConfigError: the files are of several kinds or of one that the recipe does not train on, or an option is missing.
+        ConfigError: the files are of several kinds, or of a kind that the recipe does not train on, or an option is missing.
     """
     from transom.config.recipe import data_flags
 
@@ -71,14 +71,14 @@ def file_overrides(recipe: str | Path, overrides: Sequence[str], files: Files) -
 
 
 def _overrides(kind: tuple[DataOption, ...], files: Files) -> list[str]:
-    """Return the overrides of one kind of files; paths start from the current folder, whatever ``data.root`` is.
+    """Return the overrides of one kind of files; paths are relative to the current folder, not to ``data.root``.
 
-    Where training files are named, the recipe's own data are left out.
+    Training files replace all of the recipe's data.
     """
     given = {option: value for option in kind if (value := files.get(option))}
     for option in given:
         if option.needs and option.needs not in {each.flag for each in given}:
-            raise ConfigError(f"{option.flag} needs {option.needs} beside it: {option.why}")
+            raise ConfigError(f"{option.flag} requires {option.needs}: {option.why}")
     parts = dict[str, str]()
     for part in dict.fromkeys(option.part for option in given if option.part):
         fields = [f"{option.field} = {_file_value(option, value)}" for option, value in given.items() if option.part in (part, "")]
@@ -98,16 +98,16 @@ def quoted(path: Path) -> str:
     """Return a path, made absolute, as a TOML string.
 
     Raises:
-        ConfigError: its name is not UTF-8, so no recipe can hold it.
+        ConfigError: its name is not UTF-8, which recipes require.
     """
     text = str(path.absolute())
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ConfigError(f"{text!a}: expected a name in UTF-8, as a recipe is written in, found other bytes; rename it")
+        raise ConfigError(f"{text!a}: expected a name in UTF-8, the encoding of recipes, found other bytes; rename it")
     return toml_value(text)
 
 
 def toml_value(value: Any) -> str:
-    """Return a value as TOML on one line; None is written as recipes write it, "none".
+    """Return a value as TOML on one line; None becomes ``"none"``, as in recipes.
 
     >>> toml_value({"kind": "rope", "base": 1e4, "tied": True, "sizes": (1, 2), "cap": None})
     '{ "kind" = "rope", "base" = 10000.0, "tied" = true, "sizes" = [1, 2], "cap" = "none" }'
@@ -132,7 +132,7 @@ def toml_value(value: Any) -> str:
 
 
 def as_overrides(fields: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """Return changes of a recipe's fields as overrides.
+    """Convert changes of recipe fields to overrides.
 
     >>> as_overrides({"training.max_steps": 300, "model.norm": "rmsnorm", "model": {"d_model": 64, "position": {"kind": "rope"}}})
     ['training.max_steps=300', 'model.norm="rmsnorm"', 'model.d_model=64', 'model.position={ "kind" = "rope" }']
@@ -142,7 +142,7 @@ def as_overrides(fields: Mapping[str, Any] | Sequence[str]) -> list[str]:
             fields named there change. A list of overrides is returned as it is.
 
     Raises:
-        ConfigError: one string was given in place of a sequence, or TOML has no such value.
+        ConfigError: ``fields`` is a single string, or a value cannot be written as TOML.
     """
     if isinstance(fields, str):
         raise ConfigError(f"set: expected a mapping such as {{'training.max_steps': 300}}, or a list of such texts, found {fields!r}")
@@ -159,12 +159,12 @@ def as_overrides(fields: Mapping[str, Any] | Sequence[str]) -> list[str]:
 
 @contextmanager
 def errors_for_python() -> Iterator[None]:
-    """Name the arguments of Python, not options of the command line, in errors that are raised here.
+    """Rewrite errors raised in the block to name Python arguments instead of command-line options.
 
     >>> with errors_for_python():
-    ...     raise ConfigError("--valid-source needs --valid-target beside it")
+    ...     raise ConfigError("--valid-source requires --valid-target")
     Traceback (most recent call last):
-    transom.errors.ConfigError: valid_source needs valid_target beside it
+    transom.errors.ConfigError: valid_source requires valid_target
     """
     try:
         yield

@@ -1,15 +1,15 @@
 """The registry of components: the kinds that each slot of a recipe accepts, and the functions that build them.
 
-A new norm is a schema class and a layer, in any module that is imported:
+A new norm is a schema class and a layer, in any imported module:
 
-    @component("norm")
-    class Halved(Component):
+    @register_component("norm")
+    class HalvedConfig(ComponentConfig):
         kind: Literal["halved"] = "halved"
 
-    @implements(Halved)
+    @implements(HalvedConfig)
     class HalvedNorm(Norm): ...
 
-From then on every recipe field of that slot accepts it; error messages, docs/config.md and docs/components.md include it.
+Every recipe field of that slot then accepts it, and error messages, docs/config.md and docs/components.md include it.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ _BUILDERS: dict[type[Schema], Callable[..., Any]] = {}
 def register_component(*slots: str) -> Callable[[type[B]], type[B]]:
     """Register a schema class in these slots, under each of its kinds.
 
-    Classes that were built with one of the slots are built anew, inner before outer, so that recipes accept the component.
+    Schema classes that use one of the slots are rebuilt, inner before outer, so that recipes accept the component.
 
     Raises:
-        ConfigError: there is no such slot, the class is not of the slot's base, or the slot has another component of that kind.
+            ConfigError: the slot does not exist, the class is not derived from the slot's base, or the kind is taken.
     """
 
     def register(schema: type[B]) -> type[B]:
@@ -55,26 +55,25 @@ def _check(schema: type[ComponentConfig], name: str) -> None:
     if not issubclass(schema, slot.base):
         raise ConfigError(f"{place}: expected a subclass of {slot.base.__name__} for slot {name!r}; derive it from that")
     if not kinds(schema):
-        raise ConfigError(f'{place}: expected its name in recipes, as in kind: Literal["name"] = "name", found none')
+        raise ConfigError(f'{place}: missing its name in recipes, as in kind: Literal["name"] = "name"')
     if taken := [kind for kind in kinds(schema) if slot.components.get(kind, schema) is not schema]:
         raise ConfigError(
-            f"{place}: expected a kind that slot {name!r} does not have, found {taken[0]!r}, which is {slot.components[taken[0]].__name__};"
-            " choose another name"
+            f"{place}: kind {taken[0]!r} of slot {name!r} is taken by {slot.components[taken[0]].__name__}; choose another name"
         )
 
 
 def implements(schema: type[ComponentConfig]) -> Callable[[Builder], Builder]:
-    """Register what builds a component: a layer class, or a function.
+    """Register the layer class or function that builds a component.
 
     Raises:
-        ConfigError: something else builds it already.
+        ConfigError: another builder is registered.
     """
 
     def register(builder: Builder) -> Builder:
         if (there := _BUILDERS.setdefault(schema, builder)) is not builder:
             raise ConfigError(
-                f"component {schema.__name__}: expected one thing that builds it, found {builder.__module__}.{builder.__qualname__} beside"
-                f" {there.__module__}.{there.__qualname__}; register a component of your own"
+                f"component {schema.__name__}: {there.__module__}.{there.__qualname__} builds it already, found"
+                f" {builder.__module__}.{builder.__qualname__} too; register your own component"
             )
         return builder
 
@@ -82,31 +81,31 @@ def implements(schema: type[ComponentConfig]) -> Callable[[Builder], Builder]:
 
 
 def implementation(config: ComponentConfig) -> Callable[..., Any]:
-    """Return what was registered to build a component.
+    """Return the registered builder of a component.
 
     Raises:
-        ConfigError: nothing was.
+        ConfigError: no builder is registered.
     """
     if type(config) not in _BUILDERS and config.IMPLEMENTED_IN:
         import_module(config.IMPLEMENTED_IN)
     if (builder := _BUILDERS.get(type(config))) is None:
         name = type(config).__name__
-        raise ConfigError(f"component {name}: expected what builds it, found nothing; decorate a layer with @implements({name})")
+        raise ConfigError(f"component {name}: no builder is registered; decorate a layer with @implements({name})")
     return builder
 
 
 def registered_builder(schema: type[Schema]) -> Callable[..., Any] | None:
-    """Return what was registered to build the components of a schema class; None if nothing was."""
+    """Return the registered builder of a schema class, or None."""
     return _BUILDERS.get(schema)
 
 
 def build(config: ComponentConfig, *arguments: Any) -> Any:
-    """Build a component from its configuration, followed by what its kind of component takes."""
+    """Build a component from its configuration and the further arguments of its builder."""
     return implementation(config)(config, *arguments)
 
 
 def _rebuild_holders(new: type[Schema]) -> None:
-    """Build every class anew that can hold ``new``, directly or inside another one, each after the classes that it holds."""
+    """Rebuild every schema class that can contain ``new``, directly or nested, inner classes first."""
     stale, seen = {new}, set[type[Schema]]()
 
     def visit(schema: type[Schema]) -> None:

@@ -14,7 +14,7 @@ from transom.config.schema import ComponentConfig, Slot
 
 AnyNorm = Annotated[ComponentConfig, Slot("norm")]
 AnyTokenNorm = Annotated[ComponentConfig, Slot("qk_norm")]
-"""A norm over one vector at a time."""
+"""A norm of each token's vector."""
 
 
 @register_component("norm", "qk_norm")
@@ -65,18 +65,18 @@ class NoNormConfig(ComponentConfig):
 class BatchNormConfig(ComponentConfig):
     """Batch normalization (Ioffe & Szegedy 2015): gamma * (x - mean) / sqrt(variance + eps) + beta, with per-column statistics over tokens.
 
-    In training, the statistics are those of all tokens of a forward pass, without padding; in evaluation, running statistics, which
-    each step moves by ``momentum`` towards those of its whole batch; they are saved with the weights.
+    Training uses the statistics of all tokens of a forward pass, without padding. Evaluation uses running statistics, which
+    each step moves towards those of its batch by ``momentum``; they are saved with the weights.
 
     Cost and use: For comparison with layer norm, not for use on text. In training, the output for a token depends on later
-    tokens and on other rows, so a decoder is causal in evaluation only; rows of other lengths have other statistics than those of
-    evaluation. Micro-batches (training.grad_accum_steps) are normalized separately, so their number changes the result; training.average
-    averages the statistics too; training.processes must be 1.
+    tokens and on other rows, so a decoder is causal in evaluation only, and statistics depend on the lengths of
+    rows. Micro-batches (training.grad_accum_steps) are normalized separately, so their number changes the result; training.average
+    averages the statistics too, and training.processes must be 1.
     """
 
     kind: Literal["batchnorm"] = "batchnorm"
     eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
-    momentum: float = Field(0.1, gt=0, le=1, description="weight of a step's statistics in the running ones")
+    momentum: float = Field(0.1, gt=0, le=1, description="weight of a step's statistics in the running statistics")
 
 
 class PositionConfig(ComponentConfig):
@@ -137,7 +137,7 @@ class Sinusoidal2dConfig(PositionConfig):
 
 
 class FieldOption(NamedTuple):
-    """A value of a component's field, documented like a component.
+    """A field value that is documented like a component.
 
     Attributes:
         equation: equation, with its source.
@@ -195,9 +195,9 @@ class RotaryConfig(PositionConfig):
     @model_validator(mode="after")
     def _a_factor_needs_a_scaling(self) -> "RotaryConfig":
         if (self.factor > 1) != (self.rope_scaling != "none"):
-            raise ValueError(f"expected factor > 1 with a rope_scaling and only then, found {self.factor:g} with {self.rope_scaling!r}")
+            raise ValueError(f"expected factor > 1 if and only if rope_scaling is set, found {self.factor:g} with {self.rope_scaling!r}")
         if self.original_max_seq_len is not None and self.rope_scaling != "yarn":
-            raise ValueError(f"expected original_max_seq_len with rope_scaling 'yarn' only, found it with {self.rope_scaling!r}; remove it")
+            raise ValueError(f"original_max_seq_len requires rope_scaling 'yarn', found {self.rope_scaling!r}; remove it")
         return self
 
     def rotary_dim(self, d_head: int) -> int:
@@ -267,7 +267,7 @@ class NoValueResidualConfig(ComponentConfig):
 
 @register_component("value_residual")
 class ValueResidualConfig(ComponentConfig):
-    """Values mixed with those of the stack's first block (Zhou et al. 2024, ResFormer): V'_n = lambda_1 V_1 + lambda_2 V_n, n > 1.
+    """ResFormer: values mixed with those of the first block (Zhou et al. 2024): V'_n = lambda_1 V_1 + lambda_2 V_n, n > 1.
 
     ``fixed`` keeps the two factors, ``learned`` trains one pair per block from them. V_1 are the projected values of the first block; the
     cache holds the mixed values. Cross-attention is unchanged.
@@ -340,7 +340,9 @@ class MultiHeadAttentionConfig(ComponentConfig):
             others = {"pattern": self.pattern != FullPatternConfig(), "softcap": self.softcap is not None, "sinks": self.sinks}
             others["score"] = self.score != ScaledDotProductConfig()
             if found := [name for name, there in others.items() if there]:
-                raise ValueError(f"approximation = {self.approximation.kind!r} has no scores for {found[0]} to act on; remove one of them")
+                raise ValueError(
+                    f"approximation = {self.approximation.kind!r} computes no scores, which {found[0]} needs; remove one of them"
+                )
         return self
 
 

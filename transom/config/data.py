@@ -1,4 +1,4 @@
-"""The schema of what is read: data files, generated data and tokenizers."""
+"""Schemas of data files, generated data and tokenizers."""
 
 import re
 from abc import abstractmethod
@@ -22,7 +22,7 @@ class FilesConfig(Schema):
 
     @property
     def shown(self) -> list[str]:
-        """Description for the model card: the files, and the part of them that is read if not all."""
+        """Description for the model card: the files, and the part that is read."""
         return self.paths
 
 
@@ -125,17 +125,17 @@ class TextFilesConfig(FilesConfig):
 
 
 DATA_OPTIONAL = "data later"
-"""Context of a validation for which a recipe need not say where its data are."""
+"""Validation context in which the fields of the data's origin are optional."""
 
 
 class DataConfig(Schema):
     """Source of the examples; each task has its own schema."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]]
-    """The options of ``transom train`` that name a person's own files."""
+    """Options of ``transom train`` that name the user's files."""
 
     ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate")
-    """The fields of which exactly one is given."""
+    """Fields of which exactly one must be set."""
 
     root: str = Field(".", description="folder that relative paths start from; itself relative to the recipe file")
     train: FilesConfig | None
@@ -153,7 +153,7 @@ class DataConfig(Schema):
             raise ValueError(f"expected exactly one of {', '.join(most)} and {last}; name your own files with {format_flags(self.OPTIONS)}")
         for name in ("valid", "test"):
             if given != ["train"] and getattr(self, name) is not None:
-                raise ValueError(f"data.{given[0]} has its own {name} part; remove data.{name}")
+                raise ValueError(f"data.{given[0]} includes its own {name} data; remove data.{name}")
         return self
 
     @property
@@ -169,7 +169,7 @@ class DataConfig(Schema):
     @property
     @abstractmethod
     def holdout_description(self) -> str:
-        """Say what is taken for validation where no data are named."""
+        """Return a description of the validation data if none are given."""
 
 
 PAIRS_HOLDOUT = "1% of the training pairs, split off by hash"
@@ -190,7 +190,7 @@ class PairDataConfig(DataConfig):
 
     @property
     def holdout_description(self) -> str:
-        """Say what is taken for validation where no data are named."""
+        """Return a description of the validation data if none are given."""
         return PAIRS_HOLDOUT
 
 
@@ -224,7 +224,7 @@ class LanguageConfig(Schema):
         if (self.train is None) == (self.generate is None):
             raise ValueError(f"expected exactly one of train and generate for {self.tag!r}")
         if self.train is None and (self.valid is not None or self.test is not None):
-            raise ValueError(f"generate has its own valid and test parts; remove those of {self.tag!r}")
+            raise ValueError(f"generate includes valid and test; remove those of {self.tag!r}")
         return self
 
 
@@ -244,7 +244,7 @@ class TextDataConfig(DataConfig):
 
     @property
     def holdout_description(self) -> str:
-        """Say what is taken for validation where no data are named."""
+        """Return a description of the validation data if none are given."""
         return "5% of the documents, split off by hash, or the last 5% of a single one"
 
 
@@ -293,7 +293,7 @@ class ImageFilesConfig(FilesConfig):
 
     @property
     def paths(self) -> list[str]:
-        """The folder or the .zip."""
+        """The folder or .zip."""
         return [self.images]
 
 

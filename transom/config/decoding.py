@@ -1,4 +1,4 @@
-"""The schema of how answers are searched for."""
+"""Schemas of decoding and inference settings."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Validation errors in one line: where, what was expected, what was found, and the nearest name."""
+"""Format validation errors in one line: the place, the expected and the found value, and the closest name."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
@@ -17,16 +17,16 @@ Checked = TypeVar("Checked", bound=Schema)
 
 
 def validate(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Path], str], context: str | None = None) -> Checked:
-    """Validate a value.
+    """Validate a value against a schema.
 
     Args:
-        schema: what it is to be.
+        schema: the schema class.
         raw: the input as it was read.
-        place: gives the file and line, or the flag, that sets a field.
-        context: what validators may ask for.
+        place: returns the file and line, or the option, that sets a field.
+        context: context of the validators.
 
     Raises:
-        ConfigError: it is something else; one line says what.
+        ConfigError: the value does not match the schema.
     """
     try:
         return schema.model_validate(raw, context=context)
@@ -35,16 +35,16 @@ def validate(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Pat
 
 
 def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any], place: Callable[[Path], str]) -> str:
-    """Word the weightiest error of a validation.
+    """Format the most informative error of a validation.
 
     Args:
-        error: what pydantic raised.
-        schema: the class that was validated.
+        error: pydantic's error.
+        schema: the schema class.
         raw: the input as it was read.
-        place: gives the file and line, or the flag, that sets a field.
+        place: returns the file and line, or the option, that sets a field.
 
     Returns:
-        One line; when other fields are wrong too it says how many.
+        One line, with the number of further errors.
     """
     by_field: dict[Path, list[Any]] = {}
     for detail in error.errors(include_url=False):
@@ -58,12 +58,12 @@ def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str
 
 
 def _weight(path: Path, kind: str) -> int:
-    """Order errors: a wrong kind explains the others, an unknown field is often what was meant by a missing one."""
+    """Rank errors: a wrong kind explains the others, and an unknown field is often a misspelled missing one."""
     return 0 if path[-1:] == ("kind",) else 1 if kind == "extra_forbidden" else 2
 
 
 def error_path(detail: Any, raw: Mapping[str, Any]) -> Path:
-    """Follow an error's location through the input; what is no key there is the name of a union's member."""
+    """Return an error's location as a path in the input, without the names of union members."""
     path: list[str] = []
     value: Any = raw
     for part in detail["loc"]:
@@ -130,7 +130,7 @@ def _without_indices(path: Path) -> Path:
 
 
 def _value_at(raw: Any, path: Path, default: Any) -> Any:
-    """Follow a path through tables and lists; return ``default`` where it leads out of them."""
+    """Return the value at a path through tables and lists, or ``default`` if there is none."""
     value = raw
     for part in path:
         in_list = isinstance(value, list) and part.isdecimal()
@@ -151,7 +151,7 @@ def _described(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
 
 
 def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
-    """Find the schema classes that may stand at a path; where the input says which kind, only that one."""
+    """Find the schema classes that a path allows; only the selected one if the input has a ``kind``."""
     owners = [schema]
     for part in path:
         raw = raw.get(part) if isinstance(raw, Mapping) else raw[int(part)] if part.isdecimal() else None
@@ -180,7 +180,7 @@ def _neighbors(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
 
 
 def _kinds_with(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> list[str]:
-    """Name the kinds of the component at a field's place that have the field, within the kinds that the input chose around it."""
+    """Return the kinds of a field's component that have the field, given the kinds that the input selects around it."""
     holders = [owner.model_fields[path[-2]] for owner in _owners(path[:-2], schema, raw) if path[-2] in owner.model_fields]
     owners = [owner for field in holders for owner in allowed_schemas(field)]
     return [kind for owner in owners if path[-1] in owner.model_fields for kind in kinds(owner)]

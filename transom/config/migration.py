@@ -1,7 +1,7 @@
 """Migrate names of formats 1 and 2: recipe fields, kinds, metrics, checkpoint state and tensors.
 
 Run folders are read through these tables, in memory. A user's own recipe is refused with an error that gives the present name;
-``transom recipes upgrade FILE`` rewrites it. No name has another meaning in its place today, so every function leaves present names as
+``transom recipes upgrade FILE`` rewrites it. No former name has another meaning today, so every function leaves present names as
 they are.
 """
 
@@ -16,8 +16,8 @@ class Renamed(NamedTuple):
     Attributes:
         table: a pattern of the table's path, in former names.
         fields: the present name of each former one.
-        kind: the table's former ``kind``, where the names depend on it.
-        tasks: likewise the recipe's tasks.
+        kind: the table's former ``kind``, if the names depend on it.
+        tasks: the tasks of the recipe, if the names depend on them.
     """
 
     table: str
@@ -96,7 +96,7 @@ FIELDS = (
     ),
     Renamed("decoding", {"words": "word_splitting", "batch_images": "batch_size", "exit_threshold": "early_exit_threshold"}),
 )
-"""Fields that have another name since format 3."""
+"""Fields renamed in format 3."""
 
 VALUES = (
     (PATTERN, "local", "block-local"),
@@ -109,7 +109,7 @@ VALUES = (
     (r"training\.schedule", "paper", "inverse-sqrt"),
     (r"training\.learning_rate", "paper", "noam"),
 )
-"""Values that have another name since format 3: of a field, or of the ``kind`` of the table at that place."""
+"""Values renamed in format 3: of a field, or of the ``kind`` of a table."""
 
 METRICS = {
     "peak_share": "matmul_utilization",
@@ -118,10 +118,10 @@ METRICS = {
     "depth_share": "mod_fraction",
     "depth_alone": "mod_fraction_causal",
 }
-"""Keys of ``metrics.jsonl``, and of the sums of a checkpoint's window."""
+"""Renamed keys of ``metrics.jsonl`` and of the metrics window in a checkpoint."""
 
 STATE = {"skips_in_a_row": "consecutive_skips", "validated_at": "last_validation_step", "routed_alone": "routed_causal"}
-"""Keys of a checkpoint's ``state.json``."""
+"""Renamed keys of a checkpoint's ``state.json``."""
 
 TENSORS = (
     (r"(encoder\.layers\.\d+)\.ahead\.kernel\.", r"\1.forward_rnn.rnn."),
@@ -133,7 +133,7 @@ TENSORS = (
     (r"(embedding)\.patches\.", r"\1.projection."),
     (r"(encoder|decoder)\.mixes\.", r"\1.value_residuals."),
 )
-"""Patterns of tensor names, and what replaces them; an optimizer's tensors begin with the names of their parameters."""
+"""Patterns of tensor names with their replacements; names of optimizer tensors begin with those of the parameters."""
 
 Path = tuple[str, ...]
 
@@ -142,7 +142,7 @@ class Change(NamedTuple):
     """One renamed field or value of a recipe.
 
     Attributes:
-        path: the field, in former names; places in lists are left out.
+        path: path of the field in former names, without list indices.
         old: its former name, or its former value.
         new: its present name or value.
         is_value: whether a value was renamed.
@@ -163,9 +163,9 @@ def migrate_tables(raw: Mapping[str, Any], path: Path = (), task: str | None = N
     """Rename fields and values.
 
     Args:
-        raw: a recipe, or the table of one that stands at ``path``.
-        path: where the table stands.
-        task: the recipe's task, where ``raw`` is not the whole recipe.
+        raw: a recipe, or its table at ``path``.
+        path: path of the table.
+        task: the recipe's task, if ``raw`` is not the whole recipe.
     """
     task = str(raw.get("task", "translation")) if not path else task
     names = {name: present_field((*path, name), raw.get("kind"), task) or name for name in raw}
@@ -198,7 +198,7 @@ def present_field(path: Path, kind: Any = None, task: str | None = None) -> str 
 
     Args:
         path: the field, in former names.
-        kind: of the table that holds it.
+        kind: ``kind`` of the table that contains it.
         task: the recipe's; None for any.
     """
     table = ".".join(path[:-1])

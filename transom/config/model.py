@@ -1,4 +1,4 @@
-"""The schemas of the Transformers that read text, and the table of all networks."""
+"""Schemas of text Transformers, and the unions of all models."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -33,7 +33,7 @@ from transom.files.limits import MAX_POSITION_TABLE_SIZE
 
 
 class TextTransformerConfig(TransformerConfig, TextModelConfig):
-    """Base schema of Transformers of text."""
+    """Base schema of text Transformers."""
 
     position: AnyPosition = Field(SinusoidalConfig(), description="the position component")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
@@ -50,12 +50,12 @@ class TextTransformerConfig(TransformerConfig, TextModelConfig):
     @model_validator(mode="after")
     def _has_no_rows_and_columns(self) -> "TextTransformerConfig":
         if "window-2d" in pattern_kinds(self.attention.pattern):
-            raise ValueError("attention.pattern: expected a pattern of texts, found 'window-2d', which is of images; take 'window'")
+            raise ValueError("attention.pattern: expected a pattern for text, found 'window-2d', which is for images; use 'window'")
         return self
 
     @property
     def n_positions(self) -> int:
-        """As many as the longest sequence has tokens."""
+        """Number of positions: the maximum sequence length."""
         return self.max_seq_len
 
 
@@ -121,14 +121,14 @@ class DecoderConfig(TextTransformerConfig):
     def _approximations_look_back(self) -> "DecoderConfig":
         if self.mask.kind != "causal" and self.attention.approximation.kind != "none":
             raise ValueError(
-                f"attention.approximation = {self.attention.approximation.kind!r} keeps sums of what came before:"
+                f"attention.approximation = {self.attention.approximation.kind!r} keeps sums over earlier tokens:"
                 f" expected mask = 'causal', found {self.mask.kind!r}"
             )
         return self
 
 
 class EncoderConfig(TextTransformerConfig):
-    """An encoder alone, as BERT (Devlin et al. 2019): every token sees its whole text. The defaults are BERT's components."""
+    """An encoder-only model, as BERT (Devlin et al. 2019), with BERT's components as defaults."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
     STACK: ClassVar[str] = "an encoder"
@@ -151,7 +151,7 @@ class EncoderConfig(TextTransformerConfig):
 
     @property
     def n_embeddings(self) -> int:
-        """Rows of the embedding, the mask's included."""
+        """Rows of the embedding, including that of the mask token."""
         assert self.vocab_size, "the vocabulary size comes from the tokenizer"
         return self.vocab_size + (self.mask_token_id in (None, self.vocab_size))
 
@@ -166,7 +166,7 @@ class MaskedLMConfig(EncoderConfig):
 
     @property
     def n_logits(self) -> int:
-        """One per row of the embedding."""
+        """Number of logits per token: one per row of the embedding."""
         return self.n_embeddings
 
 
@@ -197,13 +197,13 @@ class TextEmbedderConfig(EncoderConfig):
 
     @property
     def n_logits(self) -> int:
-        """None: what it compares are vectors."""
+        """Number of logits: 0, since the model outputs vectors."""
         return 0
 
     @model_validator(mode="after")
     def _vectors_have_no_logits(self) -> "TextEmbedderConfig":
         if self.head_bias:
-            raise ValueError("head_bias: expected false, found true: a model of vectors has no output map; leave it out")
+            raise ValueError("head_bias: expected false, found true: a text embedder has no output layer; remove it")
         return self
 
 
@@ -211,7 +211,7 @@ AnyModel = Annotated[ModelConfig, Slot("model", ModelConfig)]
 AnySeq2SeqModel = Annotated[Seq2SeqConfig | RecurrentSeq2SeqConfig, Slot("pair_model", ModelConfig)]
 AnyLanguageModel = Annotated[DecoderConfig | RecurrentDecoderConfig, Slot("language_model", ModelConfig)]
 AnyImageModel = Annotated[VisionTransformerConfig | ConvolutionalNetworkConfig, Slot("image_model", ModelConfig)]
-"""Any network; those that translate, those that continue a text, and those that classify images. A type checker sees the package's own."""
+"""All models, and those for translation, text generation and image classification; type checkers see the packaged ones."""
 
 register_component("model", "pair_model")(Seq2SeqConfig)
 register_component("model", "pair_model")(RecurrentSeq2SeqConfig)

@@ -8,7 +8,7 @@ from transom.config.recipe import Recipe, check_recipe, read_recipe
 from transom.errors import ConfigError
 
 RECIPE_FIELDS = {"kind", "pooling", "classes", "temperature", "mask"}
-"""Fields of a model that are the recipe's in fine-tuning, as are all dropouts: no weight of the shared part depends on them."""
+"""Model fields that fine-tuning takes from the recipe, besides all dropouts: no shared weight depends on them."""
 
 OVERRIDABLE_FIELDS = {
     "max_seq_len",
@@ -17,10 +17,10 @@ OVERRIDABLE_FIELDS = {
     *(f"feed_forward.{name}" for name in ("balance.weight", "balance.rate", "z_loss_coef", "capacity")),
     *("depth.aux_loss_coef", "depth.capacity", "norm.momentum"),
 }
-"""Fields that are the other run's unless a person asks for another value: no weight has its shape or its meaning by them."""
+"""Model fields that fine-tuning takes from the original run unless the user sets them: no weight depends on them."""
 
 TOKENIZER_FIELDS = ("kind", "vocab_size", "lowercase", "joint")
-"""Fields of a tokenizer that its symbols depend on."""
+"""Tokenizer fields that determine the vocabulary."""
 
 
 def is_recipe_field(name: str) -> bool:
@@ -33,7 +33,7 @@ class UserOverrides(NamedTuple):
 
     Attributes:
         tables: the recipe's tables as read.
-        place: gives the file and line, or the flag, that sets a field.
+        place: returns the file and line, or the option, that sets a field.
     """
 
     tables: Mapping[str, Any] = {}
@@ -49,7 +49,7 @@ class UserOverrides(NamedTuple):
         Args:
             part: name of the table.
             base: the fields to change, fully expanded.
-            but: fields that cannot be set.
+            but: fields to exclude.
         """
         return _overlaid(base, {name: value for name, value in self.of(part).items() if name not in but})
 
@@ -69,7 +69,7 @@ def load_training_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tu
         overrides: as for ``load_recipe``.
 
     Returns:
-        The recipe, the folder that a relative ``data.root`` starts from, and what was asked for.
+        The recipe, the folder to which a relative ``data.root`` refers, and the user's fields.
 
     Raises:
         ConfigError: as ``load_recipe`` does.
@@ -87,7 +87,7 @@ def load_training_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tu
         raw.tables["model"] = _overlaid(packaged if same_kind else {}, anew)
         try:
             return check_recipe(raw), raw.base, asked
-        except ConfigError:  # it is not the model's shape that does not fit
+        except ConfigError:  # the error is not in the model's shape
             raise error from None
 
 

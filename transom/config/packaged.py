@@ -1,15 +1,15 @@
-"""Recipes and presets that come with the package; this module needs no pydantic, so that ``--help`` answers at once."""
+"""Packaged recipes and presets; this module does not import pydantic, which keeps ``--help`` fast."""
 
 from importlib import resources
 
 
 def packaged_recipes() -> dict[str, str]:
-    """Read the complete training recipes that come with the package: name to TOML text."""
+    """Return the TOML text of each packaged recipe, by name."""
     return _packaged("recipes")
 
 
 def packaged_presets() -> dict[str, str]:
-    """Read the published architectures that come with the package: name to TOML text."""
+    """Return the TOML text of each packaged preset (a published architecture), by name."""
     return _packaged("presets")
 
 

@@ -1,6 +1,6 @@
-"""Plugins: files and installed modules from outside that register components or tasks when they are imported.
+"""Plugins: external files and installed modules that register components or tasks when they are imported.
 
-A plugin runs only when a person names it, on the command line (``--plugin``) or in a call (``plugins=[...]``), never because a recipe, a
+A plugin runs only if the user names it, on the command line (``--plugin``) or in a call (``plugins=[...]``), never because a recipe, a
 run or a model folder asks. A run that uses one records its name and hash, and is refused without that very plugin.
 """
 
@@ -26,11 +26,11 @@ from transom.files.limits import MAX_PLUGIN_BYTES
 from transom.files.regular_files import read_regular_file, resolve_path
 
 GROUP = "transom.plugins"
-"""The group of entry points under which installed packages announce plugins."""
+"""Entry point group of the plugins of installed packages."""
 
 
 class PluginRecord(Schema):
-    """A plugin in the record of a run."""
+    """Name and hash of a plugin, recorded in a run."""
 
     name: Annotated[str, Field(min_length=1, max_length=255)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -40,10 +40,10 @@ class Plugin(NamedTuple):
     """An imported plugin.
 
     Attributes:
-        where: what another process imports it by: the absolute path of a file, or a module's dotted name.
-        home: the folder that a module is found from, which another process may not search; empty for a file.
+        where: absolute path of a file, or dotted name of a module.
+        home: folder from which the module is imported; empty for a file.
         record: name and hash.
-        schemas: the components and tasks that it registered.
+        schemas: schemas of the components and tasks that it registered.
     """
 
     where: str
@@ -53,12 +53,12 @@ class Plugin(NamedTuple):
 
 
 class InstalledPlugin(NamedTuple):
-    """A plugin that an installed package announces; it is not imported for that.
+    """A plugin of an installed package, not necessarily imported.
 
     Attributes:
-        name: for ``--plugin``.
-        module: by its dotted name.
-        package: with its version.
+        name: name for ``--plugin``.
+        module: dotted name of its module.
+        package: name and version of the package.
     """
 
     name: str
@@ -67,7 +67,7 @@ class InstalledPlugin(NamedTuple):
 
 
 _PLUGINS: dict[str, Plugin] = {}
-"""The plugins that this process imported, by ``where``."""
+"""Plugins imported by this process, by ``where``."""
 
 
 def installed_plugins() -> list[InstalledPlugin]:
@@ -83,7 +83,7 @@ def import_plugins(named: Iterable[str | Path]) -> list[Plugin]:
         named: a Python file, an installed plugin's name (see ``installed_plugins``), or a module's dotted name.
 
     Raises:
-        ConfigError: there is none, it cannot be imported, registers nothing or a name that is taken, or its file changed since this
+        ConfigError: the plugin does not exist, cannot be imported, registers nothing or a taken name, or its file changed since this
             process imported it.
     """
     return [_import_plugin(str(each)) for each in named]
@@ -100,16 +100,18 @@ def _import_plugin(named: str) -> Plugin:
     record = PluginRecord(name=path.name if is_file else where, sha256=hashlib.sha256(content).hexdigest())
     if (known := _PLUGINS.get(where)) is not None:
         if known.record != record:
-            raise ConfigError(f"plugin {named}: the file changed since this process imported it; begin a new process")
+            raise ConfigError(f"plugin {named}: the file changed since this process imported it; start a new process")
         return known
-    recipes_by_task()  # with these the package's own slots and components are registered, whatever the plugin imports
+    recipes_by_task()  # registers the package's own slots and components first
     before = _registered()
     with _Import(named, path):
         name = _run_file(path, content, record.sha256).__name__ if is_file else import_module(where).__name__
     here = [schema for schema in _registered() if schema not in before or f"{schema.__module__}.".startswith(f"{name}.")]
-    new = tuple(schema for schema in here if not schema.__module__.startswith("transom."))  # the package's own come in with others' imports
+    new = tuple(
+        schema for schema in here if not schema.__module__.startswith("transom.")
+    )  # exclude the package's own components, imported by the plugin
     if not new:
-        raise ConfigError(f"plugin {named}: expected a component or a task that it registers, found none; decorate one (docs/extending.md)")
+        raise ConfigError(f"plugin {named}: expected the file to register a component or task, found none; see docs/extending.md")
     depth = where.count(".") + (path.name == "__init__.py")
     home = "" if is_file else str(path.absolute().parents[depth])
     return _PLUGINS.setdefault(where, Plugin(where, home, record, new))
@@ -121,7 +123,7 @@ def _module_name(named: str) -> str:
 
 
 def _module_path(named: str, module: str) -> Path:
-    """Find the file of a module; finding it imports the packages that it is in."""
+    """Find the file of a module; this imports its parent packages."""
     found, parts = None, module.split(".")
     if all(part.isidentifier() for part in parts):
         with _Import(named, Path(module)):
@@ -135,7 +137,7 @@ def _module_path(named: str, module: str) -> Path:
 
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
-    """Run the very bytes that were hashed as a module of its own name, which is the same in every process."""
+    """Execute the hashed bytes as a module, whose name is the same in every process."""
     name = f"transom_plugin_{sha256[:12]}_{path.stem}".replace(".", "_")
     spec = spec_from_file_location(name, path)
     assert spec is not None, "the path of a plugin ends in .py"
@@ -158,7 +160,7 @@ class _Import:
         """Begin the import."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Raise the error as one of the plugin, with the line of its file; an interrupt remains what it is."""
+        """Convert an exception to a ConfigError with the plugin's line; interrupts are not converted."""
         if isinstance(error, Exception | SystemExit):
             at = [frame.lineno for frame in traceback.extract_tb(trace) if frame.filename == str(self._path)]
             line = error.lineno if isinstance(error, SyntaxError) else at[-1] if at else None
@@ -167,7 +169,7 @@ class _Import:
 
 
 def plugin_in_traceback(error: BaseException) -> str | None:
-    """Name the imported plugin whose code an error passed, with the line of its file that is nearest to the error; None for no plugin's."""
+    """Return the imported plugin in an error's traceback, with the line closest to the error; None if there is none."""
     names = {where if where.endswith(".py") else sys.modules[where].__file__: plugin.record.name for where, plugin in _PLUGINS.items()}
     frames = traceback.extract_tb(error.__traceback__)
     at = [f"plugin {names[frame.filename]}, line {frame.lineno}" for frame in frames if frame.filename in names]
@@ -180,13 +182,13 @@ def plugin_names() -> list[str]:
 
 
 def _registered() -> dict[type[Schema], None]:
-    """List the registered components and tasks as keys, in the order of their registration."""
+    """Return the registered components and tasks in order of registration."""
     components = [schema for slot in SLOTS.values() for schema in slot.choices]
     return dict.fromkeys([*components, *registered_recipes()])
 
 
 def describe_plugins() -> list[str]:
-    """List what the imported plugins registered, a line each: the plugin, how a recipe names it, and what it is."""
+    """Describe each registration of the imported plugins in one line: the plugin, the name in recipes, and a description."""
     return [f"{plugin.record.name}: {_named(schema)}" for plugin in _PLUGINS.values() for schema in plugin.schemas]
 
 
@@ -212,10 +214,10 @@ def _schemas_in(value: Any) -> Iterator[type[Schema]]:
 
 
 def require_plugins(records: Sequence[PluginRecord], run: str) -> None:
-    """Refuse a run that needs a plugin which was not named, or whose file is another one now.
+    """Raise an error if a run needs a plugin that is not imported or has changed.
 
     Raises:
-        ConfigError: naming the plugin, and what to do.
+        ConfigError: the plugin is missing or has another hash.
     """
     named = [plugin.record for plugin in _PLUGINS.values()]
     hashes = {record.sha256: record for record in named}
@@ -224,16 +226,17 @@ def require_plugins(records: Sequence[PluginRecord], run: str) -> None:
         if other is not None:
             raise ConfigError(
                 f"{run}: expected plugin {record.name} with SHA-256 {record.sha256[:12]}, as the run was trained with, found"
-                f" {other.sha256[:12]}: it has changed; name the file as it was, or train again"
+                f" {other.sha256[:12]}: it has changed; restore the file, or train again"
             )
         raise ConfigError(
-            f"{run}: expected plugin {record.name} (SHA-256 {record.sha256[:12]}), found it not named: add --plugin {record.name} with its"
+            f"{run}: expected plugin {record.name} (SHA-256 {record.sha256[:12]}), which is not imported: add"
+            f" --plugin {record.name} with its"
             " path (in Python plugins=[...]), if you trust that file"
         )
 
 
 def plugin_component(plugin: Plugin, name: str) -> type[Schema]:
-    """Find a plugin's component by the name of its schema class, or of what builds it.
+    """Find a plugin's component by the name of its schema class or builder.
 
     Raises:
         ConfigError: the plugin registers no such component.

@@ -25,7 +25,7 @@ from transom.errors import ConfigError
 
 
 class Metric(NamedTuple):
-    """One figure of a validation.
+    """A validation metric.
 
     Attributes:
         key: its field in ``metrics.jsonl``.
@@ -62,7 +62,7 @@ class Recipe(Schema):
     """Validation metrics of this task besides the shared ones (``training/validation_metrics.py``)."""
 
     PREFIX_COVERAGE: ClassVar[Coverage] = "none"
-    """Part of a text to which pattern ``prefix`` lets tokens attend: none if the task's texts have no prefix."""
+    """Part of a text that pattern ``prefix`` makes visible: none if the task's texts have no prefix."""
 
     GUESSES: ClassVar[bool] = True
     """Whether a prediction is one of the model's classes or tokens, so that the loss can be compared with that of guessing."""
@@ -77,7 +77,7 @@ class Recipe(Schema):
     def _statistics_of_one_process(self) -> Self:
         if isinstance(self.model, TransformerConfig) and self.model.norm.kind == "batchnorm" and self.training.processes > 1:
             raise ValueError(
-                "model.norm = 'batchnorm' takes its statistics in one process: expected training.processes = 1, found"
+                "model.norm = 'batchnorm' computes its statistics in one process: expected training.processes = 1, found"
                 f" {self.training.processes}; change one of them"
             )
         return self
@@ -88,8 +88,8 @@ class Recipe(Schema):
         for pattern in block_patterns(attention.pattern) if isinstance(attention, MultiHeadAttentionConfig) else ():
             if pattern_coverage(pattern, self.PREFIX_COVERAGE) == "none":
                 raise ValueError(
-                    f"model.attention.pattern: expected a pattern that lets a text of task '{self.task}' see some of itself, found"
-                    f" {format_pattern(pattern)}, which lets it see nothing; join it with a window"
+                    f"model.attention.pattern: expected a pattern with visible tokens in a text of task '{self.task}', found"
+                    f" {format_pattern(pattern)}, which masks all; combine it with a window"
                 )
         return self
 
@@ -99,16 +99,16 @@ class Recipe(Schema):
         return self.EXAMPLE
 
     def measured_on(self, figures: Mapping[str, Any]) -> str:
-        """Say what part of the validation data some of its figures are of, where it is not all of them; for the model card."""
+        """Return the part of the validation data on which some metrics were computed, for the model card; empty for all."""
         return ""
 
     def with_fields(self, part: Literal["data", "model", "training"], **fields: object) -> Self:
-        """Give the same recipe with other values of some fields of a part, which are not validated."""
+        """Return a copy of the recipe with changed fields of a section, without validation."""
         return self.model_copy(update={part: getattr(self, part).model_copy(update=fields)})
 
 
 class TextRecipe(Recipe):
-    """Base schema of recipes of tasks on text, which have a tokenizer."""
+    """Base schema of recipes for text tasks, which have a tokenizer."""
 
     tokenizer: TokenizerConfig
     model: TextModelConfig
@@ -123,39 +123,39 @@ class TextRecipe(Recipe):
 
 
 class PairRecipe(TextRecipe):
-    """Base schema of recipes of tasks on pairs of texts."""
+    """Base schema of recipes for tasks on pairs of texts."""
 
     data: PairDataConfig
     tokenizer: PairTokenizerConfig
 
 
 def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str | None = None) -> tuple[Recipe, Path]:
-    """Read a recipe and check it against the schema.
+    """Load a recipe and validate it.
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
         overrides: such as ``"training.max_steps=300"``; a value that is not TOML is text. A component is set before its fields, in
             any order; of two values of a field the last wins. A preset replaces the recipe's model.
-        context: ``DATA_LATER`` where the recipe need not say where its data are.
+        context: ``DATA_OPTIONAL`` if the recipe need not name its data.
 
     Returns:
         The recipe, and the folder that a relative ``data.root`` starts from: the file's own, or the current one
         for a packaged recipe and for a root that an override gives.
 
     Raises:
-        ConfigError: no such recipe, not TOML, or a field that does not fit; the message names the place.
+        ConfigError: the recipe does not exist, is not TOML, or has an invalid field; the message names the place.
     """
     raw = read_recipe(where, overrides)
     return check_recipe(raw, context), raw.base
 
 
 class RawRecipe(NamedTuple):
-    """A recipe as it was read, with overrides and preset in their places, not checked yet.
+    """A recipe as read, with overrides and preset applied but not validated.
 
     Attributes:
         tables: its content.
         base: the folder that a relative ``data.root`` starts from.
-        place: gives the file and line, or the flag, that sets a field.
+        place: returns the file and line, or the option, that sets a field.
     """
 
     tables: dict[str, Any]
@@ -164,15 +164,15 @@ class RawRecipe(NamedTuple):
 
 
 def read_recipe(where: str | Path, overrides: Sequence[str] = (), own: bool = False) -> RawRecipe:
-    """Read a recipe without checking its fields.
+    """Read a recipe without validating its fields.
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
         overrides: as for ``load_recipe``.
-        own: leave out what a packaged recipe says itself; the overrides remain.
+        own: omit the content of a packaged recipe and keep only the overrides.
 
     Raises:
-        ConfigError: no such recipe or preset, or not TOML.
+        ConfigError: the recipe or preset does not exist, or is not TOML.
     """
     name, text, base = _find(where)
     text = "" if own and not _is_file(where) else text
@@ -182,7 +182,7 @@ def read_recipe(where: str | Path, overrides: Sequence[str] = (), own: bool = Fa
     base = Path.cwd() if any(override.path == ("data", "root") for override in sets) else base
 
     def place(path: tuple[str, ...]) -> str:
-        """Name what sets a field; a field of the model that nothing else sets is the preset's, if there is one."""
+        """Return the file and line, the option or the preset that sets a field."""
         found = _place(name, text, sets, path)
         return _place(name, text, sets, ("model", "preset")) if found == name and path[:1] == ("model",) else found
 
@@ -190,19 +190,19 @@ def read_recipe(where: str | Path, overrides: Sequence[str] = (), own: bool = Fa
 
 
 def check_recipe(raw: RawRecipe, context: str | None = None) -> Recipe:
-    """Check a recipe that was read against the schema of its task.
+    """Validate a recipe against the schema of its task.
 
     Raises:
-        ConfigError: a field does not fit.
+        ConfigError: a field is invalid.
     """
     return validate(_schema(raw.tables, raw.place(("task",))), raw.tables, raw.place, context)
 
 
 def data_flags(where: str | Path, overrides: Sequence[str] = ()) -> str:
-    """Name the options of ``transom train`` that give a recipe a person's own files, whether or not it is whole without them.
+    """Return the options of ``transom train`` that set the data files of a recipe, even if it is incomplete without them.
 
     Raises:
-        ConfigError: no such recipe, not TOML, or no such task.
+        ConfigError: the recipe does not exist, is not TOML, or has an unknown task.
     """
     name, text, _ = _find(where)
     raw, sets = _overridden(name, text, overrides)
@@ -210,7 +210,7 @@ def data_flags(where: str | Path, overrides: Sequence[str] = ()) -> str:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Write a recipe in full, as TOML that ``load_recipe`` reads back to an equal one."""
+    """Return a complete recipe as TOML, from which ``load_recipe`` restores an equal one."""
     return tomli_w.dumps(_plain(recipe))
 
 
@@ -226,7 +226,7 @@ def _find(where: str | Path) -> tuple[str, str, Path]:
 
 
 def _is_file(where: str | Path) -> bool:
-    """Return whether a recipe is given by a path, not by the name of a packaged recipe."""
+    """Return whether a recipe is a path rather than the name of a packaged recipe."""
     path = Path(where)
     return path.suffix == ".toml" or len(path.parts) > 1 or path.is_file()
 
@@ -234,7 +234,7 @@ def _is_file(where: str | Path) -> bool:
 def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[str, Any], list[Override]]:
     sets = sorted(map(parse_override, overrides), key=lambda override: override.depth)
     raw = parse_toml(text, name)
-    if (Path(name).parent / "config.json").is_file():  # a run's own recipe, perhaps of an earlier format
+    if (Path(name).parent / "config.json").is_file():  # a run's recipe may have an earlier format
         raw = migrate_tables(raw)
     if any(override.path == ("model", "preset") for override in sets):
         raw.pop("model", None)
@@ -244,7 +244,7 @@ def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[st
 
 
 def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:
-    """Choose the form of recipe by its task; one without a task is a translator's."""
+    """Return the schema of a recipe's task; the default task is translation."""
     task = raw.get("task", "translation")
     known = recipes_by_task()
     if not isinstance(task, str) or task not in known:
@@ -253,13 +253,13 @@ def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:
 
 
 def parse_model_config(fields: Mapping[str, Any]) -> ModelConfig:
-    """Check the fields of a model, ``kind`` or ``preset`` among them.
+    """Validate the fields of a model, including ``kind`` or ``preset``.
 
     Raises:
-        ConfigError: a field is unknown or does not fit; the message names it.
+        ConfigError: a field is unknown or invalid; the message names it.
     """
     raw = _with_preset(fields, "preset") if "preset" in fields else dict(fields)
-    recipes_by_task()  # each registers the networks that it alone has
+    recipes_by_task()  # registers the models of single tasks
     kinds = SLOTS["model"].components
     if (kind := raw.get("kind")) not in kinds:
         raise ConfigError(f"kind: expected a kind of model or a preset, found {kind!r}; {suggest(str(kind), list(kinds))}")

@@ -121,7 +121,7 @@ class LuongAttentionConfig(SourceAttentionConfig):
     @model_validator(mode="after")
     def _a_width_needs_concat(self) -> Self:
         if self.d_attention is not None and self.score != "concat":
-            raise ValueError(f"expected d_attention with score 'concat' only, found it with {self.score!r}; remove it")
+            raise ValueError(f"d_attention requires score 'concat', found {self.score!r}; remove it")
         return self
 
     def input_feeding_dim(self, d_model: int) -> int:

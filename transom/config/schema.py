@@ -1,4 +1,4 @@
-"""Base of all schema classes: closed and frozen, with shorthand for components; and the slots that hold components."""
+"""Base of all schema classes: closed, frozen, with shorthand for components; and the slots of components."""
 
 from collections.abc import Callable
 from types import UnionType
@@ -12,9 +12,9 @@ from transom.files.limits import MAX_FLOAT, MAX_INT
 
 
 class Schema(BaseModel):
-    """A closed set of validated fields; an unknown field is an error, and so is a value of another type or a number that is not finite.
+    """A closed set of validated fields: unknown fields, values of other types and non-finite numbers are errors.
 
-    TOML has no null: ``"none"`` stands for it in every field that may be empty, and for the default in a field with a ``derived_default``.
+    TOML has no null. ``"none"`` represents None in optional fields, and the default in fields with a ``derived_default``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False)
@@ -56,28 +56,28 @@ def derived_formula(field: FieldInfo) -> str | None:
 
 
 class ComponentConfig(Schema):
-    """A component: a part that is chosen by its ``kind``.
+    """Base schema of components, which are selected by ``kind``.
 
-    In a recipe ``norm = "layernorm"`` is short for ``norm = { kind = "layernorm" }``, and a table without ``kind`` is of the default's.
-    Its docstring has the equation with its source, and after ``Cost and use:`` the advice in docs/components.md.
+    In a recipe ``norm = "layernorm"`` is short for ``norm = { kind = "layernorm" }``, and a table without ``kind`` has the default kind.
+    The docstring of a component has the equation with its source and, after ``Cost and use:``, the advice in docs/components.md.
     """
 
     IMPLEMENTED_IN: ClassVar[str] = ""
-    """Module whose import registers what builds it, where importing the schema does not: it is imported when one is first built."""
+    """Module that registers the builder, if importing the schema does not; it is imported on first use."""
 
     kind: str
 
 
 class Slot:
-    """A place for one of several components: the annotation of a field whose kinds the registry knows (``config.components``).
+    """Annotation of a field that accepts the components registered for a slot.
 
-    pydantic makes the tagged union of a field when it builds the class that has the field, and again when a component is registered later.
+    The tagged union of a field is built with its class, and rebuilt if a component is registered later.
 
     Attributes:
-        name: of the slot, by which components are registered in it.
-        base: class of every component in it.
-        components: by kind, in the order of their registration.
-        built: whether pydantic has built a class with it.
+        name: name of the slot, for ``register_component``.
+        base: base class of its components.
+        components: components by kind, in order of registration.
+        built: whether a class that uses it has been built.
     """
 
     def __init__(self, name: str, base: type[ComponentConfig] = ComponentConfig) -> None:
@@ -88,11 +88,11 @@ class Slot:
 
     @property
     def choices(self) -> tuple[type[ComponentConfig], ...]:
-        """The components, each once."""
+        """The components, without duplicates."""
         return tuple(dict.fromkeys(self.components.values()))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Build the tagged union of all choices."""
+        """Build the tagged union of all components."""
         self.built = True
         first, *others = self.choices
         return handler.generate_schema(Annotated[Union[(first, *others)], Field(discriminator="kind")] if others else first)
@@ -103,23 +103,23 @@ SLOTS: dict[str, Slot] = {}
 
 
 def choices(slot: str) -> tuple[type[ComponentConfig], ...]:
-    """List the components that a slot can hold, in the order of their registration."""
+    """Return the components of a slot, in order of registration."""
     return SLOTS[slot].choices
 
 
 def split_docstring(schema: type[Schema]) -> tuple[str, str]:
-    """Return what a schema is, and what it costs and when to use it, from its docstring."""
+    """Split a schema's docstring into its definition and its ``Cost and use:`` advice."""
     what, _, advice = " ".join((schema.__doc__ or "").split()).partition(" Cost and use: ")
     return what, advice
 
 
 def kinds(schema: type[Schema]) -> tuple[str, ...]:
-    """List the kinds of a component; none for the base of several, or another schema."""
+    """Return the kinds of a component; empty for base classes and other schemas."""
     return get_args(schema.model_fields["kind"].annotation) if issubclass(schema, ComponentConfig) else ()
 
 
 def allowed_types(field: Any) -> tuple[Any, ...]:
-    """List the types that a field, or an annotation, allows; of a slot, the components that it can hold.
+    """Return the types that a field or annotation allows; for a slot, its components.
 
     >>> allowed_types(Annotated[int | None, "any"])
     (<class 'int'>, <class 'NoneType'>)
@@ -139,17 +139,17 @@ def allowed_types(field: Any) -> tuple[Any, ...]:
 
 
 def allowed_schemas(field: Any) -> list[type[Schema]]:
-    """List the schema classes that a field, or an annotation, allows."""
+    """Return the schema classes that a field or annotation allows."""
     return [member for member in allowed_types(field) if isinstance(member, type) and issubclass(member, Schema)]
 
 
 def list_item_schemas(field: Any) -> list[type[Schema]]:
-    """List the schema classes of which a field allows a list."""
+    """Return the schema classes that may be items of a list field."""
     return [schema for member in allowed_types(field) if get_origin(member) is tuple for schema in allowed_schemas(get_args(member)[0])]
 
 
 def expand_shorthand(field: FieldInfo, value: Any) -> Any:
-    """Write a field's short form in full."""
+    """Expand the short form of a component."""
     allowed = allowed_types(field)
     if value == "none" and (type(None) in allowed or derived_formula(field)):
         return None

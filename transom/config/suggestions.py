@@ -1,4 +1,4 @@
-"""Names that were mistyped."""
+"""Suggestions for mistyped names."""
 
 import difflib
 from collections.abc import Sequence

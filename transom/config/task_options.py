@@ -4,19 +4,19 @@ from typing import NamedTuple
 
 
 class DataOption(NamedTuple):
-    """An option of ``transom train`` that names a person's own files.
+    """An option of ``transom train`` that names the user's files.
 
     Attributes:
-        flag: as in ``--labeled-data``.
-        metavar: what stands for its value.
-        help: one line.
-        part: of the recipe's data that it names, ``train`` or ``valid``; empty for what goes with every part that is named.
-        field: of that part, which it sets.
-        needs: another option that must stand beside it, if any.
-        why: what that option is, for the error that it is missing.
-        repeated: it may be given several times, and sets a list.
-        is_path: its value is a path, which starts from the current folder; else it is text.
-        is_text: the files hold text, of which a tokenizer can be trained.
+        flag: the option, such as ``--labeled-data``.
+        metavar: placeholder of its value.
+        help: help text of one line.
+        part: part of the data, ``train`` or ``valid``; empty if it applies to every part that is given.
+        field: field of the part that it sets.
+        needs: another option that it requires.
+        why: description of the required option, for the error if it is missing.
+        repeated: whether it may be repeated and sets a list.
+        is_path: whether its value is a path, relative to the current folder.
+        is_text: whether a tokenizer can be trained on the files.
     """
 
     flag: str
@@ -32,12 +32,12 @@ class DataOption(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command, as in `transom train`.
+    """A command of the command line.
 
     Attributes:
-        name: as in ``transom translate``.
-        help: one line.
-        module: has its ``app`` and ``EXAMPLES``; left out, the file of its name in ``transom/cli/``.
+        name: name, such as ``translate``.
+        help: help text of one line.
+        module: module with its ``app`` and ``EXAMPLES``; default: the file of its name in ``transom/cli/``.
     """
 
     name: str
@@ -52,10 +52,10 @@ class TaskHelp(NamedTuple):
     only literals and the names in this module.
 
     Attributes:
-        options: of ``transom train``.
-        order: its place where tasks are listed, from low to high.
-        scored_by: what ``transom classify --labeled-data`` scores its models by, where it has classes.
-        commands: those that the task brings; a command that serves several tasks is brought by one of them.
+        options: options of ``transom train``.
+        order: sort key in lists of tasks, ascending.
+        scored_by: metric of ``transom classify --labeled-data``, for tasks with classes.
+        commands: the task's commands; a command that serves several tasks belongs to one of them.
     """
 
     options: tuple[DataOption, ...]
@@ -65,7 +65,7 @@ class TaskHelp(NamedTuple):
 
 
 def format_flags(options: tuple[DataOption, ...]) -> str:
-    """Name the options that say what to train on.
+    """Format the options that name training data.
 
     >>> format_flags(PAIRS), format_flags(TEXT)
     ('--source and --target', '--text')
@@ -80,7 +80,7 @@ PAIRS = (
     DataOption("--valid-source", "FILE", "Validation source; left out, 1% is split off.", "valid", "source", "--valid-target", _LINES),
     DataOption("--valid-target", "FILE", "Validation target.", "valid", "target", "--valid-source", _LINES),
 )
-"""Of the tasks that learn from pairs of texts."""
+"""Options of tasks on pairs of texts."""
 
 _LEARNED = "the text to train on"
 TEXT = (
@@ -99,4 +99,4 @@ TEXT = (
         is_path=False,
     ),
 )
-"""Of the tasks that learn from plain text."""
+"""Options of tasks on plain text."""

@@ -1,7 +1,7 @@
-"""The registry of tasks: what the recipe's ``task`` may be.
+"""The registry of tasks: the values of a recipe's ``task``.
 
 The packaged tasks are found by their files, ``tasks/*/schema.py``, and imported by name at first use:
-adding one touches nothing outside its folder. Beside the dispatch table's this is the only import of a room from above.
+a new task changes nothing outside its folder. Besides that of the dispatch table, this is the only import of a later package.
 """
 
 import ast
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 Registered = TypeVar("Registered", bound=type)
 
 PACKAGED = "transom.tasks"
-"""The package whose folders are the tasks that come with transom."""
+"""The package that contains one folder per task."""
 
 _recipes: dict[str, "type[Recipe]"] = {}
 """Recipes registered so far."""
 
 
 def register_task(recipe: Registered) -> Registered:
-    """Register a task by its form of a recipe, whose field ``task`` has its name as the default; a decorator.
+    """Register a task by its recipe schema, whose field ``task`` has the task's name as default (decorator).
 
     Raises:
-        ConfigError: another task has that name.
+        ConfigError: the name is taken.
     """
     form: type[Recipe] = recipe
     name = form.model_fields["task"].default
     if (known := _recipes.setdefault(name, form)) is not form:
-        raise ConfigError(f"{recipe.__module__}: expected a new name of a task, found {name!r}, which is {known.__module__}'s; change it")
+        raise ConfigError(f"{recipe.__module__}: task {name!r} is registered by {known.__module__}; choose another name")
     return recipe
 
 
 def recipes_by_task() -> dict[str, "type[Recipe]"]:
-    """Return each task's form of a recipe by the task's name, in the order in which tasks are listed."""
+    """Return the recipe schema of each task by name, in display order."""
     _import_packaged()
     return dict(sorted(_recipes.items(), key=lambda item: (item[1].HELP.order, item[0])))
 
 
 def registered_recipes() -> list["type[Recipe]"]:
-    """List the forms of recipes that registered themselves so far; nothing is imported for it."""
+    """Return the recipe schemas registered so far, without importing any."""
     return list(_recipes.values())
 
 

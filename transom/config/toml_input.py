@@ -1,4 +1,4 @@
-"""TOML as people write it: files, places in them, and ``a.b=value`` overrides."""
+"""Read recipes in TOML: size checks, locations of fields, and ``a.b=value`` overrides."""
 
 import re
 import tomllib
@@ -28,7 +28,7 @@ def read_toml_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x} at byte {error.start + 1}") from None
     except OSError as error:
-        raise ConfigError(f"{path}: expected a TOML file, found none that can be read ({(error.strerror or str(error)).lower()})") from None
+        raise ConfigError(f"{path}: cannot read the file ({(error.strerror or str(error)).lower()})") from None
 
 
 _TOKEN = re.compile(
@@ -37,25 +37,25 @@ _TOKEN = re.compile(
     r"""|\#[^\n]*+|(?P<bare>[^\s"'\#\[\]{}=,.]++)|(?P<mark>[\[\]{}=,.\n])""",
     re.DOTALL,
 )
-"""Strings, whole, also unfinished ones; comments; names, numbers and other words between dots; and the marks that order them."""
+"""Strings, also unterminated ones; comments; names, numbers and other words between dots; and punctuation."""
 
 
 class _TomlScanner:
-    """Counts of the levels, values and digits that a TOML parser would build, without building them.
+    """Count the levels, values and digits of a TOML text without parsing it.
 
-    Names are to the left of ``=``, at the start of a line or in an inline table; each of their parts is a level.
+    Names are left of ``=``, at the start of a line or in an inline table. Each part of a dotted name is a level.
     """
 
     def __init__(self, name: str) -> None:
-        """Start at the first line of a file, or of the one line of ``--set``."""
+        """Start before the first line."""
         self.name, self.line, self.values = name, 1, 0
-        self.header = 0  # levels of the table that lines belong to
-        self.depth = 0  # levels of what is being read
-        self.open: list[tuple[str, int]] = []  # brackets of values, each with the levels outside it
+        self.header = 0  # levels of the current table
+        self.depth = 0  # levels of the current name
+        self.open: list[tuple[str, int]] = []  # open brackets, each with the levels outside it
         self.of_name, self.in_header = True, False
 
     def read(self, text: str) -> None:
-        """Count a whole text."""
+        """Scan the text."""
         for token in _TOKEN.finditer(text):
             if token["mark"] is not None:
                 self._mark(token["mark"])
@@ -98,7 +98,7 @@ class _TomlScanner:
             return
         self.open.append((mark, self.depth))
         self.of_name = mark == "{"
-        if mark == "[":  # the levels of an inline table are its names'
+        if mark == "[":  # inline tables add the levels of their names
             self._deeper()
 
     def _deeper(self) -> None:
@@ -106,7 +106,7 @@ class _TomlScanner:
         self._another()
         if self.depth > MAX_DEPTH:
             raise ConfigError(
-                f"{self._place}: expected tables, lists and dotted names at most {MAX_DEPTH} levels deep, found more; make it flat"
+                f"{self._place}: expected tables, lists and dotted names at most {MAX_DEPTH} levels deep, found more; flatten it"
             )
 
     def _another(self) -> None:
@@ -124,14 +124,14 @@ class _TomlScanner:
 
 
 def check_toml(text: str, name: str) -> None:
-    """Refuse TOML that would take the parser much memory, time or depth; one linear pass, before anything is parsed.
+    """Raise an error if parsing a TOML text would need too much memory, time or depth, in one linear pass.
 
     Args:
-        text: TOML, or what may be.
-        name: what messages call it.
+        text: the text.
+        name: its name in messages.
 
     Raises:
-        ConfigError: it is longer, deeper or holds more than ``config.limits`` allows.
+        ConfigError: the text exceeds a limit of ``files.limits``.
     """
     if (size := len(text.encode(errors="surrogatepass"))) > MAX_RECIPE_BYTES:
         raise ConfigError(f"{name}: expected at most {MAX_RECIPE_BYTES:,} bytes, found {size:,}; is this a recipe?")
@@ -139,7 +139,7 @@ def check_toml(text: str, name: str) -> None:
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """Parse TOML; a syntax error is named as ``name:line:column``."""
+    """Parse TOML; syntax errors are located as ``name:line:column``."""
     check_toml(text, name)
     try:
         return tomllib.loads(text)
@@ -147,20 +147,20 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         found = _PLACE.match(str(error))
         message, line, column = (found[1], found[2], found[3]) if found else (str(error), None, None)
         place = f"{name}:{line}:{column}" if line else f"{name}:{text.count(chr(10)) + 1}"
-        raise ConfigError(f"{place}: expected TOML, found something else: {message[:1].lower()}{message[1:]}") from None
+        raise ConfigError(f"{place}: invalid TOML: {message[:1].lower()}{message[1:]}") from None
 
 
 SHARED_SCHEMA_TABLES = ("tokenizer",)
-"""Tables whose kinds have the same fields: another kind keeps the other fields, where another component drops them."""
+"""Tables whose kinds share all fields: changing ``kind`` keeps the other fields, unlike for other components."""
 
 
 class Override(NamedTuple):
-    """One ``a.b=value``.
+    """An override ``a.b=value``.
 
     Attributes:
-        path: the field's name from the outermost table inwards.
-        value: what TOML makes of the text after ``=``, or that text itself.
-        text: as it was given.
+        path: the parts of the field's dotted name.
+        value: the text after ``=`` parsed as TOML, or as a string if it is not TOML.
+        text: the original text.
     """
 
     path: tuple[str, ...]
@@ -169,11 +169,11 @@ class Override(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Depth of the field; a component's ``kind`` has the depth of the component, which it replaces."""
+        """Depth of the field; ``kind`` has the depth of its component, which it replaces."""
         return len(self.path) - (self.path[-1] == "kind")
 
     def applied(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``raw`` with the field set; a component given as a word keeps that word as its ``kind``."""
+        """Return ``raw`` with the field set; the short form of a component is kept as its ``kind``."""
         value: Any = self.value
         for depth in range(len(self.path) - 1, 0, -1):
             value = {self.path[depth]: value}
@@ -181,7 +181,7 @@ class Override(NamedTuple):
 
 
 def parse_override(text: str) -> Override:
-    """Split ``a.b=value``.
+    """Parse ``a.b=value``.
 
     >>> parse_override("training.max_steps=300").value, parse_override("data.root=../data").value
     (300, '../data')
@@ -191,7 +191,7 @@ def parse_override(text: str) -> Override:
     if not equals or not all(path):
         raise ConfigError(f"--set {text}: expected FIELD=VALUE as in training.max_steps=300")
     if re.search("[\ud800-\udfff]", text):
-        raise ConfigError(f"--set {text[:80]!a}: expected UTF-8, as a recipe is written in, found other bytes; spell it in UTF-8")
+        raise ConfigError(f"--set {text[:80]!a}: expected UTF-8, the encoding of recipes, found other bytes; write it in UTF-8")
     if len(path) > MAX_DEPTH:
         raise ConfigError(
             f"--set {name:.80}: expected a name of at most {MAX_DEPTH} parts, found {len(path):,}; name a field of the recipe"
@@ -205,12 +205,12 @@ def parse_override(text: str) -> Override:
 
 
 def merge_tables(base: Mapping[str, Any], top: Mapping[str, Any], whole: int = -1) -> dict[str, Any]:
-    """Lay one table over another.
+    """Merge two tables.
 
     Args:
         base: the fields to start from.
-        top: the fields that win.
-        whole: how many levels down a table replaces the one below instead of joining it; -1 for never.
+        top: the fields that take precedence.
+        whole: depth at which tables are replaced instead of merged; -1 for never.
     """
     out = dict(base)
     for name, value in top.items():
@@ -223,12 +223,12 @@ def merge_tables(base: Mapping[str, Any], top: Mapping[str, Any], whole: int = -
 
 
 def find_line(text: str, path: tuple[str, ...]) -> int | None:
-    r"""Find the line of a TOML text that sets a field, or the nearest thing around it.
+    r"""Return the line of a TOML text that sets a field, or the closest enclosing table.
 
     >>> find_line("seed = 1\n[training]\nmax_steps = 3", ("training", "max_steps"))
     3
 
-    Tables of a list count from 0.
+    Tables of a list are numbered from 0.
 
     >>> find_line("[[a.b]]\nc = 1\n[[a.b]]\nc = 2", ("a", "b", "1", "c"))
     4

@@ -1,4 +1,4 @@
-"""The schema of a training run."""
+"""Schemas of training settings."""
 
 from typing import Annotated, Literal
 
@@ -134,7 +134,7 @@ LABEL_SMOOTHING_HELP = "probability spread evenly over the vocabulary, or over t
 
 
 class TrainingConfig(Schema):
-    """One training run."""
+    """Training settings."""
 
     max_steps: int = Field(20000, ge=1, description="optimizer steps")
     max_minutes: float | None = Field(
@@ -183,7 +183,7 @@ class TrainingConfig(Schema):
 
 
 class TextTrainingConfig(TrainingConfig):
-    """One training run on text."""
+    """Training settings of a text model."""
 
     batch_tokens: int = Field(
         4096, ge=1, description="maximum tokens per batch on its longer side, padding included, over all ranks and micro-batches"
@@ -191,7 +191,7 @@ class TextTrainingConfig(TrainingConfig):
 
 
 class RDropTrainingConfig(TextTrainingConfig):
-    """One training run on text with optional R-Drop."""
+    """Training settings of a text model with optional R-Drop."""
 
     r_drop: float = Field(
         0.0,
@@ -202,7 +202,7 @@ class RDropTrainingConfig(TextTrainingConfig):
 
 
 class AdamWTrainingConfig(TrainingConfig):
-    """Base of runs with AdamW, without label smoothing and weight averaging."""
+    """Base of training settings with AdamW, without label smoothing and weight averaging."""
 
     learning_rate: PeakLearningRate = Field(1e-3, description=LEARNING_RATE_HELP)
     schedule: AnySchedule = Field(CosineScheduleConfig(), description="the learning-rate schedule component")
@@ -213,7 +213,7 @@ class AdamWTrainingConfig(TrainingConfig):
 
 
 class EncoderTrainingConfig(AdamWTrainingConfig, TextTrainingConfig):
-    """One training run of an encoder."""
+    """Training settings of an encoder."""
 
     optimizer: AnyOptimizer = Field(AdamWConfig(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer component")
     best_checkpoint_metric: Literal["loss", "accuracy"] = Field(

@@ -1,4 +1,4 @@
-"""Rewrite a recipe of format 2 or earlier in present names, with its comments and its order."""
+"""Rewrite a recipe of format 2 or earlier in present names, preserving comments and order."""
 
 import re
 
@@ -15,10 +15,10 @@ def upgrade_recipe(text: str, name: str) -> tuple[str, list[Change]]:
         name: the file, for errors.
 
     Returns:
-        The new text, and what was changed; nothing where all names are present ones.
+        The new text and the changes, empty if all names are current.
 
     Raises:
-        ConfigError: it is not TOML, or its layout is such that a change would alter something else.
+        ConfigError: the text is not TOML, or cannot be changed safely.
     """
     old = parse_toml(text, name)
     changes = list_changes(old)
