@@ -44,7 +44,7 @@ class MixtureOfDepthsConfig(DepthConfig):
     (section 3.5, first method).
 
     Cost and use: A routed block costs ``capacity`` of a full block, so a deeper model has equal cost; the paper's best setting is every
-    second block with 12.5 %. Selection is causal in evaluation but not in training. metrics.jsonl reports the fraction of tokens selected
+    second block with 12.5%. Selection is causal in evaluation but not in training. metrics.jsonl reports the fraction of tokens selected
     in evaluation (mod_fraction_causal), which is learned, and in training (mod_fraction). Inference skips a block that no row of the batch
     selects, so single texts gain most. With pooling = start or cls, the last block may skip the token that is classified; pooling = mean
     avoids this. Cannot be combined with experts or approximated attention; masks are dense even for sparse patterns.
