@@ -32,11 +32,23 @@ def test_the_walk_stops_in_every_room_that_is_built() -> None:
     ], "in the packages' order"
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+PAGES = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "benchmarks/README.md")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 def test_files_that_are_named_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    missing = [target for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if not ((ROOT / page).parent / target).exists()]
-    assert not missing
+    links = [(ROOT / page).parent / target for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
+    paths = [ROOT / path for path in re.findall(r"`((?:benchmarks|docs|tests|transom)/[\w./-]+)`", text)]
+    assert not [str(path) for path in [*links, *paths] if not path.exists()]
+
+
+def test_the_table_for_coding_agents_names_files_that_exist() -> None:
+    rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "AGENTS.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for row in rows:
+        folder = re.search(r" in `(transom/\w+)/`$", row)
+        for name in re.findall(r"`([a-z_]+\.py)`", row):
+            assert folder is not None and (ROOT / folder[1] / name).exists(), name
 
 
 def test_the_example_of_a_new_component_has_the_size_that_is_told() -> None:
