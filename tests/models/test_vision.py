@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.combinations import (
@@ -41,7 +41,9 @@ from transom.layers.attention import repeat_kv
 from transom.layers.masks import block_sparse_mask as tiles_planning
 from transom.layers.observe import ActivationRecorder
 from transom.layers.position_encoding import build_position_encoding, resize_position_grid, sinusoidal_table
+from transom.layers.vision.channel_attention import SqueezeExcitation
 from transom.layers.vision.patch_embedding import patchify
+from transom.models.base import Network
 from transom.models.build import build_model
 from transom.planning import flops
 from transom.planning.flops import count_flops
@@ -152,12 +154,29 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any], mixed: bool) -> 
     training = TrainingConfig(max_grad_norm=None, label_smoothing=0.0)
     stepper = TrainStep(model, build_optimizer(model, AdamConfig()), training, torch.float32, MixupCrossEntropy(label_smoothing=0.0))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    active = active_bottlenecks(model)
     stepper.step([batch], 3e-3)
     model.eval()
     losses = [stepper.step([batch], 1e-3).loss for _ in range(6)]
     assert losses[-1] < losses[0]
-    without = {name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])}
-    assert not [name for name in without if not may_be_idle(model, name)], [name for name in without if not may_be_idle(model, name)]
+    unchanged = {name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])}
+    bottlenecks = [name for name, module in model.named_modules() if isinstance(module, SqueezeExcitation) and name not in active]
+    unchanged -= {f"{name}.{weight}" for name in bottlenecks for weight in ("squeeze.weight", "squeeze.bias", "excite.weight")}
+    assert not [name for name in unchanged if not may_be_idle(model, name)]
+
+
+def active_bottlenecks(model: Network) -> set[str]:
+    """Return a set to which each forward pass adds the channel attentions with a positive hidden unit; the others have no gradient."""
+    active = set[str]()
+    for name, module in model.named_modules():
+        if isinstance(module, SqueezeExcitation):
+
+            def record(_: nn.Module, __: object, hidden: Tensor, name: str = name) -> None:
+                if hidden.gt(0).any():
+                    active.add(name)
+
+            module.squeeze.register_forward_hook(record)
+    return active
 
 
 @also(SET_NETWORKS)

@@ -77,7 +77,7 @@ def test_a_process_that_computes_for_longer_than_the_limit_is_left_alone(tmp_pat
         return hear(watch, rank, said)
 
     monkeypatch.setattr(HeartbeatMonitor, "_receive", heard)
-    with launch_processes(TALKER, ["compute", str(tmp_path / "done")], 2, threads=1, timeout=LIMIT) as world:
+    with launch_processes(TALKER, ["compute", str(tmp_path / "done")], 2, threads=1, timeout=2 * LIMIT) as world:
         talk(world)
         while beats.acquire(blocking=False):
             pass
