@@ -141,6 +141,18 @@ def test_only_plain_tensors_and_parameters_take_a_row() -> None:
     assert selected_path("attention", q, q, q, AttentionArgs(bias=torch.zeros(1, 2, 3, 3).as_subclass(Marked))) == "reference"
 
 
+def test_arguments_by_keyword_reach_the_same_kernel() -> None:
+    hidden, weight, labels = torch.randn(64, 16), torch.randn(500, 16), torch.randint(0, 500, (64,))
+    loss, _ = linear_cross_entropy(hidden, weight, labels, 0.1)
+    assert torch.equal(linear_cross_entropy(labels=labels, weight=weight, hidden=hidden, label_smoothing=0.1)[0], loss)
+    pairs = linear_cross_entropy(hidden, weight, labels, label_smoothing=0.1, r_drop=2.0)[0]
+    assert torch.equal(pairs, linear_cross_entropy(hidden, weight, labels, 0.1, 2.0)[0])
+    q, k, v = torch.randn(3, 2, 4, 8, 16).unbind()
+    assert torch.equal(scaled_dot_product_attention(q, v=v, k=k), scaled_dot_product_attention(q, k, v))
+    with pytest.raises(TypeError, match="missing a required argument: 'labels'"):
+        linear_cross_entropy(hidden, weight=weight, label_smoothing=0.1)  # type: ignore[call-arg]
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own forward mode calls it
 def test_function_transforms_take_the_reference() -> None:
     torch.manual_seed(1)

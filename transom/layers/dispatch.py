@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from threading import Lock
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -91,16 +92,17 @@ vars(_register_kernels)["_dynamo_marked_constant"] = True  # torch.compiler.assu
 
 
 def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate the reference of an operation: a call runs the first kernel whose condition holds, else the reference.
-
-    Arguments are positional.
-    """
+    """Decorate the reference of an operation: a call runs the first kernel whose condition holds, else the reference."""
 
     def decorate(reference: Callable[P, R]) -> Callable[P, R]:
-        REFERENCES[name] = reference
+        REFERENCES[name], parameters = reference, signature(reference)
 
         @wraps(reference)
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            if named:  # kernels take positional arguments
+                bound = parameters.bind(*args, **named)
+                bound.apply_defaults()
+                args = bound.args
             _register_kernels()
             if (kernels := KERNEL_TABLE[name]) and _all_plain(args):
                 for kernel in kernels:
