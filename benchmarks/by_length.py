@@ -22,7 +22,7 @@ from transom.data.pairs.pairs import Pairs
 from transom.decoding.predictors.translator import Translator
 from transom.planning.hardware import measure_peak
 from transom.planning.precision import choose_threads
-from transom.tasks.load import load_as
+from transom.tasks.load import load
 from transom.training.translation_metrics import LENGTH_BUCKETS, BootstrapComparison, paired_bootstrap
 
 
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
     edges = sorted(set(args.edges))
     pairs = read_test_set([args.a, args.b], args.source, args.target, "by_length")
-    translators = [load_as(Translator, run) for run in (args.a, args.b)]
+    translators = [load(run, kind=Translator) for run in (args.a, args.b)]
     lowercase = any(translator.tokenizers.target.lowercase for translator in translators)
     a, b = (translator.translate(pairs.source) for translator in translators)
     comparisons = compare_by_length(a, b, pairs, edges, lowercase)

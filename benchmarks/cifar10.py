@@ -15,7 +15,7 @@ from transom.data.images.image_files import read_images
 from transom.data.split import text_hash
 from transom.decoding.predictors.classifier import evaluate_predictions
 from transom.decoding.predictors.image_classifier import ImageClassifier
-from transom.tasks.load import load_as
+from transom.tasks.load import load
 
 HELD_OUT_ONE_IN = 10
 """One image in this many is held out for testing."""
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     train_zip, test_zip = split_held_out(args.images, args.out)
 
     def score(folder: Path, seed: int) -> Record:
-        classifier = load_as(ImageClassifier, folder)
+        classifier = load(folder, kind=ImageClassifier)
         config = classifier.model.config
         test = read_images(test_zip, config.image_size, config.channels)
         result = evaluate_predictions(classifier.classify_pixels(test.load(range(len(test)))), test.labels, test, config.classes)

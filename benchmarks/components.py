@@ -276,11 +276,11 @@ def measure_early_exits(folder: Path, n_tokens: int = 96, n_texts: int = 16) -> 
     from transom.data.text.documents import load_text
     from transom.decoding.predictors.generator import Generator
     from transom.decoding.search.early_exit import EarlyExitDecoder
-    from transom.tasks.load import load_as
+    from transom.tasks.load import load
 
     recipe, base = load_recipe(folder / "recipe.toml")
     assert isinstance(recipe, LanguageRecipe)
-    generator = load_as(Generator, folder)
+    generator = load(folder, kind=Generator)
     codes = generator.tokenizer.encode("".join(load_text(recipe.data, base).valid.texts)[: 2 * n_tokens * n_texts])
     rows = torch.tensor(codes[: (n_tokens + 1) * n_texts]).view(n_texts, n_tokens + 1)
     results = []

@@ -18,7 +18,7 @@ from transom.inspection.alignment_pictures import alignment_svg
 from transom.inspection.markup import style_sheet, to_svg
 from transom.planning.hardware import measure_peak
 from transom.planning.precision import choose_threads
-from transom.tasks.load import load_as
+from transom.tasks.load import load
 
 ROOT = Path(__file__).parents[1]
 RECORD, PICTURE, README = ROOT / "docs" / "demo.json", ROOT / "docs" / "alignment.svg", ROOT / "README.md"
@@ -42,7 +42,7 @@ def main() -> None:
         seconds = time.monotonic() - start
         transcript = done.stdout.strip("\n") + "\n"
         run = Path(folder) / "runs" / "phrasebook"
-        translator = load_as(Translator, run)
+        translator = load(run, kind=Translator)
         samples = re.findall(r"^  (\S.*)\n    -> (.*)$", transcript, re.MULTILINE)
         source, translation = max(samples, key=lambda sample: len(sample[1]))
         PICTURE.write_text(alignment_svg_file(align(translator.model, translator.tokenizers, source, translation)), encoding="utf-8")

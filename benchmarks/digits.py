@@ -14,12 +14,12 @@ from transom.config.data import DigitsConfig
 from transom.data.images.digits import load_digits
 from transom.decoding.predictors.classifier import evaluate_predictions
 from transom.decoding.predictors.image_classifier import ImageClassifier
-from transom.tasks.load import load_as
+from transom.tasks.load import load
 
 
 def score(folder: Path, fold: int) -> Record:
     """Return the accuracy of a trained network on its test fold."""
-    classifier = load_as(ImageClassifier, folder)
+    classifier = load(folder, kind=ImageClassifier)
     config = classifier.model.config
     _, test = load_digits(DigitsConfig(fold=fold), config.image_size, config.channels)
     result = evaluate_predictions(classifier.classify_pixels(test.load(range(len(test)))), test.labels, test, config.classes)

@@ -14,7 +14,7 @@ from benchmarks.training_runs import Record, build_parser, run_trainings
 from transom.config.data import TextFilesConfig
 from transom.data.text.documents import read_documents
 from transom.decoding.predictors.generator import Generator
-from transom.tasks.load import load_as
+from transom.tasks.load import load
 
 LAST_TENTH = TextFilesConfig(files="input.txt", start=0.9)
 """The text that is scored; nanoGPT trains on the first nine tenths."""
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     root = args.root.resolve()
 
     def evaluate(folder: Path, seed: int) -> Record:
-        (score,) = load_as(Generator, folder, "fp32").score(read_documents(LAST_TENTH, root).texts)
+        (score,) = load(folder, "fp32", kind=Generator).score(read_documents(LAST_TENTH, root).texts)
         return {"loss": round(-score.log_p / score.n_tokens, 4), "n": score.n_tokens}
 
     run_trainings("shakespeare", args, arguments, lambda seed: [f"data.root={root}", f"training.seed={seed}"], evaluate, "loss", digits=4)

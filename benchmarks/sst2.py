@@ -20,7 +20,7 @@ from transom.config.data import LabeledFilesConfig
 from transom.data.labeled.labeled_texts import read_labeled_texts
 from transom.data.pairs.pairs import Pairs
 from transom.decoding.predictors.classifier import Classifier, evaluate_predictions
-from transom.tasks.load import load_as
+from transom.tasks.load import load
 
 
 def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float = 1.0, interpolation: float = 0.25) -> float:
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     root = args.root.resolve()
 
     def score(folder: Path, seed: int) -> Record:
-        dev, classifier = read_labeled_texts(LabeledFilesConfig(file="dev.tsv"), root), load_as(Classifier, folder)
+        dev, classifier = read_labeled_texts(LabeledFilesConfig(file="dev.tsv"), root), load(folder, kind=Classifier)
         result = evaluate_predictions(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes)
         return {"accuracy": round(result.accuracy, 2)}
 

@@ -16,6 +16,7 @@ import torch
 
 import transom
 from transom.config.arguments import as_overrides, data_arguments, errors_for_python, toml_value
+from transom.config.task_registry import recipes_by_task
 from transom.decoding.inference import Deferred
 from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.fill_mask import MaskPredictions, TokenPrediction
@@ -26,6 +27,7 @@ from transom.errors import ConfigError, TransomError
 from transom.inspection.notebook import FILLS, scoped_style, to_notebook
 from transom.tasks import train as training
 from transom.tasks.tagging.predictor import TaggedText
+from transom.tasks.task import task_class
 from transom.tasks.train import DataArguments, RunResult
 
 ENGLISH = ["the cat", "a dog", "two birds", "the dog", "a cat", "two cats"]
@@ -67,8 +69,9 @@ def translator(trained: RunResult) -> Translator:
 
 
 def test_dir_lists_the_public_names() -> None:
-    assert dir(transom) == ["TransomError", "__version__", "build", "load", "train"]
-    assert all(getattr(transom, name) is not None for name in dir(transom))
+    predictors = ["AudioClassifier", "Classifier", "Embedder", "Generator", "ImageClassifier", "MaskFiller", "Tagger", "Translator"]
+    assert {*dir(transom)} == {"TransomError", "__version__", "build", "load", "train", *predictors}
+    assert {getattr(transom, name) for name in predictors} == {task_class(each).PREDICTOR for each in recipes_by_task().values()}
     assert transom.TransomError is TransomError
 
 
@@ -412,6 +415,9 @@ def test_an_editor_knows_the_types(tmp_path: Path) -> None:
         "reveal_type(transom.train('x', source='a', target='b', minutes=3))\n"
         "reveal_type(transom.train('x').load)\n"
         "reveal_type(transom.build)\n"
+        "reveal_type(transom.load('x', kind=transom.Translator).translate(['a']))\n"
+        "def f(classifier: transom.Classifier) -> None: reveal_type(classifier.predict_proba(['a']))\n"
+        "transom.load('x', kind=transom.Generator).translate(['a'])\n"
         "transom.train('x', sauce='a')\n"
         "transom.tarin\n"
     )
@@ -422,7 +428,17 @@ def test_an_editor_knows_the_types(tmp_path: Path) -> None:
         check=False,
     )
     assert 'Revealed type is "transom.tasks.train.RunResult"' in done.stdout
+    assert 'Revealed type is "list[str]"' in done.stdout and 'Revealed type is "numpy.ndarray[' in done.stdout
+    assert '"Generator" has no attribute "translate"' in done.stdout
     assert 'Unexpected keyword argument "sauce"' in done.stdout
+
+
+def test_the_kind_of_a_run_is_checked(trained: RunResult) -> None:
+    assert isinstance(transom.load(trained.folder, kind=Translator), Translator)
+    with pytest.raises(ConfigError, match="expected a run that transom generate can use, found one for transom translate"):
+        transom.load(trained.folder, kind=transom.Generator)
+    with pytest.raises(ConfigError, match="expected a run with a int, found a Translator; name another run or kind"):
+        transom.load(trained.folder, kind=int)
 
 
 def test_the_module_of_training_imports_no_torch() -> None:

@@ -12,20 +12,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transom.decoding.predictors.classifier import Classifier as Classifier
+    from transom.decoding.predictors.embedder import Embedder as Embedder
+    from transom.decoding.predictors.fill_mask import MaskFiller as MaskFiller
+    from transom.decoding.predictors.generator import Generator as Generator
+    from transom.decoding.predictors.image_classifier import ImageClassifier as ImageClassifier
+    from transom.decoding.predictors.translator import Translator as Translator
     from transom.errors import TransomError as TransomError
     from transom.models.build import build as build
+    from transom.tasks.audio.task import AudioClassifier as AudioClassifier
     from transom.tasks.load import load as load
+    from transom.tasks.tagging.predictor import Tagger as Tagger
     from transom.tasks.train import train as train
 
-__all__ = ["TransomError", "build", "load", "train"]
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
+    "AudioClassifier": "transom.tasks.audio.task",
+    "Classifier": "transom.decoding.predictors.classifier",
+    "Embedder": "transom.decoding.predictors.embedder",
+    "Generator": "transom.decoding.predictors.generator",
+    "ImageClassifier": "transom.decoding.predictors.image_classifier",
+    "MaskFiller": "transom.decoding.predictors.fill_mask",
+    "Tagger": "transom.tasks.tagging.predictor",
     "TransomError": "transom.errors",
+    "Translator": "transom.decoding.predictors.translator",
     "build": "transom.models.build",
     "load": "transom.tasks.load",
     "train": "transom.tasks.train",
 }
+
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -37,4 +54,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the public names."""
-    return sorted([*__all__, "__version__"])
+    return sorted([*_HOMES, "__version__"])

@@ -12,7 +12,7 @@ from tests.cli.test_language import LanguageRun, spoken
 from tests.cli.test_tag import tagged, tagging
 from transom.cli.commands import all_commands
 from transom.decoding.predictors.translator import Translator
-from transom.tasks.load import load_as
+from transom.tasks.load import load
 
 __all__ = ["classifying", "filling", "labelled", "spoken", "tagged", "tagging"]
 AB, SUN = "ab " * 400, "the sun of 3 is a sun " * 9
@@ -152,7 +152,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str, Path]) -> None:
-    case, most = CASES[name], load_as(Translator, places["TRANSLATING"], "fp32").max_tokens()
+    case, most = CASES[name], load(places["TRANSLATING"], "fp32", kind=Translator).max_tokens()
     command, *_ = name.split()
     arguments = [*(places.get(each, each) for each in case.arguments), *(() if command == "compare" else ("--precision", "fp32"))]
     told = transom(command, *arguments)

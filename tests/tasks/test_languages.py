@@ -13,7 +13,7 @@ from transom.decoding.predictors import translator as searching
 from transom.decoding.predictors.translator import Translator
 from transom.decoding.search.loop import search
 from transom.errors import ConfigError, DataError
-from transom.tasks.load import load_as
+from transom.tasks.load import load
 from transom.tasks.task import build_training_setup
 from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.translation_metrics import bleu, exact_match
@@ -29,7 +29,7 @@ def test_one_model_obeys_the_tags(languages: TranslationRecipe, tmp_path: Path) 
         language["generate"] |= {"n_train": 800, "n_test": 40, "n_symbols": 8, "min_length": 2}
     recipe = TranslationRecipe.model_validate(raw)
     sit(recipe, tmp_path / "run")
-    translator = load_as(Translator, tmp_path / "run", "fp32")
+    translator = load(tmp_path / "run", "fp32", kind=Translator)
     test = load_multilingual_data(recipe.data, Path(), recipe.data.languages)["2-copy"].test
     assert test is not None
     copied, turned = (translator.translate(test.source, to=tag, beam_size=1) for tag in ("2-copy", "2-reverse"))
@@ -64,7 +64,7 @@ def test_figures_are_of_each_language_and_of_all_sentences_together(languages: T
 
 def test_a_tag_takes_a_place_and_is_never_an_answer(languages: TranslationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sit(changed(languages, max_steps=1), tmp_path / "run")
-    translator, filters = load_as(Translator, tmp_path / "run", "fp32"), list[Any]()
+    translator, filters = load(tmp_path / "run", "fp32", kind=Translator), list[Any]()
     monkeypatch.setattr(searching, "search", lambda *given: filters.append(given[-1].logits_processors) or search(*given))  # type: ignore[func-returns-value]
     fits, long = (" ".join("ab"[i % 2] for i in range(n)) for n in (14, 15))  # of 16 tokens the tag and the end symbol take two
     translator.translate([fits], to="2-copy", too_long="refuse")
@@ -102,7 +102,7 @@ def test_fine_tuning_knows_the_languages_of_the_other_run_only(languages: Transl
     both = raw["data"]["languages"]
     raw["data"]["languages"] = both[1:]
     sit(TranslationRecipe.model_validate(raw), tmp_path / "tuned")
-    assert load_as(Translator, tmp_path / "tuned").tokenizers.source.tags == ("2-copy", "2-reverse"), "its symbols are still there"
+    assert load(tmp_path / "tuned", kind=Translator).tokenizers.source.tags == ("2-copy", "2-reverse"), "its symbols are still there"
     raw["data"] |= {"languages": [], "generate": both[0]["generate"]}
     with pytest.raises(ConfigError, match=r"expected tags among 2-copy, 2-reverse, .* found none"):
         sit(TranslationRecipe.model_validate(raw), tmp_path / "untagged")

@@ -39,10 +39,10 @@ def compare(
     with gc_frozen_imports():
         from transom.cli.evaluation_data import read_test_set, translate_test_set
         from transom.decoding.predictors.translator import Translator
-        from transom.tasks.load import load_as
+        from transom.tasks.load import load
         from transom.training.translation_metrics import paired_bootstrap as bootstrap
 
-    translators = {run: load_as(Translator, run) for run in (a, b)}
+    translators = {run: load(run, kind=Translator) for run in (a, b)}
     multilingual = [translator for translator in translators.values() if translator.tokenizers.source.tags]
     for translator in multilingual or translators.values():
         translator.tokenizers.source.language_prefix(to)  # checks `to` before the test set is read and logged

@@ -33,7 +33,7 @@ def demo(
         from transom.data.pairs.datasets import load_translation_data
         from transom.data.pairs.retrieval_baseline import retrieval_baseline
         from transom.decoding.predictors.translator import Translator
-        from transom.tasks.load import load_as
+        from transom.tasks.load import load
         from transom.tasks.progress import TrainingProgress
         from transom.tasks.train import run_training
         from transom.tasks.translation.schema import TranslationRecipe
@@ -53,7 +53,7 @@ def demo(
     assert test is not None
     if not as_json:
         print_note(f"translating {len(test.source):,} held-out sentences ...")
-    translator = load_as(Translator, out)
+    translator = load(out, kind=Translator)
     translations = translator.translate(test.source)
     accuracy = exact_match(translations, test.target)
     baseline = exact_match(retrieval_baseline(splits.train, test.source), test.target)

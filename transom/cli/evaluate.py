@@ -57,13 +57,13 @@ def evaluate(
         from transom.cli.evaluation_data import read_test_set, translate_test_set
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.files.atomic_io import write_file
-        from transom.tasks.load import load_as
+        from transom.tasks.load import load
         from transom.training import translation_metrics
 
     if tokenized is not None:
         translation_metrics.moses_normalizer(tokenized)  # rejects unsupported languages before the test set is read and logged
     check_output_path(output_file, [run, source, target])
-    translator = load_as(Translator, run, precision)
+    translator = load(run, precision, kind=Translator)
     translator.tokenizers.source.language_prefix(to)  # checks `to` before the test set is read and logged
     pairs = read_test_set([run], source, target, "evaluate")
     options = {**select_options(parameters, TranslateOptions), "name": str(source)}

@@ -38,11 +38,11 @@ def fill(
     with gc_frozen_imports():
         from transom.data.text.text_io import check_text, read_lines
         from transom.decoding.predictors.fill_mask import MaskFiller
-        from transom.tasks.load import load_as
+        from transom.tasks.load import load
         from transom.tasks.progress import show_progress
 
     texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
-    mask_filler = load_as(MaskFiller, run, precision)
+    mask_filler = load(run, precision, kind=MaskFiller)
     with show_progress("texts", quiet=as_json or input_file is None) as notify:
         found = mask_filler.fill_with_details(texts, top, too_long, notify)
     records = [

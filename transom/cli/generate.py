@@ -87,13 +87,13 @@ def generate(
     with gc_frozen_imports():
         from transom.data.text.text_io import check_text, read_lines
         from transom.decoding.predictors.generator import GenerateOptions, Generator
-        from transom.tasks.load import load_as
+        from transom.tasks.load import load
         from transom.tasks.progress import show_progress
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
     stops = None if stop is None else [text.replace("\\n", "\n") for text in stop]
     options = {**select_options(parameters, GenerateOptions), "stop": stops, "name": "PROMPT" if input_file is None else str(input_file)}
-    generator = load_as(Generator, run, precision)
+    generator = load(run, precision, kind=Generator)
     if not as_json:
         _note_unused_options(generator, options, samples)
     start = time.perf_counter()

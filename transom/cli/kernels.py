@@ -82,7 +82,7 @@ def _print_run_kernels(run: Path, training: bool, precision: str, as_json: bool)
     from transom.inspection.kernel_paths import KernelPath, trace_kernel_paths, typical_batch
     from transom.tasks.load import load
 
-    predictor = load(run, precision)  # type: ignore[arg-type]  # the option's choices
+    predictor = load(run, precision)  # type: ignore[call-overload]  # the option's choices
     model, chosen = predictor.model, predictor.precision
     dtype = torch.float32 if chosen is None else chosen.dtype
     if training:

@@ -78,15 +78,15 @@ def score(
     with gc_frozen_imports():
         from transom.decoding.predictors.generator import Generator
         from transom.decoding.predictors.translator import Translator
-        from transom.tasks.load import load_as
+        from transom.tasks.load import load
 
     if text is None:
         if source is None or target is None:
             raise ConfigError("expected both --source and --target, found one of them; give both")
-        _score_pairs(load_as(Translator, run, precision), run, source, target, to, as_json)
+        _score_pairs(load(run, precision, kind=Translator), run, source, target, to, as_json)
         return
     raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document or "file", "start": start or 0.0}
-    _score_texts(load_as(Generator, run, precision), run, raw, overlap or 0, too_long or "window", as_json)
+    _score_texts(load(run, precision, kind=Generator), run, raw, overlap or 0, too_long or "window", as_json)
 
 
 def _score_texts(generator: "Generator", run: Path, raw: dict[str, Any], overlap: int, too_long: Any, as_json: bool) -> None:

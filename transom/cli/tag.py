@@ -55,12 +55,12 @@ def tag(
     with gc_frozen_imports():
         from transom.checkpoints.run_folder import RunFolder
         from transom.data.text.text_io import check_text, read_lines
-        from transom.tasks.load import load_as
+        from transom.tasks.load import load
         from transom.tasks.progress import show_progress
         from transom.tasks.tagging.predictor import Tagger
         from transom.tasks.tagging.tagged_files import read_tagged
 
-    tagger = load_as(Tagger, run, precision)
+    tagger = load(run, precision, kind=Tagger)
     if tagged is not None:
         if not tagged.is_file():  # the evaluation log records a hash, which a pipe does not have
             there = "something else" if tagged.exists() else "nothing"

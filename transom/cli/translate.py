@@ -61,11 +61,11 @@ def translate(
 
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
-        from transom.tasks.load import load_as
+        from transom.tasks.load import load
         from transom.tasks.progress import show_progress
 
     check_output_path(output_file, [run, input_file])
-    translator = load_as(Translator, run, precision)
+    translator = load(run, precision, kind=Translator)
     with show_progress("sentences", quiet=as_json or sentence is not None) as notify:
         hypotheses = translator.n_best(texts, n_best, **select_options(parameters, TranslateOptions), name=name, notify=notify)
     translations = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -26,7 +26,19 @@ PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 PredictorT = TypeVar("PredictorT")
 
 
-def load(folder: str | Path, precision: PrecisionName = "auto", plugins: Sequence[str | Path] = ()) -> Any:
+@overload
+def load(
+    folder: str | Path, precision: PrecisionName = "auto", plugins: Sequence[str | Path] = (), *, kind: type[PredictorT]
+) -> PredictorT: ...
+
+
+@overload
+def load(folder: str | Path, precision: PrecisionName = "auto", plugins: Sequence[str | Path] = ()) -> Any: ...
+
+
+def load(
+    folder: str | Path, precision: PrecisionName = "auto", plugins: Sequence[str | Path] = (), *, kind: type[Any] | None = None
+) -> Any:
     """Load the predictor of a run; the caller's random state is left unchanged.
 
     Args:
@@ -34,16 +46,23 @@ def load(folder: str | Path, precision: PrecisionName = "auto", plugins: Sequenc
         precision: dtype of the matrix products. "auto" depends on the instruction set of this processor, not on the dtype used in training,
             which this processor may only emulate. "int8" is for generative models: 8-bit decoding steps, "auto" elsewhere.
         plugins: files and modules to import first: the plugins that the run was trained with.
+        kind: the expected class, such as ``transom.Translator``. It is checked, and type checkers and editors know the result's methods.
 
     Returns:
-        The ``PREDICTOR`` of the task, such as a ``Translator`` or a ``Generator``.
+        The predictor of the run's task, such as a ``Translator`` or a ``Generator``.
 
     Raises:
         CheckpointError: the folder contains no intact run.
-        ConfigError: the model or the machine does not support the precision, or a plugin of the run is missing.
+        ConfigError: the model or the machine does not support the precision, a plugin of the run is missing, or the run is of another kind.
     """
     import_plugins(plugins)
-    return _load(folder, precision)[0]
+    found, schema = _load(folder, precision)
+    if kind is not None and not isinstance(found, kind):
+        commands = [each.COMMAND for each in recipes_by_task().values() if task_class(each).PREDICTOR is kind]
+        if commands:
+            raise _wrong_task_error(folder, commands[0], schema)
+        raise ConfigError(f"{folder}: expected a run with a {kind.__name__}, found a {type(found).__name__}; name another run or kind")
+    return found
 
 
 def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recipe]]:
@@ -84,20 +103,6 @@ def _tokenizers(run: RunFolder, config: ModelConfig) -> Tokenizers:
                 " the files are from different runs"
             )
     return tokenizers
-
-
-def load_as(kind: type[PredictorT], folder: str | Path, precision: PrecisionName = "auto") -> PredictorT:
-    """Load the predictor of a run and check its type.
-
-    Raises:
-        CheckpointError: the folder contains no intact run.
-        ConfigError: the run belongs to another task.
-    """
-    found, schema = _load(folder, precision)
-    if not isinstance(found, kind):
-        wanted = next(each.COMMAND for each in recipes_by_task().values() if task_class(each).PREDICTOR is kind)
-        raise _wrong_task_error(folder, wanted, schema)
-    return found
 
 
 def load_for(command: str, folder: str | Path, precision: PrecisionName = "auto") -> Any:
