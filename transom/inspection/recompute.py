@@ -1,27 +1,28 @@
 """Recomputation of attention weights, which the forward pass does not store, from recorded activations."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.data.batch import Batch
 from transom.layers.attention import SupportsAttentionWeights
 from transom.layers.mixture_of_depths import DepthRouter
 from transom.models.base import Network
 
 
 def recompute_attention_weights(
-    model: Network, attention: str, recorded: Mapping[str, Tensor], batch: Batch
+    model: Network, attention: str, recorded: Mapping[str, Tensor], batch: Any
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Recompute attention weights from recorded queries and keys, with the attention layer's own function.
 
     Args:
         model: the model that ran; its position biases, softcap and sinks apply.
-        attention: address of the attention layer, as ``encoder.blocks.3.attn``.
+        attention: address of the attention layer, such as ``encoder.blocks.3.attn``.
         recorded: activations by address, including ``q`` and ``k`` of the layer, and ``depth.score`` of its block, if any.
-        batch: the input of the model.
+        batch: the input of the model: a batch, or token ids without padding.
     """
+    batch = model.as_batch(batch)
     module = model.get_submodule(attention)
     assert isinstance(module, SupportsAttentionWeights)
     block, ctx = attention.rpartition(".")[0], model.attention_context(attention, batch)
