@@ -22,7 +22,7 @@ BY_REFERENCE := $(addprefix tests/,agreement bad_input benchmarks checkpoints cl
 	planning tasks training)
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
-.PHONY: help demo test ci check chaos sanitize soak bench docs size release-check clean
+.PHONY: help demo test ci check chaos sanitize soak bench docs notebooks size release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make soak    20,000 bad inputs (SOAK=1000 for fewer): refused in one line, soon, within little memory"
 	@echo "make bench   speed beside the peers, in one run"
 	@echo "make docs    regenerate docs/config.md and docs/components.md from the schema"
+	@echo "make notebooks  execute the notebooks and store their outputs"
 	@echo "make size    lines of code per file and per package"
 	@echo "make release-check  build sdist and wheel; install the wheel in a new environment; run the demo and a plugin there"
 	@echo "make clean   remove .venv and caches, never runs/"
@@ -93,6 +94,9 @@ bench: $(VENV)/bench.stamp
 
 docs: $(VENV)/core.stamp
 	$(BIN)/python -m transom.config.config_docs docs
+
+notebooks: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.notebooks
 
 size: | $(BIN)/python
 	@$(BIN)/python tests/size.py
