@@ -42,7 +42,8 @@ def main() -> None:
     """Execute all notebooks and write them with their outputs."""
     for path in NOTEBOOKS:
         with tempfile.TemporaryDirectory() as folder:
-            notebook = strip_volatile(execute(path, Path(folder)))
+            executed = nbformat.writes(strip_volatile(execute(path, Path(folder))))
+        notebook = nbformat.reads(executed.replace(f"{folder}/", ""), as_version=4)  # paths as a reader would see them
         nbformat.validate(notebook)
         nbformat.write(notebook, path)
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")

@@ -18,9 +18,6 @@ SOURCES = ("transom/**/*.py", "benchmarks/**/*.py")
 DATA = "transom/data/synthetic/phrasebook/"
 """Here strings are words of the phrasebook."""
 
-PENDING = ("docs/notation.md",)
-"""Places that still hold faults; this list only ever gets shorter."""
-
 UNITS = "bits|bytes|columns|documents|draws|experts|FLOPs|heads|images|lines|milliseconds|ms|multiplications|nats|numbers|operations"
 UNITS += "|pairs|parameters|passes|processes|rows|samples|seconds|sentences|steps|symbols|texts|threads|tokens|weights|words"
 RULES = {
@@ -128,9 +125,7 @@ def every_piece(root: Path = ROOT) -> Iterator[Prose]:
 
 def main() -> int:
     """Print each fault with its place; return 1 if there is any."""
-    pieces = [(prose.path.relative_to(ROOT).as_posix(), prose) for prose in every_piece()]
-    shown = [(path, prose) for path, prose in pieces if "--all" in sys.argv or not path.startswith(PENDING)]
-    found = [f"{path}:{prose.line}: {fault}" for path, prose in shown for fault in faults(prose)]
+    found = [f"{prose.path.relative_to(ROOT)}:{prose.line}: {fault}" for prose in every_piece() for fault in faults(prose)]
     print(*found, sep="\n", end="\n" if found else "")
     print(f"prose: {len(found)} faults")
     return bool(found)

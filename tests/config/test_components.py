@@ -56,7 +56,7 @@ class MaxNormLayer(Norm):
         super().__init__(config, width)
         self.floor, self.weight = config.floor, nn.Parameter(torch.ones(width))
 
-    def forward(self, x, taps=None, real=None):
+    def forward(self, x, ctx=None):
         return (x / x.abs().amax(-1, keepdim=True).clamp_min(self.floor) * self.weight).to(x.dtype)
 
 
@@ -76,7 +76,7 @@ class BilinearLayer(nn.Module):
         super().__init__()
         self.a, self.b, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
 
-    def forward(self, x, taps=None, real=None):
+    def forward(self, x, ctx=None):
         return self.down(self.a(x) * self.b(x))
 
 

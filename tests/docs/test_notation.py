@@ -1,7 +1,11 @@
-"""docs/notation.md names every axis, size, site and special symbol there is, and none that is not."""
+"""docs/notation.md agrees with the source: where terms are defined, and every layer, axis, size, site and special symbol."""
 
 import ast
 import re
+from importlib import import_module
+from typing import NamedTuple
+
+from torch import nn
 
 from tests.size import ROOT
 from transom.config.components import NORM_PLACEMENTS, MultiHeadAttentionConfig, RmsNormConfig
@@ -27,6 +31,80 @@ def names_in_first_column(title: str) -> set[str]:
     """Return the code words of a section's first column."""
     rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
     return {word for row in rows for word in re.findall(r"`([^`]+)`", row)}
+
+
+PAPER = r"[\w .&,-]+ \d{4}(?:, (?:eq\.|section|figure) [\d.ab-]+)?"
+"""A citation: authors, year and perhaps the equation, section or figure."""
+
+
+class Term(NamedTuple):
+    """A row of the glossary."""
+
+    term: str
+    symbol: str
+    meaning: str
+    paper: str
+    path: str
+    name: str
+
+
+def glossary() -> list[Term]:
+    """Read the rows of the tables with five columns."""
+    rows = re.findall(r"^\| (.+?) \| ?(.*?) ?\| (.+?) \| ?(.*?) ?\| `(transom/[\w/.]+)` `([\w.]+)` \|$", PAGE, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"`transom/[\w/]+\.py` `", PAGE))
+    return [Term(*row) for row in rows]
+
+
+def test_each_term_is_defined_where_the_page_says() -> None:
+    for term in glossary():
+        nodes: list[ast.stmt] = ast.parse((ROOT / term.path).read_text(encoding="utf-8")).body
+        for part in term.name.split("."):
+            found = [node for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
+            assert found, (term.path, term.name)
+            nodes = found[0].body
+
+
+def test_each_term_has_a_meaning_and_papers_have_one_form() -> None:
+    terms = glossary()
+    assert len({term.term for term in terms}) == len(terms) > 80
+    for term in terms:
+        assert len(term.meaning) >= 20 and not term.meaning.endswith("."), term
+        assert not term.paper or all(re.fullmatch(PAPER, paper) for paper in term.paper.split("; ")), term
+
+
+SUPPORTING = {
+    *(
+        "Approximation",
+        "ApproximateAttention",
+        "FeatureMapAttention",
+        "TabulatedPositionEncoding",
+        "PositionEncoding",
+        "Norm",
+        "SequentialBlock",
+    ),
+    *("SandwichResidualConnection", "Stack", "Embedding", "ChannelAttention", "ConvBlock", "PixelNormalization"),
+    *("PlainDecoder", "AttendingDecoder", "AdditiveDecoder", "DotAttention", "SourceAttention"),
+    *("RecurrentEncoder", "RecurrentEncoderLayer", "RecurrentStack", "RecurrentEncoderDecoder", "RecurrentLanguageModel"),
+    *("GenerativeModel", "Seq2SeqModel", "LanguageModel", "MaskedEncoderTransformer", "TextClassifierTransformer", "ConvolutionalNetwork"),
+}
+"""Base classes and parts of what the glossary explains."""
+
+
+def test_every_layer_and_model_is_a_term() -> None:
+    terms = {term.name.split(".")[0] for term in glossary()}
+    modules = set()
+    for package in ("layers", "models"):
+        for path in (ROOT / "transom" / package).rglob("*.py"):
+            module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            modules |= {
+                name
+                for name, value in vars(module).items()
+                if isinstance(value, type)
+                and issubclass(value, nn.Module)
+                and value.__module__ == module.__name__
+                and not name.startswith("_")
+            }
+    assert modules - terms == SUPPORTING
 
 
 def test_sizes_are_the_schemas() -> None:

@@ -28,7 +28,7 @@ def check_outputs(notebook: Any) -> None:
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    assert sum(map(images, code)) >= 3
+    assert sum(map(images, code)) >= 2
 
 
 @pytest.mark.long
@@ -42,11 +42,11 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
 def test_stored_outputs_are_those_of_one_run(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text) < MAX_BYTES
-    assert not re.search(r"/tmp/|/home/|/root/|/work/|/Users/|Warning", text)
+    assert not re.search(r"/(tmp|home|root|Users)/|Warning", text)
     notebook = nbformat.read(path, as_version=4)
     check_outputs(notebook)
     words = sum(len(cell.source.split()) for cell in notebook.cells)
-    assert 500 < words < MAX_WORDS
+    assert 800 < words < MAX_WORDS
 
 
 def test_there_are_two_and_the_pages_link_them() -> None:

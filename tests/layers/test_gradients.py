@@ -50,6 +50,7 @@ from transom.layers.recurrent.recurrent_layers import (
     RecurrentStack,
     reversal_indices,
 )
+from transom.layers.self_attention import SelfAttention
 from transom.layers.stack import Stack
 from transom.layers.vision.channel_attention import build_channel_attention
 from transom.layers.vision.conv_stem import ConvStem
@@ -160,6 +161,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         lambda layer, x, memory: layer(torch.tensor([[4, 0, 4]]), torch.tensor([[0, 5, 5]])),
     ),
     "no positions": (lambda: embedding("none"), lambda layer, x, memory: layer(torch.tensor([[4, 0, 4]]), POSITIONS)),
+    "self-attention alone": (lambda: SelfAttention(D_MODEL, 2, 1, max_seq_len=8), lambda layer, x, memory: layer(x)),
     "layer norm": (norm, lambda layer, x, memory: layer(x)),
     "layer norm without a shift": (lambda: build_norm(components.LayerNormConfig(bias=False), D_MODEL), lambda layer, x, memory: layer(x)),
     "rms norm": (lambda: build_norm(components.RmsNormConfig(), D_MODEL), lambda layer, x, memory: layer(x)),

@@ -130,8 +130,8 @@ def test_the_loss_is_its_equation() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"feed_forward": "moe"}, "not with feed_forward.kind = 'moe' too"),
-        ({"depth": {"kind": "mod", "every": 1}, "attention": {"value_residual": "fixed"}}, "expected depth.every above 1, found 1"),
+        ({"feed_forward": "moe"}, "cannot be combined with feed_forward.kind = 'moe'; change one of them"),
+        ({"depth": {"kind": "mod", "every": 1}, "attention": {"value_residual": "fixed"}}, "expected depth.every > 1, found 1"),
     ],
 )
 def test_what_does_not_go_together_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -15,7 +15,7 @@ from transom.models.build import build_model
 from transom.tasks.language.schema import LanguageRecipe, LanguageTrainingConfig
 from transom.training.losses import cross_entropy
 from transom.training.objectives.early_exit import add_early_exit_losses
-from transom.training.objectives.r_drop import text_objective
+from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.optimizer import build_optimizer
 from transom.training.train_step import StepResult, TrainStep
 
@@ -34,7 +34,7 @@ def model(**fields: Any) -> Network:
 def stepped(network: Network, kind: str, n_micro_batches: int = 1, r_drop: float = 0.0) -> StepResult:
     fields = {"early_exit_loss": kind, "optimizer": AdamConfig(), "max_grad_norm": None, "label_smoothing": 0.1, "r_drop": r_drop}
     training = LanguageTrainingConfig.model_validate(fields)
-    objective = add_early_exit_losses(text_objective(training), network, training.early_exit_loss)
+    objective = add_early_exit_losses(choose_text_loss(training), network, training.early_exit_loss)
     train_step = TrainStep(network, build_optimizer(network, training.optimizer), training, torch.float32, objective)
     return train_step.step([batch(ROWS[i::n_micro_batches]) for i in range(n_micro_batches)], 0.01)
 

@@ -13,7 +13,7 @@ from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.tasks.translation.schema import TranslationTrainingConfig
 from transom.training.objectives.objective import CrossEntropy, forward_pass
-from transom.training.objectives.r_drop import text_objective
+from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.optimizer import build_optimizer
 from transom.training.train_step import TrainStep
 
@@ -158,7 +158,7 @@ def test_a_batch_read_twice_without_dropout_gives_the_update_of_one_read_once() 
         first = TrainStep(
             once, build_optimizer(once, SgdConfig(momentum=0.0)), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing)
         ).step(micro_batches, 0.5)
-        optimizer, objective = build_optimizer(again, training.optimizer), text_objective(training)
+        optimizer, objective = build_optimizer(again, training.optimizer), choose_text_loss(training)
         second = TrainStep(again, optimizer, training, torch.float32, objective).step(micro_batches, 0.5)
         assert (second.loss, second.nll) == pytest.approx((first.loss, first.nll), abs=1e-9)
         assert second.n_target_tokens == first.n_target_tokens
@@ -171,7 +171,7 @@ def test_two_readings_are_drawn_together_by_the_paper_s_loss() -> None:
     model, alpha = tiny(dropout=0.3), 3.0
     batch = translation_batch(SOURCES, TARGETS, range(N))
     training = TranslationTrainingConfig(label_smoothing=0.0, r_drop=alpha)
-    train_step = TrainStep(model, build_optimizer(model, SgdConfig()), training, torch.float32, text_objective(training))
+    train_step = TrainStep(model, build_optimizer(model, SgdConfig()), training, torch.float32, choose_text_loss(training))
     torch.manual_seed(3)
     with torch.no_grad():
         log_f = model(duplicate_batch(batch)).log_softmax(-1)[duplicate_batch(batch).loss_mask]

@@ -15,7 +15,7 @@ from transom.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from transom.decoding.predictors.classifier import ClassPrediction
     from transom.decoding.predictors.long_texts import LongTextPolicy
-    from transom.tasks.task import ClassifyVerb
+    from transom.tasks.task import ClassifyCommand
 
 EXAMPLES = """
 transom classify runs/languages "¿Dónde está la casa?"
@@ -56,7 +56,7 @@ def classify(
         from transom.tasks.load import load_for
         from transom.tasks.progress import show_progress
 
-    classifier: ClassifyVerb = load_for("classify", run, precision)
+    classifier: ClassifyCommand = load_for("classify", run, precision)
     treatment, noun, is_limited = too_long or "truncate", classifier.NOUN, classifier.max_tokens is not None
     if not is_limited:
         reject_options({"--too-long": too_long}, "a classifier of texts", f"a classifier of {noun}")
@@ -89,7 +89,7 @@ def classify(
         )
 
 
-def _note_truncation(classifier: "ClassifyVerb", n_too_long: int, n: int, too_long: "LongTextPolicy", n_dropped_tokens: int) -> None:
+def _note_truncation(classifier: "ClassifyCommand", n_too_long: int, n: int, too_long: "LongTextPolicy", n_dropped_tokens: int) -> None:
     if classifier.max_tokens is not None:
         treatment = TRUNCATED_NOTE if too_long == "truncate" else WINDOWS_NOTE
         note_too_long(n_too_long, n, classifier.NOUN, classifier.max_tokens, treatment, n_dropped_tokens)

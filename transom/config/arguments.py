@@ -109,8 +109,8 @@ def quoted(path: Path) -> str:
 def toml_value(value: Any) -> str:
     """Return a value as TOML on one line; None becomes ``"none"``, as in recipes.
 
-    >>> toml_value({"kind": "rope", "base": 1e4, "tied": True, "sizes": (1, 2), "cap": None})
-    '{ "kind" = "rope", "base" = 10000.0, "tied" = true, "sizes" = [1, 2], "cap" = "none" }'
+    >>> toml_value({"kind": "rotary", "base": 1e4, "tied": True, "sizes": (1, 2), "cap": None})
+    '{ "kind" = "rotary", "base" = 10000.0, "tied" = true, "sizes" = [1, 2], "cap" = "none" }'
 
     Raises:
         ConfigError: TOML has no such value.
@@ -134,8 +134,8 @@ def toml_value(value: Any) -> str:
 def as_overrides(fields: Mapping[str, Any] | Sequence[str]) -> list[str]:
     """Convert changes of recipe fields to overrides.
 
-    >>> as_overrides({"training.max_steps": 300, "model.norm": "rmsnorm", "model": {"d_model": 64, "position": {"kind": "rope"}}})
-    ['training.max_steps=300', 'model.norm="rmsnorm"', 'model.d_model=64', 'model.position={ "kind" = "rope" }']
+    >>> as_overrides({"training.max_steps": 300, "model.norm": "rmsnorm", "model": {"d_model": 64, "position": {"kind": "rotary"}}})
+    ['training.max_steps=300', 'model.norm="rmsnorm"', 'model.d_model=64', 'model.position={ "kind" = "rotary" }']
 
     Args:
         fields: values by dotted name, where a mapping replaces a component; or mappings by the name of a whole table, of which only the

@@ -107,7 +107,7 @@ DEFAULT_ARGS = AttentionArgs()
 """Scaled dot product without mask, bias, dropout, softcap or sinks."""
 
 
-def repeat_kv(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
+def repeat_kv(x: Float[Tensor, "batch kv_heads *positions width"], n_heads: int) -> Float[Tensor, "batch n_heads *positions width"]:
     """Repeat key or value heads: query head h uses head h // g, with g = n_heads / kv_heads (Ainslie et al. 2023)."""
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
 
@@ -263,7 +263,7 @@ class Attention(nn.Module):
         own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, length, d_value)
         if self.k_norm is not None:
             k = self.k_norm(k, ctx)
-        k = apply_rotary(k, ctx.rotary)
+        k = apply_rotary(k, ctx.rotary)  # RoPE
         k = observe(ctx, self, "k", k)
         v = own if value_residual is None else value_residual.mix(own)
         v = observe(ctx, self, "v", v)
@@ -279,7 +279,7 @@ class Attention(nn.Module):
         ``ctx.block_mask`` is the block-sparse form of mask and bias for long sequences, in place of ``ctx.mask`` and ``ctx.bias``.
         """
         assert isinstance(memory, KeyValues) and not isinstance(ctx.cache, LinearAttentionCache)
-        k, v = memory if ctx.cache is None else ctx.cache.update(memory)
+        k, v = memory if ctx.cache is None else ctx.cache.update(memory)  # KV cache
         if ctx.key_indices is not None:
             k, v = k.index_select(2, ctx.key_indices), v.index_select(2, ctx.key_indices)
         args = self.attention_args(ctx)

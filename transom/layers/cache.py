@@ -25,7 +25,7 @@ class KVCache:
         self.length = 0
 
     def update(self, new: KeyValues) -> KeyValues:
-        """Append the keys and values of the new tokens and return those of all tokens so far."""
+        """Update the KV cache: append the keys and values of the new tokens and return those of all tokens so far."""
         end = self.length + new.k.shape[2]
         assert end <= self._k.shape[2], f"expected at most {self._k.shape[2]} tokens in the cache, found {end}"
         self._k[:, :, self.length : end] = new.k

@@ -1,4 +1,8 @@
-"""Normalization layers. A new norm is a subclass of ``Norm`` with ``@implements(its configuration class)``; see docs/extending.md."""
+"""Normalization layers.
+
+To add a norm, add its schema to ``config/components.py`` and a subclass of ``Norm`` with ``@implements`` here; CONTRIBUTING.md lists the
+tests. In a file outside of the package the same two classes are a plugin: docs/extending.md.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -69,18 +69,18 @@ class Network(nn.Module, ABC):
         return next(self.parameters()).device
 
     @abstractmethod
-    def last_hidden_state(self, batch: Any, observer: ActivationRecorder | None = None) -> Float[Tensor, "*places d_model"]:
+    def last_hidden_state(self, batch: Any, observer: ActivationRecorder | None = None) -> Float[Tensor, "*positions d_model"]:
         """Return the last hidden states, which ``unembedding`` maps to logits."""
 
     def logit_factors(
         self, batch: Any, observer: ActivationRecorder | None = None
-    ) -> tuple[Float[Tensor, "*places d_model"], Float[Tensor, "vocab d_model"]]:
+    ) -> tuple[Float[Tensor, "*positions d_model"], Float[Tensor, "vocab d_model"]]:
         """Return H and W with logits = H W^T, for a fused loss that never materializes all logits."""
         return self.factor_logits(self.last_hidden_state(batch, observer))
 
     def factor_logits(
-        self, hidden: Float[Tensor, "*places d_model"]
-    ) -> tuple[Float[Tensor, "*places width"], Float[Tensor, "vocab width"]]:
+        self, hidden: Float[Tensor, "*positions d_model"]
+    ) -> tuple[Float[Tensor, "*positions width"], Float[Tensor, "vocab width"]]:
         """Return H and W with logits = H W^T; a bias becomes a column of W, with a column of ones in H."""
         weight, bias = self.unembedding.weight, self.unembedding.bias
         if bias is None:
@@ -109,7 +109,9 @@ class Network(nn.Module, ABC):
         assert token_mask is not None, "a training batch has a token mask"
         return [token_mask]
 
-    def forward(self, batch: Any, observer: ActivationRecorder | None = None, **tensors: Tensor | None) -> Float[Tensor, "*places vocab"]:
+    def forward(
+        self, batch: Any, observer: ActivationRecorder | None = None, **tensors: Tensor | None
+    ) -> Float[Tensor, "*positions vocab"]:
         """Return the logits.
 
         Args:

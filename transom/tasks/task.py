@@ -88,7 +88,7 @@ class TrainsTokenizers(Protocol):
 
 
 @runtime_checkable
-class ClassifyVerb(Protocol):
+class ClassifyCommand(Protocol):
     """The object that ``transom classify`` uses."""
 
     NOUN: ClassVar[str]

@@ -71,7 +71,7 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
         return self.loader.describe_sample(sample)
 
     def objective(self, model: Network) -> Objective:
-        """Return the training loss of the task."""
+        """Choose the training loss of the task: cross-entropy with label smoothing."""
         return CrossEntropy(self.recipe.training.label_smoothing)
 
 

@@ -1,4 +1,7 @@
-"""The training loss: cross-entropy with label smoothing, summed over target tokens without padding."""
+"""The training loss: cross-entropy with label smoothing, summed over target tokens without padding.
+
+``kernels/loss.py`` computes the same faster.
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -42,7 +45,7 @@ def mixup_cross_entropy(
     return (1 - label_smoothing) * nll - label_smoothing * log_f.mean(-1).sum(), nll
 
 
-def symmetric_kl(logits: Float[Tensor, "readings vocab"]) -> Float[Tensor, ""]:
+def symmetric_kl(logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, ""]:
     """Compute the symmetric Kullback-Leibler divergence between two predictions per token, from logits.
 
     Sum over pairs of rows 2i and 2i + 1 of [KL(p || q) + KL(q || p)] / 2, p and q their softmax (Liang et al. 2021, eq. 2).

@@ -92,7 +92,7 @@ class Task(Protocol):
         ...
 
     def objective(self, model: Network) -> Objective:
-        """Return the training objective of a model: the task's loss."""
+        """Choose the training loss of the task."""
         ...
 
     def flops(self, batch: Any) -> float:

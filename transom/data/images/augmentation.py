@@ -93,7 +93,7 @@ class Augmenter:
         return torch.from_numpy((np.stack(bits) >> np.uint64(11)) * 2.0**-53).float().clamp(max=1 - 2**-24)
 
 
-def _interval_mask(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images places"]:
+def _interval_mask(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images pixels"]:
     """Return a mask of the pixels, of n, inside an interval with a random center and the given length."""
     middle, half = (place * n)[:, None], (side * n)[:, None] / 2
     low, high = (middle - half).round(), (middle + half).round()

@@ -143,12 +143,12 @@ class _SequenceLayout(NamedTuple):
         token_mask = torch.zeros(self.rows * self.length, dtype=torch.bool, device=self.target.device)
         return token_mask.index_fill(0, self.target, True).view(self.rows, self.length)
 
-    def to_layout(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "rows heads places width"]:
+    def to_layout(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "rows heads positions width"]:
         """Move vectors from packed rows to the layout, padded with 0."""
         laid = _scatter_rows(x, self.source, self.target, self.rows * self.length)
         return laid.unflatten(0, (self.rows, self.length)).transpose(1, 2)
 
-    def from_layout(self, x: Float[Tensor, "rows heads places width"]) -> Float[Tensor, "batch heads length width"]:
+    def from_layout(self, x: Float[Tensor, "rows heads positions width"]) -> Float[Tensor, "batch heads length width"]:
         """Move vectors from the layout back to packed rows; padding gets 0."""
         return _scatter_rows(x, self.target, self.source, self.shape[0] * self.shape[1]).unflatten(0, self.shape).transpose(1, 2)
 

@@ -414,10 +414,10 @@ def _hash32(x: Tensor, seed: int) -> Tensor:
 FULL = FullRule()
 SAME_SEGMENT = SameSegmentRule()
 CAUSAL = DistanceRule(min_distance=0)
-"""Each token attends to itself and earlier tokens."""
+"""The causal mask: each token attends to itself and earlier tokens."""
 
 CAUSAL_IN_SEGMENT = SAME_SEGMENT & CAUSAL
-"""Mask of a decoder: each token attends to itself and earlier tokens of its own sequence."""
+"""Causal mask of a decoder with packed or padded rows: each token attends to itself and earlier tokens of its own sequence."""
 
 PREFIX_LM = SAME_SEGMENT & (CAUSAL | PrefixRule())
 """Mask of a prefix-LM: causal, and every token attends to the whole prefix of its sequence."""

@@ -10,7 +10,7 @@ DYNAMIC_RANGE_DECADES = 8
 """Dynamic range below the maximum of a spectrogram, in powers of ten: 80 dB."""
 
 
-def hz_to_mel(hertz: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
+def hz_to_mel(hertz: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     """Return the pitch on the mel scale, 2595 log10(1 + f / 700) (O'Shaughnessy 1987)."""
     return 2595 * torch.log10(1 + hertz / 700)
 

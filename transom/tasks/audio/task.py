@@ -18,7 +18,7 @@ from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.tasks.audio.loader import AudioLoader, decode_spectrogram, load_sounds, read_sounds
 from transom.tasks.audio.schema import SpectrogramTransformerConfig
 from transom.tasks.audio.wav import read_file
-from transom.tasks.image_classification.task import ImageClassifyVerb, ImageTask, data_url
+from transom.tasks.image_classification.task import ImageClassifyCommand, ImageTask, data_url
 
 
 class AudioClassifier(ImageClassifier):
@@ -43,7 +43,7 @@ class AudioClassifier(ImageClassifier):
 
 
 @dataclass(frozen=True)
-class AudioClassifyVerb(ImageClassifyVerb):
+class AudioClassifyCommand(ImageClassifyCommand):
     """The object that ``transom classify`` uses for sounds; all are cropped or padded to the length of the model."""
 
     NOUN: ClassVar[str] = "sounds"
@@ -64,7 +64,7 @@ class AudioTask(ImageTask):
     """Audio classification; attributes as in ``ImageTask``."""
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = AudioClassifier
-    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": AudioClassifyVerb}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": AudioClassifyCommand}
 
     @classmethod
     def load(cls, recipe: Any, base: Path) -> Splits[Images]:

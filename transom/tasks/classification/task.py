@@ -36,13 +36,13 @@ from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, train_text_tokenizers
 from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.objective import Objective
-from transom.training.objectives.r_drop import text_objective
+from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_accuracy, validation_loss
 
 
 @dataclass(frozen=True)
-class TextClassifyVerb:
+class TextClassifyCommand:
     """The object that ``transom classify`` uses for texts."""
 
     NOUN: ClassVar[str] = "texts"
@@ -75,7 +75,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
     """Text classification: tokenized texts with their classes."""
 
     PREDICTOR: ClassVar[type] = Classifier
-    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextClassifyVerb, "embed": as_embedder}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextClassifyCommand, "embed": as_embedder}
 
     @classmethod
     def load(cls, recipe: ClassificationRecipe, base: Path) -> Splits[Pairs]:
@@ -124,8 +124,8 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the training loss of the task."""
-        return text_objective(self.recipe.training)
+        """Choose the training loss of the task: cross-entropy or R-Drop."""
+        return choose_text_loss(self.recipe.training)
 
     def flops(self, batch: LabeledTextBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""

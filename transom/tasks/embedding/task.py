@@ -30,7 +30,10 @@ MAX_RETRIEVAL_PAIRS = 1000
 
 
 class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
-    """Text embedding: tokenized pairs of matching texts."""
+    """Text embedding: tokenized pairs of matching texts.
+
+    The contrastive loss (InfoNCE) is the cross-entropy of the similarities that ``TextEmbedderTransformer`` returns as logits.
+    """
 
     PREDICTOR: ClassVar[type] = Embedder
 

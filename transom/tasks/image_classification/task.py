@@ -43,7 +43,7 @@ THUMBNAIL_SIZE = 64
 
 
 @dataclass(frozen=True)
-class ImageClassifyVerb:
+class ImageClassifyCommand:
     """The object that ``transom classify`` uses for images; all are resized to the input size of the model."""
 
     NOUN: ClassVar[str] = "images"
@@ -101,7 +101,7 @@ class ImageTask:
     data_hash: str
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = ImageClassifier
-    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImageClassifyVerb}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImageClassifyCommand}
 
     @classmethod
     def read(cls, recipe: Any, context: TaskContext) -> Self:
@@ -165,7 +165,7 @@ class ImageTask:
         return self.loader.images.names[sample]
 
     def objective(self, model: Network) -> Objective:
-        """Return the training loss of the task."""
+        """Choose the training loss of the task: cross-entropy of classes, mixed if mixup mixes images."""
         return MixupCrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: ImageBatch) -> float:

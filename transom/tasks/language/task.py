@@ -22,7 +22,7 @@ from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, load_tokenized_text, train_text_tokenizers
 from transom.training.objectives.early_exit import add_early_exit_losses
 from transom.training.objectives.objective import Objective
-from transom.training.objectives.r_drop import text_objective
+from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_loss
 
@@ -56,8 +56,8 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the training loss of the task."""
-        return add_early_exit_losses(text_objective(self.recipe.training), model, self.recipe.training.early_exit_loss)
+        """Choose the training loss of the task: cross-entropy or R-Drop, plus early-exit losses."""
+        return add_early_exit_losses(choose_text_loss(self.recipe.training), model, self.recipe.training.early_exit_loss)
 
     def flops(self, batch: LanguageBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""

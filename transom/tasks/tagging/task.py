@@ -33,7 +33,7 @@ from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, train_text_tokenizers
 from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.objective import Objective
-from transom.training.objectives.r_drop import text_objective
+from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_loss
 
@@ -102,8 +102,8 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the training loss of the task."""
-        return text_objective(self.recipe.training)
+        """Choose the training loss of the task: cross-entropy or R-Drop."""
+        return choose_text_loss(self.recipe.training)
 
     def flops(self, batch: TaggedBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""

@@ -26,7 +26,7 @@ from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask
 from transom.tasks.translation.schema import TranslationDataConfig, TranslationRecipe
 from transom.training.objectives.objective import Objective
-from transom.training.objectives.r_drop import text_objective
+from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_losses, validation_translation_scores
 
@@ -64,8 +64,8 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the training loss of the task."""
-        return text_objective(self.recipe.training)
+        """Choose the training loss of the task: cross-entropy or R-Drop."""
+        return choose_text_loss(self.recipe.training)
 
     def flops(self, batch: TranslationBatch) -> float:
         """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""

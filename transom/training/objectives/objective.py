@@ -26,7 +26,7 @@ class ForwardPass(NamedTuple):
     """
 
     batch: Batch
-    hidden: Float[Tensor, "*places d_model"]
+    hidden: Float[Tensor, "*positions d_model"]
     weight: Float[Tensor, "vocab d_model"]
     activations: Mapping[str, Sequence[Tensor]]
 

@@ -32,6 +32,6 @@ class RDrop(CrossEntropy):
         return MicroBatchLoss(loss, loss, nll)
 
 
-def text_objective(training: RDropTrainingConfig) -> CrossEntropy:
-    """Return R-Drop if the recipe sets ``training.r_drop``, else cross-entropy."""
+def choose_text_loss(training: RDropTrainingConfig) -> CrossEntropy:
+    """Choose the loss of a text task: R-Drop if the recipe sets ``training.r_drop``, else cross-entropy."""
     return RDrop(training.label_smoothing, training.r_drop) if training.r_drop else CrossEntropy(training.label_smoothing)
