@@ -145,7 +145,7 @@ class TrainingConfig(Schema):
     grad_accum_steps: int = Field(
         1,
         ge=1,
-        description="gradient accumulation: micro-batches per step; the result does not depend on it except with batch norm and full experts",
+        description="gradient accumulation: micro-batches per step; changes the result only with batch norm and full experts",
     )
     optimizer: AnyOptimizer = Field(AdamConfig(), description="the optimizer component")
     learning_rate: PeakLearningRate = Field("noam", description=LEARNING_RATE_HELP)
