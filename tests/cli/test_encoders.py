@@ -108,7 +108,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         (["generate", "RUN", "a"], "expected a run that transom generate can use, found one for transom classify"),
         (["train", "text-classes", "--labeled-data", "missing.tsv", "--out", "OUT"], "missing.tsv"),
         (["train", "text-classes", "--out", "OUT"], "name your own files with --labeled-data"),
-        (["train", "text-classes", "--valid-labeled-data", "a.tsv", "--out", "OUT"], "--valid-labeled-data needs --labeled-data"),
+        (["train", "text-classes", "--valid-labeled-data", "a.tsv", "--out", "OUT"], "--valid-labeled-data requires --labeled-data"),
         (["train", "text-classes", "--labeled-data", "a.tsv", "--text", "b", "--out", "OUT"], "expected data files of one kind"),
         (["train", "text-masked", "--labeled-data", "a.tsv", "--out", "OUT"], "trains on --text, found --labeled-data"),
     ],

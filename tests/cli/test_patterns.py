@@ -32,7 +32,7 @@ def test_a_recipe_need_not_say_where_its_data_are(recipe: str, transom: Call) ->
         (("copy", "--set", "data.train={ pairs = 'a.tsv' }"), "expected exactly one of data.train, data.generate"),
         (("phrasebok",), "did you mean phrasebook"),
         (("phrasebook-lstm",), "expected a Transformer, found model.kind = 'recurrent-seq2seq'"),
-        (("phrasebook", "--set", "model.attention.pattern=window-2d"), "'window-2d', which is of images"),
+        (("phrasebook", "--set", "model.attention.pattern=window-2d"), "'window-2d', which is for images"),
         (("images", "--set", "model.image_size=512"), "expected at most 512 tokens to draw, found 4096"),
     ],
 )

@@ -83,7 +83,7 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
             "expected tags whose names have at most 262,144 bytes together, found 300,001",
         ),
         (["train", "tags", "--out", "OUT"], "name your own files with --tagged"),
-        (["train", "tags", "--valid-tagged", "BAD", "--out", "OUT"], "--valid-tagged needs --tagged"),
+        (["train", "tags", "--valid-tagged", "BAD", "--out", "OUT"], "--valid-tagged requires --tagged"),
         (["train", "tags", "--tagged", "GOOD", "--set", "data.train.tag_column=5", "--out", "OUT"], "expected at least 6 columns"),
         (
             ["train", "tags", "--tagged", "GOOD", "--set", "training.best_checkpoint_metric=bleu", "--out", "OUT"],
