@@ -17,7 +17,7 @@ from transom.config.recipe import dump_recipe
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.inference import eval_mode, ignore_progress
 from transom.decoding.predictors.likelihood import PairScore, perplexity
-from transom.decoding.predictors.translator import Translator, one_line
+from transom.decoding.predictors.translator import Translator, replace_line_breaks
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.tasks.load import load
@@ -51,7 +51,7 @@ def test_a_line_break_in_the_output_becomes_a_space() -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\r\nb", "a\x0bb", "a\x0cb", "a\x1cb", "a\x85b", "a\u2028b", "a\u2029b"])
 def test_no_kind_of_line_break_survives(text: str) -> None:
-    assert one_line(text) == "a b"
+    assert replace_line_breaks(text) == "a b"
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
@@ -99,7 +99,7 @@ def test_n_best_comes_with_true_scores_best_first() -> None:
         assert len(found) == 3
         hypotheses = t._search([t.tokenizers.source.encode(text)], t.decoding, 3)[0]
         for translation, h in zip(found, hypotheses, strict=True):
-            assert translation.text == one_line(t.tokenizers.target.decode(h.tokens))
+            assert translation.text == replace_line_breaks(t.tokenizers.target.decode(h.tokens))
             assert translation.log_p == pytest.approx(log_p_of(t.model, (*t.tokenizers.source.encode(text), EOS), h.tokens), abs=1e-9)
             assert translation.score == pytest.approx(translation.log_p / ((6 + len(h.tokens)) / 6) ** 0.6)
 

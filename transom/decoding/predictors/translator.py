@@ -323,7 +323,7 @@ class Translator:
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         target = self.tokenizers.target
         return [
-            Translation(one_line(target.decode(h.tokens)), h.score, h.log_p, tokens=tuple(target.symbols(h.tokens))) for h in hypotheses
+            Translation(replace_line_breaks(target.decode(h.tokens)), h.score, h.log_p, tokens=tuple(target.symbols(h.tokens))) for h in hypotheses
         ]
 
 
@@ -343,10 +343,10 @@ def join_pieces(pieces: list[list[Translation]]) -> list[Translation]:
     ]
 
 
-def one_line(text: str) -> str:
+def replace_line_breaks(text: str) -> str:
     r"""Replace line breaks of every kind by spaces, so that the output has as many lines as the input.
 
-    >>> one_line("one\r\ntwo\u2028three")
+    >>> replace_line_breaks("one\r\ntwo\u2028three")
     'one two three'
     """
     return " ".join(text.splitlines())
