@@ -272,7 +272,7 @@ def check_texts(X: Any) -> list[str]:
     """Return texts as a list.
 
     Raises:
-        DataError: they are no sequence of strings, or there are none.
+        DataError: ``X`` is not a sequence of strings, or is empty.
     """
     if isinstance(X, str | bytes):
         raise DataError("X: expected a list of texts, found one text; put it in brackets: [text]")
@@ -288,7 +288,7 @@ def check_texts(X: Any) -> list[str]:
 
 
 def class_names(classes: NDArray[Any]) -> list[str]:
-    """Return a name for each class: as it prints, or its number where two print alike or one prints as nothing."""
+    """Return ``str(label)`` per class, or numbers if two classes print alike or one does not print."""
     names = [str(each) for each in classes]
     legible = len(dict.fromkeys(names)) == len(names) and all(name.strip() == name and name.isprintable() and name for name in names)
     return names if legible else [str(number) for number in range(len(names))]

@@ -76,7 +76,7 @@ def test_only_some_groups_are_read_on_wish(tmp_path, monkeypatch):
     assert checkpoints.load(1, ["model"])[0].keys() == {"model"}
     with pytest.raises(CheckpointError, match=r"expected teacher\.safetensors, which is not in this checkpoint"):
         checkpoints.load(1, ["teacher"])
-    with pytest.raises(CheckpointError, match=r"no such checkpoint; there are those of steps \[1\]"):
+    with pytest.raises(CheckpointError, match=r"no such checkpoint; the run has checkpoints of steps \[1\]"):
         checkpoints.load(2)
 
 

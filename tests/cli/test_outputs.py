@@ -109,8 +109,8 @@ def test_a_run_does_not_start_from_itself(trained: Trained, tmp_path: Path, tran
     (tmp_path / "link").symlink_to(trained.folder)
     for out in (trained.folder, tmp_path / "link"):
         error = transom(*trained.command, "--init-from", trained.folder, "--out", out).error
-        assert "expected another folder than that of the run to start from" in error
-        with pytest.raises(ConfigError, match="start from"):
+        assert "expected a folder other than that of the original run" in error
+        with pytest.raises(ConfigError, match="other than that of the original run"):
             train("copy", out, [f"training.init_from={trained.folder}"], overwrite=True)
     assert before == content_of(trained.folder)
 

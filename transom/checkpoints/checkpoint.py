@@ -214,7 +214,7 @@ class Checkpoints:
         """Verify the files of a checkpoint, or of some of its groups; return its manifest and its state document."""
         folder = self.path(step)
         if not folder.is_dir():
-            raise CheckpointError(f"{folder}: no such checkpoint; there are those of steps {self.steps()}")
+            raise CheckpointError(f"{folder}: no such checkpoint; the run has checkpoints of steps {self.steps()}")
         manifest = read_manifest(folder, _FILE)
         names = list(manifest) if only is None else [name + _SUFFIX for name in only] + [_STATE]
         if missing := [name for name in names if name not in manifest]:

@@ -55,10 +55,10 @@ def check_run_folder_is_no_input(recipe: "Recipe", base: Path, out: Path) -> Non
     check_output_path(out)
     origin = recipe.training.init_from
     if origin is not None and resolve_path(base / Path(origin).expanduser()) == resolve_path(out):
-        raise ConfigError(f"{out}: expected another folder than that of the run to start from; give another --out")
+        raise ConfigError(f"{out}: expected a folder other than that of the original run; give another --out")
     for path in data_paths(recipe, base):
         if owning_run(resolve_path(path)) == resolve_path(out):
-            raise ConfigError(f"{out}: expected another folder than that of the input {path}; give another --out")
+            raise ConfigError(f"{out}: expected a folder other than that of the input {path}; give another --out")
 
 
 def data_paths(recipe: "Recipe", base: Path) -> list[Path]:

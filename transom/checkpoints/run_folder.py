@@ -232,7 +232,7 @@ class RunFolder:
             raise CheckpointError(f"{self.path / CONFIG}: {error}") from None
         found = sum(math.prod(spec.shape) for spec in read_specs(weights).values())
         if asked > found:
-            raise CheckpointError(f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they are of different models")
+            raise CheckpointError(f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they belong to different models")
         if (problem := position_table_error(config)) is not None:
             raise CheckpointError(f"{self.path / CONFIG}: {problem}")
         return config

@@ -65,7 +65,7 @@ class ModelConfig(ComponentConfig):
 
     @property
     def described_layers(self) -> str:
-        """The layers of each stack in words, for reports."""
+        """Description of the layers of each stack, for reports."""
         names = {"n_encoder_layers": "an encoder", "n_decoder_layers": "a decoder", "n_layers": self.STACK}
         stacks = zip((name for field, name in names.items() if hasattr(self, field)), self.stacks, strict=True)
         return ", ".join(f"{name} of {n} layer{'' if n == 1 else 's'}" for name, n in stacks) or "no stack of layers"

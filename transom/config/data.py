@@ -47,7 +47,7 @@ class PairFilesConfig(FilesConfig):
 
     @property
     def paths(self) -> list[str]:
-        """The two files, or the one."""
+        """Paths of source and target file, or of the single file of pairs."""
         return [path for path in (self.source, self.target, self.pairs) if path is not None]
 
 
@@ -158,12 +158,12 @@ class DataConfig(Schema):
 
     @property
     def test_parts(self) -> list[FilesConfig]:
-        """Files of test examples."""
+        """Test files."""
         return [] if self.test is None else [self.test]
 
     @property
     def parts(self) -> list[FilesConfig]:
-        """Files of all examples."""
+        """Training, validation and test files."""
         return [part for part in (self.train, self.valid, *self.test_parts) if part is not None]
 
     @property
@@ -181,7 +181,7 @@ class PairDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = PAIRS
 
     train: PairFilesConfig | None = Field(None, description="training pairs")
-    valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1% of train is split off by hash")
+    valid: PairFilesConfig | None = Field(None, description="validation pairs; default: 1% of train, split off by hash")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     max_length_ratio: float | None = Field(
@@ -206,7 +206,7 @@ class LanguageConfig(Schema):
 
     tag: str = Field(..., description="name of the language for --to: letters, digits, - and _")
     train: PairFilesConfig | None = Field(None, description="training pairs")
-    valid: PairFilesConfig | None = Field(None, description="validation pairs; left out, 1% of train is split off by hash")
+    valid: PairFilesConfig | None = Field(None, description="validation pairs; default: 1% of train, split off by hash")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     reverse: bool = Field(False, description="swap the source and target of all pairs")
@@ -235,7 +235,7 @@ class TextDataConfig(DataConfig):
 
     train: TextFilesConfig | None = Field(None, description="training text")
     valid: TextFilesConfig | None = Field(
-        None, description="validation text; left out, 5% of the documents are split off by hash, or the last 5% of a single one"
+        None, description="validation text; default: 5% of the documents, split off by hash, or the last 5% of a single one"
     )
     test: TextFilesConfig | None = Field(
         None, description="test text: used only by the data report, to find duplicates of training documents"

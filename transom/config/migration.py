@@ -199,7 +199,7 @@ def present_field(path: Path, kind: Any = None, task: str | None = None) -> str 
     Args:
         path: the field, in former names.
         kind: ``kind`` of the table that contains it.
-        task: the recipe's; None for any.
+        task: task of the recipe; None for any task.
     """
     table = ".".join(path[:-1])
     for renamed in FIELDS:

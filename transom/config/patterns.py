@@ -218,7 +218,7 @@ def pattern_kinds(pattern: AnyPattern) -> set[str]:
 
 
 def format_pattern(pattern: AnyPattern) -> str:
-    """Format a pattern for people to read.
+    """Format a pattern in readable form.
 
     >>> format_pattern(CombinedPatternConfig(kind="any", patterns=(WindowPatternConfig(size=3), GlobalPatternConfig())))
     'any(window(size=3), global(size=1))'

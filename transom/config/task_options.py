@@ -77,7 +77,7 @@ _LINES = "two files, line by line translations of each other"
 PAIRS = (
     DataOption("--source", "FILE", "Training source, one sentence a line (.gz too).", "train", "source", "--target", _LINES),
     DataOption("--target", "FILE", "Its translations, line by line.", "train", "target", "--source", _LINES),
-    DataOption("--valid-source", "FILE", "Validation source; left out, 1% is split off.", "valid", "source", "--valid-target", _LINES),
+    DataOption("--valid-source", "FILE", "Validation source; default: 1%, split off by hash.", "valid", "source", "--valid-target", _LINES),
     DataOption("--valid-target", "FILE", "Validation target.", "valid", "target", "--valid-source", _LINES),
 )
 """Options of tasks on pairs of texts."""
@@ -92,9 +92,11 @@ TEXT = (
         "files",
         repeated=True,
     ),
-    DataOption("--valid-text", "PATH", "Validation text; left out, 5% is split off.", "valid", "files", "--text", _LEARNED, repeated=True),
     DataOption(
-        *("--suffix", ".EXT", "Ending of the files that are taken out of folders.", "", "suffixes", "--text", _LEARNED),
+        "--valid-text", "PATH", "Validation text; default: 5%, split off by hash.", "valid", "files", "--text", _LEARNED, repeated=True
+    ),
+    DataOption(
+        *("--suffix", ".EXT", "Suffix of the files to read from folders.", "", "suffixes", "--text", _LEARNED),
         repeated=True,
         is_path=False,
     ),

@@ -168,13 +168,13 @@ class ImageClassifierConfig(ModelConfig):
 
     @property
     def described_inputs(self) -> list[str]:
-        """Kind and size of the images, and the channels of the stem's stages, in words."""
+        """Description of the images and of the channels of the stem's stages."""
         maps = ", ".join(map(str, self.maps[1:]))
         return [f"{self.pictures}{f', after stages of {maps} channels' if maps else ''}"]
 
     @property
     def pictures(self) -> str:
-        """Kind and size of the images in words."""
+        """Description of the images: kind and size."""
         return f"{'RGB' if self.channels == 3 else 'grayscale'} images of {self.image_size} x {self.image_size} pixels"
 
 
@@ -220,7 +220,7 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
 
     @property
     def pictures(self) -> str:
-        """Kind and size of the images, and their patches, in words."""
+        """Description of the images and their patches."""
         return f"{super().pictures}, {self.grid} x {self.grid} patches"
 
     @property
@@ -241,6 +241,6 @@ class ConvolutionalNetworkConfig(ImageClassifierConfig):
 
     @property
     def described_layers(self) -> str:
-        """The stages and their convolutions in words."""
+        """Description of the stages and their convolutions."""
         depth = self.stem.convs_per_stage
         return f"{len(self.stem.channels)} stages of {depth} convolution{'' if depth == 1 else 's'}"

@@ -1,1 +1,1 @@
-"""From logits to answers: filters, selection, the loop, and what people call: ``translate`` and ``score``."""
+"""From logits to text: search and sampling, fast inference backends, and the predictors that ``transom.load`` returns."""

@@ -31,7 +31,7 @@ class Deferred(Generic[Result]):
 
     @property
     def value(self) -> Result:
-        """Return the value, making it where that was not done yet."""
+        """Return the value; compute it on first use."""
         with self._lock:
             if not self._made:
                 self._made.append(self._make())

@@ -81,7 +81,7 @@ class MethodCost(NamedTuple):
     Attributes:
         kind: name of the method.
         output_error: |Z' - Z| / |Z|, averaged over heads, where Z is the exact output; None for the reference.
-        weights_error: the same for the attention weights; None where they were not compared.
+        weights_error: the same for the attention weights; None if they were not compared.
         seconds: median time of a forward pass.
         bytes: peak memory in addition to the inputs.
     """

@@ -154,7 +154,7 @@ def progress_bar(fraction: float) -> Element:
 
 
 def validation_table(rows: Sequence[tuple[int, Mapping[str, float], bool]]) -> list[Element]:
-    """Return a table of validations: step, figures, and whether it was the best so far; nothing where there are none."""
+    """Return a table of validations: step, figures, and whether it was the best so far; an empty list without validations."""
     if not rows:
         return []
     keys = {key for _, figures, _ in rows for key in figures}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def format_compact(value: float) -> str:
-    """Format a number in about five characters or fewer.
+    """Format a number in about five characters.
 
     >>> [format_compact(v) for v in (0, 7, 12345, 2_900_000, 0.0003, 2.4179)]
     ['0', '7', '12.3k', '2.9M', '3e-4', '2.42']

@@ -147,7 +147,7 @@ def summarize_run(
 def _n_choices(recipe: Recipe) -> tuple[int, str] | None:
     """Return the number of classes that the loss is over, and their noun ("classes" or "tokens").
 
-    None where the number is unknown, and for contrastive losses, where it depends on the batch.
+    None if the number is unknown, and for contrastive losses, whose number depends on the batch.
     """
     if not recipe.GUESSES:
         return None

@@ -34,7 +34,7 @@ class Kernel(NamedTuple):
         implementation: function of the same arguments with the same result.
         error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for
             kernels that support it alone; exact is the reference in float64.
-        reason: the advantage of the kernel, and how it differs from the reference where it does.
+        reason: the advantage of the kernel, and its differences from the reference, if any.
         missing: returns what this machine lacks for the kernel, in words; None if nothing.
     """
 

@@ -45,7 +45,7 @@ def select_tokens(ctx: AttentionContext, selected: SelectedTokens, keys: Bool[Te
     Args:
         ctx: context of all tokens, with dense masks and biases.
         selected: selected tokens of this pass: the queries.
-        keys: True at selected keys of the cache; None without a cache, where the keys are the queries.
+        keys: True at selected keys of the cache; None without a cache; the keys are then the queries.
     """
     assert ctx.block_mask is None and ctx.segment_mask is None, "a mixture-of-depths block needs dense masks"
     mask, bias = (x if x is None else _rows(x, selected.indices) for x in (ctx.mask, ctx.bias))

@@ -69,7 +69,7 @@ class ActivationObserver:
         return ActivationObserver(self._recorder, self._number, self._stack, index)
 
     def visit(self, address: str, x: Tensor) -> Tensor:
-        """Apply the edit at ``address``, if any; record the result on the first visit, if it is wanted."""
+        """Apply the edit at ``address``, if any; record the result on the first visit, if its address matches a pattern."""
         x = self.edit(address, x)
         if address not in self.activations:
             self.record(address, x)
@@ -90,7 +90,7 @@ class ActivationObserver:
         return self.edits[address].apply(x)
 
     def record(self, address: str, x: Tensor) -> None:
-        """Record ``x`` if it is wanted, replacing an earlier record."""
+        """Record ``x`` if the address matches a pattern, replacing an earlier record."""
         if _matches(self.patterns, address):
             if not torch.compiler.is_compiling():
                 self._recorder.order.setdefault(self.prefix + address, len(self._recorder.order))

@@ -50,7 +50,7 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
         self._draw(at_once=not isinstance(event, StepFinished))
 
     def show_status(self, what: str) -> None:
-        """Show what is done before the first step."""
+        """Show the current preparation before the first step."""
         self._state = {"": f"{what} ..."}
         self._draw(at_once=True)
 

@@ -69,7 +69,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def show_status(self, what: str) -> None:
-        """Show what is done before the first step."""
+        """Show the current preparation before the first step."""
         self.notify(f"{what} ...")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

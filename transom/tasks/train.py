@@ -76,7 +76,7 @@ class RunResult:
 
     @property
     def summary(self) -> list[tuple[str, str]]:
-        """Return what a person wants to know of the run, as names and values; the first has no name."""
+        """Return the main facts of the run as names and values; the first has no name."""
         took = f"{self.step:,} steps in {format_duration(self.seconds)}"
         if self.stopped_by:
             return [
@@ -114,7 +114,7 @@ ENDS: Mapping[StopReason, str] = {
     "patience": "validation no longer improves",
     "stopped": "stopped on request",
 }
-"""Why a training ended, in words."""
+"""Description of each reason for which training ends."""
 
 
 class GracefulStop:
@@ -294,7 +294,7 @@ def _ignore_status(message: str) -> None:
 
 
 def _shown(wanted: bool) -> AbstractContextManager[Any]:
-    """Return what shows the progress of a training: a context manager whose value is a callback; None where nothing is shown."""
+    """Return a context manager whose value is a callback that displays progress, or None if nothing is displayed."""
     from transom.tasks.notebook_progress import NotebookProgress, in_notebook
     from transom.tasks.progress import TrainingProgress
 

@@ -33,7 +33,7 @@ STEP, SAVE, END = range(3)
 
 
 class RankProcess:
-    """The training of one rank: model, optimizer, and its rows of every batch."""
+    """State of the training of one rank: model, optimizer, and the rows of each batch that the rank processes."""
 
     def __init__(self, folder: Path, data: str, read: BuildTask, rank: int, n_ranks: int) -> None:
         """Read recipe, tokenizers and data of the run in ``folder``, as rank 0 wrote them; ``read`` builds its task.

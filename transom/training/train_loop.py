@@ -126,7 +126,7 @@ class _TrainingLoop:
         notes = (*self.setup.task.report.lines(), *self.setup.notes, *self.notes)
         self.notify(TrainingStarted(self.setup.folder.path, p.step, t.max_steps, self.setup.facts, notes))
         reason = self.stop_reason(lambda: False)
-        if reason and p.last_validation_step < p.step:  # stopped at what is its end now
+        if reason and p.last_validation_step < p.step:  # the run already stopped at this end
             self.validate_and_save(reason)
         batches = self.setup.task.loader.batches_from(p.position)
         while not reason:

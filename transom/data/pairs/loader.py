@@ -79,7 +79,7 @@ class PairLoader:
             batch_tokens: maximum number of tokens per batch, as in ``BatchOptions``.
             seed: random seed of order and BPE-dropout.
             dropout: probability of skipping a merge (BPE-dropout); if positive, each epoch has its own segmentation.
-            max_length_ratio: drop pairs in which one side has more than this many times the tokens of the other; None keeps them.
+            max_length_ratio: drop pairs in which one side has more tokens than this multiple of the other; None keeps them.
             micro_batching: split of every batch over ranks and micro-batches.
             collate_fn: builds a batch.
             source_prefix: token ids before each source: the target language's tag.

@@ -50,7 +50,7 @@ class ClosedVocabulary(ABC):
         """
         units = value.get("units")
         if not isinstance(units, list) or not all(isinstance(unit, str) and cls._units(unit) == [unit] for unit in units):
-            raise CheckpointError("expected a list of single units")
+            raise CheckpointError("expected a list of units, one character or word each")
         return cls(units)
 
     def to_dict(self) -> dict[str, object]:

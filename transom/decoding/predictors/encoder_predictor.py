@@ -109,7 +109,7 @@ class EncoderPredictor(Generic[Encoder]):
 
 
 def classes_in_short(classes: Sequence[str], max_tokens: int = 5) -> list[str]:
-    """Name the number of classes and the first of them, for ``repr``; nothing where there are none.
+    """Return the number of classes and the first few names, for ``repr``; an empty list without classes.
 
     >>> classes_in_short(["cat", "dog"]), classes_in_short("abcdef")
     (['2 classes (cat, dog)'], ['6 classes (a, b, c, d, e, ...)'])

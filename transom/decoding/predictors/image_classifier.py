@@ -68,7 +68,7 @@ class ImageClassifier:
     def embed(
         self, images: Sequence[str | Path], normalize: bool = True, notify: ProgressCallback = ignore_progress
     ) -> NDArray[np.float32]:
-        """Return the vectors of which the logits are a linear map, (images, d_model).
+        """Return the last hidden states, (images, d_model), which the output layer maps to logits.
 
         Args:
             images: files.

@@ -15,8 +15,8 @@ Item = TypeVar("Item")
 def inspection(module: Literal["alignment", "notebook"]) -> ModuleType:
     """Import a module of ``inspection/`` on first use.
 
-    Predictors are below that package and never need it to decode; a person who asks for a drawing or an alignment does. This is the only
-    import from above in ``decoding/``, and ``tests/test_architecture.py`` names it.
+    Only drawings and alignments need that package, which is above ``decoding/``. This is the only import from above, and
+    ``tests/test_architecture.py`` lists it.
     """
     return import_module(f"transom.inspection.{module}")
 
@@ -65,7 +65,7 @@ class Alignment(Record):
     """Attention of a decoder over the source for one sentence pair.
 
     Attributes:
-        source: the source's symbols, the end symbol among them unless it was left out.
+        source: source symbols, including the end symbol unless it was omitted.
         target: the target's symbols; a row's weights are those with which its symbol was predicted.
         weights: attention from each target symbol to each source symbol; a full row sums to 1, or to 0 where the
             symbol's token passed the block by.

@@ -38,7 +38,7 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
 
 
 def _split_recursively(text: str, fits: Callable[[str], bool], level: int) -> list[str]:
-    """Split a text that does not fit: repeatedly take as many parts of this level as fit together."""
+    """Split a text that does not fit: repeatedly take the most parts of this level that fit together."""
     if fits(text):
         return [text]
     if level == len(BOUNDARIES):

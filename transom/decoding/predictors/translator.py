@@ -150,7 +150,7 @@ class Translator:
 
         Args:
             texts: source texts.
-            alignments: align each translation with its source, where the model attends to its source. This takes one more forward pass per
+            alignments: align each translation with its source, if the model has cross-attention. This takes one more forward pass per
                 text; a text that was translated in pieces is not aligned.
             **options: as for ``translate``.
 
@@ -172,10 +172,10 @@ class Translator:
 
         Args:
             source: the source sentence.
-            target: its translation, by the model or by anyone else.
+            target: its translation, by the model or from elsewhere.
             layer: the decoder's layer, from 0; default: the layer whose weights are sharpest, see ``inspection.alignment.clearest_layer``.
             words: merge sub-words into words.
-            to: tag of the target language, where the model has several.
+            to: tag of the target language of a multilingual model.
 
         Raises:
             ConfigError: there is no such layer, the model has no cross-attention, or ``to`` is missing.
@@ -323,7 +323,8 @@ class Translator:
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         target = self.tokenizers.target
         return [
-            Translation(replace_line_breaks(target.decode(h.tokens)), h.score, h.log_p, tokens=tuple(target.symbols(h.tokens))) for h in hypotheses
+            Translation(replace_line_breaks(target.decode(h.tokens)), h.score, h.log_p, tokens=tuple(target.symbols(h.tokens)))
+            for h in hypotheses
         ]
 
 

@@ -124,7 +124,7 @@ class AuxiliaryObjective:
         """Prepare for a step on micro-batches, which are on the model's device."""
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
-        """Compute a micro-batch's contribution to the mean loss of the whole batch."""
+        """Compute a micro-batch's contribution to the mean loss of the batch."""
         return 0.0
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
