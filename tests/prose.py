@@ -15,10 +15,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "benchmarks/README.md")
 SOURCES = ("transom/**/*.py", "benchmarks/**/*.py")
+RECIPES = ("transom/recipes/*.toml", "transom/presets/*.toml")
 DATA = "transom/data/synthetic/phrasebook/"
 """Here strings are words of the phrasebook."""
 
 UNITS = "bits|bytes|columns|documents|draws|experts|FLOPs|heads|images|lines|milliseconds|ms|multiplications|nats|numbers|operations"
+UNITS += "|one (?:document|image|sentence|text|token|word)"
 UNITS += "|pairs|parameters|passes|processes|rows|samples|seconds|sentences|steps|symbols|texts|threads|tokens|weights|words"
 RULES = {
     r"\bbehind\b": "write 'after' for time and order",
@@ -91,6 +93,13 @@ def in_page(path: Path) -> Iterator[Prose]:
         line += paragraph.count("\n")
 
 
+def in_recipe(path: Path) -> Iterator[Prose]:
+    """Yield the comments of a recipe, without its indented commands."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if comment := re.search(r"(?:^|\s)#\s{0,2}(\S.*)$", line):
+            yield Prose(path, number, comment[1], is_docstring=False)
+
+
 def plain(text: str) -> str:
     """Remove what is not prose: code, links' targets, quoted examples, doctests."""
     text = re.sub(r"^\s*(?:>>>|\.\.\.).*$", "", text, flags=re.MULTILINE)
@@ -118,6 +127,9 @@ def every_piece(root: Path = ROOT) -> Iterator[Prose]:
     for pattern in SOURCES:
         for path in sorted(root.glob(pattern)):
             yield from in_source(path)
+    for pattern in RECIPES:
+        for path in sorted(root.glob(pattern)):
+            yield from in_recipe(path)
     for pattern in PAGES:
         for path in sorted(root.glob(pattern)):
             yield from in_page(path)

@@ -75,7 +75,7 @@ def format_flags(options: tuple[DataOption, ...]) -> str:
 
 _LINES = "two files, line by line translations of each other"
 PAIRS = (
-    DataOption("--source", "FILE", "Training source, one sentence a line (.gz too).", "train", "source", "--target", _LINES),
+    DataOption("--source", "FILE", "Training source, one sentence per line (.gz too).", "train", "source", "--target", _LINES),
     DataOption("--target", "FILE", "Its translations, line by line.", "train", "target", "--source", _LINES),
     DataOption("--valid-source", "FILE", "Validation source; default: 1%, split off by hash.", "valid", "source", "--valid-target", _LINES),
     DataOption("--valid-target", "FILE", "Validation target.", "valid", "target", "--valid-source", _LINES),
