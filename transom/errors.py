@@ -18,7 +18,7 @@ class DataError(TransomError):
 
 
 class CheckpointError(TransomError):
-    """A run folder or checkpoint that is missing, damaged or of another making."""
+    """A run folder or checkpoint that is missing, damaged or incompatible."""
 
 
 class DiskError(TransomError):

@@ -237,7 +237,7 @@ class EarlyExitConfig(ComponentConfig):
     """Base of early-exit losses."""
 
     def weights(self, n_blocks: int) -> tuple[float, ...]:
-        """Return the weight of each block's loss, last blocks only if shorter."""
+        """Return the weights of the losses after the last blocks, one weight per block."""
         return (1.0,)
 
 

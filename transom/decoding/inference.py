@@ -24,7 +24,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class Deferred(Generic[Result]):
-    """A value that is made on first use; threads that ask for it at the same time get the same one."""
+    """A value computed on first use; concurrent threads get the same value."""
 
     def __init__(self, make: Callable[[], Result]) -> None:
         self._make, self._lock, self._made = make, Lock(), list[Result]()

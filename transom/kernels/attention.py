@@ -195,7 +195,7 @@ def short_attention(
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute explicit attention with a hand-written gradient, the fastest way to train with short sequences on a CPU.
 
-    Equal to ``attend_explicit`` without sinks; the bias gets no gradient.
+    Equal to ``explicit_attention`` without sinks; the bias gets no gradient.
     """
     assert args.sinks is None, "the hand-written gradient does not support sinks"
     q, k, v = (x.contiguous() for x in (q, k, v))
@@ -217,7 +217,7 @@ def fused_attention(
     v: Float[Tensor, "batch kv_heads key d_value"],
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute attention with PyTorch's fused kernel; equal to ``attend_explicit`` without softcap and sinks."""
+    """Compute attention with PyTorch's fused kernel; equal to ``explicit_attention`` without softcap and sinks."""
     assert args.softcap is None and args.sinks is None, "the fused kernel supports neither softcap nor sinks"
     mask = args.mask
     if args.bias is not None:

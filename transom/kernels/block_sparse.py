@@ -235,7 +235,7 @@ def tiled_attention(
     tiles: BlockSparseMask,
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute attention over the visible tiles of a mask; equal to ``attend_explicit`` with the dense mask and bias."""
+    """Compute attention over the visible tiles of a mask; equal to ``explicit_attention`` with the dense mask and bias."""
     assert tiles.parts, "at least one tile is visible"
     learned = () if tiles.position is None else tiles.position.bias_parameters
     z: Tensor = _TiledAttention.apply(tiles, cpu_attention(args), q, k, v, args.sinks, *learned)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from transom.models.inputs import TensorBatch, TokenSequences
 
 @runtime_checkable
 class SequencesLike(Protocol):
-    """Padded token sequences as a model reads them; ``data.batch.SequencesLike`` and ``models.inputs.TokenSequences`` implement it."""
+    """Padded token sequences as a model reads them; ``data.batch.PaddedSequences`` and ``models.inputs.TokenSequences`` implement it."""
 
     @property
     def tokens(self) -> Int[Tensor, "batch length"]: ...

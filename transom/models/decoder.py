@@ -18,7 +18,7 @@ from transom.layers.position_encoding import build_position_encoding
 from transom.layers.stack import Stack
 from transom.models.base import LanguageModel, SequencesLike, TextBatch
 
-# build(config.mask): query i attends to key j of its segment if j <= i; under PrefixMaskConfig also if j is in the prefix.
+# build(config.mask): query i attends to key j of its segment if j <= i; under a prefix-LM mask also if j is in the prefix.
 implements(CausalMaskConfig)(lambda config: CAUSAL_IN_SEGMENT)
 implements(PrefixMaskConfig)(lambda config: PREFIX_LM)
 
@@ -83,7 +83,7 @@ class DecoderOnlyTransformer(LanguageModel):
     def start(self, prompt: SequencesLike, n_beams: int, max_length: int) -> DecoderCache:
         """Prefill a new cache with all but the last token of each prompt; the first ``step`` reads the last one.
 
-        Under a PrefixMaskConfig mask the tokens read here are the prefix.
+        With ``mask = "prefix-lm"`` the tokens read here are the prefix.
 
         Args:
             prompt: tokens (batch, length), the beginning-of-sequence token first; all prompts have the same length and no padding.

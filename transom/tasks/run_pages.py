@@ -1,4 +1,4 @@
-"""Writes the report ``render_report.html`` and the model card ``README.md`` of a finished run."""
+"""Writes the report ``report.html`` and the model card ``README.md`` of a finished run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -205,7 +205,7 @@ def run_training(
 
 
 class DataArguments(TypedDict, total=False):
-    """A person's own files, in place of a recipe's data: the options of ``transom train``, by the same names.
+    """The user's own files, which replace a recipe's data: the options of ``transom train``, by the same names.
 
     Paths start from the current folder. Validation files may be left out: a part of the training data is then held out.
 

@@ -1,1 +1,1 @@
-"""Learning: loss, optimizer, schedule, one step, the loop, evaluation and its record."""
+"""Training: losses, optimizers, schedules, the training step and loop, validation and metrics."""

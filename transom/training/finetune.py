@@ -152,7 +152,7 @@ def _is_compatible(target: type[ComponentConfig], source: type[ComponentConfig])
 
 
 def _compatible_kinds(target: ModelConfig) -> str:
-    """Return the kinds of models from whose runs a model can start, in words."""
+    """Return the kinds of models from whose runs a model can start, as text."""
     *kinds, last = [repr(kind) for kind, schema in SLOTS["model"].components.items() if _is_compatible(type(target), schema)]
     return f"{', '.join(kinds)} or {last}" if kinds else last
 

@@ -35,14 +35,14 @@ def generate_exercises(config: ExercisesConfig) -> Splits[Pairs]:
     }
     parts = []
     for part, n in zip(sentences.parts, sizes, strict=True):
-        translated = _both_ways(sentences.parts[part])
+        translated = _alternate_directions(sentences.parts[part])
         ordered = chain.from_iterable(zip(*(_prefixed(rule, of_rule.parts[part]) for rule, of_rule in letters.items()), strict=True))
         both = [each for two in zip_longest(translated, ordered) for each in two if each is not None][:n]
         parts.append(Pairs([prompt for prompt, _ in both], [answer for _, answer in both], f"exercises, {part}"))
     return Splits(*parts)
 
 
-def _both_ways(pairs: Pairs) -> list[tuple[str, str]]:
+def _alternate_directions(pairs: Pairs) -> list[tuple[str, str]]:
     """Return instructions that alternately ask for a translation into Spanish and into English."""
     return [
         (f"Translate into {'English' if i % 2 else 'Spanish'}: {two[i % 2]}", two[1 - i % 2])

@@ -1,1 +1,1 @@
-"""Decoders made ready for speed: compiled, laid out flat, dealt out to threads."""
+"""Inference backends: fused PyTorch operations and the native C++ decoder."""

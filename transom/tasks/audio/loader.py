@@ -1,4 +1,4 @@
-"""Audio data: sounds from files or synthesized, as batches of log-mel spectrograms with SpecAugmentConfig.
+"""Audio data: sounds from files or synthesized, as batches of log-mel spectrograms with SpecAugment.
 
 A spectrogram is stored in 8 bits like a single-channel image, and the image pipeline handles it from there.
 """
@@ -25,7 +25,7 @@ from transom.tasks.audio.synthetic import CLASSES, synthesize
 from transom.tasks.audio.wav import decode_wav, list_sounds, read_file
 
 SPEC_AUGMENT_STREAM = 1
-"""Last part of the random key of SpecAugmentConfig; the key of the sample order is (seed, epoch)."""
+"""Last part of the random key of SpecAugment; the key of the sample order is (seed, epoch)."""
 
 
 def load_sounds(data: AudioDataConfig, base: Path, config: SpectrogramTransformerConfig) -> Splits[Images]:
@@ -101,7 +101,7 @@ def _images(names: list[str], digests: list[str], name: str, n_ignored: int, spe
 def spec_augment(
     x: Float[Tensor, "batch 1 bands frames"], spec_augment_config: SpecAugmentConfig, seed: int, epoch: int, samples: Sequence[int]
 ) -> Float[Tensor, "batch 1 bands frames"]:
-    """Apply SpecAugmentConfig: mask frequency bands and frames of spectrograms (Park et al. 2019, section 2, without time warping).
+    """Apply SpecAugment: mask frequency bands and frames of spectrograms (Park et al. 2019, section 2, without time warping).
 
     A mask covers [f0, f0 + f) with f uniform in 0 .. ``freq_mask_param`` and f0 uniform in 0 .. n - f, and is filled with the mean of the
     spectrogram. The random numbers depend on (seed, epoch, sample) only.
@@ -128,7 +128,7 @@ def spec_augment(
 
 
 class AudioLoader(ImageLoader):
-    """Endless training batches of spectrograms from any position, with new SpecAugmentConfig masks in each epoch."""
+    """Endless training batches of spectrograms from any position, with new SpecAugment masks in each epoch."""
 
     def __init__(
         self, sounds: Images, classes: Sequence[str], *, spec_augment_config: SpecAugmentConfig, seed: int, **options: Any

@@ -20,7 +20,7 @@ _Passes = list[tuple[Float[Tensor, "_ _ ..."], Bool[Tensor, "_ _"]]]
 
 
 class _RouterObjective(AuxiliaryObjective):
-    """Sums over the true tokens at routers, divided once by the whole batch's number of them."""
+    """Base of router losses: sums over tokens without padding, divided once by the number of tokens of the batch."""
 
     def __init__(self, model: Network, sites: Sequence[str], world: World) -> None:
         self._model, self._world, self.sites = model, world, sites
