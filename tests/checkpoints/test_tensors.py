@@ -219,7 +219,7 @@ def test_sizes_are_checked_before_anything_is_allocated(tmp_path):
             read_tensors(path)
         assert "\n" not in str(error.value)
     path.write_bytes(struct.pack("<Q", MAX_HEADER_BYTES + 8) + bytes(MAX_HEADER_BYTES + 8))
-    with pytest.raises(CheckpointError, match="is the most"):
+    with pytest.raises(CheckpointError, match="are allowed"):
         read_tensors(path)
     path.write_bytes(struct.pack("<Q", 2**63) + bytes(64))
     with pytest.raises(CheckpointError, match="header of 9,223,372,036,854,775,808 bytes"):

@@ -69,7 +69,7 @@ def test_a_longer_context_is_taken_and_goes_on(base: Path, text: Path, transom: 
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "split"))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one), "as if never stopped"
     other = transom(*split, *sets("model.max_seq_len=32"), "--set", "training.schedule=inverse-sqrt", "--resume").error
-    assert "the run was begun with model.max_seq_len = 64, found 32; a resumed run keeps its recipe" in other
+    assert "the run was started with model.max_seq_len = 64, found 32; a resumed run keeps its recipe" in other
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_an_input_is_not_written_onto(command: str, trained: Trained, given_file
     before = content_of(tmp_path) | content_of(trained.folder)
     for out in [*names, tmp_path / "folder" / "given.toml"]:
         error = transom(*COMMANDS_THAT_WRITE[command](trained, given_file, out)).error
-        assert str(out) in error and "expected a place for the output, found the input" in error
+        assert str(out) in error and "expected an output path, found the input" in error
     assert before == content_of(tmp_path) | content_of(trained.folder), "no reading was noted either"
 
 
@@ -68,15 +68,15 @@ def test_a_runs_own_file_is_not_written_onto(command: str, trained: Trained, giv
     before = content_of(trained.folder)
     (tmp_path / "run").symlink_to(trained.folder)
     for out in (trained.folder / name for name in OWN):
-        assert "found one of the files of the run" in transom(*COMMANDS_THAT_WRITE[command](trained, given_file, out)).error
+        assert "found a file of the run" in transom(*COMMANDS_THAT_WRITE[command](trained, given_file, out)).error
     for out in (tmp_path / "run" / "model.safetensors", trained.folder / CHECKPOINTS / ".." / "config.json"):
-        assert "found one of the files of the run" in transom(*COMMANDS_THAT_WRITE[command](trained, given_file, out)).error
+        assert "found a file of the run" in transom(*COMMANDS_THAT_WRITE[command](trained, given_file, out)).error
     assert before == content_of(trained.folder)
 
 
 def test_a_recipe_is_not_copied_into_a_run(trained: Trained, transom: Call) -> None:
     error = transom("recipes", "copy", "copy", trained.folder / "base.safetensors").error
-    assert "found one of the files of the run" in error and not (trained.folder / "base.safetensors").exists()
+    assert "found a file of the run" in error and not (trained.folder / "base.safetensors").exists()
 
 
 def test_a_hard_link_to_a_runs_file_is_one_of_them(trained: Trained, transom: Call, tmp_path: Path) -> None:

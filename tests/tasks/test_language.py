@@ -91,7 +91,7 @@ def test_a_run_answers_and_its_text_must_stay(texts: Path, tmp_path: Path) -> No
     assert isinstance(generator, Generator) and generator.sampling.max_new_tokens == 8
     assert generator.generate(["red"]) == generator.generate(["red"])
     (texts / "00.txt").write_text("other\n")
-    with pytest.raises(DataError, match="expected the data that the run was begun with"):
+    with pytest.raises(DataError, match="expected the run's original data"):
         sit(texts, tmp_path / "run", max_steps=12)
 
 

@@ -244,7 +244,7 @@ def test_a_changed_run_that_is_killed_ends_as_the_run_left_alone(
     sit(run, tmp_path / "killed")  # what was asked for once is in the run's recipe
     same(tmp_path / "alone", tmp_path / "killed")
     assert RunFolder.open(tmp_path / "killed").load_config().max_seq_len == user_overrides["max_seq_len"]  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"the run was begun with model\.max_seq_len = .*, found 48; a resumed run keeps its recipe"):
+    with pytest.raises(ConfigError, match=r"the run was started with model\.max_seq_len = .*, found 48; a resumed run keeps its recipe"):
         sit(run, tmp_path / "killed", user_overrides=UserOverrides({"model": {"max_seq_len": 48}}))
 
 

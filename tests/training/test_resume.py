@@ -166,7 +166,7 @@ def test_a_window_has_the_measurements_of_the_models_own_components(run: Path, m
 
 def test_a_state_of_other_data_ends_the_run(run: Path) -> None:
     alter(RunFolder.open(run).checkpoints, NEWER, "state.data", "0" * 32)
-    with pytest.raises(DataError, match="expected the data that the run was begun with"):
+    with pytest.raises(DataError, match="expected the run's original data"):
         resumed(run)
 
 

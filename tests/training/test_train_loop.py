@@ -217,7 +217,7 @@ def test_minutes_end_a_run(tmp_path: Path) -> None:
 
 def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_run(tmp_path: Path) -> None:
     events: list[Event] = []
-    with pytest.raises(TransomError, match="found 20 steps in a row without, up to step"):
+    with pytest.raises(TransomError, match="found 20 consecutive steps with neither, up to step"):
         sit(tmp_path, events.append, learning_rate=1e38, max_grad_norm=None, max_steps=60)
     skipped = [e for e in events if isinstance(e, StepFinished) and e.skipped]
     assert len(skipped) >= 20 and all(1 <= int(place.removeprefix("line ")) <= 100 for e in skipped for place in e.skipped)

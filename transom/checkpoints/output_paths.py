@@ -25,10 +25,10 @@ def check_output_path(output: Path | None, inputs: Iterable[Path | None] = ()) -
         return
     for location in (_resolve_parent(output), resolve_path(output)):
         if (run := owning_run(location)) is not None:
-            raise ConfigError(f"{output}: expected a place for the output, found one of the files of the run {run}; name another file")
+            raise ConfigError(f"{output}: expected an output path, found a file of the run {run}; name another file")
     for file in (file for given in inputs if given is not None for file in _input_files(given)):
         if _is_same(output, file):
-            raise ConfigError(f"{output}: expected a place for the output, found the input {file}; name another file")
+            raise ConfigError(f"{output}: expected an output path, found the input {file}; name another file")
 
 
 def owning_run(location: Path) -> Path | None:

@@ -253,8 +253,8 @@ def _check_format(path: Path) -> None:
     if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
         raise CheckpointError(f"{path}: a pickle (torch.save), expected safetensors; it was not opened, since a pickle can run code")
     raise CheckpointError(
-        f"{path}: cut short or not safetensors: its first 8 bytes ask for a header of {header:,} bytes, the file has {size:,};"
-        f" {MAX_HEADER_BYTES:,} is the most"
+        f"{path}: truncated or not safetensors: its first 8 bytes declare a header of {header:,} bytes, the file has {size:,};"
+        f" at most {MAX_HEADER_BYTES:,} are allowed"
     )
 
 

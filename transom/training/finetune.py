@@ -286,9 +286,7 @@ def load_base_and_adapt(model: nn.Module, config: LoraConfig, folder: RunFolder)
     target, tied = model.state_dict(), getattr(model, "tied", {})
     base = {name: summary for name, summary in folder.read_weights(BASE).items() if name not in tied}
     if mismatched := [name for name in base if name not in target or target[name].shape != base[name].shape]:
-        raise CheckpointError(
-            f"{folder.path / BASE}: expected the weights of this model, found another's {mismatched[0]}; put the file back"
-        )
+        raise CheckpointError(f"{folder.path / BASE}: expected the weights of this model, found other {mismatched[0]}; put the file back")
     with torch.no_grad():
         for name, summary in base.items():
             target[name].copy_(summary)

@@ -93,7 +93,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         for p in parameters:
             (matrices if id(p) in muon_ids else rest).append(p)
         if not matrices:
-            raise ConfigError("training.optimizer: expected matrices in blocks that learn, for muon, found none; use 'adamw'")
+            raise ConfigError("training.optimizer: muon requires trainable matrices in blocks, found none; use 'adamw'")
         self.momentum, self.weight_decay = config.momentum, config.weight_decay
         self.dtype = dtype if dtype == torch.bfloat16 else None
         self.adamw = build_adamw(config, model, rest, dtype)

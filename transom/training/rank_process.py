@@ -48,7 +48,7 @@ class RankProcess:
         self.rank = rank
         self.task = read(self.recipe, TaskContext(folder, self.folder, lambda _: None, rank, n_ranks))
         if self.task.data_hash != data:
-            raise DataError(f"{folder}: the data changed while the run began; begin again")
+            raise DataError(f"{folder}: the data changed while the run started; start it again")
         torch.manual_seed(self.recipe.training.seed)
         self.model = build_model(self.recipe.model).train()
         if (adapter := self.recipe.training.adapter) is not None:

@@ -109,8 +109,8 @@ def _check_state(folder: Path, step: int, state: CheckpointState, train_step: Tr
         raise CheckpointError(f"{file}: expected progress.window with the sums {sorted(map(str, measured))}, found {sorted(found)}")
     if state.data not in (task.data_hash, None):
         raise DataError(
-            f"{folder.parent.parent}: expected the data that the run was begun with, found others in the same files;"
-            " a resumed run keeps its data: put them back or give another --out"
+            f"{folder.parent.parent}: expected the run's original data, found changed files;"
+            " a resumed run keeps its data: restore the files or give another --out"
         )
 
 

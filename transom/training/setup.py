@@ -212,7 +212,7 @@ def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverri
     folder.require_plugins()
     original = load_recipe(folder.path / RECIPE)[0]
     if original.task != recipe.task:
-        raise ConfigError(f"{folder.path}: the run was begun with task = {original.task!r}, found {recipe.task!r}; give another --out")
+        raise ConfigError(f"{folder.path}: the run was started with task = {original.task!r}, found {recipe.task!r}; give another --out")
     chosen: dict[str, str | None] = {"precision": original.training.precision} if recipe.training.precision == "auto" else {}
     if recipe.training.init_from is None:
         chosen["init_from"] = original.training.init_from
@@ -229,7 +229,7 @@ def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverri
         for name in names:
             if getattr(old, name, None) != getattr(new, name) and name not in MUTABLE_ON_RESUME.get(part, ()):
                 raise ConfigError(
-                    f"{folder.path}: the run was begun with {part}.{name} = {getattr(old, name, None)}, found {getattr(new, name)};"
+                    f"{folder.path}: the run was started with {part}.{name} = {getattr(old, name, None)}, found {getattr(new, name)};"
                     " a resumed run keeps its recipe: change the field back or give another --out"
                 )
     return recipe

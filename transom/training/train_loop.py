@@ -175,8 +175,8 @@ class _TrainingLoop:
             kept = self.setup.folder.checkpoints.steps()
             where = f"the checkpoint of step {kept[-1]} is kept" if kept else "no checkpoint was written yet"
             raise TransomError(
-                f"expected a finite loss and gradient, found {MAX_CONSECUTIVE_SKIPS} steps in a row without, up to step {p.step}; {where};"
-                " lower training.learning_rate, set training.max_grad_norm, or set training.precision = 'fp32'"
+                f"expected a finite loss and gradient, found {MAX_CONSECUTIVE_SKIPS} consecutive steps with neither, up to step {p.step};"
+                f" {where}; lower training.learning_rate, set training.max_grad_norm, or set training.precision = 'fp32'"
             )
 
     @property

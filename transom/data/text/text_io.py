@@ -182,7 +182,7 @@ def check_text(text: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: expected text, found half a surrogate pair (U+{ord(text[error.start]):04X}), which is no character; remove it"
+            f"{where}: expected text, found half a surrogate pair (U+{ord(text[error.start]):04X}), which is not a character; remove it"
         ) from error
     return text
 
