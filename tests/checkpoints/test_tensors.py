@@ -151,7 +151,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match=r"cut short|damaged"):
+        with pytest.raises(CheckpointError, match=r"truncated|damaged"):
             read_tensors(path)
 
 
@@ -177,7 +177,7 @@ def test_other_kinds_of_file_are_named(tmp_path, monkeypatch):
         "zip.pt": "a pickle",
         "old.pt": "a pickle",
         "text": "not safetensors",
-        "empty": "cut short",
+        "empty": "truncated",
         "folder": "found a folder",
         "pipe": "found a device or a pipe",
         "outside": "expected a file inside its folder",

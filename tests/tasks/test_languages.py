@@ -91,7 +91,7 @@ def test_a_resumed_run_keeps_its_languages(languages: TranslationRecipe, tmp_pat
         sit(other_tags(languages, "2-copy", "sort"), tmp_path / "run")
     raw = changed(languages, max_steps=4).model_dump()
     raw["data"]["sampling_temperature"] = 1.0
-    with pytest.raises(ConfigError, match=r"begun with data\.sampling_temperature = 5\.0, found 1\.0"):
+    with pytest.raises(ConfigError, match=r"started with data\.sampling_temperature = 5\.0, found 1\.0"):
         sit(TranslationRecipe.model_validate(raw), tmp_path / "run")
     assert sit(changed(languages, max_steps=4), tmp_path / "run").step == 4
 

@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: P
     tuned = changed(classes, init_from=str(pretrained), adapter=LORA)
     with pytest.raises(Killed):
         sit(tuned, tmp_path / "tuned", kill_at(5, StepFinished))
-    with pytest.raises(ConfigError, match=r"begun with training\.adapter"):
+    with pytest.raises(ConfigError, match=r"started with training\.adapter"):
         sit(changed(classes, init_from=str(pretrained), adapter={**LORA, "rank": 3}), tmp_path / "tuned")
     (tmp_path / "tuned" / BASE).unlink()
     with pytest.raises(CheckpointError, match=r"base\.safetensors"):

@@ -169,7 +169,7 @@ def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) ->
 
 def test_a_resumed_run_keeps_its_recipe(tmp_path: Path) -> None:
     sit(tmp_path, max_steps=3)
-    with pytest.raises(ConfigError, match=r"begun with training.label_smoothing = 0.1, found 0.2"):
+    with pytest.raises(ConfigError, match=r"started with training.label_smoothing = 0.1, found 0.2"):
         sit(tmp_path, label_smoothing=0.2)
 
 
