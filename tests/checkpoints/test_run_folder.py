@@ -135,7 +135,7 @@ def test_a_file_in_the_folders_place(tmp_path):
     (tmp_path / "a").write_text("mine")
     with pytest.raises(DiskError) as error:
         RunFolder.create(tmp_path / "a")
-    one_line(error, "expected a folder, found a file of that name")
+    one_line(error, "expected a folder, found a file with that name")
     with pytest.raises(DiskError):
         RunFolder.create(tmp_path / "a" / "b")
     with pytest.raises(CheckpointError, match="found a file"):
@@ -319,7 +319,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path):
     for load in (run.load_config, lambda: run.read("tokenizer.json"), lambda: run.load_weights(build_model(seq2seq()))):
         with pytest.raises(CheckpointError, match="expected a file inside its folder, found a symbolic link"):
             load()
-    with pytest.raises(DiskError, match="found a symbolic link of that name"):
+    with pytest.raises(DiskError, match="found a symbolic link with that name"):
         run.write("tokenizer.json", b"new")
     assert (tmp_path / "tokenizer.json").read_bytes() == b"{}"
 

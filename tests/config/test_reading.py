@@ -174,9 +174,9 @@ def test_numbers_that_no_computation_holds(override: str, expected: str) -> None
         ("9" * 400 + ".5", "too large"),
         ("NaN", "NaN, which is not JSON"),
         ('{"a": -Infinity}', "-Infinity, which is not JSON"),
-        ("[" * 51 + "]" * 51, "nested more than 50 deep"),
-        ('{"a":' * 900 + "1" + "}" * 900, "nested more than 50 deep"),
-        ("[" * 100_000, "nested more than 50 deep"),
+        ("[" * 51 + "]" * 51, "more than 50 nesting levels"),
+        ('{"a":' * 900 + "1" + "}" * 900, "more than 50 nesting levels"),
+        ("[" * 100_000, "more than 50 nesting levels"),
         (b"\xff", "utf-8"),
     ],
 )

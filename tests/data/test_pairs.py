@@ -109,7 +109,7 @@ def test_quoted_line_ends_keep_the_line_numbers(tmp_path: Path) -> None:
             {},
             "a.jsonl:1: expected one plain JSON object per line, found the number -1e999",
         ),
-        ("a.jsonl", '{"source": ' + "[" * 900 + "]" * 900 + "}\n", {}, "found nested more than 50 deep; correct or remove the line"),
+        ("a.jsonl", '{"source": ' + "[" * 900 + "]" * 900 + "}\n", {}, "found more than 50 nesting levels; correct or remove the line"),
         ("a.txt", "a\tb\n", {}, "a.txt: expected a .tsv, .csv or .jsonl file (or one of them with .gz), found '.txt'"),
         ("a.gz", "a\tb\n", {}, "one of them with .gz), found 'no suffix'; name another"),
         ("a.jsonl", "\ud800".encode("utf-8", "surrogatepass").decode("latin1"), {}, "a.jsonl:1:1: expected one JSON object per line"),

@@ -119,20 +119,20 @@ def test_names_that_cannot_be_written(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
     for name, words in {
-        "folder": "expected a file, found a folder of that name",
-        "file/below": "expected a folder, found a file of that name",
+        "folder": "expected a file, found a folder with that name",
+        "file/below": "expected a folder, found a file with that name",
         "n" * 300: "the name is too long",
         "missing/below": "its folder does not exist",
-        "loop": "found a symbolic link of that name",
+        "loop": "found a symbolic link with that name",
         "pipe": "found a device or a pipe",
-        "link": "found a symbolic link of that name",
+        "link": "found a symbolic link with that name",
     }.items():
         with pytest.raises(DiskError) as error:
             write_file(tmp_path / name, b"x")
         one_line(error, words, name)
     with pytest.raises(DiskError) as error:
         write_folder(tmp_path / "file", {"x": b"1"})
-    one_line(error, "expected a folder, found a file of that name")
+    one_line(error, "expected a folder, found a file with that name")
     with pytest.raises(DiskError):
         make_folder(tmp_path / "file" / "below")
     assert (tmp_path / "file").read_text() == "mine"
@@ -172,7 +172,7 @@ def test_lines_never_go_through_a_link(tmp_path):
     (tmp_path / "lines").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DiskError) as error:
         append_line(tmp_path / "lines", "x")
-    one_line(error, "found a symbolic link of that name")
+    one_line(error, "found a symbolic link with that name")
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
 
 

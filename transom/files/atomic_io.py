@@ -1,7 +1,7 @@
-"""Write files and folders atomically: a name holds the old content or the new content, also after ``kill -9``.
+"""Write files and folders atomically: a path has either its old or its new content, even after ``kill -9``.
 
-Content is written to ``NAME.partial-XXXXXXXX``, synced with fsync and renamed; then the parent folder is synced. A killed process can leave
-only such partial names; ``remove_partial_files`` removes them.
+Content is written to ``NAME.partial-XXXXXXXX``, synced with fsync and renamed; then the parent folder is synced. A killed process can only
+leave such partial files and folders, which ``remove_partial_files`` removes.
 """
 
 import errno
@@ -21,13 +21,16 @@ from transom.errors import DiskError
 from transom.files.file_lock import lock_file, require_file_locks
 
 FORMAT_VERSION = 3
-"""Format version of a run folder: configuration, checkpoints, manifests. Since 2, tensor files contain the run identifier and the step."""
+"""Format version of a run folder: configuration, checkpoints and manifests.
+
+Since version 2, tensor files contain the run identifier and the step.
+"""
 
 MANIFEST = "manifest.json"
-"""File that lists the size and SHA-256 of the other files in its folder."""
+"""Name of the file that lists the size and SHA-256 of the other files in its folder."""
 
 Content = bytes | Callable[[], bytes]
-"""Content of a file, or a function that creates it when the file is written, so that only one file at a time is in memory."""
+"""Content of a file, or a function that returns it when the file is written, so that only one file at a time is in memory."""
 
 _SURROGATE_ERRORS = "backslashreplace"
 """Error handler that escapes lone surrogates as JSON does: file names can contain them, UTF-8 cannot."""
@@ -38,22 +41,27 @@ _REASONS = {
     errno.ENOSPC: "the disk is full; free some space",
     errno.EDQUOT: "your disk quota is used up; free some space",
     errno.EFBIG: "the file would be larger than this system allows; free some space or raise the limit (ulimit -f)",
-    errno.EACCES: "permission denied; choose another place or change the folder's permissions",
-    errno.EPERM: "permission denied; choose another place or change the folder's permissions",
-    errno.EROFS: "the file system is read-only; choose another place",
+    errno.EACCES: "permission denied; choose another folder or change the folder's permissions",
+    errno.EPERM: "permission denied; choose another folder or change the folder's permissions",
+    errno.EROFS: "the file system is read-only; choose another folder",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
-    errno.ENOTDIR: "expected a folder, found a file of that name; choose another place or move that file",
-    errno.EEXIST: "expected a folder, found a file of that name; choose another place or move that file",
-    errno.EISDIR: "expected a file, found a folder of that name; choose another name",
+    errno.ENOTDIR: "expected a folder, found a file with that name; choose another path or move the file",
+    errno.EEXIST: "expected a folder, found a file with that name; choose another path or move the file",
+    errno.EISDIR: "expected a file, found a folder with that name; choose another name",
     errno.ENOENT: "its folder does not exist; create it first",
-    errno.ELOOP: "found a symbolic link of that name; choose another name or remove the link",
+    errno.ELOOP: "found a symbolic link with that name; choose another name or remove the link",
     errno.EIO: "the disk reports a hardware error; choose another disk",
 }
 
 
 @contextmanager
 def convert_disk_errors(path: Path, kept: str = "nothing there was changed") -> Iterator[None]:
-    """Convert an ``OSError`` raised in the block to a DiskError that names ``path`` and states in ``kept`` what is unchanged."""
+    """Convert an ``OSError`` raised in the block to a DiskError.
+
+    Args:
+        path: the path in the error message.
+        kept: end of the error message, which states what is unchanged on disk.
+    """
     try:
         yield
     except OSError as error:
@@ -82,7 +90,7 @@ def write_file(path: Path, content: Content) -> None:
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
     """Write a folder with ``files`` and their manifest to ``path`` atomically and durably.
 
-    An existing folder is replaced. For a moment between the two renames no folder has the name.
+    An existing folder is renamed and later removed. Between this rename and that of the new folder, ``path`` does not exist.
 
     Raises:
         DiskError: the folder could not be written; the previous folder ``path`` is unchanged.
@@ -109,7 +117,12 @@ def write_folder(path: Path, files: Mapping[str, Content]) -> None:
 
 
 def write_manifest(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the manifest of ``folder``: its files with their sizes and hashes."""
+    """Write the manifest of ``folder``.
+
+    Args:
+        folder: an existing folder.
+        entries: size (``bytes``) and hash (``sha256``) of each file, by file name.
+    """
     write_file(folder / MANIFEST, json_bytes({"format_version": FORMAT_VERSION, "files": dict(entries)}))
 
 
@@ -119,9 +132,9 @@ def json_bytes(value: object) -> bytes:
 
 
 def append_line(path: Path, line: str, sync: bool = False) -> None:
-    """Append a line to a file, completely or not at all unless the process is killed while writing.
+    """Append a line to a file; after an error, nothing of the line remains.
 
-    An incomplete last line is terminated first.
+    A process killed while writing can leave an incomplete last line; the next call ends it with a newline before it appends its own.
 
     Args:
         path: the file; created if missing; a symbolic link is not followed.
@@ -138,8 +151,8 @@ def append_line(path: Path, line: str, sync: bool = False) -> None:
         try:
             lock_file(descriptor, wait=True)
             size = os.fstat(descriptor).st_size
-            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            data = (b"\n" if torn else b"") + line.encode(errors=_SURROGATE_ERRORS) + b"\n"
+            incomplete = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            data = (b"\n" if incomplete else b"") + line.encode(errors=_SURROGATE_ERRORS) + b"\n"
             try:
                 while data:
                     data = data[os.write(descriptor, data) :]
@@ -153,7 +166,7 @@ def append_line(path: Path, line: str, sync: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents durably; an existing folder is accepted."""
+    """Create a folder and its missing parents durably; do nothing if the folder exists."""
     with convert_disk_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         while True:
@@ -168,12 +181,12 @@ def make_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder; a folder is renamed first, so that its name is free at once."""
+    """Remove a file, a link or a folder; a folder is renamed first, so that its name can be reused immediately."""
     with convert_disk_errors(path, "it could not be removed"):
         if path.is_dir() and not path.is_symlink():
-            aside = _partial_path(path)
-            path.rename(aside)
-            shutil.rmtree(aside)
+            renamed = _partial_path(path)
+            path.rename(renamed)
+            shutil.rmtree(renamed)
         else:
             path.unlink(missing_ok=True)
 
@@ -186,10 +199,10 @@ def remove_partial_files(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's entries to disk with fsync, on systems that can open folders (Windows cannot)."""
+    """Sync a folder's entries to disk with fsync; does nothing on Windows, which cannot open folders."""
     if not hasattr(os, "O_DIRECTORY"):
         return
-    with convert_disk_errors(folder, "its newest entries are in place but may be lost in a power failure"):
+    with convert_disk_errors(folder, "its newest entries are written but may be lost in a power failure"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -223,7 +236,7 @@ def _is_blocked(path: Path) -> bool:
 
 
 def _check_regular_target(path: Path) -> None:
-    """Raise DiskError if ``path`` is a folder, a device, a pipe or a link (such as /dev/stdout), which a regular file must not replace."""
+    """Raise DiskError if ``path`` exists and is not a regular file, because a rename would replace a device or a link to it."""
     with convert_disk_errors(path):
         try:
             mode = path.lstat().st_mode

@@ -9,7 +9,7 @@ from transom.errors import ConfigError
 
 
 def require_file_locks() -> None:
-    """Raise ConfigError if this system has no ``fcntl`` locks; called before anything is written.
+    """Raise ConfigError if this system has no ``fcntl`` locks; call it before anything is written.
 
     Raises:
         ConfigError: this system has no such locks.
@@ -17,7 +17,7 @@ def require_file_locks() -> None:
     if fcntl is None:
         raise ConfigError(
             "expected a system with Python's fcntl module for file locks, found none; train and evaluate on Linux or macOS (loading a run"
-            " and predicting need no lock)"
+            " and predicting do not lock files)"
         )
 
 

@@ -1,93 +1,107 @@
-"""Limits on the sizes that transom reads and prints, with the reason for each.
+"""Limits on the sizes of files, values and messages, with the reason for each.
 
 A file may declare any size, and a small file may expand to any amount of memory. Each limit is far above real use and is checked before
 memory is allocated.
 """
 
 MAX_DEPTH = 50
-"""Nesting levels of tables and lists in TOML and JSON; a recipe has at most 6. Parsers recurse once per level."""
+"""Maximum nesting depth of tables and lists in TOML and JSON; a recipe has at most 6 levels. Parsers recurse once per level."""
 
 MAX_DIGITS = 40
-"""Digits of a number in TOML or JSON; 64-bit integers have 20. Python refuses 4,300 digits and takes quadratic time below that."""
+"""Maximum number of digits of an integer in TOML or JSON; a 64-bit integer has at most 20.
+
+Python rejects integers of more than 4,300 digits; below that, parsing takes quadratic time.
+"""
 
 MAX_INT = 2**63 - 1
-"""Integer in a configuration: the largest signed 64-bit integer, as in PyTorch."""
+"""Maximum integer in a configuration: the largest signed 64-bit integer, as in PyTorch."""
 
 MAX_FLOAT = 3.4e38
-"""Floating-point number in a configuration: the range of float32."""
+"""Maximum floating-point number in a configuration: about the largest float32."""
 
 MAX_RECIPE_BYTES = 2**20
-"""Bytes of a recipe or of a ``--set`` value; the packaged recipes have at most 3,000."""
+"""Maximum size in bytes of a recipe or of a ``--set`` value; the packaged recipes have at most 3,000 bytes."""
 
 MAX_RECIPE_VALUES = 20_000
-"""Names and list elements in a recipe: the parser takes 1 KB per part of a dotted name, validation 1 KB per invalid element."""
+"""Maximum number of names and list elements in a recipe.
+
+The parser uses 1 KB of memory per part of a dotted name, and validation uses 1 KB per invalid element.
+"""
 
 MAX_CONFIG_BYTES = 2**20
-"""Bytes of a run's ``config.json``; only its class names can become numerous."""
+"""Maximum size in bytes of a run's ``config.json``; only its list of class names can become long."""
 
 MAX_PLUGIN_BYTES = 2**24
-"""Bytes of a plugin's Python file."""
+"""Maximum size in bytes of a plugin's Python file."""
 
 MAX_JSON_BYTES = 2**26
-"""Bytes of any other JSON file of a run."""
+"""Maximum size in bytes of any other JSON file of a run."""
 
 MAX_METRICS_BYTES = 2**30
-"""Bytes of a run's ``metrics.jsonl``: a few million records."""
+"""Maximum size in bytes of a run's ``metrics.jsonl``: a few million records."""
 
 MAX_EVALUATION_LOG_BYTES = 2**26
-"""Bytes of a run's ``ledger.jsonl``: about 300,000 evaluations."""
+"""Maximum size in bytes of a run's ``ledger.jsonl``: about 300,000 evaluations."""
 
 MAX_TOKENIZER_BYTES = 2**25
-"""Bytes of a ``tokenizer.json``; a million words take about half. Parsing a list of short strings takes ten times its bytes in memory."""
+"""Maximum size in bytes of a ``tokenizer.json``; a vocabulary of a million words needs about half of it.
+
+A parsed list of short strings uses about ten times its size in the file.
+"""
 
 MAX_VOCAB_SIZE = 1_000_000
-"""Tokens in a vocabulary; the largest published vocabularies have 256,000."""
+"""Maximum number of tokens in a vocabulary; the largest published vocabularies have 256,000."""
 
 MAX_TOKEN_CHARACTERS = 1_000
-"""Characters of a token: words have at most 64, runs of white space are unbounded. Nested merges would double the length each time."""
+"""Maximum number of characters per token. Words have at most 64 characters, but runs of whitespace can be longer.
+
+Without a limit, each merge in a malicious ``tokenizer.json`` could double the length of the longest token.
+"""
 
 MAX_TOKENIZER_LISTS = MAX_VOCAB_SIZE + 2**16
-"""Lists in a ``tokenizer.json``: one per merge; each takes eight times its bytes in memory."""
+"""Maximum number of lists in a ``tokenizer.json``: one per merge. A parsed list uses about eight times its size in the file."""
 
 MAX_TOKENIZER_STRINGS = 3 * MAX_VOCAB_SIZE
-"""Strings in a ``tokenizer.json``: two per merge, one per character or word."""
+"""Maximum number of strings in a ``tokenizer.json``: two per merge, one per character or word."""
 
 MAX_LINE_BYTES = 2**20
-"""Bytes per line of a text with one sample per line; a longer line means a binary file or one without newlines."""
+"""Maximum size in bytes of a line in a file with one sample per line; a longer line suggests a binary file or missing newlines."""
 
 MAX_DOCUMENT_LINE_BYTES = 2**30
-"""Bytes per line of a document; continuous text needs no newlines."""
+"""Maximum size in bytes of a line in a document; continuous text needs no newlines."""
 
 MAX_UNPACKED_BYTES = 2**34
-"""Bytes of a decompressed gzip file, 16 GiB: the whole text is held in memory."""
+"""Maximum size in bytes of a decompressed gzip file, 16 GiB: the whole text is held in memory."""
 
 MAX_UNPACKED_RATIO = 100
-"""Decompressed bytes per compressed byte of a gzip file; text has 3 to 20, a decompression bomb up to 1,030."""
+"""Maximum number of decompressed bytes per compressed byte of a gzip file: 3 to 20 for text, up to 1,030 for a decompression bomb."""
 
 MIN_UNPACKED_BYTES_FOR_RATIO = 2**20
-"""Decompressed bytes below which the ratio is not checked: small files of repeated lines are harmless; a million empty lines
-take a second."""
+"""Decompressed size in bytes below which the ratio is not checked, because small files of repeated lines are harmless.
+
+At this size, even a file of a million empty lines is read in a second.
+"""
 
 MAX_CLASS_NAMES_BYTES = 2**18
-"""Total bytes of all class names; escaped, they fit in a run's ``config.json``."""
+"""Maximum total size of all class names in UTF-8 bytes; even with all characters escaped, they fit in a run's ``config.json``."""
 
 MAX_CLASSES = 10_000
-"""Number of classes of labeled samples; more than this suggests that the labels column holds something else."""
+"""Maximum number of classes of labeled samples; more classes suggest that the label column contains something else."""
 
 MAX_IMAGE_BYTES = 2**27
-"""Bytes of an image file."""
+"""Maximum size in bytes of an image file."""
 
 MAX_IMAGE_PIXELS = 2**26
-"""Pixels of an image, 67 million: a small file may declare any size."""
+"""Maximum number of pixels of an image, 67 million: a small file may declare any size."""
 
 MAX_PATCHES = 2**16
-"""Patches per image: attention compares all pairs of patches."""
+"""Maximum number of patches per image; attention compares all pairs of patches."""
 
 MAX_POSITION_TABLE_SIZE = 2**28
-"""Numbers in a position table: learned, or computed by a model with at least as many weights."""
+"""Maximum number of values in a position table, whatever the size of the model; see also ``MIN_POSITION_TABLE_LIMIT``."""
 
 MIN_POSITION_TABLE_LIMIT = 2**24
-"""Numbers in a computed position table, 64 MiB, allowed for a model of any size; a larger table requires as many weights."""
+"""Number of values (64 MiB) that a computed position table may always have; a larger one is allowed up to the model's parameter count."""
 
 MAX_ERROR_CHARACTERS = 500
-"""Characters per error line."""
+"""Maximum number of characters per error message."""

@@ -13,7 +13,7 @@ from transom.errors import ConfigError, TransomError
 from transom.files.limits import MAX_DEPTH, MAX_DIGITS
 
 _UNUSUAL_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[eE][+-]?[0-9]{{3}}|NaN|Infinity")
-"""Matches every text that contains a number with too many digits or a non-finite number; it can also match inside a string."""
+"""Pattern that matches any text that contains a number with too many digits or a non-finite number; it can also match inside a string."""
 
 
 def resolve_path(path: Path) -> Path:
@@ -23,7 +23,7 @@ def resolve_path(path: Path) -> Path:
         ConfigError: the symbolic links form a loop.
     """
     resolved = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop before Python 3.13
-    if any(place.is_symlink() for place in (resolved, *resolved.parents)):
+    if any(folder.is_symlink() for folder in (resolved, *resolved.parents)):
         raise ConfigError(f"{path}: expected a path, found symbolic links that form a loop; remove them or choose another path")
     return resolved
 
@@ -80,10 +80,11 @@ def parse_json(data: str | bytes, finite: bool = True) -> Any:
 
     Args:
         data: UTF-8 text.
-        finite: reject non-finite numbers, including NaN and Infinity, which Python adds to JSON.
+        finite: reject NaN, Infinity (which Python's parser accepts) and numbers that overflow to infinity.
 
     Raises:
-        ValueError: the text is not JSON or exceeds a limit; the message states the reason in a few words.
+        ValueError: the text is not JSON or exceeds a limit; the message is a noun phrase that states what was found, or that of
+            ``json.loads``.
     """
     text = data.decode() if isinstance(data, bytes) else data
     try:
@@ -107,12 +108,12 @@ def parse_json(data: str | bytes, finite: bool = True) -> Any:
     raise ValueError(_TOO_DEEP)
 
 
-_TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
+_TOO_DEEP = f"more than {MAX_DEPTH} nesting levels"
 
 
 def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"expected numbers of at most {MAX_DIGITS} digits, found {len(digits):,} digits")
+        raise ValueError(f"a number of {len(digits):,} digits, more than the {MAX_DIGITS} allowed")
     return int(digits)
 
 

@@ -19,7 +19,7 @@ def require_regular_file(path: Path) -> Path:
     """Return ``path`` if it is a regular file that is inside its folder after symbolic links are resolved.
 
     Raises:
-        CheckpointError: the path is missing, a folder, a device, or a link that leaves its folder.
+        CheckpointError: the path is missing, a folder, a device, or a symbolic link to a file outside its folder.
     """
     try:
         mode = path.stat().st_mode
@@ -29,12 +29,16 @@ def require_regular_file(path: Path) -> Path:
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"{path}: expected a file, found {'a folder' if stat.S_ISDIR(mode) else 'a device or a pipe'}")
     if not inside:
-        raise CheckpointError(f"{path}: expected a file inside its folder, found a symbolic link that leaves it; copy the file here")
+        raise CheckpointError(f"{path}: expected a file inside its folder, found a symbolic link to the outside; copy the file here")
     return path
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """Read a regular file of at most ``max_bytes`` bytes."""
+    """Read a regular file of at most ``max_bytes`` bytes.
+
+    Raises:
+        CheckpointError: the file is missing, not a regular file inside its folder, too large, or cannot be read.
+    """
     require_regular_file(path)
     try:
         return read_regular_file(path, max_bytes, "one of transom's files", CheckpointError)
@@ -48,7 +52,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     NaN is accepted, because validation metrics in a checkpoint can be NaN.
 
     Raises:
-        CheckpointError: the file is damaged, too large, or written by a newer version of transom.
+        CheckpointError: the file cannot be read, is damaged or too large, or was written by a newer version of transom.
     """
     data = read_bytes(path, max_bytes)
     try:
@@ -70,16 +74,22 @@ def describe_validation_error(error: ValidationError) -> str:
 
 
 def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, Any]]:
-    """Read the manifest of a folder: file name to size and hash.
+    """Read the manifest of a folder.
 
     Args:
-        folder: a folder written by ``durable.write_folder``.
-        names: pattern that every complete file name must match.
+        folder: a folder written by ``atomic_io.write_folder``.
+        names: pattern that must match each file name as a whole.
+
+    Returns:
+        Size (``bytes``) and hash (``sha256``) of each file, by file name.
+
+    Raises:
+        CheckpointError: the manifest cannot be read or is damaged, or a file name does not match ``names``.
     """
     path = folder / MANIFEST
     files = read_json(path).get("files")
     if not isinstance(files, dict):
-        raise CheckpointError(f"{path}: damaged, expected an object with one entry per file")
+        raise CheckpointError(f"{path}: damaged, expected the field 'files' with one entry per file")
     for name, entry in files.items():
         if not names.fullmatch(name):
             raise CheckpointError(f"{path}: expected the file names of a checkpoint, found {name[:80]!r}; nothing was read")
@@ -89,7 +99,12 @@ def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, A
 
 
 def verify_files(folder: Path, files: dict[str, dict[str, Any]], names: Iterable[str]) -> None:
-    """Compare the size and hash of the files ``names`` in ``folder`` with the manifest entries ``files``.
+    """Verify size and hash of some files of a folder.
+
+    Args:
+        folder: a folder with a manifest.
+        files: the entries of the manifest, by file name.
+        names: names of the files to verify.
 
     Raises:
         CheckpointError: a file is missing, truncated or altered; the message names the first one.
@@ -99,7 +114,7 @@ def verify_files(folder: Path, files: dict[str, dict[str, Any]], names: Iterable
         if (size := path.stat().st_size) != entry["bytes"]:
             raise CheckpointError(f"{path}: damaged, expected {entry['bytes']:,} bytes, found {size:,}")
         if file_sha256(path) != entry["sha256"]:
-            raise CheckpointError(f"{path}: damaged, its SHA-256 is not the one in {MANIFEST}")
+            raise CheckpointError(f"{path}: damaged, its SHA-256 differs from the one in {MANIFEST}")
 
 
 def file_sha256(path: Path) -> str:
