@@ -27,7 +27,7 @@ PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
 help:
 	@echo "make demo    train the built-in phrasebook translator, translate, write a report"
-	@echo "make test    all checks and the first tier of tests"
+	@echo "make test    all checks and the fast tests"
 	@echo "make ci      make test, the long checks, and tests without the kernels"
 	@echo "make check   ruff, mypy, the rules of prose and the size of files"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"

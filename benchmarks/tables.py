@@ -32,7 +32,7 @@ def translation_tables(result: dict[str, Any]) -> str:
 
 SUMMARY = {
     ("train", "transformer-base"): "training transformer-base, target tokens/s",
-    ("train", "multi30k"): "training a Multi30k-sized model, target tokens/s",
+    ("train", "multi30k"): "training a small translator (d_model 256), target tokens/s",
     ("decode", "batch 32 beam 4"): "translating 32 sentences with beam size 4, tokens/s",
     ("decode", "batch 32 greedy"): "translating 32 sentences greedily, tokens/s",
     ("decode", "batch 1 greedy"): "translating one sentence greedily, tokens/s",
@@ -52,7 +52,9 @@ def summary_table(result: dict[str, Any]) -> str:
         rows.append({"workload": label, "transom": f"{_with_quartiles(ours)}, {ours['mode']}", "best peer": peer})
     for row in result["start"]:
         seconds = f"{row['seconds']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
-        rows.append({"workload": f"`{row['command']}`, seconds", "transom": seconds, "best peer": ""})
+        theirs = not row["command"].startswith("transom")
+        label = f"`{row['command']}`{' alone' if theirs else ''}, seconds"
+        rows.append({"workload": label, "transom": "" if theirs else seconds, "best peer": seconds if theirs else ""})
     facts = result["facts"]
     caption = (
         f"{facts['date']}, torch {facts['versions']['torch']}, `make bench`. Medians and quartiles of the fastest mode of each system,"

@@ -101,4 +101,4 @@ def test_a_recurrent_run_is_refused(transom: Call, tmp_path: Path) -> None:
     fields = ("model.d_model=8", "model.n_layers=1", "model.max_seq_len=16", "training.max_steps=1", "training.precision=fp32")
     trained = transom("train", "shakespeare-lstm", *sets(*fields, f"data.root={tmp_path}"), "--out", tmp_path / "run", "--json")
     assert trained.code == 0
-    assert "expected a Transformer's run, found model.kind" in transom("compare-attention", tmp_path / "run", "--text", "to be").error
+    assert "expected a run of a Transformer, found model.kind" in transom("compare-attention", tmp_path / "run", "--text", "to be").error

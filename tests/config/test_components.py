@@ -283,7 +283,7 @@ def test_a_wrong_registration_is_refused() -> None:
 
     for schema, slot, message in (
         (Free, "nrom", "component Free: expected a slot, found 'nrom'; did you mean norm?"),
-        (Unnamed, "norm", "component Unnamed: missing its name in recipes"),
+        (Unnamed, "norm", "component Unnamed: expected a field with its name in recipes, found none; add kind"),
         (Taken, "norm", "kind 'rmsnorm' of slot 'qk_norm' is taken by RmsNormConfig; choose another name"),
         (Free, "attention", "component Free: expected a subclass of MultiHeadAttentionConfig for slot 'attention'"),
     ):

@@ -18,7 +18,7 @@ def test_options_take_the_place_of_settings() -> None:
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({"beamsize": 1}, r"expected an option, found 'beamsize'; .*beam_size"), ({"beam_size": 0}, r"decoding: beam_size|decoding")],
+    [({"beamsize": 1}, r"expected a known option, found 'beamsize'; .*beam_size"), ({"beam_size": 0}, r"decoding: beam_size|decoding")],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, int], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):

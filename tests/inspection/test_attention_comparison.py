@@ -175,7 +175,7 @@ def test_what_has_no_such_attention_is_refused() -> None:
     from transom.config.recurrent import RecurrentDecoderConfig
 
     model = built(RecurrentDecoderConfig.model_validate({"d_model": 8, "vocab_size": 12}))
-    with pytest.raises(ConfigError, match=r"expected a Transformer's run, found model\.kind = 'recurrent-decoder'"):
+    with pytest.raises(ConfigError, match=r"expected a run of a Transformer, found model\.kind = 'recurrent-decoder'"):
         compare_attention_methods(model, LANGUAGE, QUICK)  # type: ignore[arg-type]
 
 

@@ -150,7 +150,7 @@ def test_maps_that_are_not_there_are_named(kind: str, on: list[str], message: st
 
 
 def test_running_statistics_are_not_adapted() -> None:
-    with pytest.raises(ConfigError, match=r"found model\.norm = 'batchnorm', whose running statistics would change; remove it"):
+    with pytest.raises(ConfigError, match=r"found model\.norm = 'batchnorm', whose running statistics would change; remove training"):
         count_adapter_parameters(described({"kind": "decoder", "vocab_size": 9, "norm": "batchnorm"}), LoraConfig())
 
 

@@ -106,7 +106,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_from_the_other_again(
 
 
 def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"adapter: expected a run whose weights it is added to, found none; name one with --init-from"):
+    with pytest.raises(ConfigError, match=r"adapter: expected a base run to add the adapter to, found none; give one with --init-from"):
         sit(changed(classes, adapter=LORA), tmp_path / "refused")
     with pytest.raises(
         ConfigError, match=r"training\.adapter\.target_modules: expected maps of this text-classifier \(attn\.q, .* found cross\.q"

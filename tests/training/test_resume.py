@@ -319,7 +319,7 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
     ("harm", "words"),
     [
         (lambda states: states.pop("cpu"), "found none under 'cpu'"),
-        (lambda states: states.pop("rank-1.cpu"), "expected generators of 2 processes, found none under 'rank-1.cpu'"),
+        (lambda states: states.pop("rank-1.cpu"), "expected random generator states of 2 processes, found none under 'rank-1.cpu'"),
         (lambda states: states.update({"rank-2.cpu": states["cpu"]}), "found 'rank-2.cpu'"),
         (lambda states: states.update(cpu=states["cpu"][:-1]), "expected the state of a generator under 'cpu'"),
         (lambda states: states.update(cpu=torch.full_like(states["cpu"], 255)), "expected the state of a generator under 'cpu'"),

@@ -211,7 +211,7 @@ class Checkpoints:
                 remove(file)
 
     def _verify(self, step: int, only: Collection[str] | None = None) -> tuple[dict[str, Any], _StateDocument]:
-        """Verify the files of a checkpoint, or of some of its groups; return its manifest and its state document."""
+        """Verify the files of a checkpoint, or only its state and the tensor files ``only``; return its manifest and its state document."""
         folder = self.path(step)
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such checkpoint; the run has checkpoints of steps {self.steps()}")

@@ -55,7 +55,7 @@ def _check(schema: type[ComponentConfig], name: str) -> None:
     if not issubclass(schema, slot.base):
         raise ConfigError(f"{place}: expected a subclass of {slot.base.__name__} for slot {name!r}; derive it from that")
     if not kinds(schema):
-        raise ConfigError(f'{place}: missing its name in recipes, as in kind: Literal["name"] = "name"')
+        raise ConfigError(f'{place}: expected a field with its name in recipes, found none; add kind: Literal["name"] = "name"')
     if taken := [kind for kind in kinds(schema) if slot.components.get(kind, schema) is not schema]:
         raise ConfigError(
             f"{place}: kind {taken[0]!r} of slot {name!r} is taken by {slot.components[taken[0]].__name__}; choose another name"

@@ -169,7 +169,7 @@ class DataConfig(Schema):
     @property
     @abstractmethod
     def holdout_description(self) -> str:
-        """Return a description of the validation data if none are given."""
+        """Describe the samples held out for validation if the recipe names no validation files."""
 
 
 PAIRS_HOLDOUT = "1% of the training pairs, split off by hash"
@@ -190,7 +190,7 @@ class PairDataConfig(DataConfig):
 
     @property
     def holdout_description(self) -> str:
-        """Return a description of the validation data if none are given."""
+        """Describe the samples held out for validation if the recipe names no validation files."""
         return PAIRS_HOLDOUT
 
 
@@ -199,9 +199,9 @@ LANGUAGE_TAG = re.compile("[A-Za-z0-9_-]{1,32}")
 
 
 class LanguageConfig(Schema):
-    """Pairs of one target language, identified by a tag; one model can translate into several languages.
+    """Sentence pairs with one target language, selected by a tag; one model can translate into several languages.
 
-    The tag is a special token at the start of each source sentence (Johnson et al. 2017, section 3: <2es>); no text holds it.
+    The tag is a special token at the start of each source sentence (Johnson et al. 2017, section 3: <2es>); no text is tokenized to it.
     """
 
     tag: str = Field(..., description="name of the language for --to: letters, digits, - and _")
@@ -244,7 +244,7 @@ class TextDataConfig(DataConfig):
 
     @property
     def holdout_description(self) -> str:
-        """Return a description of the validation data if none are given."""
+        """Describe the samples held out for validation if the recipe names no validation files."""
         return "5% of the documents, split off by hash, or the last 5% of a single one"
 
 

@@ -151,7 +151,7 @@ def _described(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
 
 
 def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
-    """Find the schema classes that a path allows; only the selected one if the input has a ``kind``."""
+    """Return the schema classes that a field allows; if the input sets ``kind`` there, only the class that it selects."""
     owners = [schema]
     for part in path:
         raw = raw.get(part) if isinstance(raw, Mapping) else raw[int(part)] if part.isdecimal() else None

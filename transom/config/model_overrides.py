@@ -59,10 +59,10 @@ NO_OVERRIDES = UserOverrides()
 
 
 def load_training_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Path, UserOverrides]:
-    """Read the recipe of a training, and separate the user's fields from those of a packaged recipe.
+    """Read the recipe of a training run, and separate the user's fields from those of a packaged recipe.
 
-    When fine-tuning, the user's fields must fit the original run's model and need not fit the recipe's own. They are then omitted from the
-    recipe, except those that fine-tuning chooses.
+    For fine-tuning, the user's fields are checked against the model of the original run, not against the model in the recipe. The returned
+    recipe omits them, except the fields that set the fine-tuning itself.
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.

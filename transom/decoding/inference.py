@@ -83,7 +83,7 @@ def merge_options(settings: Settings, options: Mapping[str, object], known: Coll
     """
     for name in options:
         if name not in known:
-            raise ConfigError(f"expected an option, found {name!r}; {suggest(name, list(known))}")
+            raise ConfigError(f"expected a known option, found {name!r}; {suggest(name, list(known))}")
     changes = {name: value for name, value in options.items() if name in type(settings).model_fields and value is not None}
     return validate(type(settings), {**settings.model_dump(), **changes}, lambda path: "decoding") if changes else settings
 

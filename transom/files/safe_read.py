@@ -29,7 +29,9 @@ def require_regular_file(path: Path) -> Path:
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"{path}: expected a file, found {'a folder' if stat.S_ISDIR(mode) else 'a device or a pipe'}")
     if not inside:
-        raise CheckpointError(f"{path}: expected a file inside its folder, found a symbolic link to the outside; copy the file here")
+        raise CheckpointError(
+            f"{path}: expected a file inside its folder, found a symbolic link to a file outside it; replace the link by a copy"
+        )
     return path
 
 

@@ -338,7 +338,7 @@ def compare_attention_methods(
         found = f"model.kind = {model.config.kind!r}, which has no such attention layer"
         if isinstance(model.config, TransformerConfig):
             found = f"model.depth = {model.config.depth.kind!r} in every block, which leaves no attention layer over all tokens"
-        raise ConfigError(f"expected a Transformer's run, found {found}")
+        raise ConfigError(f"expected a run of a Transformer, found {found}")
     peak_bytes(lambda: None, all_inputs[0].q.device)  # the profiler's first use takes seconds
     first, layers, lengths = next(layer_inputs for layer_inputs in all_inputs if layer_inputs.is_self_attention), {}, {}
     for done, layer_inputs in enumerate(all_inputs, 1):

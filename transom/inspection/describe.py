@@ -115,7 +115,7 @@ def _describe_recurrent_attention(model: RecurrentSeq2SeqConfig) -> str:
 
 
 def _describe_heads(model: TransformerConfig) -> str:
-    """Describe the attention heads."""
+    """Return key-value heads and attention features as text, such as ", 2 key-value heads, QK-norm"."""
     shared = f", {model.n_kv_heads} key-value heads" if model.n_kv_heads != model.n_heads else ""
     config = model.attention
     features = {

@@ -23,7 +23,7 @@ def selected_kernels() -> list[Kernel]:
     """
     choice = os.environ.get(KERNELS_VARIABLE, "all")
     if choice not in ("all", "reference"):
-        raise TransomError(f"{KERNELS_VARIABLE}: expected all or reference, found {choice!r}; correct or unset it")
+        raise TransomError(f"{KERNELS_VARIABLE}: expected 'all' or 'reference', found {choice!r}; correct or unset it")
     return KERNELS if choice == "all" else []
 
 

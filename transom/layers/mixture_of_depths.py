@@ -116,7 +116,7 @@ class DepthRouter(nn.Module):
     r = w x + b, in float32 or wider. Training selects the top scores of each row (expert-choice routing), evaluation the scores above 0.
 
     Attributes:
-        path: ``selected_tokens``, or its reference ``all_tokens``, whose shapes do not depend on data.
+        path: the computation: ``selected_tokens``, or its reference ``all_tokens``, which computes all tokens and selects afterwards.
     """
 
     def __init__(self, config: MixtureOfDepthsConfig, d_model: int) -> None:

@@ -108,7 +108,7 @@ def _relative_patterns(patterns: tuple[str, ...], prefix: str) -> tuple[str, ...
 
 
 def _suffix_patterns(pattern: str, prefix: str) -> tuple[str, ...]:
-    """Return the patterns that the rest of an address must match, given that it begins with ``prefix``; ``*`` matches dots too.
+    """Return patterns for the rest of a site's name after ``prefix``, so that the whole name matches ``pattern``; ``*`` matches dots too.
 
     >>> _suffix_patterns("decoder.blocks.*.attn.q", "decoder.blocks.3."), _suffix_patterns("encoder.*", "decoder.blocks.3.")
     (('attn.q', '*.attn.q'), ())

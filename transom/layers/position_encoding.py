@@ -222,7 +222,7 @@ def rotary_frequencies(config: components.RotaryConfig, width: int, max_seq_len:
     most, fewest = 32.0, 1.0  # rotations in the original length: beta and alpha of Peng et al.
 
     def pair_index(rotations: float) -> float:
-        """Return the (fractional) index of the pair with this many rotations in the original length."""
+        """Return the (fractional) index of the pair of dimensions that rotates this many times over the original context length."""
         return width * math.log(original_length / (rotations * 2 * math.pi)) / (2 * math.log(config.rope_theta))
 
     low, high = max(math.floor(pair_index(most)), 0), min(math.ceil(pair_index(fewest)), width - 1)

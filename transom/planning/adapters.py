@@ -33,7 +33,7 @@ def count_adapter_parameters(config: ModelConfig, adapter: LoraConfig) -> int:
     if isinstance(config, TransformerConfig) and config.norm.kind == "batchnorm":
         raise ConfigError(
             "training.adapter: expected a base model that stays unchanged, found model.norm = 'batchnorm', whose running statistics would"
-            " change; remove it"
+            " change; remove training.adapter, or use a base model with another norm"
         )
     if missing := [name for name in adapter.target_modules if name not in available]:
         raise ConfigError(

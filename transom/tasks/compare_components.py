@@ -68,7 +68,7 @@ class VariantResult:
 
     @property
     def mean_curve(self) -> list[tuple[float, float]]:
-        """Mean over the seeds at each validation that all runs have."""
+        """Return step and validation loss, averaged over the seeds, of each validation that all runs reached."""
         return [(points[0][0], statistics.fmean(loss for _, loss in points)) for points in zip(*self.curves, strict=False)]
 
     def to_json(self, base: "VariantResult") -> dict[str, Any]:

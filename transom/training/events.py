@@ -1,4 +1,4 @@
-"""Events of a training, which callbacks receive; a callback is any callable that takes one event."""
+"""Events of a training run, which callbacks receive; a callback is any callable that takes one event."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

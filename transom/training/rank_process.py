@@ -81,7 +81,7 @@ class RankProcess:
 
 
 def main(rank: int, n_ranks: int, rendezvous: Path, folder: Path, data: str, task: str, *plugins: str) -> None:
-    """Run as one rank of a training; ``task`` is the class of its task, as ``module:name``.
+    """Run as one rank of a training run; ``task`` is the class of its task, as ``module:name``.
 
     Rank 0 passes the plugins it uses, each preceded by the folder from which it is found. The run folder has their hashes, so a plugin that
     has changed is refused.

@@ -101,7 +101,7 @@ def _check_state(folder: Path, step: int, state: CheckpointState, train_step: Tr
         raise CheckpointError(f"{file}: expected {expected_scaler}, found {state.scaler}")
     if progress.best and train_step.training.best_checkpoint_metric not in progress.best:
         raise CheckpointError(
-            f"{file}: expected {train_step.training.best_checkpoint_metric!r} among the best validation's figures,"
+            f"{file}: expected {train_step.training.best_checkpoint_metric!r} among the metrics of the best validation,"
             f" found {sorted(progress.best)}"
         )
     measured = {name for ratio in train_step.metrics.values() for name in ratio if name not in (None, N_UPDATES)}
@@ -160,10 +160,10 @@ def _check_rng_states(file: Path, found: Mapping[str, Tensor], n_processes: int)
     """Check that the random number generator of every process accepts its state."""
     expected = {"cpu", *(f"rank-{rank}.cpu" for rank in range(1, n_processes))}
     if missing := sorted(expected - found.keys()):
-        raise CheckpointError(f"{file}: expected generators of {n_processes} processes, found none under {missing[0]!r}")
+        raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes, found none under {missing[0]!r}")
     for name, x in found.items():
         if name not in expected and not (name.startswith("cuda.") and name[5:].isdigit()):
-            raise CheckpointError(f"{file}: expected generators of {n_processes} processes, found {name[:200]!r}")
+            raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes, found {name[:200]!r}")
         if x.dtype != torch.uint8 or x.ndim != 1:
             raise CheckpointError(f"{file}: expected {name!r} as a row of bytes, found {_format_spec(TensorSpec.of(x))}")
         if name in expected:

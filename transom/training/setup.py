@@ -111,7 +111,7 @@ def build_training_setup(
     if (adapter := recipe.training.adapter) is not None:
         count_adapter_parameters(recipe.model, adapter)  # refuses maps that are not there
         if recipe.training.init_from is None:
-            raise ConfigError("training.adapter: expected a run whose weights it is added to, found none; name one with --init-from")
+            raise ConfigError("training.adapter: expected a base run to add the adapter to, found none; give one with --init-from")
     notify("measuring the machine")
     peak = measure_peak(device)
     model = build_model(recipe.model).to(device)

@@ -29,8 +29,9 @@ class TrainState(BaseModel):
         best_weights: "raw" or "averaged", whichever the best weights are; None without averaging or before the first validation.
         validations_since_best: number of validations since the best one.
         last_validation_step: step of the last validation.
-        window: sums since the last line of metrics.jsonl.
-        n_averaged: optimizer steps included in the weight average; 0 in checkpoints of versions that started it from the initial weights.
+        window: sums of losses, token counts and seconds since the last line of metrics.jsonl.
+        n_averaged: optimizer steps included in the weight average; 0 in checkpoints of earlier versions, whose average began with the
+            initial weights.
     """
 
     model_config = _STRICT
@@ -59,7 +60,7 @@ class TrainState(BaseModel):
     @classmethod
     def _require_all_sums(cls, window: dict[str, int | float]) -> dict[str, int | float]:
         if window and not (window.keys() >= {*WINDOW_SUMS} and window["steps"] >= 1):
-            raise ValueError("expected all sums of a window or none")
+            raise ValueError(f"expected all of the sums {', '.join(WINDOW_SUMS)} or none, found {', '.join(window)}")
         return window
 
     @model_validator(mode="after")

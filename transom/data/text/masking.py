@@ -15,7 +15,7 @@ MASK_PROBABILITY, RANDOM_PROBABILITY = 0.8, 0.1
 
 
 def mask_tokens(batch: LanguageBatch, mlm_probability: float, mask_token: int, key: tuple[int, ...]) -> MaskedBatch:
-    """Select tokens of a batch and corrupt them; special tokens are never selected, other rows have at least one selected token.
+    """Select tokens of a batch and corrupt them: no special token, and at least one token per row that has others.
 
     Args:
         batch: windows of text; their labels are not used.

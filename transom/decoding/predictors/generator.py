@@ -341,7 +341,7 @@ class Generator:
         return settings, EarlyExitDecoder.of(self.model, settings.early_exit_threshold) if settings.early_exit_threshold < 1 else None
 
     def _prompts(self, prompts: Sequence[str], settings: SamplingConfig, options: GenerateOptions) -> list[list[int]]:
-        """Tokenize prompts, each preceded by the end token of the previous text, which serves as start token."""
+        """Tokenize prompts, each preceded by the end-of-sequence token, which also serves as start token (as in GPT-2)."""
         prompt_end, max_tokens = [SOS] if self.instruction_tuned else [], self.model.config.max_seq_len
         rows = [[EOS, *row, *prompt_end] for row in self.tokenizer.encode_batch(list(prompts))]
         for number, row in enumerate(rows, 1):

@@ -1,4 +1,4 @@
-"""Build attention contexts from positions, segments and mask rules: once per pass, for all blocks of a stack."""
+"""Build attention contexts, which all layers of a stack share, from positions, segments and mask rules: once per forward pass."""
 
 from collections.abc import Sequence
 from dataclasses import replace

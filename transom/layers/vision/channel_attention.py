@@ -63,5 +63,5 @@ class Cbam(SqueezeExcitation):
 
 
 def build_channel_attention(config: vision.ChannelAttentionConfig, channels: int) -> ChannelAttention:
-    """Build the channel attention of a configuration."""
+    """Build the channel attention that ``config`` selects, for feature maps of ``channels`` channels."""
     return build(config, channels)

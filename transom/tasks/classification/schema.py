@@ -56,7 +56,7 @@ class LabeledDataConfig(DataConfig):
 
     @property
     def holdout_description(self) -> str:
-        """Description of the validation data if none are given."""
+        """Describe the samples held out for validation if the recipe names no validation files."""
         return "10% of the training texts, split off by hash"
 
 

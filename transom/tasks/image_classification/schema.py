@@ -51,7 +51,7 @@ class ImageDataConfig(DataConfig):
 
     @property
     def holdout_description(self) -> str:
-        """Description of the validation data if none are given."""
+        """Describe the samples held out for validation if the recipe names no validation files."""
         return f"{100 * self.valid_fraction:g}% of the training images, split off by hash"
 
 

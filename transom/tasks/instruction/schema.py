@@ -51,7 +51,7 @@ class InstructionDataConfig(DataConfig):
 
     @property
     def holdout_description(self) -> str:
-        """Description of the validation data if none are given."""
+        """Describe the samples held out for validation if the recipe names no validation files."""
         return "1% of the training instructions, split off by hash"
 
 

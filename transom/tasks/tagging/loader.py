@@ -68,7 +68,7 @@ def tagged_batch(
 
     Args:
         read: the windows.
-        rows: input tokens of each window, such as after token dropout.
+        rows: input tokens of each window, in training after token dropout.
         labels: labels of the words of each window.
         samples: indices of the windows.
     """

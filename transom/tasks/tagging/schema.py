@@ -69,7 +69,7 @@ class TaggedDataConfig(DataConfig):
 
     @property
     def holdout_description(self) -> str:
-        """Description of the validation data if none are given."""
+        """Describe the samples held out for validation if the recipe names no validation files."""
         return "10% of the training sentences, split off by hash"
 
 

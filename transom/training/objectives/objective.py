@@ -86,7 +86,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
-        """Compute the loss of a micro-batch, summed over its target tokens and over all forward passes of them."""
+        """Compute the loss of a micro-batch, summed over its target tokens; R-Drop sums over both forward passes."""
 
 
 @dataclass
