@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; processes that tests start inherit it
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a session in the background ignores Ctrl-C, and its children would too
@@ -72,7 +72,9 @@ BY_REFERENCE = os.environ.get("TRANSOM_KERNELS") == "reference"
 _KERNELS_ARE_OUT = "tests the kernels, which TRANSOM_KERNELS=reference leaves out"
 
 
-settings.register_profile("transom", deadline=None, derandomize=True, database=None)  # the same examples on any machine, however slow
+settings.register_profile(  # the same examples on any machine, however slow
+    "transom", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("transom")
 
 
