@@ -55,7 +55,7 @@ $(VENV)/core.stamp: constraints.txt pyproject.toml | $(BIN)/python
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp
 	@echo "installing what the tests need"
-	@$(PIP) --no-build-isolation -e ".[dev]"
+	@$(PIP) -e ".[dev]"
 	@touch $@
 
 $(VENV)/bench.stamp: $(VENV)/core.stamp

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.measure import describe_environment
 from transom.cli.evaluation_data import read_test_set
+from transom.cli.options import PairFiles
 from transom.data.pairs.pairs import Pairs
 from transom.decoding.predictors.translator import Translator
 from transom.planning.hardware import measure_peak
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Translate with both runs, print the comparison, and write it to ``--results`` if given."""
     args = _parser().parse_args(arguments)
     edges = sorted(set(args.edges))
-    pairs = read_test_set([args.a, args.b], args.source, args.target, "by_length")
+    pairs = read_test_set([args.a, args.b], PairFiles(args.source, args.target), "by_length")
     translators = [load(run, kind=Translator) for run in (args.a, args.b)]
     lowercase = any(translator.tokenizers.target.lowercase for translator in translators)
     a, b = (translator.translate(pairs.source) for translator in translators)

@@ -21,6 +21,7 @@ from benchmarks.measure import describe_environment
 from benchmarks.training_runs import RESULTS
 from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER, WEIGHTS
 from transom.cli.evaluation_data import read_test_set
+from transom.cli.options import PairFiles
 from transom.planning.hardware import measure_peak
 from transom.planning.precision import choose_threads
 from transom.training.events import Event, TrainingFinished
@@ -72,7 +73,7 @@ def train_seed(target: str, root: Path, seed: int, out: Path, overrides: list[st
 
 def score_pairs(logged_runs: list[Path], saved: Path, source: Path, target: Path) -> MetricScore:
     """Translate a file with saved weights and return lowercased BLEU; the access logs of ``logged_runs`` record the reading."""
-    pairs = read_test_set(logged_runs, source, target, "multi30k")
+    pairs = read_test_set(logged_runs, PairFiles(source, target), "multi30k")
     return bleu(transom.load(saved).translate(pairs.source), pairs.target, lowercase=True)
 
 

@@ -48,19 +48,16 @@ def summary_table(result: dict[str, Any]) -> str:
             max((row for row in result[kind][name] if (row["system"] == "transom") == own), key=lambda row: float(row["tokens_per_second"]))
             for own in (True, False)
         )
-        peer = f"{theirs['tokens_per_second']:,.0f}, {theirs['system']} {theirs['mode']}"
+        mode = theirs["mode"].replace("split batch", "batch divided between threads")
+        peer = f"{theirs['tokens_per_second']:,.0f}, {theirs['system']} {mode}"
         rows.append({"workload": label, "transom": f"{_with_quartiles(ours)}, {ours['mode']}", "best peer": peer})
-    for row in result["start"]:
-        seconds = f"{row['seconds']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
-        theirs = not row["command"].startswith("transom")
-        label = f"`{row['command']}`{' alone' if theirs else ''}, seconds"
-        rows.append({"workload": label, "transom": "" if theirs else seconds, "best peer": seconds if theirs else ""})
+    commands = [f"`{row['command']}` {row['seconds']:.2f}" for row in result["start"]]
     facts = result["facts"]
     caption = (
         f"{facts['date']}, torch {facts['versions']['torch']}, `make bench`. Medians and quartiles of the fastest mode of each system,"
         " measured in one run."
     )
-    return f"{caption}\n\n{_markdown_table(rows)}"
+    return f"{caption}\n\n{_markdown_table(rows)}\nSeconds from start to end: {', '.join(commands)}.\n"
 
 
 def _with_quartiles(row: dict[str, Any]) -> str:

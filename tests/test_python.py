@@ -150,8 +150,8 @@ def test_progress_in_a_notebook(cells: list[Cell], pairs: dict[str, Path], tmp_p
     [
         ({"source": "a.en"}, "source requires target"),
         ({"sources": "a.en"}, "train: expected an argument, found 'sources'; did you mean source"),
-        ({"labeled_data": "a.tsv"}, "translation trains on source and target, found labeled_data"),
-        ({"source": "a", "target": "b", "text": "c"}, "expected data files of one kind, found source and target and text"),
+        ({"labeled_data": "a.tsv"}, r"translation trains on source and target \(or pairs\), found labeled_data"),
+        ({"source": "a", "target": "b", "text": "c"}, r"expected data files of one kind, found source and target \(or pairs\) and text"),
         (
             {"set": {"training.max_stepz": 3}},
             r"set: training.max_stepz=3: unknown field training.max_stepz; did you mean training.max_steps",

@@ -21,5 +21,18 @@ class CheckpointError(TransomError):
     """A run folder or checkpoint that is missing, damaged or incompatible."""
 
 
+class AmbiguousHeaderError(DataError):
+    """A file whose first line may be a header or a sample.
+
+    Attributes:
+        question: the question that the user has to answer.
+    """
+
+    def __init__(self, message: str, question: str = "") -> None:
+        """Store the message, and the question for a terminal."""
+        super().__init__(message)
+        self.question = question
+
+
 class DiskError(TransomError):
     """A file that could not be written: disk full, no permission, a folder in its place."""

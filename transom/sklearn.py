@@ -297,7 +297,7 @@ def class_names(classes: NDArray[Any]) -> list[str]:
 def split(numbers: NDArray[np.int_], fraction: float, seed: int) -> tuple[list[int], list[int]]:
     """Split rows into training and held-out rows; each class keeps at least one training row.
 
-    Where the fraction is less than a row of every class, the training rows are also the held-out rows.
+    If the fraction amounts to less than one row per class, no row is held out: all rows are both training and held-out rows.
 
     Raises:
         ConfigError: the fraction is not between 0 and 1.

@@ -174,9 +174,7 @@ def an_option_without_its_value(draw: Draw) -> Case:
 
 @KINDS.add
 def an_argument_too_many(draw: Draw) -> Case:
-    command = draw.choice(
-        ["translate", "generate", "fill", "tokenizer", "train", "evaluate", "score", "compare", "compare-attention", "recipes"]
-    )
+    command = draw.choice(["tokenizer", "train", "evaluate", "compare", "compare-attention", "recipes"])
     odd = draw.odd_text().lstrip("-")
     more = [odd, odd] if command == "tokenizer" else [odd]
     return asked(command, "an argument too many", *more)

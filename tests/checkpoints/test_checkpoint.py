@@ -74,7 +74,7 @@ def test_only_some_groups_are_read_on_wish(tmp_path, monkeypatch):
     checkpoints = saved(tmp_path, 1)
     (checkpoints.path(1) / "optimizer.safetensors").write_bytes(b"damaged")
     assert checkpoints.load(1, ["model"])[0].keys() == {"model"}
-    with pytest.raises(CheckpointError, match=r"expected teacher\.safetensors, which is not in this checkpoint"):
+    with pytest.raises(CheckpointError, match=r"expected the file teacher\.safetensors, which this checkpoint does not have"):
         checkpoints.load(1, ["teacher"])
     with pytest.raises(CheckpointError, match=r"no such checkpoint; the run has checkpoints of steps \[1\]"):
         checkpoints.load(2)
@@ -135,7 +135,7 @@ def test_nothing_whole_is_an_error_that_says_why(tmp_path):
 def test_a_renamed_checkpoint_is_not_believed(tmp_path):
     checkpoints = saved(tmp_path, 1)
     checkpoints.path(1).rename(checkpoints.path(9))
-    with pytest.raises(CheckpointError, match=r"expected the state of step 9, found that of step 1"):
+    with pytest.raises(CheckpointError, match=r"expected the state of step 9, found the state of step 1"):
         checkpoints.load(9)
 
 
@@ -148,7 +148,7 @@ def test_file_names_in_a_manifest_never_lead_out(tmp_path):
     entry = {"bytes": 4, "sha256": "0" * 64}
     for name in ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", "model.pt", "MODEL.safetensors", "x\n.safetensors", "a" * 99]:
         hostile(checkpoints, 1, {"format_version": 1, "files": {name: entry}})
-        with pytest.raises(CheckpointError, match=r"expected the file names of a checkpoint, found .*; nothing was read"):
+        with pytest.raises(CheckpointError, match=r"expected names of checkpoint files, found .*; no file was read"):
             checkpoints.load(1)
 
 
@@ -192,7 +192,7 @@ def test_a_hostile_text_in_place_of_json_is_refused(tmp_path, monkeypatch):
 def test_a_newer_format_says_so(tmp_path):
     checkpoints = saved(tmp_path, 1)
     hostile(checkpoints, 1, {"format_version": 4, "files": {}})
-    with pytest.raises(CheckpointError, match="expected format_version 1 to 3, found 4; use the transom that wrote it"):
+    with pytest.raises(CheckpointError, match="expected format_version 1 to 3, found 4; use the transom version that wrote this file"):
         checkpoints.load(1)
 
 
@@ -222,7 +222,7 @@ def test_weights_alone_are_nothing_to_go_on_from(tmp_path):
     with pytest.raises(CheckpointError, match=r"step-3/manifest\.json: expected a file, found none"):
         checkpoints.latest()
     atomic_io.remove(checkpoints.path(3))
-    with pytest.raises(CheckpointError, match="those of steps 1 to 2 hold weights only"):
+    with pytest.raises(CheckpointError, match="the checkpoints of steps 1 to 2 hold weights only"):
         checkpoints.latest()
 
 

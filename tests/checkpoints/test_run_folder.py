@@ -117,7 +117,7 @@ def test_a_folder_that_is_not_a_runs_is_refused_untouched(tmp_path, foreign, res
     path.write_text('{"model_type": "marian", "d_model": 512}')
     with pytest.raises(ConfigError) as error:
         RunFolder.create(tmp_path / "mine", resume=resume, overwrite=overwrite)
-    one_line(error, "is not empty and not a run's folder", foreign.split("/")[0], "--out")
+    one_line(error, "expected an empty folder or a run folder, found the file", foreign.split("/")[0], "--out")
     assert path.read_text() == '{"model_type": "marian", "d_model": 512}'
     assert names(tmp_path / "mine") == {foreign.split("/")[0]}
 
@@ -135,7 +135,7 @@ def test_a_file_in_the_folders_place(tmp_path):
     (tmp_path / "a").write_text("mine")
     with pytest.raises(DiskError) as error:
         RunFolder.create(tmp_path / "a")
-    one_line(error, "expected a folder, found a file with that name")
+    one_line(error, "found a file where this path needs a folder")
     with pytest.raises(DiskError):
         RunFolder.create(tmp_path / "a" / "b")
     with pytest.raises(CheckpointError, match="found a file"):
@@ -146,7 +146,7 @@ def test_a_file_in_the_folders_place(tmp_path):
 def test_what_is_no_run_cannot_be_opened(tmp_path):
     with pytest.raises(CheckpointError, match="found nothing"):
         RunFolder.open(tmp_path / "missing")
-    with pytest.raises(CheckpointError, match=r"it has no config\.json"):
+    with pytest.raises(CheckpointError, match=r"expected a run folder with config\.json, found none"):
         RunFolder.open(tmp_path)
 
 
@@ -155,7 +155,7 @@ def test_two_trainings_cannot_share_a_folder(tmp_path):
     for arguments in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(ConfigError) as error:
             RunFolder.create(tmp_path / "a", **arguments)
-        one_line(error, "another training is writing it", "process ", "--out")
+        one_line(error, "another training run is writing to this folder", "process ", "--out")
     RunFolder.create(tmp_path / "b").close()
     first.close()
     first.close()
@@ -215,7 +215,7 @@ def test_a_resumed_run_keeps_its_model(tmp_path):
         run.write_config(seq2seq(), ID)
         with pytest.raises(ConfigError) as error:
             run.write_config(seq2seq(d_ff=16), ID)
-        one_line(error, "config.json: the run has model.d_ff = 12, the recipe 16", "give another --out")
+        one_line(error, "config.json: expected model.d_ff = 12 as in this run, found 16 in the recipe", "give another --out")
         assert run.load_config() == seq2seq()
 
 
@@ -227,10 +227,13 @@ def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
     path = begun(tmp_path / "a")
     good = seq2seq().model_dump(mode="json")
     for model, words in [
-        (good | {"d_model": "wide"}, "model.d_model: expected what transom writes, found 'wide' (Input should be a valid integer"),
-        (good | {"colour": "red"}, "model.colour: expected what transom writes, found 'red' (Extra inputs are not permitted)"),
-        (good | {"norm": {"kind": "os.system"}}, "model.norm.kind: expected what transom writes, found {'kind': 'os.system'}"),
-        (good | {"d_model": -1}, "model.d_model: expected what transom writes, found -1 (Input should be greater than or equal to 1)"),
+        (good | {"d_model": "wide"}, "model.d_model: expected a value that transom writes, found 'wide' (Input should be a valid integer"),
+        (good | {"colour": "red"}, "model.colour: expected a value that transom writes, found 'red' (Extra inputs are not permitted)"),
+        (good | {"norm": {"kind": "os.system"}}, "model.norm.kind: expected a value that transom writes, found {'kind': 'os.system'}"),
+        (
+            good | {"d_model": -1},
+            "model.d_model: expected a value that transom writes, found -1 (Input should be greater than or equal to",
+        ),
         (None, "model: "),
         ([], "model: "),
         ("x" * 10**5, "model"),
@@ -238,7 +241,7 @@ def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
         put_config(path, model)
         with pytest.raises(CheckpointError) as error:
             RunFolder.open(path).load_config()
-        one_line(error, "config.json: ", words, "expected what transom writes")
+        one_line(error, "config.json: ", words, "expected a value that transom writes")
         assert len(str(error.value)) < 700
 
 
@@ -294,7 +297,7 @@ def test_no_model_is_built_without_its_weights(tmp_path):
     path = begun(tmp_path / "a")
     put_config(path, seq2seq(d_ff=10**12).model_dump(mode="json"))
     (path / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"no model\.safetensors yet"):
+    with pytest.raises(CheckpointError, match=r"expected model\.safetensors, found none"):
         RunFolder.open(path).load_config()
 
 
@@ -336,7 +339,7 @@ def test_links_within_the_folder_are_followed(tmp_path):
 def test_weights_that_are_not_there_yet(tmp_path):
     with RunFolder.create(tmp_path / "a") as run:
         run.write_config(seq2seq(), ID)
-        with pytest.raises(CheckpointError, match=r"no model\.safetensors yet; it is written at the first validation"):
+        with pytest.raises(CheckpointError, match=r"expected model\.safetensors, found none, since the run has no validation yet"):
             run.load_weights(build_model(run.load_config()))
 
 
@@ -355,7 +358,7 @@ def test_a_full_disk_keeps_the_weights_of_before(tmp_path, limited_files):
     before = hashlib.sha256((path / "model.safetensors").read_bytes()).digest()
     with RunFolder.create(path, resume=True) as run, limited_files(1000), pytest.raises(DiskError) as error:
         run.write_tensors("model.safetensors", build_model(seq2seq()).state_dict(), step=1)
-    one_line(error, "model.safetensors", "nothing there was changed")
+    one_line(error, "model.safetensors", "existing files are unchanged")
     assert hashlib.sha256((path / "model.safetensors").read_bytes()).digest() == before
 
 

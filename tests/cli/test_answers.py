@@ -41,14 +41,14 @@ def test_n_best_and_json(trained: Trained, transom: Call) -> None:
     assert best["source"] == "ab ba" and scores == sorted(scores, reverse=True) and len(scores) == 2
     rows = [line.split(" ||| ") for line in transom("translate", trained.folder, "ab ba", "--n-best", "2").out.splitlines()]
     assert [row[:2] for row in rows] == [["0", each["text"]] for each in best["translations"]]
-    assert "found 3; raise beam_size" in transom("translate", trained.folder, "ab", "--n-best", "3").error
+    assert "found 3; raise beam_size" in transom("translate", trained.folder, "ab", "--n-best", "3", "--beam-size", "2").error
 
 
 def test_evaluate_and_its_ledger(trained: Trained, transom: Call, tmp_path: Path) -> None:
     arguments = ("evaluate", trained.folder, "--source", trained.source, "--target", trained.target)
     ledger = trained.folder / "ledger.jsonl"
     before = ledger.read_bytes() if ledger.exists() else None
-    assert "expected one of as, bn, " in transom(*arguments, "--tokenized", "xx").error
+    assert "expected a language among as, bn, " in transom(*arguments, "--tokenized", "xx").error
     assert before == (ledger.read_bytes() if ledger.exists() else None), "no reading was noted"
     value = transom(*arguments, "--tokenized", "de", "--json", "--output", tmp_path / "out").json
     assert value["sentences"] == 120 == (tmp_path / "out").read_text().count("\n")

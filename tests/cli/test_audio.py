@@ -62,7 +62,7 @@ def test_classify_files_lists_and_labelled_folders(transom: Call, hearing: Path,
     (tmp_path / "names").write_text(f"{low}\n{high}\n")
     records = transom("classify", hearing, "--input", tmp_path / "names", "--precision", "fp32", "--json").json
     assert [record["label"] for record in records] == [line[1] for line in lines]
-    assert set(records[0]) == {"sound", "label", "p", "probabilities"}
+    assert set(records[0]) == {"sound", "label", "p", "probabilities", "warnings"}
     scored = transom("classify", hearing, "--labeled-data", tones, "--precision", "fp32")
     assert scored.code == 0 and "% of 24 sounds" in scored.out
 

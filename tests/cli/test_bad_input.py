@@ -144,7 +144,7 @@ def test_output_that_cannot_be_written(trained: Trained, transom: Call, tmp_path
 
 def test_an_out_that_is_no_run_is_left_alone(trained: Trained, transom: Call, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    assert "not empty and not a run's folder" in transom(*trained.command, "--out", tmp_path).error
+    assert "expected an empty folder or a run folder, found the file" in transom(*trained.command, "--out", tmp_path).error
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert "thesis.txt" in transom(*trained.command, "--out", tmp_path / "thesis.txt").error
 
@@ -160,7 +160,7 @@ def test_a_resumed_run_keeps_its_data(transom: Call, tmp_path: Path) -> None:
     assert transom(*command, "--set", "training.max_steps=5").code == 0
     target.write_text(target.read_text().replace("ba", "bb"))
     error = transom(*command, "--resume", "--set", "training.max_steps=7").error
-    assert "a resumed run keeps its data" in error
+    assert "restore the files, or start a new run with another --out" in error
     write_pairs(tmp_path, 120)
     assert transom(*command, "--resume", "--set", "training.max_steps=7").json["step"] == 7
     (tmp_path / "moved").mkdir()
@@ -211,7 +211,7 @@ def test_a_file_name_that_is_not_utf8(trained: Trained, transom: Call, tmp_path:
     odd = tmp_path / "odd\udcff"
     shutil.copy(trained.source, odd)
     error = transom("train", "translation", "--source", odd, "--target", odd, "--out", tmp_path / "run").error
-    assert error == f"error: {str(odd)!a}: expected a name in UTF-8, the encoding of recipes, found other bytes; rename it"
+    assert error == f"error: {str(odd)!a}: expected a path in UTF-8, the encoding of recipes, found other bytes; rename the file or folder"
 
 
 def test_a_recipe_with_a_typo(transom: Call, tmp_path: Path) -> None:
@@ -224,5 +224,5 @@ def test_a_recipe_with_a_typo(transom: Call, tmp_path: Path) -> None:
 
 
 def test_an_out_that_is_not_utf8_is_refused_before_training(trained: Trained, transom: Call, tmp_path: Path) -> None:
-    assert "expected a folder whose name is UTF-8" in transom(*trained.command, "--out", tmp_path / "odd\udcff").error
+    assert "expected a folder name in UTF-8" in transom(*trained.command, "--out", tmp_path / "odd\udcff").error
     assert not list(tmp_path.iterdir())

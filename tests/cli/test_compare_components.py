@@ -52,7 +52,7 @@ def test_runs_differ_in_the_component_alone(transom: Call, tmp_path: Path) -> No
         ("training.seed=2", "--with training.seed=2: expected a field of model or training, found one that all runs share"),
         ("model.nrom=rmsnorm", "unknown field model.nrom; did you mean model.norm?"),
         ("model.norm=rmsnrom", "model.norm: expected one of 'layernorm', "),
-        ("nowhere.py:Mine", "plugin nowhere.py: expected a .py file, found none there"),
+        ("nowhere.py:Mine", "plugin nowhere.py: expected a .py file, found no such file"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_trained(wanted: str, message: str, transom: Call, tmp_path: Path) -> None:

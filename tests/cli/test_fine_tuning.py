@@ -86,14 +86,14 @@ def test_a_longer_context_is_taken_and_goes_on(base: Path, text: Path, transom: 
         ("model.preset=gpt2", "--set model.preset=gpt2: expected model.[a-z_]+ = .* found "),
         (
             "tokenizer.kind=bpe",
-            "--set tokenizer.kind=bpe: expected tokenizer.kind = 'char', as the tokenizer of BASE has it, found 'bpe'; ",
+            "--set tokenizer.kind=bpe: expected tokenizer.kind = 'char', as in the run BASE, found 'bpe'; ",
         ),
     ],
 )
 def test_what_cannot_change_is_refused(setting: str, told: str, base: Path, text: Path, transom: Call, tmp_path: Path) -> None:
     error = transom(*tune(base, text, tmp_path / "tuned", *sets(setting))).error
     assert re.match(rf"error: .*{told.replace('BASE', re.escape(str(base)))}", error), error
-    assert error.endswith("leave it out, or train without --init-from")
+    assert error.endswith("omit this field, or train without --init-from")
     assert not (tmp_path / "tuned").exists()
 
 
@@ -106,7 +106,7 @@ def test_a_packaged_recipe_s_own_shape_gives_way_and_a_person_s_does_not(base: P
     own = tmp_path / "own.toml"
     own.write_text('task = "language"\n[model]\nn_heads = 2\nd_model = 48\n[data.train]\nfiles = "x"\n')
     error = transom(*tune(base, text, tmp_path / "other", recipe=own)).error
-    assert f"error: {own}:4: expected model.d_model = 16, with which the weights of {base} were trained, found 48; leave it out" in error
+    assert f"error: {own}:4: expected model.d_model = 16, with which the weights of {base} were trained, found 48; omit this field" in error
     own.write_text('task = "language"\n[model]\nn_heads = 2\nmax_seq_len = 32\n[data.train]\nfiles = "x"\n')
     assert transom(*tune(base, text, tmp_path / "other", recipe=own)).code == 0
     assert (model_of(tmp_path / "other").max_seq_len, model_of(tmp_path / "other").d_model) == (32, 16)
@@ -158,5 +158,5 @@ def test_a_run_of_the_wrong_kind_is_named(base: Path, trained: Trained, text: Pa
     ):
         error = transom(*command, *([] if "--init-from" in command[:-1] else [folder])).error
         assert error.startswith(f"error: training.init_from = '{folder}': expected a run of {expected}, ")
-        assert f"found a run of '{found}'; name another run or choose another recipe" in error
+        assert f"found a run of '{found}'; give another run with --init-from or choose another recipe" in error
     assert not any((tmp_path / name).exists() for name in ("classes", "pairs", "text"))

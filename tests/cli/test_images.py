@@ -64,7 +64,7 @@ def test_classify_files_lists_and_labelled_folders(transom: Call, seeing: Path, 
     (tmp_path / "names").write_text(f"{dark}\n{light}\n")
     records = transom("classify", seeing, "--input", tmp_path / "names", "--precision", "fp32", "--json").json
     assert [record["label"] for record in records] == [line[1] for line in lines]
-    assert set(records[0]) == {"image", "label", "p", "probabilities"} and set(records[0]["probabilities"]) == {"dark", "light"}
+    assert set(records[0]) == {"image", "label", "p", "probabilities", "warnings"} and set(records[0]["probabilities"]) == {"dark", "light"}
     scored = transom("classify", seeing, "--labeled-data", photos, "--precision", "fp32")
     assert scored.code == 0 and "% of 30 images" in scored.out
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
@@ -106,5 +106,5 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
     assert "expected --too-long with a classifier of texts, found it with a classifier of images; leave it out" in refused
     assert "expected a run of an encoder" in transom("embed", seeing, "x").error
     override = transom("train", "digits-vit", "--set", "model.patch_size=3").error
-    assert "expected image_size to be a multiple of 6 pixels, a patch's side, found 8" in override
+    assert "expected image_size to be a multiple of 6 pixels, the side of a patch, found 8" in override
     assert "did you mean model.image_size?" in transom("train", "digits-vit", "--set", "model.image_sise=8").error

@@ -57,7 +57,7 @@ def test_a_language_model_learns_to_answer_by_few_numbers(transom: Call, asked: 
     flags = ["--init-from", spoken.folder, "--instructions", asked, "--valid-instructions", asked]
     fields = [field for field in TINY if not field.startswith(("tokenizer", "model"))]
     made = transom("train", "instructions", *flags, *sets(*fields, *adapter), "--out", tmp_path / "run")
-    assert made.code == 0 and "lora of rank 2 on attn.q, ff.up: 128 numbers learn" in made.err
+    assert made.code == 0 and "lora of rank 2 on attn.q, ff.up: 128 parameters are trained" in made.err
     assert (tmp_path / "run" / "adapter.safetensors").stat().st_size < (tmp_path / "run" / "model.safetensors").stat().st_size / 5
     assert "from the weights of another run, by lora of rank 2 on attn.q, ff.up" in (tmp_path / "run" / "README.md").read_text()
     assert transom("generate", tmp_path / "run", "What is 3?").code == 0
@@ -80,12 +80,12 @@ def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
         (("train", "instructions", "--instructions", "FILE", "--text", "x"), "expected data files of one kind"),
         (("train", "instructions", "--instructions", "nowhere.tsv"), "nowhere.tsv"),
         (("train", "text-bpe", "--instructions", "FILE"), "trains on --text, found --instructions"),
-        (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lora"), "name one with --init-from"),
+        (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lora"), "give one with --init-from"),
         (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lorra"), "found 'lorra'"),
         (("train", "instructions", "--instructions", "FILE", "--set", 'training.adapter.target_modules=["attn.x"]'), "found ['attn.x']"),
         (
             ("train", "instructions", "--instructions", "FILE", "--set", "training.adapter.target_modules=[]"),
-            "expected at least one map in target_modules",
+            "expected at least one linear layer in target_modules",
         ),
         (
             ("train", "instructions", "--instructions", "FILE", "--set", "model.mask=prefx"),

@@ -61,7 +61,7 @@ def test_generate_streams_the_prompt_and_what_follows(transom: Call, spoken: Lan
     (answer,) = record["continuations"]
     assert streamed.out == f"the sun{answer['text']}\n"
     assert set(answer) == {"text", "n_tokens", "finish_reason", "windows"} and answer["n_tokens"] <= 12
-    assert transom("generate", spoken.folder, "--max-new-tokens", "3").code == 0, "a prompt may be left out"
+    assert transom("generate", spoken.folder, "", "--max-new-tokens", "3").code == 0, "a prompt may be empty"
 
 
 def test_generate_takes_prompts_from_a_file_and_several_samples(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("generate", "RUN", "x", "--input", "y"), "expected a PROMPT or --input, found both"),
+        (("generate", "RUN", "x", "--input", "y"), "expected PROMPT or --input, found both"),
         (("generate", "RUN", "x", "--top-p", "0"), "top_p: expected"),
         (("generate", "RUN", "x", "--repetition-penalty", "0"), "repetition_penalty: expected"),
         (("generate", "RUN", "x", "--temperature", "nan"), "invalid value for '--temperature'"),
-        (("generate", "RUN", "x", "--precision", "int8"), "precision: int8 requires the native decoder, but"),
-        (("score", "RUN"), "expected --source and --target for a translator, or --text for a language model"),
+        (("generate", "RUN", "x", "--precision", "int8"), "precision = 'int8' requires the native decoder, but"),
+        (("score", "RUN", "x", "--text", "y"), "expected TEXT or --input, --text, or --source and --target (or --pairs), found several"),
         (("score", "RUN", "--text", "nowhere"), "nowhere: no such file"),
         (("score", "RUN", "--text", "TEXT", "--overlap", "16"), "expected an overlap from 0 to 15"),
         (("score", "RUN", "--text", "TEXT", "--overlap", "2", "--too-long", "truncate"), "expected an overlap with too_long = 'window'"),

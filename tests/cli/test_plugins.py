@@ -91,8 +91,8 @@ def test_a_bad_plugin_is_refused_in_one_line(source: str | bytes, message: str, 
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("nowhere.py", "error: plugin nowhere.py: expected a .py file, found none there; correct the path"),
-        ("./README.md", "error: plugin ./README.md: expected a .py file, found another one; correct the path"),
+        ("nowhere.py", "error: plugin nowhere.py: expected a .py file, found no such file; correct the path"),
+        ("./README.md", "error: plugin ./README.md: expected a .py file, found another file; correct the path"),
         (".", "error: plugin .: expected a .py file, an installed plugin or a Python module, found nothing"),
         ("folder.py", "folder.py: expected a file, found a folder"),
         ("no_such.module", "error: plugin no_such.module: expected a .py file, an installed plugin or a Python module, found nothing"),
@@ -131,14 +131,14 @@ NO_FEED_FORWARD = TINY[:-2]
     [
         (
             "None",
-            "error: component Mine: expected a function of queries and keys, found None; return one from the function that"
-            " @implements decorates",
+            "error: component Mine: expected a score function of queries and keys, found None; return one from the function"
+            " that @implements decorates",
         ),
         (
             "lambda q, k: q.mean(-1, keepdim=True)",
-            r"expected scores \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",
+            r"expected scores of shape \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",
         ),
-        ("lambda q, k: 3.0", r"found float; fix the plugin"),
+        ("lambda q, k: 3.0", r"found float; correct the plugin's score function"),
         (
             "lambda q, k: 1 / 0",
             r"error: plugin mine\.py, line 15: ZeroDivisionError: division by zero; fix the plugin \(traceback in",
@@ -177,15 +177,16 @@ def test_a_run_needs_the_very_plugin_that_it_was_trained_with(tmp_path: Path) ->
     assert record["name"] == "halved.py" and re.fullmatch("[0-9a-f]{64}", record["sha256"])
 
     missing = refused(transom_outside(tmp_path, "translate", "run", "a b"))
-    expected = "run: expected plugin halved.py (SHA-256 [0-9a-f]{12}), which is not imported: add --plugin halved.py with its path"
+    expected = "run: expected plugin halved.py (SHA-256 [0-9a-f]{12}), found no such plugin; if you trust the file, add --plugin"
+    expected += " halved.py with its path"
     assert re.search(expected.replace("(", r"\(").replace(")", r"\)"), missing)
     moved = tmp_path / "moved.py"
     plugin.rename(moved)
     assert transom_outside(tmp_path, "translate", "run", "a b", "--plugin", "moved.py").returncode == 0
     plugin.write_text(f"{HALVED}\n")
     changed = refused(transom_outside(tmp_path, "translate", "run", "a b", "--plugin", "halved.py"))
-    assert f"expected plugin halved.py with SHA-256 {record['sha256'][:12]}, as the run was trained with, found" in changed
-    assert "it has changed" in refused(transom_outside(tmp_path, *command, "--resume"))
+    assert f"expected plugin halved.py with SHA-256 {record['sha256'][:12]}, with which the run was trained, found SHA-256" in changed
+    assert "the plugin has changed" in refused(transom_outside(tmp_path, *command, "--resume"))
 
 
 def test_python_names_plugins_likewise(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_a_worker_that_finds_another_plugin_ends_the_run(tmp_path: Path) -> None
     appends = "\nfrom pathlib import Path\nwith Path(__file__).open('a') as file:\n    file.write('#')\n"
     (tmp_path / "halved.py").write_text(HALVED + appends)
     command = ["train", "copy", *TINY, "--plugin", "halved.py", "--set", "training.processes=2", "--out", "run"]
-    assert "it has changed" in refused(transom_outside(tmp_path, *command))
+    assert "the plugin has changed" in refused(transom_outside(tmp_path, *command))
 
 
 def test_help_and_modules_know_what_a_named_plugin_registers(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_listing_plugins_imports_none(transom: Call, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("plugins", ["x", [{"name": "a.py"}], [{"name": "a.py", "sha256": "0"}], [{"name": "", "sha256": "0" * 64}]])
 def test_a_damaged_record_of_plugins_is_refused(plugins: object, transom: Call, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"format_version": 2, "plugins": plugins, "model": {}}))
-    assert "config.json: plugins: expected a list of name and sha256 each, found" in transom("translate", tmp_path, "a").error
+    assert "config.json: plugins: expected a list of tables with name and sha256, found" in transom("translate", tmp_path, "a").error
 
 
 def test_nothing_is_required_of_a_run_without_plugins() -> None:

@@ -69,8 +69,8 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["tag", "RUN"], "expected one of TEXT, --input and --tagged, found none or several"),
-        (["tag", "RUN", "a", "--input", "b"], "found none or several"),
+        (["tag", "RUN", "a", "--tagged", "b"], "expected TEXT, --input or --tagged, found several"),
+        (["tag", "RUN", "a", "--input", "b"], "expected TEXT or --input, found both; remove one"),
         (["tag", "RUN", "--tagged", "missing"], "missing: expected a file of tagged sentences, found nothing"),
         (["tag", "RUN", "a", "--tag-column", "1"], "expected --tag-column with --tagged, found it with texts; leave it out"),
         (["tag", "RUN", "--tagged", "GOOD", "--tag-column", "2"], "names.conll:1: expected at least 3 columns"),

@@ -30,12 +30,16 @@ def test_a_word_or_a_table_names_it() -> None:
         (
             "python-stdlib",
             [f"{FIELD}=linear", "model.attention.softcap=2.0"],
-            "'linear' computes no scores, which softcap needs; remove one",
+            "'linear' computes no attention scores, which softcap needs; remove one",
         ),
-        ("python-stdlib", [f"{FIELD}=linear", "model.attention.sinks=true"], "'linear' computes no scores, which sinks needs"),
-        ("languages", [f"{FIELD}=nystrom", "model.attention.pattern=window"], "'nystrom' computes no scores, which pattern needs"),
-        ("python-stdlib", [f"{FIELD}=performer", "model.position=alibi"], "no scores, to which position = 'alibi' adds a bias"),
-        ("python-stdlib", [f"{FIELD}=performer", "model.position=relative"], "no scores, to which position = 'relative'"),
+        ("python-stdlib", [f"{FIELD}=linear", "model.attention.sinks=true"], "'linear' computes no attention scores, which sinks needs"),
+        (
+            "languages",
+            [f"{FIELD}=nystrom", "model.attention.pattern=window"],
+            "'nystrom' computes no attention scores, which pattern needs",
+        ),
+        ("python-stdlib", [f"{FIELD}=performer", "model.position=alibi"], "no attention scores, to which position = 'alibi' adds a bias"),
+        ("python-stdlib", [f"{FIELD}=performer", "model.position=relative"], "no attention scores, to which position = 'relative'"),
         ("python-stdlib", [f"{FIELD}=linear", "model.attention_dropout=0.1"], "expected attention_dropout = 0, found 0.1"),
         (
             "python-stdlib",
@@ -49,7 +53,7 @@ def test_a_word_or_a_table_names_it() -> None:
             "keeps sums over earlier tokens: expected mask = 'causal', found 'prefix-lm'",
         ),
         ("python-stdlib", [f"{FIELD}=linera"], "expected one of 'none', 'linear', 'performer', 'linformer', 'nystrom', found 'linera'"),
-        ("python-stdlib", [f'{FIELD}={{ kind = "linear", rank = 3 }}'], f"unknown field {FIELD}.rank; it goes with .*'linformer'"),
+        ("python-stdlib", [f'{FIELD}={{ kind = "linear", rank = 3 }}'], f"unknown field {FIELD}.rank; this field requires .*'linformer'"),
         ("python-stdlib", [f'{FIELD}={{ kind = "performer", n_features = 0 }}'], "expected a number greater than or equal to 1, found 0"),
     ],
 )

@@ -212,7 +212,7 @@ def told(*overrides):
         return str(error)
 
 assert told("model.norm=max", "model.norm.flor=1").endswith("unknown field model.norm.flor; did you mean model.norm.floor?")
-assert told("model.norm.floor=1").endswith("unknown field model.norm.floor; it goes with model.norm.kind = 'max'")
+assert told("model.norm.floor=1").endswith("unknown field model.norm.floor; this field requires model.norm.kind = 'max'")
 assert told("model.norm=max", "model.norm.floor=0").endswith("model.norm.floor: expected a number greater than 0, found 0")
 assert "expected one of 'layernorm', 'rmsnorm', 'dyt', 'none', 'batchnorm', 'max', found 'mux'" in told("model.norm=mux")
 assert "'inverse-sqrt', 'cosine', 'wsd', 'linear', found" in told("training.schedule=liner")
@@ -283,7 +283,7 @@ def test_a_wrong_registration_is_refused() -> None:
 
     for schema, slot, message in (
         (Free, "nrom", "component Free: expected a slot, found 'nrom'; did you mean norm?"),
-        (Unnamed, "norm", "component Unnamed: expected a field with its name in recipes, found none; add kind"),
+        (Unnamed, "norm", "component Unnamed: expected a field kind with the name of the component in recipes, found none; add kind"),
         (Taken, "norm", "kind 'rmsnorm' of slot 'qk_norm' is taken by RmsNormConfig; choose another name"),
         (Free, "attention", "component Free: expected a subclass of MultiHeadAttentionConfig for slot 'attention'"),
     ):
@@ -296,7 +296,7 @@ def test_a_wrong_registration_is_refused() -> None:
     with pytest.raises(ConfigError, match=unbuilt):
         build(Free())
     implements(Free)(dict)
-    with pytest.raises(ConfigError, match=r"component Free: builtins\.dict builds it already, found builtins\.list too"):
+    with pytest.raises(ConfigError, match=r"component Free: expected one builder, found builtins\.dict and builtins\.list"):
         implements(Free)(list)
 
 

@@ -95,7 +95,7 @@ def test_the_command_upgrades_a_file(tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_a_layout_that_cannot_be_rewritten_is_refused_and_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (file := tmp_path / "odd.toml").write_text('task = "language"\n[training]\n"accumulate" = 2\n')
     assert main(["recipes", "upgrade", str(file)]) == 2
-    assert "change by hand: training.accumulate: accumulate -> grad_accum_steps" in capfd.readouterr().err
+    assert "rename by hand: training.accumulate: accumulate -> grad_accum_steps" in capfd.readouterr().err
     assert '"accumulate" = 2' in file.read_text()
 
 

@@ -70,11 +70,11 @@ def test_every_spelling(value: str, expected: Any) -> None:
         ('["window", ["full"]]', "pattern: expected a table"),
         ('{ kind = "all", patterns = ["cycle"] }', "pattern.patterns: expected one of 'full'"),
         ('{ kind = "window", size = 0 }', "pattern.size: expected a number greater than or equal to 1, found 0"),
-        ('{ kind = "window", stride = 3 }', "unknown field model.attention.pattern.stride; it goes with .*'strided' or 'summary'"),
+        ('{ kind = "window", stride = 3 }', "unknown field model.attention.pattern.stride; this field requires .*'strided' or 'summary'"),
         ("window-2d", "expected a pattern for text, found 'window-2d', which is for images; use 'window'"),
         ('["full", { kind = "not", patterns = "window-2d" }]', "expected a pattern for text, found 'window-2d'"),
         ('{ kind = "summary", stride = 3 }', "expected columns <= stride, found 8 and 3"),
-        ("prefix", "visible tokens in a text of task 'translation', found prefix, which masks all"),
+        ("prefix", "visible tokens in a text of task 'translation', found prefix, which masks all tokens"),
         (
             '["full", { kind = "all", patterns = ["window", "prefix"] }]',
             r"found all\(window\(size=256\), prefix\), which masks all",
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_said(value: str, message: str) -> None:
 def test_prompts_have_a_prefix_to_see_and_plain_text_none_to_learn_from() -> None:
     given = ["model.attention.pattern=prefix"]
     assert load_recipe("exercises", given)[0].model.attention.pattern == PrefixPatternConfig()
-    with pytest.raises(ConfigError, match="found prefix, which masks all"):
+    with pytest.raises(ConfigError, match="found prefix, which masks all tokens"):
         load_recipe("python-stdlib", given)
     with pytest.raises(ConfigError, match="expected 'causal' for task 'language', found 'prefix-lm'"):
         load_recipe("python-stdlib", ["model.mask=prefix-lm"])

@@ -199,7 +199,7 @@ def test_links_that_lead_in_a_circle_are_told_and_others_followed(tmp_path: Path
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "dangling").symlink_to("real/later")
     for circle in (tmp_path / "a", tmp_path / "b" / "below"):
-        with pytest.raises(ConfigError, match="links that form a loop; remove them"):
+        with pytest.raises(ConfigError, match="links that form a loop; remove the links"):
             resolve_path(circle)
     for name, real in (("link/x", "real/x"), ("dangling", "real/later"), ("none", "none"), ("real/../x", "x")):
         assert resolve_path(tmp_path / name) == (tmp_path / real).resolve()

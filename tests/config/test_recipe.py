@@ -218,7 +218,11 @@ def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, roo
         ("[model.feed_forward]\nkind = 'moe'\ntop_k = 9", [], "my.toml:3: model.feed_forward: expected top_k of at most n_experts = 8"),
         ("", ["model.feed_forward=moe", "model.feed_forward.top_k=1"], "top_k = 1 requires norm_topk_prob = false"),
         ("", ["model.feed_forward=moe", "model.feed_forward.expert=moe"], "model.feed_forward.expert: expected one of 'relu'"),
-        ("", ["training.r_drop=4", "model.dropout=0"], "that differ only by dropout; set model.dropout, or r_drop = 0"),
+        (
+            "",
+            ["training.r_drop=4", "model.dropout=0"],
+            "that differ only by dropout, found none; set model.dropout, or training.r_drop = 0",
+        ),
         ("", ["training=3"], "--set training=3: training: expected a table, found 3"),
         ("", ["data.train.source.x=3"], "data.train.source: expected a string, found a table"),
         ("", ["seed"], "--set seed: expected FIELD=VALUE as in training.max_steps=300"),
@@ -253,7 +257,7 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes("task = 'é'".encode("latin-1"))
     (tmp_path / "large.toml").write_bytes(b"#" * (1 << 20) + b"\n")
     cases = {
-        "latin.toml": "expected UTF-8 text, found byte 0xe9 at byte 9",
+        "latin.toml": "expected UTF-8 text, found 0xe9 as byte 9; save the file as UTF-8",
         "large.toml": "expected at most 1,048,576 bytes, found 1,048,577",
         "missing.toml": "no such file",
         "": "expected a file, found a folder",
@@ -283,7 +287,7 @@ def test_an_unknown_name_lists_or_suggests_recipes(monkeypatch: pytest.MonkeyPat
         ("tokenizer.vocab_size=100000000", "tokenizer.vocab_size: expected a number less than or equal to 1000000"),
         ("tokenizer.joint=1", "tokenizer.joint: expected true or false, found 1"),
         ("model.n_encoder_layers=10000000", "model.n_encoder_layers: expected a number less than or equal to 1000"),
-        ("model.preset=[1]", "expected a preset, found [1]"),
+        ("model.preset=[1]", "expected the name of a preset, found [1]"),
         ("decoding.length_penalty=1e300", "decoding.length_penalty: expected a number less than or equal to 10"),
         ("decoding.beam_size=1000000", "decoding.beam_size: expected a number less than or equal to 1024"),
         ("decoding.min_length=256", "expected decoding.min_length below decoding.max_length, found 256 and 256"),

@@ -47,9 +47,9 @@ def test_what_is_dumped_loads_as_the_same(tmp_path) -> None:
         (
             "phrasebook-lstm",
             ["model.attention.score=dot"],
-            "unknown field model.attention.score; it goes with model.attention.kind = 'luong'",
+            "unknown field model.attention.score; this field requires model.attention.kind = 'luong'",
         ),
-        ("phrasebook-lstm", ["model.n_heads=4"], "unknown field model.n_heads; it goes with model.kind = 'seq2seq'"),
+        ("phrasebook-lstm", ["model.n_heads=4"], "unknown field model.n_heads; this field requires model.kind = 'seq2seq'"),
         ("phrasebook", ["model.kind=recurrent-seq2seq"], "model.tie_embeddings = 'all' needs tokenizer.joint = true"),
         ("phrasebook", ["model.kind=recurent"], "model.kind: expected one of 'seq2seq', 'recurrent-seq2seq', found 'recurent'"),
         ("phrasebook-lstm", ["model.cell=lst"], "model.cell: expected one of 'rnn', 'lstm', 'gru', found 'lst'"),

@@ -86,7 +86,7 @@ def test_one_document_is_split_at_its_end_several_by_hash() -> None:
         ({"files": "b/blank.txt"}, ("expected some text, found none",)),
         (
             {"files": "lines.jsonl", "text_field": "body"},
-            ("lines.jsonl:1: expected JSON with the field 'body'", "set text_field to the key"),
+            ("lines.jsonl:1: expected the column 'body', found the columns text", "use --text-field text (text_field in a recipe)"),
         ),
     ],
 )

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from transom.data.images import image_files as module
-from transom.data.images.image_files import decode_image, list_images, read_file, read_images
+from transom.data.images.image_files import decode_image, list_images, list_splits, read_file, read_images
 from transom.errors import DataError
 from transom.files.limits import MAX_IMAGE_PIXELS
 
@@ -190,3 +190,38 @@ def test_a_damaged_zip_names_its_member(tmp_path: Path) -> None:
     path.write_bytes(whole[:place] + bytes(8) + whole[place + 8 :])
     with pytest.raises(DataError, match=r"expected to read b/2\.png, found Bad CRC"):
         read_images(path, 8, 3)
+
+
+def test_split_folders_are_recognized(tmp_path: Path) -> None:
+    root = lay_out(tmp_path / "set", ["train/cat/a.png", "train/dog/b.png", "val/cat/c.png", "test/dog/d.png"])
+    for path in (root, zipped(root, tmp_path / "set.zip"), tmp_path / "outer"):
+        if path.name == "outer":
+            path.mkdir()
+            root.rename(path / "set")
+        assert list_splits(path) == ["test", "train", "valid"]
+        assert list_images(path, "train").names == ["cat/a.png", "dog/b.png"] and list_images(path, "train").labels == ["cat", "dog"]
+        assert read_images(path, 4, 3, "valid").names == ["cat/c.png"]
+        with pytest.raises(DataError, match=r"expected class folders, found the split folders test and train and val; give one of them"):
+            list_images(path)
+    plain = lay_out(tmp_path / "plain", ["train/a.png", "bus/b.png"])
+    assert list_splits(plain) == [] and list_images(plain, "valid").labels == ["bus", "train"], "a class may be called train"
+
+
+def test_classes_come_from_a_table_or_from_file_names(tmp_path: Path) -> None:
+    kaggle = lay_out(tmp_path / "kaggle", ["images/1.png", "images/2.png", "images/3.png"])
+    (kaggle / "notes.csv").write_text("a,b\n1,2\n")
+    (kaggle / "labels.csv").write_text("id,breed\n1,pug\n2,boxer\n3,pug\n")
+    found = list_images(kaggle)
+    assert (found.names, found.labels) == (["images/1.png", "images/2.png", "images/3.png"], ["pug", "boxer", "pug"])
+    assert found.notes == ("the classes are taken from labels.csv",) and found.n_ignored == 1
+    assert read_images(kaggle, 4, 3).load([1])[0, 0, 0, 0] == 10
+    hub = lay_out(tmp_path / "hub", ["a.png", "b.png"])
+    (hub / "metadata.jsonl").write_text('{"file_name": "a.png", "label": 0}\n{"file_name": "b.png", "label": 1}\n')
+    assert list_images(hub).labels == ["0", "1"]
+    pets = lay_out(tmp_path / "pets", ["Great_Dane_1.png", "Great_Dane_12.png", "cat.0.png", "cat.1.png"])
+    assert list_images(pets).labels == ["Great_Dane", "Great_Dane", "cat", "cat"]
+    assert "the 2 classes are taken from the file names" in list_images(pets).notes[0]
+    with pytest.raises(DataError, match=r"found IMG_.\.png outside of any; move it into one, or add a table"):
+        list_images(lay_out(tmp_path / "camera", ["IMG_1.png", "IMG_2.png"]))
+    nested = lay_out(tmp_path / "tiny", ["n01/images/n01_0.png", "n01/images/n01_1.png", "n02/images/n02_0.png"])
+    assert list_images(nested).labels == ["n01", "n01", "n02"]

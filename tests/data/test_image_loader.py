@@ -2,22 +2,26 @@
 
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from transom.config.data import DigitsConfig
 from transom.config.training import ImageAugmentationConfig
+from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import ImageBatch
 from transom.data.images.digits import load_digits
 from transom.data.images.image_files import Images
-from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, pixel_statistics
+from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
 from transom.data.reports.images import report_images
 from transom.data.sampler import MicroBatching
 from transom.data.split import Splits, holdout
 from transom.errors import DataError
+from transom.tasks.image_classification.schema import ImageDataConfig
 
 AUGMENTED = {"shift": 1, "horizontal_flip": True, "randaugment": 1, "mixup": 0.4, "cutmix": 1.0}
 
@@ -150,3 +154,16 @@ def test_folds_of_digits_are_whole_and_apart() -> None:
     assert train.load([0]).shape == (1, 1, 8, 8) and train.load(range(len(train))).max() == 255
     assert load_digits(DigitsConfig(fold=1, seed=2), 8, 1)[1].names != tests[0]
     assert load_digits(DigitsConfig(), 16, 3)[0].load([0]).shape == (1, 3, 16, 16)
+
+
+def test_split_folders_are_the_splits(tmp_path: Path) -> None:
+    for number, name in enumerate(["train/a/1.png", "train/b/2.png", "validation/a/3.png", "test/b/4.png"]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), 50 * number).save(tmp_path / name)
+    data = ImageDataConfig(train={"images": str(tmp_path)})  # type: ignore[arg-type]
+    splits = load_images(data, tmp_path, VisionTransformerConfig(image_size=4, patch_size=2, channels=1), 0.5)
+    assert {name: part.names for name, part in splits.parts.items()} == {
+        "train": ["a/1.png", "b/2.png"],
+        "valid": ["a/3.png"],
+        "test": ["b/4.png"],
+    }

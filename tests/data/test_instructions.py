@@ -56,15 +56,14 @@ def test_every_format_is_read(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '{"prompt": "a", "answer": "b"}\n{"prompt": "a"}\n',
-            r"a\.jsonl:2: expected JSON with the field 'answer'.*prompt_field",
+            r"a\.jsonl:2: expected the field 'answer', found fields 'prompt'",
         ),
         ("a.jsonl", '{"prompt": "a", "answer": 3}\n', r"a\.jsonl:1: expected text in the field 'answer', found 3"),
         ("a.jsonl", '{"prompt": ["a"], "answer": "b"}\n', r"a\.jsonl:1: expected text in the field 'prompt'"),
         ("a.jsonl", '{"prompt": "a", "answer": " "}\n', r"a\.jsonl:1: expected a prompt and its answer, found no answer; remove the line"),
         ("a.tsv", "a\tb\n\tb\n", r"a\.tsv:2: expected a prompt and its answer, found no prompt"),
-        ("a.tsv", "a\tb\n\nc\td\n", r"a\.tsv:2: expected a prompt and its answer, found no prompt"),
         ("a.tsv", "a b\n", r"a\.tsv:1: expected at least 2 columns"),
-        ("a.txt", "a\tb\n", r"expected a \.tsv, \.csv or \.jsonl file"),
+        ("a.txt", "a\tb\n", r"expected a \.tsv, \.csv, \.jsonl, \.json or \.parquet file"),
     ],
 )
 def test_what_is_wrong_is_said(name: str, content: str, message: str, tmp_path: Path) -> None:

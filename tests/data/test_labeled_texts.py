@@ -57,9 +57,9 @@ def test_three_formats_hold_the_same(tmp_path: Path) -> None:
         ("a.tsv", "a film\tpos\n\tneg\n", "a.tsv:2: expected a text and its class, found no text"),
         ("a.tsv", "a film\tpos\nno film\t \n", "a.tsv:2: expected a text and its class, found no class"),
         ("a.tsv", "a film\n", "a.tsv:1: expected at least 2 columns"),
-        ("a.csv", "words,label\n", "expected a header with the column 'text', found 'words', 'label'; set text_field and label_field"),
+        ("a.csv", "words,label\n", "a.csv: expected at least one sample, found only a header"),
         ("a.jsonl", '{"text": "a", "label": 1.5}\n', "a.jsonl:1: expected text in the field 'label', found 1.5"),
-        ("a.txt", "a\tb\n", "a.txt: expected a .tsv, .csv or .jsonl file"),
+        ("a.txt", "a\tb\n", "a.txt: expected a .tsv, .csv, .jsonl, .json or .parquet file"),
     ],
 )
 def test_bad_records(tmp_path: Path, name: str, content: str, expected: str) -> None:

@@ -55,7 +55,8 @@ def test_one_file(tmp_path: Path, suffix: str) -> None:
     assert (load(tmp_path, f"a.jsonl{suffix}", jsonl).source, load(tmp_path, f"a.jsonl{suffix}", jsonl).target) == BOTH
     assert (load(tmp_path, f"a.csv{suffix}", csv).source, load(tmp_path, f"a.csv{suffix}", csv).target) == BOTH
     tsv = load(tmp_path, f"a.tsv{suffix}", "a\tb\tc\n\nd\te\n")
-    assert (tsv.source, tsv.target, tsv.lines) == (["a", "", "d"], ["b", "", "e"], [1, 2, 3])
+    assert (tsv.source, tsv.target, tsv.lines) == (["a", "d"], ["b", "e"], [1, 3])
+    assert tsv.notes == ("blank lines skipped: 1",)
 
 
 def test_fields_by_name_or_number(tmp_path: Path) -> None:
@@ -67,31 +68,41 @@ def test_fields_by_name_or_number(tmp_path: Path) -> None:
     numbered = load(tmp_path, "a.csv", "x,a,b\n", source_field=2, target_field=1)
     assert (numbered.source, numbered.target) == (["b"], ["a"])
     rows = load(tmp_path, "a.jsonl", '["a", "b"]\n\n', source_field=1, target_field=0)
-    assert (rows.source, rows.target) == (["b", ""], ["a", ""])
+    assert (rows.source, rows.target) == (["b"], ["a"])
 
 
 def test_quoted_line_ends_keep_the_line_numbers(tmp_path: Path) -> None:
     pairs = load(tmp_path, "a.csv", 'source,target\n"one\ntwo",eins\n\nthree,drei\n')
-    assert pairs.source == ["one\ntwo", "", "three"]
-    assert [pairs.line_number(i) for i in range(3)] == [2, 4, 5]
+    assert pairs.source == ["one\ntwo", "three"]
+    assert [pairs.line_number(i) for i in range(2)] == [2, 5]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "fields", "expected"),
     [
         ("a.tsv", "a\tb\nc\n", {}, "a.tsv:2: expected at least 2 columns separated by tabs, found 1"),
-        ("a.tsv", "a\tb\n", {"source_field": "en"}, "a.tsv:1: expected a header with the column 'en', found 'a', 'b'"),
+        ("a.tsv", "a\tb\n", {"source_field": "en"}, "a.tsv:1: expected the column 'en', found the columns a, b; use --source-field a"),
         ("a.tsv", "a\tb\n", {"source_field": -1}, "expected a column index of at least 0, found -1"),
-        ("a.csv", "en,de\na,b\n", {}, "a.csv:1: expected a header with the column 'source', found 'en', 'de'; set source_field"),
-        ("a.csv", "source,target\n", {}, "a.csv: expected at least one record, found only a header"),
+        (
+            "a.csv",
+            "source,left,right\na,b,c\n",
+            {"target_field": "target"},
+            "expected the column 'target', found the columns source, left, right",
+        ),
+        ("a.csv", "source,target\n", {}, "a.csv: expected at least one sample, found only a header"),
         ("a.csv", "source,target\na,b\nc\n", {}, "a.csv:3: expected at least 2 columns separated by commas, found 1"),
         ("a.csv", 'source,target\na,b\n"c,d\ne,f\n', {}, "a.csv:3: expected a CSV record, found an error at line 4"),
         ("a.csv", 'source,target\na,"b"x\n', {}, "a.csv:2: expected a CSV record"),
         ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "a" "target"}\n', {}, "a.jsonl:2:16: expected one JSON object per line"),
-        ("a.jsonl", '{"source": "a"}\n', {}, "a.jsonl:1: expected JSON with the field 'target', found fields 'source'; set source_field"),
-        ("a.jsonl", "{}\n", {}, "a.jsonl:1: expected JSON with the field 'source', found fields (none)"),
-        ("a.jsonl", "3\n", {}, "a.jsonl:1: expected JSON with the field 'source', found a int"),
-        ("a.jsonl", '["a"]\n', {"source_field": 0, "target_field": 1}, "a.jsonl:1: expected JSON with the field 1"),
+        (
+            "a.jsonl",
+            '{"source": "a"}\n',
+            {},
+            "a.jsonl:1: expected a column 'target', found the columns source; use --source-field",
+        ),
+        ("a.jsonl", "{}\n", {}, "a.jsonl:1: expected a JSON object with fields, found {}"),
+        ("a.jsonl", "3\n", {}, "a.jsonl:1: expected a JSON object with fields, found 3"),
+        ("a.jsonl", '["a"]\n', {"source_field": 0, "target_field": 1}, "a.jsonl:1: expected the field 1, found a list of 1"),
         ("a.jsonl", '{"source": "a", "target": 3}\n', {}, "a.jsonl:1: expected text in the field 'target', found 3"),
         (
             "a.jsonl",
@@ -100,18 +111,18 @@ def test_quoted_line_ends_keep_the_line_numbers(tmp_path: Path) -> None:
             "a.jsonl:1: field 'source': expected text, found half a surrogate pair (U+D800)",
         ),
         ("a.jsonl", '{"source": "a", "target": "\\u0000"}\n', {}, "a.jsonl:1: field 'target': expected text, found a NUL"),
-        ("a.jsonl", "[" * 100_000 + "\n", {}, "a.jsonl:1: expected one plain JSON object per line"),
-        ("a.jsonl", '{"source": ' + "1" * 5000 + "}\n", {}, "a.jsonl:1: expected one plain JSON object per line"),
-        ("a.jsonl", '{"source": "a", "target": "b", "p": NaN}\n', {}, "a.jsonl:1: expected one plain JSON object per line, found NaN"),
+        ("a.jsonl", "[" * 100_000 + "\n", {}, "a.jsonl:1: expected one JSON object per line"),
+        ("a.jsonl", '{"source": ' + "1" * 5000 + "}\n", {}, "a.jsonl:1: expected one JSON object per line"),
+        ("a.jsonl", '{"source": "a", "target": "b", "p": NaN}\n', {}, "a.jsonl:1: expected one JSON object per line, found NaN"),
         (
             "a.jsonl",
             '{"source": "a", "target": -1e999}\n',
             {},
-            "a.jsonl:1: expected one plain JSON object per line, found the number -1e999",
+            "a.jsonl:1: expected one JSON object per line, found the number -1e999",
         ),
-        ("a.jsonl", '{"source": ' + "[" * 900 + "]" * 900 + "}\n", {}, "found more than 50 nesting levels; correct or remove the line"),
-        ("a.txt", "a\tb\n", {}, "a.txt: expected a .tsv, .csv or .jsonl file (or one of them with .gz), found '.txt'"),
-        ("a.gz", "a\tb\n", {}, "one of them with .gz), found 'no suffix'; name another"),
+        ("a.jsonl", '{"source": ' + "[" * 900 + "]" * 900 + "}\n", {}, "found more than 50 nesting levels; correct or remove it"),
+        ("a.txt", "a\tb\n", {}, "a.txt: expected a .tsv, .csv, .jsonl, .json or .parquet file (.gz too), found '.txt'"),
+        ("a.gz", "a\tb\n", {}, "(.gz too), found 'no suffix'; give another"),
         ("a.jsonl", "\ud800".encode("utf-8", "surrogatepass").decode("latin1"), {}, "a.jsonl:1:1: expected one JSON object per line"),
     ],
 )

@@ -93,7 +93,7 @@ def test_damaged_gzip(tmp_path: Path) -> None:
 
 def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert message_of(tmp_path / "none.txt") == "FILE: no such file; check the path"
-    assert message_of(tmp_path) == "FILE: expected a file, found a folder; choose a file in it"
+    assert message_of(tmp_path) == "FILE: expected a file, found a folder; choose a file in that folder"
     assert "Not a directory" in message_of(written(tmp_path, b"a\n") / "below")
     assert "File name too long" in message_of(tmp_path / ("x" * 300))
     with pytest.raises(DataError, match="NUL"):

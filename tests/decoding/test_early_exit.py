@@ -157,5 +157,5 @@ def test_streams_and_calls_of_one_generator_each_tell_of_their_own_exits() -> No
     ids=["recurrent", "routed"],
 )
 def test_what_has_no_exits_says_so(model: Any) -> None:
-    with pytest.raises(ConfigError, match=r"decoding.early_exit_threshold = 0.5 needs model.kind = 'decoder' with model.depth = 'full'"):
+    with pytest.raises(ConfigError, match=r"decoding.early_exit_threshold = 0.5 requires model.kind = 'decoder' with model.depth = 'full'"):
         generator(1.0, model()).generate(["a"], early_exit_threshold=0.5)

@@ -32,7 +32,7 @@ def test_a_long_word_is_cut_anywhere() -> None:
 
 
 def test_a_character_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(DataError, match=r"expected a character that fits model.max_seq_len, found 'ö'"):
+    with pytest.raises(DataError, match=r"expected every character to fit model.max_seq_len, found 'ö'"):
         split_text("aö", lambda text: len(text.encode()) <= 1)
 
 

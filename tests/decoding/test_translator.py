@@ -124,7 +124,7 @@ def test_a_long_text_is_refused_when_asked() -> None:
     t = translator()
     fits, too_long = "a" * 23, "a" * 24
     t.translate([fits], too_long="refuse")
-    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; shorten the line"):
+    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; shorten the text"):
         t.translate([fits, "", too_long], too_long="refuse", name="news.en")
 
 
@@ -179,7 +179,7 @@ def test_all_short_targets_together_are_less_than_certain() -> None:
 
 
 def test_scoring_refuses_unequal_and_too_long_pairs() -> None:
-    with pytest.raises(DataError, match="expected as many targets as sources, found 1 and 2"):
+    with pytest.raises(DataError, match="expected as many targets as sources, found 1 targets and 2 sources"):
         translator().score(["a", "b"], ["a"])
     with pytest.raises(DataError, match=r"dev: expected at most model\.max_seq_len = 24 tokens .* found 25 in line 2"):
         translator().score(["a", "b"], ["a", "b" * 24], name="dev")

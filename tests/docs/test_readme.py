@@ -84,6 +84,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.new("RGB", (9, 9)).save(tmp_path / name)
     (tmp_path / "mine.jsonl").write_text("".join(f'{{"prompt": "What is {i}?", "answer": "A note."}}\n' for i in range(120)))
     (tmp_path / "prompts.txt").write_text("Yesterday we\n# Note\n")
+    (tmp_path / "texts.txt").write_text("A film 1 to remember.\nA film 2 to forget.\n")
+    (tmp_path / "pairs.csv").write_text("id,english,german\n" + "".join(f"{i},dog {i},Hund {i}\n" for i in range(120)))
     return tmp_path
 
 

@@ -68,7 +68,7 @@ def test_a_disk_that_refuses_midway_leaves_the_old_file(tmp_path, limited_files,
     write_file(path, b"old")
     with limited_files(limit), pytest.raises(DiskError) as error:
         write_file(path, bytes(100_000))
-    one_line(error, str(path), "nothing there was changed", "free some space")
+    one_line(error, str(path), "existing files are unchanged", "free some space")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == {"a"}
 
@@ -78,7 +78,7 @@ def test_a_disk_that_refuses_midway_leaves_the_old_folder(tmp_path, limited_file
     write_folder(tmp_path / "step", {"x": b"old"})
     with limited_files(limit), pytest.raises(DiskError) as error:
         write_folder(tmp_path / "step", {"small": bytes(100), "x": bytes(100_000)})
-    one_line(error, "step", "nothing there was changed")
+    one_line(error, "step", "existing files are unchanged")
     assert (tmp_path / "step" / "x").read_bytes() == b"old"
     assert names(tmp_path) == {"step"}
 
@@ -120,9 +120,9 @@ def test_names_that_cannot_be_written(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, words in {
         "folder": "expected a file, found a folder with that name",
-        "file/below": "expected a folder, found a file with that name",
+        "file/below": "found a file where this path needs a folder",
         "n" * 300: "the name is too long",
-        "missing/below": "its folder does not exist",
+        "missing/below": "the parent folder does not exist",
         "loop": "found a symbolic link with that name",
         "pipe": "found a device or a pipe",
         "link": "found a symbolic link with that name",
@@ -132,7 +132,7 @@ def test_names_that_cannot_be_written(tmp_path):
         one_line(error, words, name)
     with pytest.raises(DiskError) as error:
         write_folder(tmp_path / "file", {"x": b"1"})
-    one_line(error, "expected a folder, found a file with that name")
+    one_line(error, "found a file where this path needs a folder")
     with pytest.raises(DiskError):
         make_folder(tmp_path / "file" / "below")
     assert (tmp_path / "file").read_text() == "mine"

@@ -48,7 +48,7 @@ def test_a_lock_file_that_was_removed_meanwhile_is_no_lock(tmp_path: Path, monke
         third.append(RunFolder.create(path))
 
     first_time(monkeypatch, fcntl, "flock", meanwhile, nothing)
-    with pytest.raises(ConfigError, match="another training is writing it"):
+    with pytest.raises(ConfigError, match="another training run is writing to this folder"):
         RunFolder.create(path)
     third[0].metrics.append({"step": 1})
     third[0].close()
@@ -68,7 +68,7 @@ def test_a_folder_that_another_takes_while_it_is_removed_stays(tmp_path: Path, m
     holder = RunFolder.create(path)
     first_time(monkeypatch, Path, "rmdir", lambda: other.append(RunFolder.create(path)), nothing)
     holder.close()
-    with other[0] as run, pytest.raises(ConfigError, match="another training is writing it"):
+    with other[0] as run, pytest.raises(ConfigError, match="another training run is writing to this folder"):
         run.metrics.append({"step": 1})
         RunFolder.create(path)
     assert names(path) == {LOCK, "metrics.jsonl"}
@@ -78,7 +78,7 @@ def test_a_lock_file_that_was_put_in_the_place_of_ours_is_left_alone(tmp_path: P
     path = tmp_path / "run"
     ours = RunFolder.create(path)
     (path / LOCK).unlink()
-    with RunFolder.create(path), pytest.raises(ConfigError, match="another training is writing it"):
+    with RunFolder.create(path), pytest.raises(ConfigError, match="another training run is writing to this folder"):
         ours.close()
         RunFolder.create(path)
 
@@ -97,7 +97,7 @@ while tried < rounds or not held:  # one that the others kept out all the time g
     try:
         run = RunFolder.create(path)
     except ConfigError as error:
-        assert "another training is writing it" in str(error), error
+        assert "another training run is writing to this folder" in str(error), error
         continue
     os.close(os.open(mark, os.O_CREAT | os.O_EXCL))  # fails where another process is between these lines too
     held += 1

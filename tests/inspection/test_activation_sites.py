@@ -155,11 +155,15 @@ def test_an_edit_enters_as_an_input_and_has_a_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "found"), [(Edit(torch.ones(3)), r"\(3,\)"), (Edit(torch.ones(8), torch.ones(5, dtype=torch.bool)), r"\(8,\) where \(5,\)")]
+    ("edit", "found"),
+    [(Edit(torch.ones(3)), r"\(3,\)"), (Edit(torch.ones(8), torch.ones(5, dtype=torch.bool)), r"\(8,\) and where of shape \(5,\)")],
 )
 def test_an_edit_that_does_not_fit_is_refused(edit: Edit, found: str) -> None:
     for site in ("source_embedding.resid", "encoder.blocks.1.resid_mid"):
-        with pytest.raises(ConfigError, match=rf"an edit at {site} must broadcast to its shape \(2, 4, 8\), found {found}"):
+        expected = (
+            rf"edit at {site}: expected a value that broadcasts to the shape \(2, 4, 8\) of the site, found a value of shape {found};"
+        )
+        with pytest.raises(ConfigError, match=expected):
             recorded(tiny(), {site: edit})
 
 
@@ -171,5 +175,5 @@ def test_select_finds_by_pattern_in_order() -> None:
 
 
 def test_select_names_the_neighbours_of_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"'encoder.blocks.1.atn.q'; the closest are encoder.blocks.1.attn.q,"):
+    with pytest.raises(ConfigError, match=r"'encoder.blocks.1.atn.q'; the closest sites are encoder.blocks.1.attn.q,"):
         select_sites(config(), ["encoder.blocks.1.atn.q"])

@@ -52,7 +52,7 @@ def test_kinds_are_told_apart() -> None:
 
 
 def test_a_kind_without_a_family_cannot_be_defined() -> None:
-    with pytest.raises(TypeError, match=r"New: expected FAMILY"):
+    with pytest.raises(TypeError, match=r"New: expected the class attribute FAMILY"):
 
         class New(ModelConfig):
             kind: Literal["new"] = "new"

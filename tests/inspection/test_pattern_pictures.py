@@ -118,7 +118,7 @@ def test_the_report_draws_what_is_not_seen_whole(run: RunSummary) -> None:
             9,
             "found model.kind = 'recurrent-decoder', which has no attention patterns",
         ),
-        (text("full"), 600, "at most 512 tokens to draw, found 600; ask for a shorter --length"),
+        (text("full"), 600, "at most 512 tokens to draw, found 600; give a shorter --length"),
         (described(IMAGE | {"patch_size": 1, "image_size": 32}), 9, "found 1025; raise model.patch_size"),
     ],
 )

@@ -105,3 +105,20 @@ def test_which_weights_were_kept_is_told(run: RunSummary) -> None:
     )
     assert replace(run, metrics=kept(1.5, weights="raw", raw_loss=1.5)).best_weights_note == "raw weights"
     assert run.best_weights_note is None and "raw weights" not in render_report(run) + render_model_card(run)
+
+
+def test_a_loss_worse_than_the_baseline_and_weights_better_by_another_metric_are_said(run: RunSummary) -> None:
+    baseline = [{"key": "loss", "value": 1.79, "predictor": "always answering the token frequencies"}]
+    records = [
+        {"kind": "validation", "step": 100, "loss": 2.456, "bleu": 10.0, "best": True},
+        {"kind": "validation", "step": 200, "loss": 2.5, "bleu": 12.5, "best": False},
+    ]
+    bad = replace(run, metrics=records, data={"problems": [], "baseline": baseline})
+    assert bad.problems == [
+        "validation loss 2.46 is worse than always answering the token frequencies, 1.79; train longer, change training.learning_rate, or"
+        " check the data",
+        "the validation bleu of step 200 is better (12.50) than that of the saved weights (10.00, step 100), which have the best loss; set"
+        " training.best_checkpoint_metric = 'bleu' to save the others",
+    ]
+    fine = [{**records[0], "loss": 1.7}, {**records[1], "bleu": 10.4}]
+    assert replace(bad, metrics=fine).problems == []

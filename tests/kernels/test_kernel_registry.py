@@ -210,7 +210,7 @@ print(len(kernels_of("relu")))
 """
     assert asked("reference", program).stdout == "0\n" and asked("all", program).stdout == "1\n"
     wrong = asked("fast", program)
-    assert "TransomError: TRANSOM_KERNELS: expected 'all' or 'reference', found 'fast'; correct or unset it" in wrong.stderr
+    assert "TransomError: TRANSOM_KERNELS: expected 'all' or 'reference', found 'fast'; correct or unset the variable" in wrong.stderr
 
 
 @pytest.mark.kernels

@@ -40,7 +40,7 @@ def uncached(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_it_can_be_switched_off(uncached: pytest.MonkeyPatch) -> None:
     uncached.setenv(NATIVE_VARIABLE, "0")
     assert isinstance(build_decoder_backend(model_of(dtype=torch.bfloat16)), FusedSeq2Seq)
-    with pytest.raises(ConfigError, match=f"but {NATIVE_VARIABLE}=0; choose auto"):
+    with pytest.raises(ConfigError, match=f"but {NATIVE_VARIABLE}=0; set precision to 'auto'"):
         build_decoder_backend(model_of(), int8=True)
 
 
@@ -77,7 +77,7 @@ def test_a_compiler_that_fails_is_told_once_and_remembered(uncached: pytest.Monk
     assert load_native_library.__wrapped__().reason == f"{compiler} failed: step.cpp:1: error: no such header"
     assert "compiling the native decoder" in caplog.text and caplog.text.count("no such header") == 1
     (marker,) = (tmp_path / "cache" / "transom").iterdir()
-    assert load_native_library.__wrapped__().reason.endswith(f"(recorded failure; remove {marker} to retry)")
+    assert load_native_library.__wrapped__().reason.endswith(f"(earlier failure; remove {marker} to retry)")
     assert (tmp_path / "tries").read_text() == "tried\n" and caplog.text.count("no such header") == 1
     os.utime(marker, (time.time() - FAILURE_SECONDS - 1,) * 2)
     assert load_native_library.__wrapped__().library is None and (tmp_path / "tries").read_text() == "tried\ntried\n"

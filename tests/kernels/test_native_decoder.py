@@ -286,7 +286,7 @@ def test_what_is_compiled_and_what_is_not() -> None:
     assert isinstance(build_decoder_backend(model_of(dtype=torch.float32)), FusedSeq2Seq)
     assert isinstance(build_decoder_backend(model_of(dtype=torch.float32), int8=True), NativeSeq2Seq)
     assert isinstance(build_decoder_backend(tiny_model(VOCAB, dtype=torch.bfloat16, d_head=3)), FusedSeq2Seq)
-    with pytest.raises(ConfigError, match=r"int8 requires the native decoder, but it requires head .* found d_head 3"):
+    with pytest.raises(ConfigError, match=r"precision = 'int8' requires the native decoder, but it requires head .* found d_head 3"):
         build_decoder_backend(tiny_model(VOCAB, d_head=3), int8=True)
     with pytest.raises(ConfigError, match="it does not support some component"):
         build_decoder_backend(tiny_model(VOCAB, norm={"kind": "dyt"}), int8=True)

@@ -47,7 +47,7 @@ def test_a_full_cache_more_rows_and_other_shapes_are_refused() -> None:
         NativeDecoder(library(), "bf16", other).step(tokens, searching([[3, 4, 2], [5, 2]])[1])
     kept = [KeyValues(torch.zeros(4, 1, 5, 16), torch.zeros(4, 1, 5, 16))]
     for memory, max_length in (([], 4), (kept, 9)):
-        with pytest.raises(ValueError, match="expected room for"):
+        with pytest.raises(ValueError, match="expected max_length >= "):
             NativeCache(library(), kept, memory, torch.tensor([5] * 4), 2, max_length)
 
 

@@ -41,5 +41,5 @@ def test_sizes_and_shapes_that_do_not_fit_are_refused() -> None:
     layer = SelfAttention(16, 4, max_seq_len=8)
     with pytest.raises(TransomError, match=r"^x: expected shape \(batch, length up to 8, 16\), found \(1, 9, 16\)$"):
         layer(torch.randn(1, 9, 16))
-    with pytest.raises(TransomError, match=r"^attention_mask: expected shape \(1, 8\), found \(1, 7\)$"):
+    with pytest.raises(TransomError, match=r"^attention_mask: expected the shape \(batch, length\) of x, \(1, 8\), found \(1, 7\)$"):
         layer(torch.randn(1, 8, 16), torch.ones(1, 7))

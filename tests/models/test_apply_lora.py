@@ -138,10 +138,14 @@ def test_what_it_amounts_to_is_searched_flat() -> None:
         (
             "decoder",
             ["cross.q"],
-            "training.adapter.target_modules: expected maps of this decoder .attn.q, .*ff.down., found cross.q; remove it",
+            "training.adapter.target_modules: expected maps of this decoder .attn.q, .*ff.down., found 'cross.q'; remove this name",
         ),
-        ("encoder", ["ff.gate"], "found ff.gate; remove it"),
-        ("recurrent-decoder", ["attn.q"], "training.adapter: expected a Transformer, .* found recurrent-decoder; remove it"),
+        ("encoder", ["ff.gate"], "found 'ff.gate'; remove this name"),
+        (
+            "recurrent-decoder",
+            ["attn.q"],
+            "training.adapter: expected a Transformer, .* found 'recurrent-decoder'; remove training.adapter",
+        ),
     ],
 )
 def test_maps_that_are_not_there_are_named(kind: str, on: list[str], message: str) -> None:

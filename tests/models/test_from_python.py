@@ -115,7 +115,7 @@ def test_the_call_compiles_as_a_whole() -> None:
         ({"kind": "text-classifier", "vocab_size": 9}, "classes: expected a value, found none"),
         ({"kind": "decoder", "vocab_size": 9, "d_modle": 8}, "d_modle: unknown field d_modle; did you mean d_model"),
         ({"kind": "decoder", "vocab_size": 9, "d_model": 10, "n_heads": 3}, "d_model 10 is not a multiple of n_heads 3"),
-        ({"preset": "gpt3"}, "expected a preset, found 'gpt3'"),
+        ({"preset": "gpt3"}, "expected the name of a preset, found 'gpt3'"),
         ({"kind": "text-embedder", "vocab_size": 9, "head_bias": True}, "head_bias: expected false"),
         ({"kind": "encoder", "vocab_size": 9, "mask_token_id": 11}, "mask_token_id: expected at most vocab_size, 9, found 11"),
     ],
@@ -133,7 +133,7 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     with pytest.raises(TransomError, match=r"decoder_tokens: expected the target's token ids.*found none"):
         model(tokens)
     text = PaddedSequences.pad([[1, 5]])
-    with pytest.raises(TransomError, match="attention_mask: expected with token ids, found with a batch"):
+    with pytest.raises(TransomError, match="attention_mask: expected only with a tensor of token ids, found with a batch"):
         model(TranslationBatch(text, text, text.tokens, (0,)), attention_mask=torch.ones(1, 2))
     with pytest.raises(TransomError, match=r"tokens: expected integers of shape \(batch, length\), found torch.float32"):
         model(tokens.float(), decoder_tokens=tokens)

@@ -265,12 +265,12 @@ def test_a_resized_grid_is_the_picture_at_another_size_and_the_token_in_front_st
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image_size": 10, "patch_size": 4}, "multiple of 4 pixels, a patch's side, found 10"),
-        ({"image_size": 10, "patch_size": 1, "stem": STEMS[2]}, "multiple of 4, since each stage halves it, found 10"),
+        ({"image_size": 10, "patch_size": 4}, "multiple of 4 pixels, the side of a patch, found 10"),
+        ({"image_size": 10, "patch_size": 1, "stem": STEMS[2]}, "multiple of 4, since each stage of the stem halves the image, found 10"),
         ({"image_size": 4096, "patch_size": 1}, "at most 65536 patches, found 4096 x 4096"),
         ({"d_model": 6, "n_heads": 2, "position": "sinusoidal-2d"}, "multiple of 4, found 6"),
         ({"attention": {"pattern": {"kind": "window-2d", "size": 0}}}, "greater than or equal to 1"),
-        ({"pixel_mean": [0.5]}, "pixel_mean of 3 channels, found 1"),
+        ({"pixel_mean": [0.5]}, "pixel_mean with 3 values, one per channel, found 1"),
         ({"stem": {"kind": "convolutional", "attention": {"kind": "cbam", "kernel_size": 4}}}, "an odd kernel_size, found 4"),
     ],
 )

@@ -78,7 +78,7 @@ def test_what_is_asked_for_is_taken(monkeypatch, wanted, device):
 
 
 def test_float16_needs_a_gpu():
-    with pytest.raises(ConfigError, match="fp16 requires a GPU, found none; choose bf16, fp32 or auto"):
+    with pytest.raises(ConfigError, match="precision = 'fp16': expected a GPU, found none; set precision to 'bf16', 'fp32' or 'auto'"):
         choose_precision("fp16", CPU)
 
 
@@ -204,7 +204,9 @@ def test_processes_share_the_threads(monkeypatch, wanted, expected):
 
 def test_no_machine_has_too_many_processes(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    with pytest.raises(ConfigError, match=r"training.processes: expected at most 20 on this machine, 4 per CPU, found 21; lower it"):
+    with pytest.raises(
+        ConfigError, match=r"training.processes: expected at most 20 on this machine, 4 per CPU, found 21; lower training.processes"
+    ):
         plan_processes(21, ThreadPlan(8, ""), CPU)
 
 

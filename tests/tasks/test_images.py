@@ -87,7 +87,7 @@ def test_a_network_of_another_size_begins_from_a_trained_one(vision: ImageRecipe
     before: Any = RunFolder.open(tmp_path / "small").load_config()
     config: Any = parts.recipe.model
     assert (config.d_model, config.n_layers, config.pixel_mean) == (16, 1, before.pixel_mean) and len(config.classes) == 3
-    assert parts.notes[0].endswith("fresh: unembedding.weight")
+    assert parts.notes[0].endswith("newly initialized: unembedding.weight")
 
 
 def test_images_that_changed_are_not_gone_on_with(recipe: ImageRecipe, photos: Path, tmp_path: Path) -> None:

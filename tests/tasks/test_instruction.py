@@ -103,7 +103,7 @@ def test_it_starts_from_a_language_model(tmp_path: Path) -> None:
     model = RunFolder.open(tmp_path / "tuned").load_config()
     assert getattr(model, "mask").kind == "prefix-lm", "no weight depends on it, so the recipe chooses"  # noqa: B009
     notes = next(e for e in seen if isinstance(e, TrainingStarted)).notes
-    assert any("starts from" in note and "fresh" not in note for note in notes) and "lora of rank 2" in notes[-1]
+    assert any("starts from" in note and "newly" not in note for note in notes) and "lora of rank 2" in notes[-1]
     losses = [e.metrics["loss"] for e in seen if isinstance(e, ValidationFinished)]
     assert losses[-1] < losses[0]
 

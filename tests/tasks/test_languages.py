@@ -85,7 +85,7 @@ def other_tags(languages: TranslationRecipe, *tags: str) -> TranslationRecipe:
 
 def test_a_resumed_run_keeps_its_languages(languages: TranslationRecipe, tmp_path: Path) -> None:
     sit(changed(languages, max_steps=3), tmp_path / "run")
-    with pytest.raises(DataError, match="a resumed run keeps its data"):
+    with pytest.raises(DataError, match="restore the files, or start a new run with another --out"):
         sit(other_tags(languages, "2-reverse", "2-copy"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"expected tags among 2-copy, 2-reverse, .* found 2-copy, sort; change them"):
         sit(other_tags(languages, "2-copy", "sort"), tmp_path / "run")

@@ -60,8 +60,11 @@ def test_iob1_is_read_as_iob2(tmp_path: Path) -> None:
         ("Ana\tB-PER\nit\t\n", "a.conll:2: expected a word and its tag, found no tag"),
         ("Ana\tB-PER\n\tO\n", "a.conll:2: expected a word and its tag, found no word"),
         ("Ana B-PER\nit PRON\n", "a.conll:2: expected O, B-LABEL or I-LABEL as elsewhere, found 'PRON'"),
-        ("Ana S-PER\nin O\nNew B-LOC\nit O\n", "a.conll:4: expected whole entities, S- or B- to E-, found 'O' after 'B-LOC'"),
-        ("Ana S-PER\nNew B-LOC\n", "a.conll:2: expected whole entities, S- or B- to E-, found 'O' after 'B-LOC'"),
+        (
+            "Ana S-PER\nin O\nNew B-LOC\nit O\n",
+            "a.conll:4: expected complete entities (S- alone, or B- and later E-), found 'O' after 'B-LOC'",
+        ),
+        ("Ana S-PER\nNew B-LOC\n", "a.conll:2: expected complete entities (S- alone, or B- and later E-), found 'O' after 'B-LOC'"),
         (b"Ana B-PER\n\xe9t\xe9 O\n", "a.conll:2:1: expected UTF-8, found byte 0xe9"),
     ],
 )

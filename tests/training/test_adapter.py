@@ -62,8 +62,8 @@ def test_a_run_folder_is_whole_and_its_parts_are_small(classes: ClassificationRe
     started = next(e for e in seen if isinstance(e, TrainingStarted))
     learned, total = numbers(out / ADAPTER), sum(x.numel() for x in whole.values())
     assert started.notes[-1] == (
-        f"lora of rank 2 on attn.q, attn.v, ff.down: {learned:,} numbers learn, {learned / total:.2%} of the model's"
-        f" {total:,} parameters; the others are kept"
+        f"lora of rank 2 on attn.q, attn.v, ff.down: {learned:,} parameters are trained, {learned / total:.2%} of the model's"
+        f" {total:,} parameters; the others are frozen"
     )
     assert learned < 0.25 * total and started.facts["parameters"] == total
     for path in pretrained.iterdir():
@@ -109,7 +109,8 @@ def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: P
     with pytest.raises(ConfigError, match=r"adapter: expected a base run to add the adapter to, found none; give one with --init-from"):
         sit(changed(classes, adapter=LORA), tmp_path / "refused")
     with pytest.raises(
-        ConfigError, match=r"training\.adapter\.target_modules: expected maps of this text-classifier \(attn\.q, .* found cross\.q"
+        ConfigError,
+        match=r"adapter\.target_modules: expected maps of this text-classifier \(attn\.q, .* found 'cross\.q'; remove this name",
     ):
         sit(changed(classes, init_from=str(pretrained), adapter={"target_modules": ["cross.q"]}), tmp_path / "refused")
     assert not (tmp_path / "refused").exists()

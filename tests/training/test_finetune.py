@@ -39,8 +39,8 @@ def test_a_classifier_starts_from_a_masked_models_encoder(classes: Classificatio
     taken = [name for name in ours if name in theirs and not name.startswith("unembedding")]
     assert all(torch.equal(ours[name], theirs[name]) for name in taken) and len(taken) > 15
     (note,) = parts.notes
-    assert note.startswith(f"starts from {pretrained}: {len(taken)} of {len(ours)} tensors, its widths and components; ")
-    assert note.endswith("fresh: pooler.weight, pooler.bias, unembedding.weight")
+    assert note.startswith(f"starts from {pretrained}: copies {len(taken)} of {len(ours)} tensors; ")
+    assert note.endswith("newly initialized: pooler.weight, pooler.bias, unembedding.weight")
     assert (tmp_path / "tuned" / TOKENIZER).read_bytes() == (pretrained / TOKENIZER).read_bytes()
 
 
@@ -123,13 +123,14 @@ def test_every_transformer_is_tuned_by_low_rank_maps(family: Recipe, tmp_path: P
 
 
 def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="expected a run's folder"):
+    with pytest.raises(CheckpointError, match="expected a run folder"):
         sit(changed(classes, init_from=str(tmp_path / "none")), tmp_path / "refused")
     weights = read_tensors(pretrained / WEIGHTS)
     with RunFolder.create(pretrained, resume=True) as folder:
         folder.write_tensors(WEIGHTS, {name.replace("blocks.0", "blocks.7"): x for name, x in weights.items()}, step=1)
     with pytest.raises(
-        CheckpointError, match=r"model\.safetensors: expected the weights of the model in config\.json, found no encoder\.bl.*back"
+        CheckpointError,
+        match=r"model\.safetensors: expected the weights of the model in config\.json, found no 'encoder\.bl.*restore the file",
     ):
         sit(changed(classes, init_from=str(pretrained)), tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
@@ -157,7 +158,7 @@ def test_a_run_of_the_wrong_kind_is_named_as_such(family: Recipe, tmp_path: Path
             sit(changed(ours, init_from=str(tmp_path / "run")), tmp_path / "refused")
         (line,) = str(caught.value).splitlines()
         assert line.startswith(f"training.init_from = '{tmp_path / 'run'}': expected a run of '{ours.model.kind}'")
-        assert f"found a run of '{theirs.kind}'; name another run" in line
+        assert f"found a run of '{theirs.kind}'; give another run" in line
         assert not (tmp_path / "refused").exists()
 
 
@@ -192,7 +193,7 @@ def test_another_length_is_taken_by_any_position(family: Recipe, position: str, 
             share = (places - low)[:, None].float()
             expected = theirs[name][low] * (1 - share) + theirs[name][low + 1] * share
         assert torch.allclose(ours[name], expected, rtol=0, atol=1e-6)
-    assert ("positions brought from 16 to" in parts.notes[0]) is bool(tables)
+    assert ("positions interpolated from 16 to" in parts.notes[0]) is bool(tables)
     folder.write_tensors(WEIGHTS, ours, step=0)
     assert RunFolder.open(tmp_path / "tuned").load_config() == parts.recipe.model
 
@@ -288,7 +289,7 @@ def test_what_weights_do_not_allow_is_refused_with_the_reason(
         inherit_model_shape(recipe, tmp_path / "run", UserOverrides({"model": user_overrides}, lambda path: f"--set {'.'.join(path)}"))
     line = str(caught.value)
     (name,) = user_overrides
-    assert re.fullmatch(rf"--set model\.{name}[a-z_.]*: expected model\.{told}; leave it out, or train without --init-from", line), line
+    assert re.fullmatch(rf"--set model\.{name}[a-z_.]*: expected model\.{told}; omit this field, or train without --init-from", line), line
     assert str(tmp_path / "run") in line
 
 
@@ -296,7 +297,7 @@ def test_the_field_that_was_asked_for_is_named_and_not_what_it_breaks(masked: Ma
     """16 heads fit the recipe's own width and not the run's, which leaves each a single column."""
     begin(with_position(masked, {"kind": "rotary"}), tmp_path / "run")
     wide = with_position(masked, {"kind": "rotary"}, d_model=64, n_heads=16)
-    with pytest.raises(ConfigError, match=r"expected model\.n_heads = 2, .* found 16; leave it out"):
+    with pytest.raises(ConfigError, match=r"expected model\.n_heads = 2, .* found 16; omit this field"):
         inherit_model_shape(wide, tmp_path / "run", UserOverrides({"model": {"n_heads": 16}}))
 
 
@@ -323,7 +324,7 @@ def test_what_a_weight_for_each_place_does_not_allow_is_refused(masked: MaskedRe
         first = type(recipe).model_validate(raw)
         begin(first, tmp_path / str(number))
         raw["model"][field] = value
-        with pytest.raises(ConfigError, match=rf"expected model\.{field} = \d+, .* found {value}; leave it out"):
+        with pytest.raises(ConfigError, match=rf"expected model\.{field} = \d+, .* found {value}; omit this field"):
             inherit_model_shape(type(recipe).model_validate(raw), tmp_path / str(number), UserOverrides({"model": {field: value}}))
 
 

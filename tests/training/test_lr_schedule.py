@@ -57,7 +57,7 @@ def test_a_clock_that_cuts_a_schedule_off_is_told_of() -> None:
     (line,) = time_limit_notes(training, seconds_left=500.0, step=100, seconds_per_step=1.0)
     rate = (1 + math.cos(math.pi * (600 - 100) / 900)) / 2
     assert "max_minutes = 10 ends the run at about step 600 of 1,000" in line and f"still at {rate:.0%} of the peak" in line
-    assert "training.max_steps=600 would" in line
+    assert "training.max_steps=600 lets it decay" in line
     assert time_limit_notes(training, 538.0, 100, 1.0)[0].count("638") == 0  # a pace is known to two figures
     assert not time_limit_notes(training, 900.0, 100, 1.0)  # the steps are over first
     assert not time_limit_notes(training, 880.0, 100, 1.0)  # nearly down

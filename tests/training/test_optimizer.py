@@ -151,5 +151,5 @@ def test_muon_put_back_goes_on_the_same() -> None:
 
 
 def test_muon_without_matrices_of_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.optimizer: muon requires .*, found none; use 'adamw'"):
+    with pytest.raises(ConfigError, match=r"training\.optimizer = 'muon': expected trainable matrices .*, found none; use 'adamw'"):
         build_optimizer(nn.Sequential(nn.Linear(3, 3)), MuonConfig())

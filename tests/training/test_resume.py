@@ -177,7 +177,7 @@ def test_a_file_of_another_step_is_refused(run: Path, file: str) -> None:
     contents[file] = (checkpoints.path(OLDER) / file).read_bytes()
     shutil.rmtree(checkpoints.path(NEWER))
     write_folder(checkpoints.path(NEWER), contents)
-    with pytest.raises(CheckpointError, match=f"expected tensors of step {NEWER} of run [0-9a-f]{{8}}, found those of step {OLDER} of"):
+    with pytest.raises(CheckpointError, match=f"expected tensors of step {NEWER} of run [0-9a-f]{{8}}, found tensors of step {OLDER} of"):
         checkpoints.load(NEWER)
     assert resumed(run)[0] == "older"
 
@@ -187,7 +187,9 @@ def test_a_step_inside_another_steps_folder_is_refused(run: Path) -> None:
     shutil.copytree(checkpoints.path(OLDER), checkpoints.path(9))
     with RunFolder.create(run, resume=True) as folder:
         newest = folder.checkpoints.latest()
-        assert newest is not None and newest.step == NEWER and "expected the state of step 9, found that of step 3" in newest.rejected[0]
+        assert (
+            newest is not None and newest.step == NEWER and "expected the state of step 9, found the state of step 3" in newest.rejected[0]
+        )
 
 
 def test_another_runs_checkpoint_and_weights_are_refused(run: Path, tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_another_runs_checkpoint_and_weights_are_refused(run: Path, tmp_path: Pa
     shutil.copytree(theirs.checkpoints.path(NEWER), ours.checkpoints.path(NEWER))
     assert resumed(run)[0] == "older"
     shutil.copyfile(theirs.path / WEIGHTS, ours.path / WEIGHTS)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: expected weights of run [0-9a-f]{8}, as config\.json says"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: expected weights of run [0-9a-f]{8} \(config\.json\), found"):
         ours.read_weights(WEIGHTS)
 
 
@@ -284,7 +286,7 @@ def test_an_older_optimizer_of_format_1_is_told_by_its_steps(tmp_path: Path) -> 
         train_step = TrainStep(
             parts.model, parts.optimizer, parts.recipe.training, torch.float32, CrossEntropy(parts.recipe.training.label_smoothing)
         )
-        with pytest.raises(CheckpointError, match=f"expected an optimizer after {NEWER} steps, found one after {OLDER}"):
+        with pytest.raises(CheckpointError, match=f"expected the optimizer's state after {NEWER} updates, found that after {OLDER}"):
             load_resume_state(checkpoints, NEWER, train_step, parts.task)
         assert attempt(parts, []) == "older"
 
@@ -309,7 +311,7 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 1, **line}) + "\n")
     number = (run / "metrics.jsonl").read_text().count("\n")
-    with pytest.raises(CheckpointError, match=rf"metrics\.jsonl:{number}: .*expected what transom writes.*remove this line"):
+    with pytest.raises(CheckpointError, match=rf"metrics\.jsonl:{number}: .*expected a value that transom writes.*delete this line"):
         read_metrics_history(RunFolder.open(run).metrics)
     with pytest.raises(CheckpointError, match=rf"metrics\.jsonl:{number}: "):
         resumed(run)
@@ -321,9 +323,9 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
         (lambda states: states.pop("cpu"), "found none under 'cpu'"),
         (lambda states: states.pop("rank-1.cpu"), "expected random generator states of 2 processes, found none under 'rank-1.cpu'"),
         (lambda states: states.update({"rank-2.cpu": states["cpu"]}), "found 'rank-2.cpu'"),
-        (lambda states: states.update(cpu=states["cpu"][:-1]), "expected the state of a generator under 'cpu'"),
-        (lambda states: states.update(cpu=torch.full_like(states["cpu"], 255)), "expected the state of a generator under 'cpu'"),
-        (lambda states: states.update(cpu=states["cpu"].float()), r"expected 'cpu' as a row of bytes, found float32\["),
+        (lambda states: states.update(cpu=states["cpu"][:-1]), "expected the state of a torch.Generator under 'cpu'"),
+        (lambda states: states.update(cpu=torch.full_like(states["cpu"], 255)), "expected the state of a torch.Generator under 'cpu'"),
+        (lambda states: states.update(cpu=states["cpu"].float()), r"expected 'cpu' as a vector of uint8, found float32\["),
         (lambda states: states.update({"cuda.x": states["cpu"]}), "found 'cuda.x'"),
     ],
 )
@@ -361,7 +363,10 @@ def test_the_weights_that_a_run_adapts_carry_its_id(tmp_path: Path) -> None:
     assert read_metadata(tuned.path / BASE).origin == (tuned.run_id, 0)
     sit(tmp_path / "tuned-too", **AVERAGED, init_from=str(tmp_path / "first"), adapter=adapter, seed=2)
     shutil.copyfile(tmp_path / "tuned-too" / BASE, tuned.path / BASE)
-    with pytest.raises(CheckpointError, match="found those of another run"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"base\.safetensors: expected weights of run [0-9a-f]{8} \(config\.json\), found weights of run [0-9a-f]{8}; restore",
+    ):
         tuned.read_weights(BASE)
 
 

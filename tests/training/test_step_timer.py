@@ -26,3 +26,18 @@ def test_what_comes_between_is_spread_evenly() -> None:
         step_timer.after_pause(20.0 if step % 500 == 0 else 0.0)
     assert step_timer.seconds_per_step == pytest.approx(0.1 + 40 / 1000)
     assert StepTimer().seconds_per_step == 0.0
+
+
+def test_a_forecast_waits_for_a_hundred_steps_or_twenty_seconds() -> None:
+    fast, slow, single = StepTimer(), StepTimer(), StepTimer()
+    for _ in range(99):
+        fast.after_step(0.01)
+    assert not fast.is_reliable
+    fast.after_step(0.01)
+    assert fast.is_reliable
+    for _ in range(3):
+        assert not slow.is_reliable
+        slow.after_step(7.0)
+    assert slow.is_reliable
+    single.after_step(60.0)
+    assert not single.is_reliable, "the first steps are slow"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transom.checkpoints.tensors import read_tensors
 from transom.errors import ConfigError, TransomError
 from transom.tasks.task import build_training_setup
 from transom.tasks.translation.schema import TranslationRecipe
-from transom.training import train_loop
+from transom.training import step_timer, train_loop
 from transom.training.checkpoint_selection import is_better
 from transom.training.events import CheckpointSaved, Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
 from transom.training.train_loop import train
@@ -217,7 +218,7 @@ def test_minutes_end_a_run(tmp_path: Path) -> None:
 
 def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_run(tmp_path: Path) -> None:
     events: list[Event] = []
-    with pytest.raises(TransomError, match="found 20 consecutive steps with neither, up to step"):
+    with pytest.raises(TransomError, match="found none in 20 consecutive steps up to step"):
         sit(tmp_path, events.append, learning_rate=1e38, max_grad_norm=None, max_steps=60)
     skipped = [e for e in events if isinstance(e, StepFinished) and e.skipped]
     assert len(skipped) >= 20 and all(1 <= int(place.removeprefix("line ")) <= 100 for e in skipped for place in e.skipped)
@@ -251,7 +252,7 @@ def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_pa
 
 
 def test_the_pace_tells_of_epochs_and_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_loop, "MIN_STEPS_FOR_FORECAST", 4)
+    monkeypatch.setattr(step_timer, "FORECAST_STEPS", 4)
     events: list[Event] = []
     sit(tmp_path, events.append, max_steps=1_000_000, max_minutes=0.02)
     (forecast,) = (e for e in events if isinstance(e, Forecast))
@@ -274,3 +275,38 @@ def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:
     assert all(0 < e.matmul_utilization < 1 and e.seconds_left >= 0 and math.isfinite(e.loss) for e in steps)
     finished = events[-1]
     assert isinstance(finished, TrainingFinished) and finished.facts["n_target_tokens"] == sum(e.n_target_tokens for e in steps)
+
+
+def test_checkpoints_by_time_change_nothing_but_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sit(tmp_path / "by-steps", checkpoint_minutes=None)
+    monkeypatch.setattr(train_loop, "MAX_CHECKPOINT_SHARE", 1e9)
+    saved: list[int] = []
+    sit(tmp_path / "by-time", lambda e: saved.append(e.step) if isinstance(e, CheckpointSaved) else None, checkpoint_minutes=1e-9)
+    assert saved == list(range(1, saved[-1] + 1)), "each step is due"
+    same(tmp_path / "by-steps", tmp_path / "by-time")
+    die(partial(sit, tmp_path / "killed", checkpoint_minutes=1e-9), [kill_at(5, CheckpointSaved)])
+    steps: list[int] = []
+    sit(tmp_path / "killed", lambda e: steps.append(e.step) if isinstance(e, StepFinished) else None, checkpoint_minutes=1e-9)
+    assert steps[0] == 6, "a run goes on from the checkpoint of the last step"
+    same(tmp_path / "by-steps", tmp_path / "killed")
+
+
+def test_checkpoints_by_time_take_at_most_one_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def now() -> float:
+        clock[0] += 0.01
+        return clock[0]
+
+    monkeypatch.setattr(train_loop.time, "perf_counter", now)
+    saved: list[tuple[int, float]] = []
+
+    def tick(event: Event) -> None:
+        if isinstance(event, StepFinished):
+            clock[0] += 30.0
+        if isinstance(event, CheckpointSaved):
+            saved.append((event.step, clock[0]))
+
+    sit(tmp_path, tick, checkpoint_minutes=2.0, checkpoint_every=1000, validate_every=1000, max_steps=20)
+    between = [later - earlier for (_, earlier), (_, later) in pairwise(saved[:-1])]
+    assert len(saved) > 2 and all(120 <= seconds <= 151 for seconds in between)

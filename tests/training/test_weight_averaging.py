@@ -283,7 +283,7 @@ def test_an_average_of_an_earlier_version_begins_anew(short: Recipe, tmp_path: P
     seen: list[Any] = []
     finished = sit(run, tmp_path / "run", seen.append)
     notes = next(e for e in seen if isinstance(e, TrainingStarted)).notes
-    assert any(note.startswith("the checkpoint's average of weights began at the initial ones") for note in notes)
+    assert any(note.startswith("the checkpoint's weight average includes the initial weights") for note in notes)
     assert finished.step == 6 and max(x.abs().max().item() for x in read_tensors(tmp_path / "run" / WEIGHTS).values()) < 100
     groups, state, _ = checkpoints.load(6)
     assert state["progress"]["n_averaged"] == 3 and all(x.abs().max() < 100 for x in groups["ema"].values())

@@ -25,7 +25,7 @@ from transom.files.atomic_io import (
 from transom.files.safe_read import describe_validation_error, read_json, read_manifest, require_regular_file, verify_files
 
 TensorGroups = dict[str, dict[str, Tensor]]
-"""Tensors by group (model, average, optimizer, generators, ...) and name."""
+"""Tensors by group and name; groups are "model", "ema", "optimizer" and "generators" (states of random number generators)."""
 
 _STATE, _SUFFIX, _WEIGHTS = "state.json", ".safetensors", "model.safetensors"
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -39,11 +39,11 @@ class _StateDocument(BaseModel):
     """Content of a checkpoint's ``state.json``.
 
     Attributes:
-        format_version: 1 has no run id and no hashes of groups, and numbers the optimizer's parameters.
+        format_version: format of the checkpoint; in format 1, optimizer tensors are named by the number of their parameter.
         step: number of optimizer steps.
-        run: id of the run, equal to that in the metadata of every tensor file.
-        groups: names of the saved groups of tensors, with their ``hash_tensors``.
-        state: further state of the run; ``training.train_state`` has its schema.
+        run: id of the run, equal to the one in the metadata of every tensor file; None in format 1.
+        groups: ``hash_tensors`` of each saved group of tensors by name; in format 1, only the names.
+        state: further state for resuming, with the schema ``training.train_state.CheckpointState``.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -56,11 +56,11 @@ class _StateDocument(BaseModel):
 
     @property
     def origin(self) -> Origin | None:
-        """Origin that every tensor file of the checkpoint must have."""
+        """Run and step that the metadata of every tensor file must have; None in format 1."""
         return None if self.run is None else Origin(self.run, self.step)
 
     def sha256(self, group: str) -> str | None:
-        """Return the hash that a group of tensors must have, if it was recorded."""
+        """Return the recorded ``hash_tensors`` of a group; None in format 1."""
         return self.groups.get(group) if isinstance(self.groups, dict) else None
 
 
@@ -69,7 +69,7 @@ class LoadedCheckpoint(NamedTuple):
 
     Attributes:
         groups: tensors by group and name.
-        state: content of ``state.json``, in present names.
+        state: field ``state`` of ``state.json``, with former names replaced by the present ones.
         format_version: format in which the checkpoint was written.
     """
 
@@ -82,8 +82,8 @@ class LatestCheckpoint(NamedTuple):
     """The latest checkpoint from which a run can resume.
 
     Attributes:
-        step: its step.
-        rejected: one line with the reason per newer checkpoint that is damaged or does not match the run.
+        step: its number of optimizer steps.
+        rejected: for each newer checkpoint, one line with the reason why the run cannot resume from it.
     """
 
     step: int
@@ -91,10 +91,13 @@ class LatestCheckpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The folder ``checkpoints`` of a run, with one folder ``step-N`` per checkpoint: a file per group of tensors, state, manifest."""
+    """The folder ``checkpoints`` of a run.
+
+    A checkpoint is a folder ``step-N`` with a safetensors file per group of tensors, ``state.json`` and a manifest.
+    """
 
     def __init__(self, folder: Path, run: Callable[[], str | None] = lambda: None) -> None:
-        """Use ``folder``, which may not exist yet; ``run`` returns the id of the run that owns it, if it has one."""
+        """Use ``folder``, which may not exist yet; ``run`` returns the id of the run that owns the folder, or None if the run has no id."""
         self.folder = folder
         self._run = run
 
@@ -111,12 +114,12 @@ class Checkpoints:
     def save(self, step: int, groups: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
         """Save a checkpoint durably.
 
-        Checkpoints of later steps are then removed: the run has resumed from an earlier one and no longer needs them.
+        Afterwards, checkpoints of later steps are removed: the run left them unused when it resumed from an earlier step.
 
         Args:
             step: number of optimizer steps.
-            groups: tensors by group and name; ``prune`` keeps group "model" longest.
-            state: further state for resuming, as JSON.
+            groups: tensors by group and name; ``prune`` can keep the group "model" alone.
+            state: further state for resuming, as JSON values.
 
         Raises:
             DiskError: the checkpoint could not be written; earlier checkpoints are unchanged.
@@ -149,7 +152,7 @@ class Checkpoints:
         """Find the latest checkpoint that is complete, undamaged and accepted; return None if none was ever saved.
 
         Args:
-            accept: raises CheckpointError for the step of a checkpoint that does not match the run.
+            accept: called with the step of a checkpoint; raises CheckpointError if the checkpoint does not match the run.
 
         Raises:
             CheckpointError: there are checkpoints, but none is usable.
@@ -166,7 +169,7 @@ class Checkpoints:
             except CheckpointError as error:
                 rejected.append(str(error))
         if steps := self.steps():
-            reason = rejected[0] if rejected else f"those of steps {steps[0]} to {steps[-1]} hold weights only"
+            reason = rejected[0] if rejected else f"the checkpoints of steps {steps[0]} to {steps[-1]} hold weights only"
             raise CheckpointError(f"{self.folder}: no checkpoint to resume from: {reason}; start a new run with another --out")
         return None
 
@@ -187,7 +190,7 @@ class Checkpoints:
         return LoadedCheckpoint(groups, state, document.format_version)
 
     def prune(self, keep_full: int, keep_weights: Collection[int] = ()) -> None:
-        """Delete old checkpoints: keep the latest ``keep_full``, keep only group "model" of the steps ``keep_weights``, delete the rest."""
+        """Keep the latest ``keep_full`` checkpoints, and the weights (group "model") of the steps ``keep_weights``; delete the rest."""
         assert keep_full >= 1, "the newest checkpoint must stay"
         for step in self.steps()[:-keep_full]:
             if step in keep_weights:
@@ -196,11 +199,11 @@ class Checkpoints:
                 remove(self.path(step))
 
     def _keep_weights_only(self, step: int) -> None:
-        """Remove all files but the weights: first from the manifest, then from disk."""
+        """Reduce a checkpoint to its weights and ``state.json``: remove the other files from the manifest, then from disk."""
         folder = self.path(step)
         try:
             manifest = read_manifest(folder, _FILE)
-        except CheckpointError:  # not to be read any more: nothing in it is worth its room
+        except CheckpointError:  # unreadable: no file of it is worth keeping
             return remove(folder)
         kept = {name: entry for name, entry in manifest.items() if name in (_STATE, _WEIGHTS)}
         if kept != manifest:
@@ -211,35 +214,35 @@ class Checkpoints:
                 remove(file)
 
     def _verify(self, step: int, only: Collection[str] | None = None) -> tuple[dict[str, Any], _StateDocument]:
-        """Verify the files of a checkpoint, or only its state and the tensor files ``only``; return its manifest and its state document."""
+        """Verify all files of a checkpoint, or its state and the groups ``only``; return its manifest and its state document."""
         folder = self.path(step)
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such checkpoint; the run has checkpoints of steps {self.steps()}")
         manifest = read_manifest(folder, _FILE)
         names = list(manifest) if only is None else [name + _SUFFIX for name in only] + [_STATE]
         if missing := [name for name in names if name not in manifest]:
-            raise CheckpointError(f"{folder}: expected {missing[0]}, which is not in this checkpoint")
+            raise CheckpointError(f"{folder}: expected the file {missing[0]}, which this checkpoint does not have")
         verify_files(folder, manifest, names)
         if _STATE not in manifest:
-            raise CheckpointError(f"{folder}: damaged, no {_STATE} in its manifest")
+            raise CheckpointError(f"{folder}: damaged, its manifest does not list {_STATE}")
         raw = read_json(require_regular_file(folder / _STATE))
         try:
             document = _StateDocument.model_validate(raw)
         except ValidationError as error:
             raise CheckpointError(f"{folder / _STATE}: {describe_validation_error(error)}") from error
         if document.step != step:
-            raise CheckpointError(f"{folder}: expected the state of step {step}, found that of step {document.step}")
+            raise CheckpointError(f"{folder}: expected the state of step {step}, found the state of step {document.step}")
         if (run := self._run()) is not None and document.run != run and (document.run or document.format_version > 1):
-            raise CheckpointError(f"{folder}: expected a checkpoint of run {run[:8]}, found one of another run ({str(document.run)[:8]})")
+            raise CheckpointError(f"{folder}: expected a checkpoint of run {run[:8]}, found a checkpoint of run {str(document.run)[:8]}")
         for group in [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]:
             file = folder / (group + _SUFFIX)
             metadata, expected = read_metadata(file), document.sha256(group)
             if metadata.origin != document.origin:
                 raise CheckpointError(
-                    f"{file}: expected tensors of {_format_origin(document.origin)}, found those of {_format_origin(metadata.origin)}"
+                    f"{file}: expected tensors of {_format_origin(document.origin)}, found tensors of {_format_origin(metadata.origin)}"
                 )
             if expected is not None and metadata.sha256 != expected:
-                raise CheckpointError(f"{file}: expected the tensors that {_STATE} was saved with, found others")
+                raise CheckpointError(f"{file}: expected tensors with the hash in {_STATE}, found tensors with another hash")
         return manifest, document
 
 

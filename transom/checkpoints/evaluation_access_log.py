@@ -13,10 +13,10 @@ from transom.files.safe_read import file_sha256, read_bytes
 
 
 class EvaluationAccessLog:
-    """List of test files read, in order."""
+    """The log of test files that were read to evaluate a run, in order."""
 
     def __init__(self, path: Path) -> None:
-        """Use ``path``, which may not exist yet."""
+        """Use the log file ``path``, which may not exist yet."""
         self.path = path
 
     def record(self, file: Path, command: str) -> None:
@@ -30,7 +30,7 @@ class EvaluationAccessLog:
         append_line(self.path, json.dumps(entry, ensure_ascii=False), sync=True)
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all entries; skip a line that a killed process left incomplete."""
+        """Return all entries (``date``, ``file``, ``sha256``, ``command``); skip a line that a killed process left incomplete."""
         if not self.path.exists():
             return []
         entries = []
@@ -43,7 +43,7 @@ class EvaluationAccessLog:
 
 
 def _hash_path(path: Path) -> str:
-    """Hash a file, or the names and hashes of all files in a folder."""
+    """Return the SHA-256 of a file, or of the names and hashes of all files in a folder."""
     if not path.is_dir():
         return file_sha256(path)
     total = hashlib.sha256()

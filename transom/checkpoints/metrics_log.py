@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object per line, for every logged step and validation of a run."""
+"""``metrics.jsonl``: one JSON object per line, for every logged step, skipped step and validation of a run."""
 
 import json
 import math
@@ -16,34 +16,36 @@ from transom.files.safe_read import read_bytes
 
 
 class MetricsLog:
-    """The history of a run. Records of a step have it as ``step``."""
+    """The metrics of a run in order of time. The field ``step`` of a record is its number of optimizer steps."""
 
     def __init__(self, path: Path) -> None:
-        """Use ``path``, which may not exist yet."""
+        """Use the file ``path``, which may not exist yet."""
         self.path = path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append a record; non-finite numbers become null."""
+        """Append a record as a line; NaN and infinity become null."""
         append_line(self.path, json.dumps(replace_non_finite(record), ensure_ascii=False, allow_nan=False))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all records, in present names; skip an incomplete last line, which a killed process can leave.
+        """Return all records, with former field names replaced by the present ones.
+
+        An incomplete last line, which a killed process can leave, is skipped.
 
         Raises:
-            CheckpointError: a line is damaged; the error gives its number.
+            CheckpointError: a line is damaged; the message gives its line number.
         """
         return [migrate_metrics(json.loads(line)) for line in self._lines()]
 
     def truncate(self, step: int | None) -> None:
-        """Remove the records after ``step``, which a resumed run writes again; None removes all."""
+        """Remove the records of steps after ``step``, which a resumed run writes again; None removes all records."""
         if self.path.exists():
             kept = [] if step is None else [line for line in self._lines() if json.loads(line).get("step", step) <= step]
             write_file(self.path, b"".join(line + b"\n" for line in kept))
 
     def sync(self) -> None:
-        """Sync the records to disk, before a checkpoint that relies on them."""
+        """Sync the file to disk with fsync; call this before saving a checkpoint, since a resumed run needs the earlier records."""
         if self.path.exists():
-            with convert_disk_errors(self.path, "its lines are in place but may not survive a power cut"), self.path.open("rb") as file:
+            with convert_disk_errors(self.path, "its lines are written but may be lost in a power failure"), self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def _lines(self) -> list[bytes]:
@@ -65,7 +67,7 @@ def _is_record(line: bytes) -> bool:
 
 
 def replace_non_finite(value: Any) -> Any:
-    """Replace every non-finite number by None."""
+    """Return a copy of a JSON value in which None replaces NaN and infinity, at any depth."""
     if isinstance(value, Mapping):
         return {key: replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Check output paths: no command overwrites its input or a run's own files. This module imports no pydantic."""
+"""Check output paths, so that no command overwrites its input or the files of a run. This module imports no pydantic."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 def check_output_path(output: Path | None, inputs: Iterable[Path | None] = ()) -> None:
-    """Raise an error if writing a file would overwrite something; call this before reading or computing anything.
+    """Raise an error if an output file would replace an input or a file of a run; call this before reading or computing anything.
 
     Args:
-        output: output file of a command; None for no output.
-        inputs: files and folders that the command reads, including runs; None for those not given.
+        output: output file of a command; None if the command writes no file.
+        inputs: files and folders that the command reads, run folders included; None for an option that is not given.
 
     Raises:
-        ConfigError: the path belongs to a run, or is one of the inputs or a file in one, under any name or link.
+        ConfigError: the output is a file of a run, an input, or a file in an input folder, also through a link or another name.
     """
     if output is None:
         return
     for location in (_resolve_parent(output), resolve_path(output)):
         if (run := owning_run(location)) is not None:
-            raise ConfigError(f"{output}: expected an output path, found a file of the run {run}; name another file")
+            raise ConfigError(f"{output}: expected a new output file, found a file of the run {run}; give another path")
     for file in (file for given in inputs if given is not None for file in _input_files(given)):
         if _is_same(output, file):
-            raise ConfigError(f"{output}: expected an output path, found the input {file}; name another file")
+            raise ConfigError(f"{output}: expected a new output file, found the input {file}; give another path")
 
 
 def owning_run(location: Path) -> Path | None:
-    """Return the run folder to which a resolved path belongs by its name, whether or not the file exists."""
+    """Return the run folder if a resolved path names a file or checkpoint of a run, existing or not; None for other paths."""
     from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK, contains_run
 
     for depth, folder in enumerate(location.parents, 1):
@@ -42,12 +42,12 @@ def owning_run(location: Path) -> Path | None:
 
 
 def check_run_folder_is_no_input(recipe: "Recipe", base: Path, out: Path) -> None:
-    """Raise an error if a recipe reads files of the run folder that training replaces.
+    """Raise an error if a recipe reads data or initial weights from the run folder that the training run would write.
 
     Args:
         recipe: the recipe.
-        base: folder to which its relative paths refer.
-        out: the run folder.
+        base: folder from which a relative ``data.root`` or ``training.init_from`` starts.
+        out: the run folder to write.
 
     Raises:
         ConfigError: the run would start from itself or train on one of its own files.
@@ -55,14 +55,14 @@ def check_run_folder_is_no_input(recipe: "Recipe", base: Path, out: Path) -> Non
     check_output_path(out)
     origin = recipe.training.init_from
     if origin is not None and resolve_path(base / Path(origin).expanduser()) == resolve_path(out):
-        raise ConfigError(f"{out}: expected a folder other than that of the original run; give another --out")
+        raise ConfigError(f"{out}: expected a new run folder, found the run of training.init_from; give another --out")
     for path in data_paths(recipe, base):
         if owning_run(resolve_path(path)) == resolve_path(out):
-            raise ConfigError(f"{out}: expected a folder other than that of the input {path}; give another --out")
+            raise ConfigError(f"{out}: expected a new run folder, found the run that contains the data file {path}; give another --out")
 
 
 def data_paths(recipe: "Recipe", base: Path) -> list[Path]:
-    """List the data files and folders of a recipe."""
+    """Return the paths of a recipe's data files and folders; relative ones start from ``base``."""
     from transom.data.text.text_io import expand_path
 
     root = base / expand_path(recipe.data.root)
@@ -70,7 +70,7 @@ def data_paths(recipe: "Recipe", base: Path) -> list[Path]:
 
 
 def _resolve_parent(path: Path) -> Path:
-    """Resolve the folder of a path but not its last name, which may be a link."""
+    """Resolve the links in the folder of a path, but not a link in its last component."""
     return resolve_path(path.parent) / path.name
 
 
@@ -84,7 +84,7 @@ def _input_files(given: Path) -> Iterable[Path]:
 
 
 def _is_same(a: Path, b: Path) -> bool:
-    """Return whether two paths are the same file, or would be if it existed."""
+    """Return whether two paths name the same file, which need not exist."""
     try:
         return a.samefile(b)
     except OSError:

@@ -8,24 +8,27 @@ from transom.files.limits import MAX_CONFIG_BYTES
 from transom.files.safe_read import read_json
 
 RECIPE, CONFIG, WEIGHTS, TOKENIZER = "recipe.toml", "config.json", "model.safetensors", "tokenizer.json"
+INPUT_PROFILE = "input_profile.json"
+"""Words and lengths of the training texts, to warn of inputs that differ from them."""
+
 BASE, ADAPTER = "base.safetensors", "adapter.safetensors"
 """Weights of the original run and of the adapter, in a run that trains an adapter."""
 
 METRICS, ACCESS_LOG, CHECKPOINTS, REPORT, CARD = "metrics.jsonl", "ledger.jsonl", "checkpoints", "report.html", "README.md"
 LOCK = ".transom.lock"
-"""Locked while a training writes the folder; its presence marks a run folder."""
+"""Lock file, locked while a training run writes the folder; its presence marks a run folder."""
 
-FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, METRICS, ACCESS_LOG, REPORT, CARD)
-"""Files owned by a run."""
+FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, INPUT_PROFILE, METRICS, ACCESS_LOG, REPORT, CARD)
+"""Files that a run writes, besides its checkpoints and lock file."""
 
 
 def contains_run(path: Path) -> bool:
-    """Return whether a folder holds a run: a recipe, a model or checkpoints beside the lock file."""
+    """Return whether a run folder has checkpoints or any of ``FILES`` except the access log, which outlives an overwritten run."""
     return is_run_folder(path) and any((path / name).exists() for name in (*FILES, CHECKPOINTS) if name != ACCESS_LOG)
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether a folder is a run folder, even if it was copied without hidden files."""
+    """Return whether a folder has a lock file or, if copied without hidden files, a ``config.json`` with a model."""
     if os.path.lexists(path / LOCK):
         return True
     try:

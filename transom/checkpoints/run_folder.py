@@ -1,4 +1,4 @@
-"""The run folder: output of a training, and everything needed to load the model."""
+"""The run folder: the output of a training run, with all files that are needed to load its model."""
 
 import json
 import math
@@ -56,10 +56,13 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class RunFolder:
-    """A run folder: ``create`` opens it for writing and locks it until ``close`` or exit; ``open`` opens it for reading."""
+    """A run folder.
+
+    ``create`` opens a folder for writing and locks it until ``close`` or the end of a ``with`` block. ``open`` opens it for reading.
+    """
 
     def __init__(self, path: Path, lock_file: int | None = None, created: bool = False) -> None:
-        """Use ``create`` or ``open`` instead; a ``created`` folder is removed on ``close`` if it is still empty."""
+        """Use ``create`` or ``open`` instead; ``close`` removes a ``created`` folder that is still empty."""
         self.path = path
         self.checkpoints = Checkpoints(path / CHECKPOINTS, lambda: self.run_id)
         self.metrics = MetricsLog(path / METRICS)
@@ -68,7 +71,7 @@ class RunFolder:
 
     @cached_property
     def run_id(self) -> str | None:
-        """Id of the run, which is in every tensor file it writes; None before ``config.json`` is written and in format 1.
+        """Id of the run, which the metadata of its tensor files repeats; None before ``config.json`` is written and in format 1.
 
         Raises:
             CheckpointError: ``config.json`` is damaged.
@@ -82,7 +85,7 @@ class RunFolder:
 
     @property
     def has_recipe(self) -> bool:
-        """Whether the folder has a recipe; a broken link is an unreadable recipe, not a missing one."""
+        """Whether the folder has a ``recipe.toml``, even if that is a broken link."""
         return os.path.lexists(self.path / RECIPE)
 
     @classmethod
@@ -90,17 +93,17 @@ class RunFolder:
         """Create a run folder, or open an existing one for writing.
 
         Args:
-            path: the folder, new or empty; its parents are created.
-            resume: continue an existing run.
-            overwrite: remove an existing run, except its access log and files that are not a run's.
+            path: a new or empty folder, or the folder of an existing run; missing parents are created.
+            resume: continue the existing run.
+            overwrite: remove the files of the existing run, except its access log; other files stay.
 
         Raises:
-            ConfigError: the folder holds a run and neither option is set, another training is writing it, it is not a run folder, or this
-                system cannot lock files.
+            ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, another training run is writing to it, it
+                holds other files and no run, or this system cannot lock files.
             DiskError: the folder cannot be written.
         """
         if re.search("[\ud800-\udfff]", str(path)):
-            raise ConfigError(f"{str(path)!a}: expected a folder whose name is UTF-8, found other bytes in it; give another --out")
+            raise ConfigError(f"{str(path)!a}: expected a folder name in UTF-8, found other bytes; give another --out")
         require_file_locks()
         lock_descriptor = None
         while lock_descriptor is None:  # another process may remove what it made between any two of these lines
@@ -108,7 +111,7 @@ class RunFolder:
             make_folder(path)
             names = _list_names(path)
             if names and LOCK not in names and not is_run_folder(path):
-                raise ConfigError(f"{path} is not empty and not a run's folder (it holds {names[0][:80]!r}); give another --out")
+                raise ConfigError(f"{path}: expected an empty folder or a run folder, found the file {names[0][:80]!r}; give another --out")
             lock_descriptor = _acquire_lock(path)
         run = cls(path, lock_descriptor, created)
         try:
@@ -118,7 +121,8 @@ class RunFolder:
             if contains_run(path) and not resume:
                 if not overwrite:
                     raise ConfigError(
-                        f"{path} holds a run already ({run._checkpoint_summary()}); add --resume to continue it or give another --out"
+                        f"{path} holds a run already ({run._checkpoint_summary()}); add --resume to continue that run, or give another"
+                        " --out"
                     )
                 for name in (*FILES, CHECKPOINTS):
                     if name != ACCESS_LOG and os.path.lexists(path / name):
@@ -133,20 +137,23 @@ class RunFolder:
         """Open a run folder for reading, without a lock.
 
         Raises:
-            CheckpointError: there is no run folder.
+            CheckpointError: the folder does not exist or has no ``config.json``.
         """
         if not path.is_dir():
             raise CheckpointError(
-                f"{path}: expected a run's folder (the --out of transom train), found {'a file' if path.exists() else 'nothing'}"
+                f"{path}: expected a run folder (the --out of transom train), found {'a file' if path.exists() else 'nothing'}"
             )
         if not (path / CONFIG).exists():
-            raise CheckpointError(f"{path}: not a run's folder, or one whose training has not begun: it has no {CONFIG}")
+            raise CheckpointError(
+                f"{path}: expected a run folder with {CONFIG}, found none; give the --out of a training run that has started"
+            )
         return cls(path)
 
     def close(self) -> None:
         """Release the lock, and remove the folder if this run created it and wrote nothing.
 
-        The lock file is deleted while locked: another process that has opened it finds, once it holds the lock, that the file has no name.
+        The lock file is deleted while it is locked. Another process that waits with the file open notices, once it holds the lock, that the
+        file is gone, and tries again.
         """
         if self._lock is None:
             return
@@ -169,18 +176,18 @@ class RunFolder:
 
         Args:
             name: one of ``FILES``.
-            content: its bytes, or a function that returns them.
+            content: the file's bytes, or a function that returns them.
         """
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         write_file(self.path / name, content)
 
     def read(self, name: str) -> bytes:
-        """Read one of the run's files if it is a regular file within the size limit."""
+        """Return the bytes of one of ``FILES``; raise CheckpointError if it is missing, not a regular file, or too large."""
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         return read_bytes(self.path / name)
 
     def require_plugins(self) -> None:
-        """Raise an error if a plugin that the run was trained with is not loaded or has changed; call this before reading its recipe.
+        """Raise an error if a plugin that the run was trained with is not loaded or has changed; call this before reading the run's recipe.
 
         Raises:
             CheckpointError: ``config.json`` is damaged.
@@ -190,39 +197,39 @@ class RunFolder:
             try:
                 require_plugins(TypeAdapter(list[PluginRecord]).validate_python(raw), str(self.path))
             except ValidationError as error:
-                raise CheckpointError(f"{path}: plugins: expected a list of name and sha256 each, found {raw!r:.80}") from error
+                raise CheckpointError(f"{path}: plugins: expected a list of tables with name and sha256, found {raw!r:.80}") from error
 
     def write_config(self, config: ModelConfig, run_id: str, plugins: Sequence[PluginRecord] = ()) -> None:
-        """Write ``config.json``, which defines the model's shape.
+        """Write ``config.json``: the model's configuration, the run id and the plugins.
 
         Args:
             config: the model's configuration.
-            run_id: 32 hexadecimal digits; a resumed run keeps its own.
+            run_id: id of a new run, 32 hexadecimal digits; ignored if the run is resumed, since its id is kept.
             plugins: plugins that are needed to load the run.
 
         Raises:
-            ConfigError: the resumed run has another model.
+            ConfigError: the run is resumed and ``config`` differs from the configuration of its model.
         """
         if (self.path / CONFIG).exists():
             old, new = self._read_config().model_dump(mode="json"), config.model_dump(mode="json")
             if changed := [name for name in new if old.get(name) != new[name]]:
                 name = changed[0]
                 raise ConfigError(
-                    f"{self.path / CONFIG}: the run has model.{name} = {json.dumps(old.get(name))}, the recipe {json.dumps(new[name])};"
-                    " a resumed run keeps its model: change the recipe back or give another --out"
+                    f"{self.path / CONFIG}: expected model.{name} = {json.dumps(old.get(name))} as in this run, found"
+                    f" {json.dumps(new[name])} in the recipe; a resumed run keeps its model: change the recipe back or give another --out"
                 )
         document: dict[str, Any] = {"format_version": FORMAT_VERSION, "run": self.run_id or run_id, "model": config.model_dump(mode="json")}
         if plugins:
             document["plugins"] = [plugin.model_dump() for plugin in plugins]
         self.write(CONFIG, json_bytes(document))
-        vars(self).pop("run_id", None)  # read anew from now on
+        vars(self).pop("run_id", None)  # so that the next access reads the file
 
     def load_config(self) -> ModelConfig:
-        """Read the model's configuration, and check that it needs no more memory than the weights file justifies.
+        """Return the model's configuration, after checking that the model needs no more memory than its weights file justifies.
 
         Raises:
-            CheckpointError: the file is damaged, there are no weights yet, or it defines more parameters or a larger table of positions
-                than the weights file has.
+            CheckpointError: ``config.json`` is damaged, there are no weights yet, the model has more parameters than the weights file, or
+                its computed position table is too large for its number of parameters.
             ConfigError: a plugin is missing or has changed.
         """
         config, weights = self._read_config(), self._weights_path()
@@ -232,18 +239,20 @@ class RunFolder:
             raise CheckpointError(f"{self.path / CONFIG}: {error}") from None
         found = sum(math.prod(spec.shape) for spec in read_specs(weights).values())
         if asked > found:
-            raise CheckpointError(f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they belong to different models")
+            raise CheckpointError(
+                f"{weights}: expected the {asked:,} parameters of {CONFIG}, found {found:,}; the two files belong to different models"
+            )
         if (problem := position_table_error(config)) is not None:
             raise CheckpointError(f"{self.path / CONFIG}: {problem}")
         return config
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Write a file of tensors, with their hash, the run's id and ``step`` in its metadata."""
+        """Write tensors to one of ``FILES``, with their hash, the run's id and ``step`` in its metadata."""
         origin = None if self.run_id is None else Origin(self.run_id, step)
         self.write(name, lambda: serialize_tensors(tensors, origin))
 
     def read_weights(self, name: str) -> dict[str, Tensor]:
-        """Read one of the run's files of weights.
+        """Read one of the run's weight files and return its tensors by name.
 
         Raises:
             CheckpointError: the file is missing, damaged, of another run, or has non-finite values.
@@ -252,7 +261,7 @@ class RunFolder:
         return read_weights(self.path / name)
 
     def load_weights(self, model: nn.Module) -> None:
-        """Copy the run's weights into ``model``, built from ``load_config``.
+        """Copy the run's weights into ``model``, which must be built from ``load_config``.
 
         Raises:
             CheckpointError: the weights are missing, damaged, or of another model.
@@ -264,22 +273,22 @@ class RunFolder:
     def _weights_path(self) -> Path:
         if not (self.path / WEIGHTS).exists():
             raise CheckpointError(
-                f"{self.path}: no {WEIGHTS} yet; it is written at the first validation; continue the training with --resume"
+                f"{self.path}: expected {WEIGHTS}, found none, since the run has no validation yet; continue the run with --resume"
             )
         return self.path / WEIGHTS
 
     def _require_same_run(self, name: str) -> None:
-        """Raise an error if another run wrote a file of tensors; files of format 1 have no run id."""
+        """Raise an error if another run wrote a tensor file; files of format 1 have no run id and are accepted."""
         origin = read_metadata(self.path / name).origin
         if origin is not None and self.run_id is not None and origin.run != self.run_id:
             raise CheckpointError(
-                f"{self.path / name}: expected weights of run {self.run_id[:8]}, as {CONFIG} says, found those of another run"
-                f" ({origin.run[:8]}); put the run's own file back"
+                f"{self.path / name}: expected weights of run {self.run_id[:8]} ({CONFIG}), found weights of run {origin.run[:8]};"
+                " restore this run's own file"
             )
 
     def _read_config(self) -> ModelConfig:
         self.require_plugins()
-        recipes_by_task()  # each registers the networks that it alone has
+        recipes_by_task()  # the import of each task registers its models
         path = self.path / CONFIG
         raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:
@@ -288,7 +297,7 @@ class RunFolder:
             first = error.errors()[0]
             field = ".".join(["model", *error_path(first, raw if isinstance(raw, dict) else {})])
             raise CheckpointError(
-                f"{path}: {field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
+                f"{path}: {field[:200]}: expected a value that transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
             ) from error
         if missing := [name for name in (*config.VOCABULARIES, *config.FROM_DATA) if not getattr(config, name)]:
             raise CheckpointError(f"{path}: expected model.{missing[0]}, found none")
@@ -300,7 +309,7 @@ class RunFolder:
 
 
 def _list_names(path: Path) -> list[str]:
-    """List the names in a folder; empty if it does not exist."""
+    """Return the sorted names of the files in a folder; empty if the folder does not exist."""
     try:
         return sorted(entry.name for entry in path.iterdir())
     except FileNotFoundError:
@@ -308,7 +317,7 @@ def _list_names(path: Path) -> list[str]:
 
 
 def _is_named(path: Path, descriptor: int) -> bool:
-    """Return whether an open file is the one at a path."""
+    """Return whether ``path`` names the open file ``descriptor``."""
     try:
         named = path.lstat()
     except FileNotFoundError:
@@ -319,8 +328,8 @@ def _is_named(path: Path, descriptor: int) -> bool:
 def _acquire_lock(path: Path) -> int | None:
     """Lock a run folder for this process and return the descriptor of the lock file; None if the folder or the file was removed.
 
-    A lock belongs to a file, not to its name. The name is therefore looked up again once the lock is held: if it is gone or names another
-    file, the next process would lock that other file.
+    A lock applies to an open file, not to its name. Once the lock is held, the name is therefore looked up again: if it is gone or names
+    another file, other processes could lock a new file at the same time.
     """
     with convert_disk_errors(path / LOCK):
         try:
@@ -338,7 +347,7 @@ def _acquire_lock(path: Path) -> int | None:
             holder = os.read(descriptor, 100).decode(errors="replace")
             os.close(descriptor)
             raise ConfigError(
-                f"{path}: another training is writing it ({holder!r}); wait for it, stop it, or give another --out"
+                f"{path}: another training run is writing to this folder ({holder!r}); wait for its end, stop it, or give another --out"
             ) from error
         except OSError:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Write and read tensors as safetensors: tied tensors stored once, a hash of all, sizes checked before allocation."""
+"""Write and read safetensors files: tied tensors are stored once, a hash covers all, and sizes are checked before allocation."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from transom.errors import CheckpointError
 from transom.files.safe_read import require_regular_file
 
 MAX_HEADER_BYTES = 16 * 2**20
-"""Maximum size of a safetensors header in bytes; a thousand layers need about one million."""
+"""Maximum size of a safetensors header in bytes; the header of a thousand layers takes about one million."""
 
 METADATA_KEY = "transom"
-"""The only entry of a file's metadata: the library writes several entries in varying order."""
+"""Key of the only metadata entry of a file, a JSON text; safetensors would write several entries in varying order."""
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -43,7 +43,7 @@ _DTYPES = {
 
 
 class TensorSpec(NamedTuple):
-    """Type and shape of a tensor, from a file's header or from memory."""
+    """Type and shape of a tensor in a file or in memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class TensorSpec(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Run and step at which a file of tensors was written.
+    """Run and step at which a tensor file was written.
 
     Attributes:
         run: the run's id.
@@ -67,13 +67,13 @@ class Origin(NamedTuple):
 
 
 class FileMetadata(BaseModel):
-    """Metadata of a file of tensors.
+    """Metadata of a tensor file.
 
     Attributes:
-        tied: further names of tensors, with the names under which they are stored.
-        sha256: the tensors' ``hash_tensors``; None in files of format 1 that a manifest protects.
+        tied: for each further name of a tied tensor, the name under which the tensor is stored.
+        sha256: ``hash_tensors`` of the tensors; None in checkpoints of format 1, where only the manifest has a hash.
         run: id of the run; None in format 1 and for tensors written outside a run.
-        step: number of optimizer steps, likewise.
+        step: number of optimizer steps; None if ``run`` is None.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -85,17 +85,17 @@ class FileMetadata(BaseModel):
 
     @property
     def origin(self) -> Origin | None:
-        """Run and step, if the file has them."""
+        """Run and step at which the file was written; None if they are not recorded."""
         return None if self.run is None or self.step is None else Origin(self.run, self.step)
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor], origin: Origin | None = None, sha256: str | None = None) -> bytes:
-    """Serialize tensors as a safetensors file, on the CPU and contiguous, with their hash and origin in its metadata.
+    """Return the bytes of a safetensors file with the tensors, and with their hash and origin in its metadata.
 
     Args:
-        tensors: tensors by name; a tensor with several names is stored once, and its other names are listed.
+        tensors: tensors by name; a tensor with several names is stored once, and the metadata lists its other names.
         origin: run and step; None for tensors written outside a run.
-        sha256: their ``hash_tensors``, if known already.
+        sha256: ``hash_tensors(tensors)``, if already computed.
     """
     own: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -112,7 +112,7 @@ def serialize_tensors(tensors: Mapping[str, Tensor], origin: Origin | None = Non
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Hash names, types, shapes and bits of tensors, independent of their order."""
+    """Return the SHA-256 of the names, types, shapes and bytes of tensors, independent of the order of the mapping."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
@@ -121,13 +121,13 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_specs(path: Path) -> dict[str, TensorSpec]:
-    """Read the types and shapes of the tensors in a safetensors file, tied tensors once, without reading their values."""
+    """Return type and shape of each tensor in a safetensors file by name, without reading values; a tied tensor has one name."""
     file = _open(path)
     return {name: spec for name, spec in file.specs.items() if name not in file.metadata.tied}
 
 
 def read_metadata(path: Path) -> FileMetadata:
-    """Read the metadata of a safetensors file without its tensors."""
+    """Return the metadata of a safetensors file without reading its tensors."""
     return _open(path).metadata
 
 
@@ -136,13 +136,16 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
 
     Args:
         path: the file.
-        expected: a model's state, which must have the same names and shapes, and floating-point tensors in the same places.
+        expected: state of a model: the file must have the same names and shapes, and floating-point values for the same tensors. None to
+            accept any tensors.
 
     Returns:
-        The tensors by present name; tied names share one tensor, and tied names that are not expected are omitted.
+        The tensors by name, with names of formats 1 and 2 replaced by the present ones. Tied names share one tensor; tied names that
+        ``expected`` lacks are omitted.
 
     Raises:
-        CheckpointError: the file is damaged, of another kind, or of another model; nothing is allocated unless only the bits are wrong.
+        CheckpointError: the file is damaged, not safetensors, or of another model. All but a wrong hash is detected before memory is
+            allocated.
     """
     file = _open(path)
     wanted = {name: spec for name, spec in file.specs.items() if expected is None or name in expected or name not in file.metadata.tied}
@@ -152,7 +155,7 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
     own = {name: file.handle.get_tensor(file.stored[name]).clone() for name in file.specs if name not in file.metadata.tied}
     tensors = {name: own[file.metadata.tied.get(name, name)] for name in file.specs}
     if file.metadata.sha256 is not None and hash_tensors({file.stored[name]: x for name, x in tensors.items()}) != file.metadata.sha256:
-        raise CheckpointError(f"{path}: damaged, its tensors are not those that were saved")
+        raise CheckpointError(f"{path}: damaged, the hash of its tensors differs from the one in its metadata")
     return {name: tensors[name] for name in wanted}
 
 
@@ -171,13 +174,13 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise an error if a weight is NaN or infinite.
 
     Raises:
-        CheckpointError: names the first such tensor.
+        CheckpointError: a tensor has such values; the message names the first such tensor and counts its values.
     """
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
             raise CheckpointError(
                 f"{path}: expected finite weights, found {int((~finite).sum()):,} of {tensor.numel():,} values of {name[:200]!r} NaN or"
-                " infinite; the training that wrote them diverged or the file was altered: use an earlier checkpoint or train anew"
+                " infinite; the training run diverged or the file was altered; use an earlier checkpoint or train again"
             )
 
 
@@ -194,10 +197,10 @@ class _OpenFile(NamedTuple):
     """A safetensors file with a checked header.
 
     Attributes:
-        handle: the library's handle.
-        specs: type and shape of each tensor, tied names included.
-        metadata: its metadata, with present names.
-        stored: the name under which the file has each tensor, which differs in formats 1 and 2.
+        handle: the file as opened by ``safetensors.safe_open``.
+        specs: type and shape of each tensor by present name, tied names included.
+        metadata: metadata of the file, with present names of tensors.
+        stored: name of each tensor in the file by present name; the two differ in formats 1 and 2.
     """
 
     handle: Any
@@ -211,14 +214,14 @@ def _open(path: Path) -> _OpenFile:
     try:
         handle: Any = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: damaged, not a whole safetensors file ({error})") from error
+        raise CheckpointError(f"{path}: damaged, expected a complete safetensors file ({error})") from error
     specs = {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
     try:
         metadata = FileMetadata.model_validate_json((handle.metadata() or {}).get(METADATA_KEY, "{}"))
     except ValidationError as error:
         raise CheckpointError(f"{path}: damaged, its metadata (table of tied tensors, hash, run, step) cannot be read") from error
     if not all(kept in specs and name not in specs for name, kept in metadata.tied.items()):
-        raise CheckpointError(f"{path}: damaged, its table of tied tensors does not fit its tensors")
+        raise CheckpointError(f"{path}: damaged, its table of tied tensors does not match its tensors")
     specs |= {name: specs[kept] for name, kept in metadata.tied.items()}
     present = {name: present_tensor_name(name) for name in specs}
     tied = {present[name]: present[kept] for name, kept in metadata.tied.items()}
@@ -227,14 +230,17 @@ def _open(path: Path) -> _OpenFile:
 
 
 def _storage_key(tensor: Tensor) -> object:
-    """Return a key that all names of one tensor share; None for an empty tensor, which shares no memory."""
+    """Return a key that is equal for tensors with the same memory, type and shape; None for an empty tensor, which has no memory."""
     if tensor.numel() == 0:
         return None
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
-    """Return a contiguous CPU tensor that shares no memory with earlier ones, whose storage pointers are in ``storages``."""
+    """Copy a tensor to contiguous CPU memory, unless it already has such memory that no earlier tensor shares.
+
+    ``storages`` holds the storage pointers of earlier tensors, and gets that of this one.
+    """
     tensor = tensor.detach().cpu().contiguous()
     if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.untyped_storage().data_ptr() in storages:
         return tensor.clone()
@@ -243,7 +249,7 @@ def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
 
 
 def _check_format(path: Path) -> None:
-    """Raise an error if the first bytes are not those of a safetensors file."""
+    """Raise an error if the first bytes of a file do not declare a safetensors header that fits into the file."""
     require_regular_file(path)
     with path.open("rb") as file:
         start = file.read(8)
@@ -251,30 +257,34 @@ def _check_format(path: Path) -> None:
     if size >= 8 and header <= min(size - 8, MAX_HEADER_BYTES):
         return
     if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
-        raise CheckpointError(f"{path}: a pickle (torch.save), expected safetensors; it was not opened, since a pickle can run code")
+        raise CheckpointError(
+            f"{path}: expected safetensors, found a pickle (torch.save); the file was not opened, since a pickle can run code"
+        )
     raise CheckpointError(
-        f"{path}: truncated or not safetensors: its first 8 bytes declare a header of {header:,} bytes, the file has {size:,};"
-        f" at most {MAX_HEADER_BYTES:,} are allowed"
+        f"{path}: expected safetensors, found a truncated file or another format: the first 8 bytes declare a header of {header:,} bytes,"
+        f" the file has {size:,}; a header has at most {MAX_HEADER_BYTES:,}"
     )
 
 
 def _spec(path: Path, name: str, handle: Any) -> TensorSpec:
     tensor_slice = handle.get_slice(name)
     if (dtype := _DTYPES.get(tensor_slice.get_dtype())) is None:
-        raise CheckpointError(f"{path}: tensor {name[:200]!r} has the type {tensor_slice.get_dtype()}, which transom does not use")
+        raise CheckpointError(f"{path}: tensor {name[:200]!r} has the type {tensor_slice.get_dtype()}, which transom cannot read")
     return TensorSpec(dtype, tuple(tensor_slice.get_shape()))
 
 
 def _check_specs(path: Path, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
-    """Raise an error unless a file has exactly the tensors that a model needs."""
+    """Raise an error unless a file has exactly the tensors of a model, with the same shapes and kinds of type."""
     missing, unexpected = [name for name in expected if name not in found], [name for name in found if name not in expected]
     if missing or unexpected:
         parts = [
             f"{len(names)} {word} (first {names[0][:200]!r})" for names, word in ((missing, "missing"), (unexpected, "unexpected")) if names
         ]
-        raise CheckpointError(f"{path}: the tensors of another model: {', '.join(parts)}; expected those of the run's config.json")
+        raise CheckpointError(
+            f"{path}: expected the tensors of the model in config.json, found tensors of another model: {', '.join(parts)}"
+        )
     for name, spec in expected.items():
         if found[name].shape != spec.shape:
-            raise CheckpointError(f"{path}: tensor {name!r} has the shape {found[name].shape}, expected {spec.shape}")
+            raise CheckpointError(f"{path}: expected shape {spec.shape} of tensor {name!r}, found {found[name].shape}")
         if found[name].dtype.is_floating_point != spec.dtype.is_floating_point:
-            raise CheckpointError(f"{path}: tensor {name!r} has the type {found[name].dtype}, expected {spec.dtype}")
+            raise CheckpointError(f"{path}: expected type {spec.dtype} of tensor {name!r}, found {found[name].dtype}")

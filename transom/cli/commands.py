@@ -18,11 +18,14 @@ from transom.tasks.signals import defer_signals
 
 TRAIN = Command("train", "Train a model from a recipe or on your own files.")
 BUILT_IN = (
+    Command("runs", "List the runs in a folder with their state, best metric and time left."),
+    Command("status", "Show how far a run is, also while it trains in another terminal."),
+    Command("chat", "Talk with an instruction-tuned model or a language model."),
     Command("score", "Score texts or translations: log-probability and perplexity."),
     Command("compare", "Test whether two models differ significantly in BLEU (paired bootstrap)."),
     Command("compare-attention", "Measure error, time and memory of approximate attention on a trained model."),
     Command("kernels", "List the kernel that computes each operation on this machine, with the reason."),
-    Command("compare-components", "Train a recipe with other components from the same seeds; compare loss, speed and parameters."),
+    Command("compare-components", "Train a recipe and variants of it with the same seeds; compare loss, speed and parameters."),
     Command("plugins", "List the plugins of installed packages."),
     Command("recipes", "List, show or copy the packaged recipes."),
     Command("tokenizer", "Train a tokenizer, or show how it segments a sentence."),
@@ -152,7 +155,7 @@ def _hide_flag_metavars(options: Iterable[Any]) -> None:
 
 def command_line() -> TyperGroup:
     """Build the command line."""
-    app = typer.Typer(cls=LazyGroup, add_completion=False, epilog="transom COMMAND --help shows the options and examples of a command.")
+    app = typer.Typer(cls=LazyGroup, epilog="transom COMMAND --help shows the options and examples of a command.")
 
     @app.callback()
     def transom(
@@ -160,7 +163,9 @@ def command_line() -> TyperGroup:
     ) -> None:
         """Train, evaluate and run Transformers: translation, language models, classification, tagging and embeddings."""
 
-    return typer.main.get_group(app)
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group
 
 
 def _print_version(wanted: bool) -> bool:

@@ -7,7 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import SourceOption, TargetLanguageOption, TargetOption, TranslateTooLong
+from transom.cli.options import (
+    PairFiles,
+    TargetLanguageOption,
+    TranslateTooLong,
+    expand_options,
+)
 from transom.cli.output import JsonOption, align_columns, print_result
 
 EXAMPLES = """
@@ -20,11 +25,11 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@expand_options
 def compare(
     a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
     b: Annotated[Path, typer.Argument(metavar="RUN_B", help="A second run folder.")],
-    source: SourceOption,
-    target: TargetOption,
+    files: PairFiles,
     to: TargetLanguageOption = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compute BLEU on lower-cased text.")] = False,
     samples: Annotated[int, typer.Option("--resamples", min=1, max=1_000_000, help="Number of bootstrap resamples.")] = 1000,
@@ -36,6 +41,7 @@ def compare(
 
     Each model decodes with its own recipe's settings. --to applies to multilingual models.
     """
+    files.check()
     with gc_frozen_imports():
         from transom.cli.evaluation_data import read_test_set, translate_test_set
         from transom.decoding.predictors.translator import Translator
@@ -46,17 +52,17 @@ def compare(
     multilingual = [translator for translator in translators.values() if translator.tokenizers.source.tags]
     for translator in multilingual or translators.values():
         translator.tokenizers.source.language_prefix(to)  # checks `to` before the test set is read and logged
-    pairs = read_test_set([a, b], source, target, "compare")
+    test_set = read_test_set([a, b], files, "compare")
     translations = {
         run: translate_test_set(
-            *(translator, pairs.source, f"sentences by {run}", as_json),
+            *(translator, test_set.source, f"sentences by {run}", as_json),
             to=to if translator in multilingual else None,
             too_long=too_long,
-            name=str(source),
+            name=str(files.paths[0]),
         )
         for run, translator in translators.items()
     }
-    result = bootstrap(translations[a].lines, translations[b].lines, pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
+    result = bootstrap(translations[a].lines, translations[b].lines, test_set.target, lowercase=lowercase, n_samples=samples, seed=seed)
     counts = {"a_n_too_long": translations[a].n_too_long, "b_n_too_long": translations[b].n_too_long}
     print_result({"a_run": str(a), "b_run": str(b), **asdict(result), **counts}, as_json, _format_lines(a, b, result))
 

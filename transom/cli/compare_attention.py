@@ -52,8 +52,9 @@ def compare_attention(
 ) -> None:
     """Run the model on a text, then compute attention from its queries, keys and values with every applicable method.
 
-    The error is |Z' - Z| / |Z|, where Z is the output of the model's exact attention, averaged over heads and layers; likewise for the
-    attention weights. Nothing is retrained: a model trained with an approximation can do better than these errors suggest.
+    The error is |Z' - Z| / |Z|, where Z is the output of exact attention and Z' that of the method. It is averaged over heads and layers.
+    The error of the attention weights is computed likewise. Nothing is retrained: a model trained with an approximation can do better than
+    these errors suggest.
     """
     given_sizes = {"lengths": lengths, "features": features, "ranks": ranks, "windows": windows}
     sizes = {name: _parse_numbers(name, numbers) for name, numbers in given_sizes.items()}

@@ -12,9 +12,9 @@ from transom.config.arguments import Files, file_overrides
 from transom.tasks.signals import defer_signals
 
 EXAMPLES = """
-transom compare-components copy --with model.norm=rmsnorm --with model.feed_forward=swiglu
+transom compare-components phrasebook --with model.norm=rmsnorm --with model.feed_forward=swiglu
 transom compare-components text-bpe --text notes --with model.position=rotary --steps 1000
-transom compare-components copy --with my_ff.py:Mine --seeds 5 --out runs/mine-or-not
+transom compare-components phrasebook --with my_ff.py:Mine --seeds 5 --out runs/mine-or-not
 """
 
 app = typer.Typer(add_completion=False)

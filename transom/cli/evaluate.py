@@ -11,11 +11,11 @@ from transom.cli.options import (
     BeamSizeOption,
     DecodingPrecisionOption,
     LengthPenaltyOption,
+    PairFiles,
     RunArgument,
-    SourceOption,
     TargetLanguageOption,
-    TargetOption,
     TranslateTooLong,
+    expand_options,
 )
 from transom.cli.output import JsonOption, align_columns, print_result, select_options
 
@@ -23,6 +23,7 @@ EXAMPLES = """
 transom evaluate runs/en-de --source test.en --target test.de
 transom evaluate runs/en-de --source test.en --target test.de --output translations.de --json
 transom evaluate runs/en-de --source test.en --target test.de --tokenized de
+transom evaluate runs/en-de --pairs test.csv --source-field english --target-field german
 transom evaluate runs/joint --to fr --source test.en --target test.fr
 """
 
@@ -30,10 +31,10 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@expand_options
 def evaluate(
     run: RunArgument,
-    source: SourceOption,
-    target: TargetOption,
+    files: PairFiles,
     to: TargetLanguageOption = None,
     output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write the translations to this file.")] = None,
     tokenized: Annotated[
@@ -53,6 +54,7 @@ def evaluate(
     Every access to a test set is recorded in the run folder: select models on validation data, evaluate once on test data.
     """
     parameters = {**locals()}
+    files.check()
     with gc_frozen_imports():
         from transom.cli.evaluation_data import read_test_set, translate_test_set
         from transom.decoding.predictors.translator import TranslateOptions, Translator
@@ -62,33 +64,33 @@ def evaluate(
 
     if tokenized is not None:
         translation_metrics.moses_normalizer(tokenized)  # rejects unsupported languages before the test set is read and logged
-    check_output_path(output_file, [run, source, target])
+    check_output_path(output_file, [run, *files.paths])
     translator = load(run, precision, kind=Translator)
     translator.tokenizers.source.language_prefix(to)  # checks `to` before the test set is read and logged
-    pairs = read_test_set([run], source, target, "evaluate")
-    options = {**select_options(parameters, TranslateOptions), "name": str(source)}
-    translations, n_too_long = translate_test_set(translator, pairs.source, "sentences", as_json, **options)
+    test_set = read_test_set([run], files, "evaluate")
+    options = {**select_options(parameters, TranslateOptions), "name": str(files.paths[0])}
+    translations, n_too_long = translate_test_set(translator, test_set.source, "sentences", as_json, **options)
     if output_file is not None:
         write_file(output_file, "".join(f"{line}\n" for line in translations).encode())
     scores = {
-        "bleu": translation_metrics.bleu(translations, pairs.target),
-        "bleu_lc": translation_metrics.bleu(translations, pairs.target, lowercase=True),
-        "chrf": translation_metrics.chrf(translations, pairs.target),
+        "bleu": translation_metrics.bleu(translations, test_set.target),
+        "bleu_lc": translation_metrics.bleu(translations, test_set.target, lowercase=True),
+        "chrf": translation_metrics.chrf(translations, test_set.target),
     }
     if tokenized is not None:
-        scores["bleu_tokenized_lc"] = translation_metrics.wu2021_bleu(translations, pairs.target, tokenized)
-    exact = translation_metrics.exact_match(translations, pairs.target)
-    buckets = translation_metrics.bleu_by_length(translations, pairs.target, lowercase=True)
+        scores["bleu_tokenized_lc"] = translation_metrics.wu2021_bleu(translations, test_set.target, tokenized)
+    exact = translation_metrics.exact_match(translations, test_set.target)
+    buckets = translation_metrics.bleu_by_length(translations, test_set.target, lowercase=True)
     value = {
         "run": str(run),
         **({} if to is None else {"to": to}),
-        "sentences": len(pairs),
+        "sentences": len(test_set),
         "n_too_long": n_too_long,
         **{name: {"score": score.value, "signature": score.signature} for name, score in scores.items()},
         "exact_match": exact,
         "bleu_lc_by_length": [bucket._asdict() for bucket in buckets],
     }
-    print_result(value, as_json, _format_lines(scores, exact, buckets, len(pairs)))
+    print_result(value, as_json, _format_lines(scores, exact, buckets, len(test_set)))
 
 
 def _format_lines(scores: dict[str, Any], exact: float, buckets: list[Any], n_sentences: int) -> list[str]:

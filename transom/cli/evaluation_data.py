@@ -1,12 +1,13 @@
-"""Test sets: reading them is recorded in the evaluation log of every run, then they are translated."""
+"""Read test sets, record that in the evaluation log of each evaluated run, and translate them."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
 from transom.checkpoints.run_folder import RunFolder
-from transom.cli.options import SPLIT_NOTE
+from transom.cli.options import SPLIT_NOTE, PairFiles
 from transom.cli.output import note_too_long
+from transom.cli.tables import read_or_ask, training_columns
 from transom.config.data import PairFilesConfig
 from transom.data.pairs.pairs import Pairs, load_pairs
 from transom.decoding.predictors.translator import TranslateOptions, Translator
@@ -14,24 +15,24 @@ from transom.errors import DataError
 from transom.tasks.progress import show_progress
 
 
-def read_test_set(runs: Iterable[Path], source: Path, target: Path, command: str) -> Pairs:
-    """Read aligned test files and record the access in the evaluation log of each run.
+def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs:
+    """Read a test set and record the access in the evaluation log of each run.
 
     Args:
-        runs: run folders.
-        source: source sentences, one per line.
-        target: reference translations, one per line.
+        runs: run folders; columns that are not given are those of the first run's training data.
+        files: the files of the test set.
         command: the reading command, for the log.
 
     Raises:
         TransomError: a folder is no run, a file cannot be read or is empty, or the numbers of lines differ.
     """
     folders = [RunFolder.open(run) for run in runs]
-    pairs = load_pairs(PairFilesConfig(source=str(source.absolute()), target=str(target.absolute())), Path.cwd())
+    columns = {} if files.pairs is None else training_columns(runs[0], PairFilesConfig)
+    pairs = read_or_ask(lambda header: load_pairs(files.config(columns, header), Path.cwd()))
     if not pairs.source:
-        raise DataError(f"{source}: expected at least one line, found none")
+        raise DataError(f"{pairs.name}: expected at least one line, found none")
     for folder in folders:
-        for file in (source, target):
+        for file in files.paths:
             folder.access_log.record(file, command)
     return pairs
 

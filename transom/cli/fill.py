@@ -1,14 +1,13 @@
 """``transom fill``: predict the masked words of a text."""
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import FillTooLong, PrecisionOption, RunArgument
-from transom.cli.output import JsonOption, note_too_long, print_result
-from transom.errors import ConfigError
+from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
+from transom.cli.options import FillTooLong, PrecisionOption, RunArgument, expand_options
+from transom.cli.output import JsonAnswersOption, note_too_long
 
 EXAMPLES = """
 transom fill runs/masked "The [MASK] sat on the mat."
@@ -20,48 +19,45 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@expand_options
 def fill(
     run: RunArgument,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A text with [MASK] in place of each missing word.")] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one per line (.gz too).")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts with [MASK] in place of each missing word.")] = None,
+    *,
+    sources: InputOptions,
     top: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Number of predictions per mask.")] = 5,
     too_long: FillTooLong = "window",
     precision: PrecisionOption = "auto",
-    as_json: JsonOption = False,
+    as_json: JsonAnswersOption = False,
 ) -> None:
     """Print the most probable tokens and their probabilities per [MASK].
 
     A mask stands for one token of the tokenizer, a word or a subword. Masks are predicted independently.
     """
-    if (text is None) == (input_file is None):
-        raise ConfigError("expected a TEXT or --input, found both or neither; give one of them")
     with gc_frozen_imports():
-        from transom.data.text.text_io import check_text, read_lines
-        from transom.decoding.predictors.fill_mask import MaskFiller
+        from transom.decoding.predictors.fill_mask import MASK, MaskFiller
         from transom.tasks.load import load
-        from transom.tasks.progress import show_progress
 
-    texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
-    mask_filler = load(run, precision, kind=MaskFiller)
-    with show_progress("texts", quiet=as_json or input_file is None) as notify:
+    mask_filler, n_dropped = load(run, precision, kind=MaskFiller), list[int]()
+
+    def answer(texts: list[str], notify: Any) -> list[Answer]:
         found = mask_filler.fill_with_details(texts, top, too_long, notify)
-    records = [
-        {"text": text, "masks": [[each.to_json() for each in gap] for gap in filled.masks], "n_dropped_tokens": filled.n_dropped_tokens}
-        for text, filled in zip(texts, found, strict=True)
-    ]
-    lines = []
-    for each, filled in zip(texts, found, strict=True):
-        lines += [each] * (len(texts) > 1)
-        lines += str(filled).split("\n")
-    print_result(records, as_json, lines)
+        n_dropped.extend(filled.n_dropped_tokens for filled in found)
+        return [
+            Answer(
+                {
+                    "text": text,
+                    "masks": [[each.to_json() for each in gap] for gap in filled.masks],
+                    "n_dropped_tokens": filled.n_dropped_tokens,
+                },
+                [*([text] * (len(texts) > 1)), *str(filled).split("\n")],
+            )
+            for text, filled in zip(texts, found, strict=True)
+        ]
+
+    warnings = input_warnings(run)
+    inputs = read_inputs(texts, sources, "TEXT", "texts with [MASK]")
+    answered = answer_inputs(inputs, answer, noun="texts", warnings=lambda text: warnings(text.replace(MASK, " ")), as_json=as_json)
     if not as_json:
-        n_dropped_tokens = [filled.n_dropped_tokens for filled in found]
-        max_tokens = mask_filler.model.config.max_seq_len - 1
-        note_too_long(
-            sum(n > 0 for n in n_dropped_tokens),
-            len(texts),
-            "texts",
-            max_tokens,
-            "read in a window around each mask",
-            sum(n_dropped_tokens),
-        )
+        max_tokens, treatment = mask_filler.model.config.max_seq_len - 1, "read in a window around each mask"
+        note_too_long(sum(n > 0 for n in n_dropped), len(answered), "texts", max_tokens, treatment, sum(n_dropped))

@@ -28,10 +28,10 @@ def kernels(
     precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Each operation has a reference in plain PyTorch and faster kernels, tried in table order; the first supported one is used.
+    """Each operation has a reference in plain PyTorch and faster kernels, tried in the order of the table; the first supported one is used.
 
-    The error is the maximum relative error of results and gradients against the reference in float64. With RUN, its model runs on a
-    typical batch, and each layer is listed with the kernel it used. TRANSOM_KERNELS=reference disables all kernels.
+    The column "error" has the maximum relative error of results and gradients against the reference in float64. With RUN, the model runs
+    on a typical batch, and each layer is listed with the kernel it used. TRANSOM_KERNELS=reference disables all faster kernels.
     """
     if run is None and training:
         raise ConfigError("--training: expected a RUN, found none; name a run folder")

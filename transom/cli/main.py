@@ -9,18 +9,23 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from transom import __version__
 from transom.cli.commands import command_line
 from transom.errors import TransomError
 from transom.files.limits import MAX_ERROR_CHARACTERS
+
+COMPLETION_VARIABLE = "_TRANSOM_COMPLETE"
+"""Environment variable that a shell sets to ask for completions; ``transom --install-completion`` teaches it to."""
 
 SUCCESS, INTERNAL_ERROR, USER_ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
 
@@ -74,12 +79,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     """Parse and run a command, bypassing the parser's own handling of errors and interrupts."""
     command = command_line()
+    if COMPLETION_VARIABLE in os.environ:
+        _complete(command)
     try:
         with command.make_context("transom", arguments or ["--help"]) as context:
             done = command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
     return done if isinstance(done, int) else SUCCESS
+
+
+def _complete(command: TyperGroup) -> NoReturn:
+    """Print the completions that the shell asks for by environment variables, and exit."""
+    with suppress(TransomError, TyperException):  # the words typed so far are no valid command line yet
+        command.main([], prog_name="transom")
+    raise SystemExit(SUCCESS)
 
 
 @contextmanager

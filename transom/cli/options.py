@@ -1,16 +1,19 @@
 """Options shared by several commands."""
 
 from collections.abc import Callable, Mapping
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from transom.config.arguments import data_arguments
-from transom.config.task_options import DataOption
+from transom.config.task_options import TABLES, DataOption
 from transom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transom.config.data import PairFilesConfig
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="NAME_OR_FILE", help="Name of a packaged recipe (see transom recipes) or path of a TOML file.")
@@ -20,9 +23,9 @@ SetOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the recipe, as in training.max_steps=300. Repeatable."),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, written by transom train --out.")]
-SourceOption = Annotated[Path, typer.Option("--source", metavar="FILE", help="Source sentences, one per line (.gz too).")]
+SourceOption = Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Source sentences, one per line (.gz too).")]
 TargetOption = Annotated[
-    Path, typer.Option("--target", metavar="FILE", help="Reference translations, one per line, aligned with --source.")
+    Path | None, typer.Option("--target", metavar="FILE", help="Reference translations, one per line, aligned with --source.")
 ]
 TargetLanguageOption = Annotated[
     str | None, typer.Option("--to", metavar="TAG", help="Target language of a multilingual model: a tag from its data.languages.")
@@ -31,6 +34,22 @@ BeamSizeOption = Annotated[int | None, typer.Option("--beam-size", min=1, help="
 LengthPenaltyOption = Annotated[
     float | None,
     typer.Option("--length-penalty", min=0, help="Exponent alpha of GNMT's length penalty (Wu et al. 2016). Default: the recipe's."),
+]
+PairsOption = Annotated[
+    Path | None, typer.Option("--pairs", metavar="FILE", help=f"Both in one {TABLES} file, in place of --source and --target.")
+]
+
+
+def _column_option(name: str, what: str) -> Any:
+    """Build the option that selects a column of a table."""
+    help_text = f"Column of the {what}, by name or index from 0. Default: that of the training data, or found by its usual names."
+    return typer.Option(f"--{name}-field", metavar="NAME", help=help_text)
+
+
+TextFieldOption = Annotated[str | None, _column_option("text", "text")]
+HeaderOption = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="Whether the first line of a table is a header. Default: yes if it has usual column names."),
 ]
 PrecisionOption = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Precision of matrix products; auto chooses by hardware.")
@@ -56,7 +75,7 @@ EmbedTooLong = Annotated[
 ]
 ScoreTooLong = Annotated[
     Literal["window", "truncate", "refuse"] | None,
-    _too_long_option("score in windows, truncate, or refuse with an error. Default: window. With --text only."),
+    _too_long_option("score in windows, truncate, or refuse with an error. Default: window. Only for --text."),
 ]
 FillTooLong = Annotated[Literal["window", "refuse"], _too_long_option("read a window around each [MASK], or refuse with an error.")]
 GenerateTooLong = Annotated[
@@ -90,6 +109,98 @@ def reject_options(values: Mapping[str, object], needed: str, found: str) -> Non
     for flag, value in values.items():
         if value is not None:
             raise ConfigError(f"expected {flag} with {needed}, found it with {found}; leave it out")
+
+
+class PairFiles(NamedTuple):
+    """The files of a test set of translations; each field is an option.
+
+    Attributes:
+        source: source sentences, one per line.
+        target: reference translations, one per line.
+        pairs: a table with both.
+        source_field: column of the source sentence in the table, by name or index.
+        target_field: column of the reference translation in the table, by name or index.
+        header: whether the first line of the table is a header.
+    """
+
+    source: SourceOption = None
+    target: TargetOption = None
+    pairs: PairsOption = None
+    source_field: Annotated[str | None, _column_option("source", "source sentence")] = None
+    target_field: Annotated[str | None, _column_option("target", "reference translation")] = None
+    header: HeaderOption = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that were given."""
+        return [path for path in (self.source, self.target, self.pairs) if path is not None]
+
+    def check(self) -> None:
+        """Reject anything but two aligned files or one table.
+
+        Raises:
+            ConfigError: files are missing or given twice, or columns are given without a table.
+        """
+        given = [f"--{name}" for name in ("source", "target", "pairs") if getattr(self, name) is not None]
+        if given not in (["--source", "--target"], ["--pairs"]):
+            raise ConfigError(
+                f"expected --source and --target, or --pairs, found {' and '.join(given) or 'none of them'}; give one or the other"
+            )
+        if self.pairs is None:
+            of_table = {"--source-field": self.source_field, "--target-field": self.target_field, "--header": self.header}
+            reject_options(of_table, "--pairs", "--source and --target")
+
+    def config(self, columns: Mapping[str, Any], header: bool | None = None) -> "PairFilesConfig":
+        """Return the files as a recipe names them.
+
+        Args:
+            columns: the columns to read where none was given, by field.
+            header: whether the first line of the table is a header, where it was not given.
+        """
+        from transom.config.data import PairFilesConfig
+
+        fields = {name: value for name in ("source_field", "target_field") if (value := getattr(self, name)) is not None}
+        paths = {name: str(path.absolute()) for name in ("source", "target", "pairs") if (path := getattr(self, name)) is not None}
+        return PairFilesConfig(**paths, **{**columns, **fields}, header=self.header if header is None else header)
+
+
+class LabeledColumns(NamedTuple):
+    """The columns of a table of labeled texts; each field is an option.
+
+    Attributes:
+        text_field: column of the text, by name or index.
+        label_field: column of the class, by name or index.
+        header: whether the first line of the table is a header.
+    """
+
+    text_field: TextFieldOption = None
+    label_field: Annotated[str | None, _column_option("label", "class")] = None
+    header: HeaderOption = None
+
+
+def given_options(group: Any) -> dict[str, Any]:
+    """Return the options of a group by flag; None where one was not given."""
+    return {f"--{name.replace('_', '-')}": value for name, value in group._asdict().items()}
+
+
+def expand_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace the parameters of a command that are groups of options, such as ``PairFiles``, by one option per field (decorator)."""
+    parameters, groups = list[Parameter](), dict[str, Any]()
+    for each in signature(command).parameters.values():
+        if hasattr(each.annotation, "_fields"):
+            groups[each.name] = each.annotation
+            hints = each.annotation.__annotations__
+            parameters += [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[name]) for name in hints]
+        else:
+            parameters.append(each.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def expanded(**values: Any) -> Any:
+        given = {name: group(**{field: values.pop(field) for field in group._fields}) for name, group in groups.items()}
+        return command(**given, **values)
+
+    expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+    return expanded
 
 
 class WithDataOptions:
@@ -130,6 +241,10 @@ class WithDataOptions:
 
 def _typer_option(option: DataOption) -> Any:
     """Build the annotation of an option that names the user's data files."""
-    kind: Any = Path if option.is_path else str
-    flag = typer.Option(option.flag, metavar=option.metavar, help=option.help, rich_help_panel="Your data files, in place of the recipe's")
+    kind: Any = bool if option.is_flag else Path if option.is_path else str
+    declaration = f"{option.flag}/{option.flag.replace('--', '--no-', 1)}" if option.is_flag else option.flag
+    panel = (
+        "Columns of your data files" if option.is_flag or option.field.endswith("_field") else "Your data files, in place of the recipe's"
+    )
+    flag = typer.Option(declaration, metavar=option.metavar, help=option.help, rich_help_panel=panel)
     return Annotated[(list[kind] if option.repeated else kind) | None, flag]

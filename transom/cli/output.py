@@ -1,13 +1,18 @@
 """Printing: results go to standard output as text or JSON, notes and progress to standard error."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value, without progress.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON, without progress.")]
+JsonAnswersOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print the answers as a JSON list; one by one in a terminal and with --line-buffered. No progress."),
+]
 
 
 def print_result(value: Any, as_json: bool, lines: Iterable[str]) -> None:
@@ -18,7 +23,18 @@ def print_result(value: Any, as_json: bool, lines: Iterable[str]) -> None:
         print(json.dumps(replace_non_finite(value), ensure_ascii=False, allow_nan=False))
     else:
         for line in lines:
-            print(line)
+            print(show_controls(line) if sys.stdout.isatty() else line)
+
+
+def show_controls(text: str) -> str:
+    r"""Replace the control characters that a terminal would obey by symbols; tabs and line breaks stay.
+
+    >>> show_controls("a\tb\x1b[2J")
+    'a\tb␛[2J'
+    """
+    from transom.inspection.markup import escape_control_characters
+
+    return "".join(part if part in ("\t", "\n") else escape_control_characters(part) for part in re.split("([\t\n])", text))
 
 
 def select_options(parameters: Mapping[str, Any], options: Any) -> dict[str, Any]:
@@ -53,12 +69,13 @@ def note_too_long(n_too_long: int, n: int, noun: str, max_tokens: int, treatment
         print_note(f"{noun} longer than the context window of {max_tokens:,} tokens: {n_too_long:,} of {n:,}, {treatment}{left_out}")
 
 
-def align_columns(rows: Iterable[Iterable[str]]) -> list[str]:
-    """Format rows of cells as aligned lines: the first column left-aligned, the others right-aligned.
+def align_columns(rows: Iterable[Iterable[str]], n_left: int = 1) -> list[str]:
+    """Format rows of cells as aligned lines: the first ``n_left`` columns left-aligned, the others right-aligned.
 
     >>> align_columns([["seed", "BLEU"], ["1", "39.51"]])
     ['seed   BLEU', '1     39.51']
     """
     cells = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip() for row in cells]
+    sides = [str.ljust if place < n_left else str.rjust for place in range(len(widths))]
+    return ["  ".join(side(c, w) for side, c, w in zip(sides, row, widths, strict=True)).rstrip() for row in cells]

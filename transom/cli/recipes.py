@@ -105,7 +105,10 @@ def patterns(
     recipe: RecipeArgument,
     overrides: SetOption = None,
     length: Annotated[
-        int, typer.Option("--length", min=1, max=512, help="Number of tokens of a text; images have as many as patches.")
+        int,
+        typer.Option(
+            "--length", min=1, max=512, help="Number of tokens to draw, for text models only; image models draw all their patches."
+        ),
     ] = 32,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.svg", help="Write an SVG file instead of printing to the terminal.")

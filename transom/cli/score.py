@@ -1,22 +1,27 @@
 """``transom score``: log-probability and perplexity of texts or translations under a model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, input_warnings, read_inputs
 from transom.cli.options import (
     TRUNCATED_NOTE,
     WINDOWS_NOTE,
+    PairFiles,
     PrecisionOption,
     RunArgument,
     ScoreTooLong,
     TargetLanguageOption,
+    TextFieldOption,
+    expand_options,
+    given_options,
     reject_options,
 )
-from transom.cli.output import JsonOption, note_too_long, print_note, print_result
-from transom.errors import ConfigError
+from transom.cli.output import JsonAnswersOption, note_too_long, print_note, print_result
+from transom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from transom.decoding.predictors.generator import Generator
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 transom score runs/en-de --source test.en --target test.de
 transom score runs/joint --to fr --source test.en --target test.fr
+transom score runs/shakespeare-char "To be, or not to be"
 transom score runs/shakespeare-char --text play.txt
 transom score runs/stdlib --text src --suffix .py --overlap 128 --json
 """
@@ -31,66 +37,111 @@ transom score runs/stdlib --text src --suffix .py --overlap 128 --json
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
-def score(
-    run: RunArgument,
-    source: Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Source sentences, one per line (.gz too).")] = None,
-    target: Annotated[
-        Path | None, typer.Option("--target", metavar="FILE", help="Translations to score, one per line, aligned with --source.")
-    ] = None,
-    to: TargetLanguageOption = None,
+class TextFileOptions(NamedTuple):
+    """Files of text to score with a language model; each field is an option.
+
+    Attributes:
+        text: text files or folders.
+        suffix: suffixes of the files to read from folders.
+        document: unit of text.
+        text_field: column of the text in tables.
+        start: fraction of the text to skip.
+        overlap: tokens of context shared by consecutive windows.
+    """
+
     text: Annotated[
         list[Path] | None, typer.Option("--text", metavar="PATH", help="For a language model: a text file or a folder. Repeatable.")
-    ] = None,
-    suffix: Annotated[
-        list[str] | None, typer.Option("--suffix", help="Suffix of the files to read from folders, as .py. Repeatable.")
-    ] = None,
+    ] = None
+    suffix: Annotated[list[str] | None, typer.Option("--suffix", help="Suffix of the files to read from folders, as .py. Repeatable.")] = (
+        None
+    )
     document: Annotated[
         Literal["file", "paragraph", "line"] | None,
         typer.Option("--document", help="Unit of text: file, paragraph or line. Default: file."),
-    ] = None,
+    ] = None
+    text_field: TextFieldOption = None
     start: Annotated[
         float | None, typer.Option("--start", min=0, max=1, help="Skip this fraction of the text's characters. Default: 0.")
-    ] = None,
+    ] = None
     overlap: Annotated[
         int | None,
         typer.Option(
             "--overlap", min=0, help="Tokens of context shared by consecutive windows of a long text. Default: 0, as in validation."
         ),
+    ] = None
+
+
+@app.command()
+@expand_options
+def score(
+    run: RunArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT...", help="Texts; for a translator: source and translation, separated by a tab.")
     ] = None,
+    *,
+    sources: InputOptions,
+    files: PairFiles,
+    to: TargetLanguageOption = None,
+    text_files: TextFileOptions,
     too_long: ScoreTooLong = None,
     precision: PrecisionOption = "auto",
-    as_json: JsonOption = False,
+    as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print the log-probability of each pair or text in nats, the end-of-sequence token included, then the total.
+    """Print the log-probability of each pair or text in nats, the end-of-sequence token included.
 
-    The total is the perplexity per token; for a language model also the loss and bits per byte.
+    For TEXT, --input and standard input, each output line has the total log-probability and the perplexity per token, separated by a tab.
+    With --source/--target, --pairs or --text, a last line summarizes the whole input: perplexity, and for a language model also loss and
+    bits per byte.
     """
-    if (text is None) == (source is None and target is None):
-        raise ConfigError(
-            "expected --source and --target for a translator, or --text for a language model, found both or neither; give one of them"
-        )
-    if text is not None:
-        reject_options({"--to": to}, "--source and --target", "--text")
+    if sum(map(bool, (texts or sources.input_file, text_files.text, files.paths))) > 1:
+        raise ConfigError("expected TEXT or --input, --text, or --source and --target (or --pairs), found several; give one of them")
+    if text_files.text:
+        reject_options({"--to": to, **given_options(files)}, "--source and --target", "--text")
     else:
-        of_text = {"--suffix": suffix, "--document": document, "--start": start, "--overlap": overlap, "--too-long": too_long}
-        reject_options(of_text, "--text", "--source and --target")
+        if files.paths:
+            files.check()
+        found = "--source and --target" if files.paths else "lines"
+        reject_options({**given_options(text_files), "--too-long": too_long}, "--text", found)
     with gc_frozen_imports():
         from transom.decoding.predictors.generator import Generator
         from transom.decoding.predictors.translator import Translator
         from transom.tasks.load import load
 
-    if text is None:
-        if source is None or target is None:
-            raise ConfigError("expected both --source and --target, found one of them; give both")
-        _score_pairs(load(run, precision, kind=Translator), run, source, target, to, as_json)
-        return
-    raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document or "file", "start": start or 0.0}
-    _score_texts(load(run, precision, kind=Generator), run, raw, overlap or 0, too_long or "window", as_json)
+    if text_files.text:
+        _score_texts(load(run, precision, kind=Generator), run, text_files, too_long or "window", as_json)
+    elif files.paths:
+        _score_pairs(load(run, precision, kind=Translator), run, files, to, as_json)
+    else:
+        _score_lines(load(run, precision), run, read_inputs(texts, sources, "TEXT", "texts"), to, as_json)
 
 
-def _score_texts(generator: "Generator", run: Path, raw: dict[str, Any], overlap: int, too_long: Any, as_json: bool) -> None:
-    """Score the texts of files, given as a recipe would name them."""
+def _score_lines(scorer: Any, run: Path, inputs: Inputs, to: str | None, as_json: bool) -> None:
+    """Score lines: texts for a language model, source and translation separated by a tab for a translator."""
+    from transom.decoding.predictors.generator import Generator
+    from transom.decoding.predictors.likelihood import perplexity
+    from transom.decoding.predictors.translator import Translator
+
+    def answer(texts: list[str], notify: Any) -> list[Answer]:
+        if isinstance(scorer, Translator):
+            pairs = [text.partition("\t") for text in texts]
+            if bad := [text for text, (_, tab, _) in zip(texts, pairs, strict=True) if not tab]:
+                raise DataError(f"{inputs.name}: expected source and translation separated by a tab, found {bad[0][:60]!r}; add a tab")
+            scores: list[Any] = scorer.score([source for source, *_ in pairs], [target for *_, target in pairs], to=to, notify=notify)
+        elif isinstance(scorer, Generator):
+            reject_options({"--to": to}, "a translator", "a language model")
+            scores = list(scorer.score(texts, notify=notify))
+        else:
+            raise ConfigError(f"{run}: expected a run of a language model or translator, found a {type(scorer).__name__}; use another run")
+        return [
+            Answer({"text": text, **each.to_json()}, [f"{each.log_p:.4f}\t{perplexity([each]):.4f}"])
+            for text, each in zip(texts, scores, strict=True)
+        ]
+
+    answer_inputs(inputs, answer, noun="texts", warnings=input_warnings(run), as_json=as_json)
+
+
+def _score_texts(generator: "Generator", run: Path, options: TextFileOptions, too_long: Any, as_json: bool) -> None:
+    """Score the texts of files."""
     from transom.checkpoints.run_folder import RunFolder
     from transom.config.data import TextFilesConfig
     from transom.config.error_messages import validate
@@ -98,22 +149,29 @@ def _score_texts(generator: "Generator", run: Path, raw: dict[str, Any], overlap
     from transom.tasks.progress import show_progress
 
     folder = RunFolder.open(run)
+    raw = {
+        "files": [str(path.absolute()) for path in options.text or []],
+        "suffixes": options.suffix,
+        "document": options.document or "file",
+        "text_field": options.text_field,
+        "start": options.start or 0.0,
+    }
     files = validate(TextFilesConfig, raw, lambda path: "--" + ".".join(path))
     documents = read_documents(files, Path.cwd())
     for path in list_files(files, Path.cwd()):
         folder.access_log.record(path, "score")
     with show_progress("tokens", quiet=as_json) as notify:
-        scores: list[Any] = generator.score(documents.texts, overlap, too_long=too_long, notify=notify)
+        scores: list[Any] = generator.score(documents.texts, options.overlap or 0, too_long=too_long, notify=notify)
     _print_text_scores(scores, documents.origins, generator.model.config.max_seq_len - 1, as_json)
 
 
-def _score_pairs(translator: Any, run: Path, source: Path, target: Path, to: str | None, as_json: bool) -> None:
+def _score_pairs(translator: Any, run: Path, files: PairFiles, to: str | None, as_json: bool) -> None:
     from transom.cli.evaluation_data import read_test_set
     from transom.decoding.predictors.likelihood import perplexity
     from transom.tasks.progress import show_progress
 
     translator.tokenizers.source.language_prefix(to)  # checks `to` before the test set is read and logged
-    pairs = read_test_set([run], source, target, "score")
+    pairs = read_test_set([run], files, "score")
     with show_progress("pairs", quiet=as_json) as notify:
         scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name, to=to, notify=notify)
     value = {"pairs": [each.to_json() for each in scores], "perplexity": perplexity(scores)}

@@ -1,13 +1,14 @@
 """``transom tag``: tag the words of a text and extract its entities."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, reject_options
-from transom.cli.output import JsonOption, note_too_long, print_result
+from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
+from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, expand_options, reject_options
+from transom.cli.output import JsonAnswersOption, note_too_long, print_result
 from transom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@expand_options
 def tag(
     run: RunArgument,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts to tag.")] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one per line (.gz too).")] = None,
+    *,
+    sources: InputOptions,
     tagged: Annotated[
         Path | None,
         typer.Option("--tagged", metavar="FILE", help="Tagged sentences to score the model on, in the format of the training data."),
@@ -42,7 +45,7 @@ def tag(
         typer.Option("--too-long", help="How to treat texts longer than the context window: tag in windows, or refuse with an error."),
     ] = "window",
     precision: PrecisionOption = "auto",
-    as_json: JsonOption = False,
+    as_json: JsonAnswersOption = False,
 ) -> None:
     """Print each word with its tag, then the entities; with --tagged, accuracy and F1.
 
@@ -50,11 +53,10 @@ def tag(
     """
     if tagged is None:
         reject_options({"--word-column": word_column, "--tag-column": tag_column}, "--tagged", "texts")
-    if sum(map(bool, (texts, input_file, tagged))) != 1:
-        raise ConfigError("expected one of TEXT, --input and --tagged, found none or several; give one of them")
+    elif texts or sources.input_file:
+        raise ConfigError("expected TEXT, --input or --tagged, found several; give one of them")
     with gc_frozen_imports():
         from transom.checkpoints.run_folder import RunFolder
-        from transom.data.text.text_io import check_text, read_lines
         from transom.tasks.load import load
         from transom.tasks.progress import show_progress
         from transom.tasks.tagging.predictor import Tagger
@@ -72,14 +74,16 @@ def tag(
         print_result(_to_record(scores), as_json, _score_lines(scores))
         n_too_long, n, noun = scores.n_too_long, len(known), "sentences"
     else:
-        texts_to_tag = (
-            read_lines(input_file, allow_empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
-        )
-        with show_progress("windows", quiet=as_json or input_file is None) as notify:
-            found = tagger.tag(texts_to_tag, too_long, notify)
-        records = [{"text": text, **each.to_json()} for text, each in zip(texts_to_tag, found, strict=True)]
-        print_result(records, as_json, (line for each in found for line in _format_lines(each)))
-        n_too_long, n, noun = sum(each.windows > 1 for each in found), len(found), "texts"
+        n_windows = list[int]()
+
+        def answer(texts: list[str], notify: Any) -> list[Answer]:
+            found = tagger.tag(texts, too_long, notify)
+            n_windows.extend(each.windows for each in found)
+            return [Answer({"text": text, **each.to_json()}, _format_lines(each)) for text, each in zip(texts, found, strict=True)]
+
+        inputs = read_inputs(texts, sources, "TEXT", "texts")
+        answer_inputs(inputs, answer, noun="windows", warnings=input_warnings(run), as_json=as_json)
+        n_too_long, n, noun = sum(n > 1 for n in n_windows), len(n_windows), "texts"
     if not as_json:
         note_too_long(n_too_long, n, noun, tagger.max_tokens, WINDOWS_NOTE)
 

@@ -34,8 +34,9 @@ def train(
 ) -> None:
     """Train the tokenizer of a recipe on its training data and write it to a file."""
     with defer_signals():
+        from transom.cli.tables import header_overrides, read_or_ask
         from transom.config.recipe import load_recipe
-        from transom.data.tokenizer.tokenizer import describe_vocabularies
+        from transom.data.tokenizer.tokenizer import Tokenizers, describe_vocabularies
         from transom.files.atomic_io import write_file
         from transom.tasks.task import TrainsTokenizers, task_class
 
@@ -43,13 +44,20 @@ def train(
         if not as_json:
             print_note(line)
 
-    read, base = load_recipe(recipe, [*file_overrides(recipe, overrides or [], files), *(overrides or [])])
+    all_overrides = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
+    read, base = load_recipe(recipe, all_overrides)
     task = task_class(read)
     if not isinstance(task, TrainsTokenizers):
         raise ConfigError(f"{recipe}: expected a recipe with a tokenizer, found task = {read.task!r}; choose another recipe")
     check_output_path(out, [Path(recipe), *data_paths(read, base)])
+    data = read.data
     notify("reading the data ...")
-    tokenizers = task.train_tokenizers(read, base, notify)
+
+    def train_tokenizers(is_header: bool | None) -> Tokenizers:
+        read, base = load_recipe(recipe, [*all_overrides, *header_overrides(data, is_header)])
+        return task.train_tokenizers(read, base, notify)
+
+    tokenizers = read_or_ask(train_tokenizers)
     write_file(out, tokenizers.to_bytes())
     print_result({"file": str(out), **_summary(tokenizers)}, as_json, [*describe_vocabularies(tokenizers), f"wrote {out}"])
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom.cli.options import RecipeArgument, SetOption, WithDataOptions
+from transom.cli.options import SetOption, WithDataOptions
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
 from transom.config.arguments import Files, training_overrides
+from transom.errors import ConfigError
 from transom.tasks.signals import defer_signals
 
 if TYPE_CHECKING:
-    from transom.config.model_overrides import UserOverrides
-    from transom.config.recipe import Recipe
     from transom.tasks.train import RunResult
 
 app = typer.Typer(add_completion=False)
@@ -34,7 +33,8 @@ transom train images --images photos --out runs/photos
 transom train text-classes --labeled-data reviews.tsv --init-from runs/masked --out runs/tuned
 transom train instructions --instructions mine.jsonl --init-from runs/notes --set training.adapter=lora --out runs/assistant
 transom train my.toml --set training.max_steps=300 --set training.optimizer=adamw
-transom train my.toml --out runs/mine --resume
+transom train --resume --out runs/mine
+transom train --resume --out runs/mine --minutes 30 --set training.validate_every=200
 transom train my.toml --seeds 3
 """
 
@@ -42,7 +42,14 @@ transom train my.toml --seeds 3
 @app.command()
 @WithDataOptions
 def train(
-    recipe: RecipeArgument,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME_OR_FILE",
+            help="Name of a packaged recipe (see transom recipes) or path of a TOML file. Default with --resume: the run's own recipe.",
+        ),
+    ] = None,
+    *,
     files: Files,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run folder to write. Default: runs/NAME.")] = None,
     init_from: Annotated[
@@ -52,6 +59,9 @@ def train(
     overrides: SetOption = None,
     minutes: Annotated[
         float | None, typer.Option("--minutes", min=0, metavar="N", help="Stop training after N minutes and keep the best weights.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, metavar="N", help="Train for N optimizer steps, as --set training.max_steps=N does.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
     seeds: Annotated[
@@ -64,21 +74,20 @@ def train(
     Ctrl-C saves a checkpoint. --resume continues from it and ends with bit-identical weights.
     """
     with defer_signals():
-        from transom.config.model_overrides import load_training_recipe
         from transom.tasks.train import default_folder
 
-    all_overrides = training_overrides(recipe, files, overrides or [], init_from, minutes)
+    recipe = recipe or _own_recipe(out if resume else None)
+    all_overrides = training_overrides(recipe, files, overrides or [], init_from, minutes, steps)
     folder = out or default_folder(recipe)
     if seeds is None:
-        result = _train_one(*load_training_recipe(recipe, all_overrides), folder, resume, as_json)
+        result = _train_one(recipe, all_overrides, folder, resume, as_json)
         print_result(result.to_json(), as_json, _result_lines(result))
         return result.exit_code
     results = []
     for seed in range(1, seeds + 1):
         if not as_json:
             print_note(f"seed {seed} of {seeds}")
-        seeded = load_training_recipe(recipe, [*all_overrides, f"training.seed={seed}"])
-        results.append(_train_one(*seeded, folder / f"seed-{seed}", resume, as_json))
+        results.append(_train_one(recipe, [*all_overrides, f"training.seed={seed}"], folder / f"seed-{seed}", resume, as_json))
         if results[-1].stopped_by:
             print_result(results[-1].to_json(), as_json, _result_lines(results[-1]))
             return results[-1].exit_code
@@ -87,15 +96,40 @@ def train(
     return 0
 
 
-def _train_one(recipe: "Recipe", base: Path, user_overrides: "UserOverrides", folder: Path, resume: bool, quiet: bool) -> "RunResult":
-    from transom.tasks.progress import TrainingProgress
-    from transom.tasks.train import run_training
+def _own_recipe(run: Path | None) -> str:
+    """Return the path of the recipe of the run to resume.
 
+    Raises:
+        ConfigError: there is no such run.
+    """
+    from transom.checkpoints.run_files import RECIPE
+
+    if run is None:
+        raise ConfigError("expected NAME_OR_FILE, or --resume with --out RUN, found neither; transom recipes lists the packaged recipes")
+    if not (run / RECIPE).is_file():
+        raise ConfigError(f"{run}: expected a run to resume, found no {RECIPE}; give the folder of a run, or a NAME_OR_FILE to start one")
+    return str(run / RECIPE)
+
+
+def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, quiet: bool) -> "RunResult":
+    """Train one run; in a terminal, ask whether to overwrite an existing run, and whether an ambiguous first line is a header."""
+    with defer_signals():
+        from transom.cli.tables import header_overrides, read_or_ask
+        from transom.config.model_overrides import load_training_recipe
+        from transom.tasks.progress import TrainingProgress
+        from transom.tasks.train import run_training
+
+    data = load_training_recipe(name, overrides)[0].data
     overwrite = not resume and not quiet and _confirm_overwrite(folder)
-    if quiet:
-        return run_training(recipe, base, folder, resume, overwrite, user_overrides=user_overrides)
-    with TrainingProgress() as progress:
-        return run_training(recipe, base, folder, resume, overwrite, [progress], progress.show_status, user_overrides)
+
+    def train(is_header: bool | None) -> "RunResult":
+        recipe, base, user_overrides = load_training_recipe(name, [*overrides, *header_overrides(data, is_header)])
+        if quiet:
+            return run_training(recipe, base, folder, resume, overwrite, user_overrides=user_overrides)
+        with TrainingProgress() as progress:
+            return run_training(recipe, base, folder, resume, overwrite, [progress], progress.show_status, user_overrides)
+
+    return read_or_ask(train)
 
 
 def _confirm_overwrite(folder: Path) -> bool:

@@ -1,15 +1,14 @@
-"""``transom translate``: translate a sentence, a file or standard input, one output line per input line."""
+"""``transom translate``: translate sentences, a file or standard input, one output line per input line."""
 
-import io
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
 from transom.cli.options import (
     SPLIT_NOTE,
     BeamSizeOption,
@@ -18,28 +17,40 @@ from transom.cli.options import (
     RunArgument,
     TargetLanguageOption,
     TranslateTooLong,
+    expand_options,
+    reject_options,
 )
-from transom.cli.output import JsonOption, note_too_long, print_note, print_result, select_options
+from transom.cli.output import JsonAnswersOption, note_too_long, print_result, select_options
 from transom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transom.decoding.predictors.results import Alignment
+    from transom.decoding.predictors.translator import Translation, Translator
 
 EXAMPLES = """
 transom translate runs/en-de "Two dogs are playing in the snow."
+transom translate runs/en-de
 transom translate runs/en-de --input test.en --output test.de
 transom translate runs/en-de --n-best 5 "A man sleeps."
+transom translate runs/en-de --alignment "A man sleeps."
+transom translate runs/en-de --alignment --html alignments.html --input test.en
 transom translate runs/joint --to fr "A man sleeps."
 cat test.en | transom translate runs/en-de --beam-size 1 > test.de
+tail -f log.en | transom translate runs/en-de --line-buffered
 """
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@expand_options
 def translate(
     run: RunArgument,
-    sentence: Annotated[
-        str | None, typer.Argument(metavar="SENTENCE", help="Sentence to translate. Default: --input, else standard input.")
+    sentences: Annotated[
+        list[str] | None, typer.Argument(metavar="SENTENCE...", help="Sentences to translate. Default: --input, else standard input.")
     ] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Sentences, one per line (.gz too).")] = None,
+    *,
+    sources: InputOptions,
     output_file: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="File for the translations. Default: standard output.")
     ] = None,
@@ -47,61 +58,75 @@ def translate(
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,
     n_best: Annotated[int, typer.Option("--n-best", min=1, help="Translations per sentence, as: number ||| text ||| score ||| log p.")] = 1,
+    alignment: Annotated[
+        bool,
+        typer.Option(
+            "--alignment", help="Also show which source words each translated word attends to: as a chart, or with --json as numbers."
+        ),
+    ] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="With --alignment: write the alignments to a page.")] = None,
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,
     too_long: TranslateTooLong = "split",
     precision: DecodingPrecisionOption = "auto",
-    as_json: JsonOption = False,
+    as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print one translation per input line, in order; an empty line stays empty."""
-    parameters = {**locals()}
-    if sentence is not None and input_file is not None:
-        raise ConfigError("expected a SENTENCE or --input, found both; remove one")
-    texts, name = _read_sources(sentence, input_file)
+    """Print one translation per input line, in order; an empty line stays empty.
 
+    In a terminal, and with --line-buffered, each line is answered as it arrives.
+    """
+    parameters = {**locals()}
+    if not alignment:
+        reject_options({"--html": html}, "--alignment", "translations alone")
+    inputs = read_inputs(sentences, sources, "SENTENCE", "sentences")
+    if inputs.given is None and (output_file or html) is not None:
+        raise ConfigError(f"expected --input or a pipe with {'--output' if output_file else '--html'}, found lines answered one by one")
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load
-        from transom.tasks.progress import show_progress
 
-    check_output_path(output_file, [run, input_file])
+    check_output_path(output_file, [run, sources.input_file])
+    check_output_path(html, [run, sources.input_file, output_file])
     translator = load(run, precision, kind=Translator)
-    with show_progress("sentences", quiet=as_json or sentence is not None) as notify:
-        hypotheses = translator.n_best(texts, n_best, **select_options(parameters, TranslateOptions), name=name, notify=notify)
-    translations = [
-        {"source": text, "translations": [best.to_json() for best in of_text]} for text, of_text in zip(texts, hypotheses, strict=True)
-    ]
-    n_too_long = sum(of_text[0].pieces > 1 for of_text in hypotheses if of_text)
-    _print_translations(translations, n_best, n_too_long, output_file, as_json)
+    options = {**select_options(parameters, TranslateOptions), "name": inputs.name}
+    n_too_long, alignments = 0, list[tuple[str, str, Any]]()
+
+    def answer(texts: list[str], notify: Any) -> list[Answer]:
+        nonlocal n_too_long
+        found = translator.n_best(texts, n_best, **options, notify=notify)
+        n_too_long += sum(best[0].pieces > 1 for best in found if best)
+        aligned = [_align(translator, text, best, to) if alignment else None for text, best in zip(texts, found, strict=True)]
+        alignments.extend((text, best[0].text, each) for text, best, each in zip(texts, found, aligned, strict=True) if each is not None)
+        return [_answer(number, *each, n_best) for number, each in enumerate(zip(texts, found, aligned, strict=True))]
+
+    warnings = input_warnings(run)
+    answered = answer_inputs(inputs, answer, noun="sentences", warnings=warnings, as_json=as_json, output_file=output_file)
+    if output_file is not None:
+        print_result({"sentences": len(answered), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])
+    if html is not None:
+        _write_page(html, run.resolve().name, alignments)
     if not as_json:
-        note_too_long(n_too_long, len(texts), "sentences", translator.max_tokens(to), SPLIT_NOTE)
+        note_too_long(n_too_long, len(answered), "sentences", translator.max_tokens(to), SPLIT_NOTE)
 
 
-def _read_sources(sentence: str | None, input_file: Path | None) -> tuple[list[str], str]:
-    """Return the lines to translate and the name of their source for messages."""
-    from transom.data.text.text_io import decode_lines, read_lines
-
-    if sentence is not None:
-        content = io.BytesIO(sentence.encode(errors="surrogateescape"))  # the bytes as typed
-        return list(decode_lines(content, "SENTENCE")) or [""], "SENTENCE"
-    if input_file is not None:
-        return read_lines(input_file), str(input_file)
-    if sys.stdin.isatty():
-        print_note("translating standard input, one sentence per line; end with Ctrl-D")
-    return list(decode_lines(sys.stdin.buffer, "standard input")), "standard input"
-
-
-def _print_translations(translations: list[dict[str, Any]], n_best: int, n_too_long: int, output_file: Path | None, as_json: bool) -> None:
-    if output_file is None:
-        print_result(translations, as_json, _format_lines(translations, n_best))
-        return
+def _write_page(html: Path, name: str, alignments: list[tuple[str, str, Any]]) -> None:
     from transom.files.atomic_io import write_file
+    from transom.inspection.alignment_pictures import alignment_page
 
-    write_file(output_file, "".join(f"{line}\n" for line in _format_lines(translations, n_best)).encode())
-    print_result({"sentences": len(translations), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])
+    write_file(html, alignment_page(name, alignments).encode())
 
 
-def _format_lines(translations: list[dict[str, Any]], n_best: int) -> Iterator[str]:
-    for number, record in enumerate(translations):
-        for best in record["translations"]:
-            yield best["text"] if n_best == 1 else f"{number} ||| {best['text']} ||| {best['score']:.4f} ||| {best['log_p']:.4f}"
+def _align(translator: "Translator", source: str, translations: "Sequence[Translation]", to: str | None) -> "Alignment | None":
+    """Align a sentence with its best translation; None if one of them is empty or was split."""
+    if not translations or not translations[0].text.strip() or translations[0].pieces > 1:
+        return None
+    return translator.align(source, translations[0].text, to=to)
+
+
+def _answer(number: int, source: str, translations: "Iterable[Translation]", alignment: "Alignment | None", n_best: int) -> Answer:
+    record: dict[str, Any] = {"source": source, "translations": [each.to_json() for each in translations]}
+    lines = [each.text if n_best == 1 else f"{number} ||| {each.text} ||| {each.score:.4f} ||| {each.log_p:.4f}" for each in translations]
+    if alignment is not None:
+        record["alignment"] = alignment.to_json()
+        lines += ["", str(alignment), ""]
+    return Answer(record, lines)

@@ -36,8 +36,8 @@ class LinearAttentionConfig(ApproximationConfig):
     phi is elu(x) + 1 (elu, eq. 7) or max(0, x) (relu), elementwise. In a decoder the sums run over the tokens so far and are the whole
     decoding state. Rotary positions are applied to queries and keys before phi.
 
-    Cost and use: n d_k d_v instead of n^2 d, and a decoding state of constant size. Weights are smooth, so it cannot select a single token
-    as a softmax can: models must be trained with it and are weaker at recall.
+    Cost and use: n d_k d_v multiplications instead of n^2 d, and a decoding state of constant size. The attention weights are smooth and
+    cannot single out a token as a softmax can: models must be trained with linear attention, and are weaker at recalling single tokens.
     """
 
     CAUSAL: ClassVar[bool] = True
@@ -53,8 +53,8 @@ class PerformerConfig(ApproximationConfig):
     is exp(q . k / sqrt(d_k)). The w_r are sampled once, are not trained and are saved with the weights; the paper resamples them from time
     to time. The exponents of keys are clamped to [-60, 60], the range of float32.
 
-    Cost and use: n n_features d_v, an advantage above about n_features tokens. The error falls like 1 / sqrt(n_features) and grows fast
-    with the norm of queries and keys, which qk_norm bounds.
+    Cost and use: n n_features d_v multiplications, fewer than exact attention above about n_features tokens. The error falls like 1 /
+    sqrt(n_features) and grows fast with the norm of queries and keys, which qk_norm bounds.
     """
 
     CAUSAL: ClassVar[bool] = True
@@ -72,7 +72,8 @@ class LinformerConfig(ApproximationConfig):
     E and F are learned, of shape (rank, max_seq_len), one of each per layer for all heads (headwise sharing, section 4). Padding
     contributes nothing.
 
-    Cost and use: n rank pairs, 2 rank max_seq_len weights per layer. For encoders whose inputs have similar lengths; requires training.
+    Cost and use: n * rank scores, and 2 * rank * max_seq_len weights per layer. For encoders whose inputs have similar lengths; models must
+    be trained with it.
     """
 
     kind: Literal["linformer"] = "linformer"
@@ -86,7 +87,7 @@ class NystromConfig(ApproximationConfig):
     The landmarks Q' and K' are means of segments of queries and keys. The pseudo-inverse is computed iteratively. The paper's skip
     connection, a convolution of V, is omitted.
 
-    Cost and use: 2 n n_landmarks pairs and no parameters. The closest approximation for models trained with exact attention.
+    Cost and use: 2 * n * n_landmarks scores and no parameters. The closest approximation for models trained with exact attention.
     """
 
     kind: Literal["nystrom"] = "nystrom"

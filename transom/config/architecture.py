@@ -30,16 +30,16 @@ class ModelConfig(ComponentConfig):
     """Base schema of all models."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ()
-    """Fields set from the tokenizer."""
+    """Names of the fields that are set to the vocabulary sizes of the tokenizers."""
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ()
-    """Fields set from the data."""
+    """Names of the fields that are set from the training data, such as ``classes``."""
 
     FAMILY: ClassVar[str]
-    """Kind of model in reports, a noun with its article."""
+    """Kind of model in reports, such as "an encoder-decoder Transformer"."""
 
     STACK: ClassVar[str] = "a stack"
-    """Name in reports of the stack that has ``n_layers`` layers."""
+    """Name, in reports, of the stack whose number of layers is ``n_layers``."""
 
     d_model: int = Field(512, ge=1, description="dimension of the hidden states")
     head_bias: bool = Field(False, description="bias of the output layer")
@@ -49,7 +49,7 @@ class ModelConfig(ComponentConfig):
         """Raise if a subclass with a ``kind`` does not define FAMILY, which reports need after training."""
         super().__pydantic_init_subclass__(**options)
         if get_origin(cls.model_fields["kind"].annotation) is Literal and "FAMILY" not in vars(cls):
-            raise TypeError(f"{cls.__name__}: expected FAMILY, the words for this kind of network, found none")
+            raise TypeError(f"{cls.__name__}: expected the class attribute FAMILY, the name of this kind of model in reports, found none")
 
     @property
     def n_logits(self) -> int:
@@ -60,19 +60,19 @@ class ModelConfig(ComponentConfig):
 
     @property
     def stacks(self) -> tuple[int, ...]:
-        """Number of layers per stack."""
+        """Number of layers of each stack, such as (6, 6) for an encoder-decoder."""
         return tuple(getattr(self, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(self, name))
 
     @property
     def described_layers(self) -> str:
-        """Description of the layers of each stack, for reports."""
+        """Layers of each stack, for reports, such as "an encoder of 6 layers, a decoder of 6 layers"."""
         names = {"n_encoder_layers": "an encoder", "n_decoder_layers": "a decoder", "n_layers": self.STACK}
         stacks = zip((name for field, name in names.items() if hasattr(self, field)), self.stacks, strict=True)
         return ", ".join(f"{name} of {n} layer{'' if n == 1 else 's'}" for name, n in stacks) or "no stack of layers"
 
     @property
     def described_inputs(self) -> list[str]:
-        """Descriptions of the model's input, for reports."""
+        """Lines on the model's input, for reports."""
         return []
 
 
@@ -86,7 +86,6 @@ class TextModelConfig(ModelConfig):
 
     @property
     def described_inputs(self) -> list[str]:
-        """Description of the maximum text length."""
         return [f"sequences of at most {self.max_seq_len:,} tokens"]
 
 
@@ -150,13 +149,13 @@ class TransformerConfig(ModelConfig):
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; change one of them")
         if self.position.kind == "rotary" and self.rotary_dim < 2:
             raise ValueError(
-                "position.kind = 'rotary' needs at least 2 rotated columns per head, found"
+                "position.kind = 'rotary' needs at least 2 rotated dimensions per head, found"
                 f" {self.rotary_dim}; raise d_head or position.partial_rotary_factor"
             )
         if not self.attention.output_projection and self.n_heads * self.d_value != self.d_model:
             raise ValueError(
                 f"attention.output_projection = false needs n_heads * d_value = d_model, found"
-                f" {self.n_heads} * {self.d_value} and {self.d_model}"
+                f" {self.n_heads} * {self.d_value} and {self.d_model}; change one of them or set attention.output_projection = true"
             )
         return self
 
@@ -169,7 +168,9 @@ class TransformerConfig(ModelConfig):
         if self.CAUSAL and not component.CAUSAL:
             raise ValueError(f"{named} is not causal and works in encoders only; use 'linear' or 'performer'")
         if self.position.BIASES:
-            raise ValueError(f"{named} computes no scores, to which position = {self.position.kind!r} adds a bias; use another position")
+            raise ValueError(
+                f"{named} computes no attention scores, to which position = {self.position.kind!r} adds a bias; use another position"
+            )
         if self.attention_dropout:
             raise ValueError(f"{named} computes no attention weights: expected attention_dropout = 0, found {self.attention_dropout:g}")
         if self.depth.kind != "full":
@@ -182,23 +183,23 @@ class TransformerConfig(ModelConfig):
             raise ValueError("depth.kind = 'mod' cannot be combined with feed_forward.kind = 'moe'; change one of them")
         if self.depth.routed(0) and self.attention.value_residual.kind != "none":
             raise ValueError(
-                "attention.value_residual requires that the first block process every token: expected depth.every > 1, found 1; change one"
-                " of them"
+                "attention.value_residual requires that the first block process every token: expected depth.every > 1, found 1; raise"
+                " depth.every or remove attention.value_residual"
             )
         return self
 
     @property
     @abstractmethod
     def n_positions(self) -> int:
-        """Number of positions."""
+        """Maximum number of positions of a sequence: tokens of a text, or patches and classification token of an image."""
 
     @property
     def position_table(self) -> int:
-        """Number of entries of a stack's position table, learned or computed."""
+        """Number of values in the position table of a stack, learned or computed."""
         kind = self.position.kind
         return self.n_positions * (self.d_model if kind in ("sinusoidal", "sinusoidal-2d", "learned") else self.rotary_dim)
 
     @property
     def rotary_dim(self) -> int:
-        """Number of columns of a head that rotary positions rotate, an even number."""
+        """Number of dimensions of a head that rotary positions rotate, an even number; 0 for other positions."""
         return self.position.rotary_dim(self.d_head)

@@ -15,7 +15,7 @@ Files = Mapping[DataOption, Any]
 
 
 def data_arguments(wanted: Callable[[DataOption], bool] = lambda _: True) -> dict[str, DataOption]:
-    """Return the data file options of all registered tasks, by their names as Python arguments."""
+    """Return the data file options of all registered tasks, by their names as Python arguments, such as ``labeled_data``."""
     every = (option for told in list_task_help() for option in told.options if wanted(option))
     return {option.flag.removeprefix("--").replace("-", "_"): option for option in every}
 
@@ -26,8 +26,9 @@ def training_overrides(
     overrides: Sequence[str] = (),
     init_from: Path | None = None,
     minutes: float | None = None,
+    steps: int | None = None,
 ) -> list[str]:
-    """Return all overrides of a recipe; later ones take precedence.
+    """Convert the arguments of a training run to overrides of its recipe; later overrides take precedence.
 
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.
@@ -35,12 +36,14 @@ def training_overrides(
         overrides: such as ``"training.max_steps=300"``.
         init_from: run folder to fine-tune.
         minutes: maximum training time.
+        steps: number of optimizer steps.
 
     Raises:
-        ConfigError: the files are of several kinds, or of a kind that the recipe does not train on, or an option is missing.
+        ConfigError: the files are of several kinds or of a kind that the recipe does not train on, or an option lacks one that it requires.
     """
     start = [] if init_from is None else [f"training.init_from={quoted(init_from)}"]
-    limit = [] if minutes is None else [f"training.max_minutes={minutes}"]
+    limits = {"max_minutes": minutes, "max_steps": steps}
+    limit = [f"training.{name}={value}" for name, value in limits.items() if value is not None]
     return [*file_overrides(recipe, overrides, files), *start, *overrides, *limit]
 
 
@@ -50,32 +53,37 @@ def file_overrides(recipe: str | Path, overrides: Sequence[str], files: Files) -
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.
         overrides: further overrides, which may change the task.
-        files: the options with their values.
+        files: values of the data file options.
 
     Raises:
-        ConfigError: the files are of several kinds, or of a kind that the recipe does not train on, or an option is missing.
+        ConfigError: the files are of several kinds or of a kind that the recipe does not train on, or an option lacks one that it requires.
     """
     from transom.config.recipe import data_flags
 
-    kinds = dict.fromkeys(told.options for told in list_task_help())
-    given = {format_flags(kind): sets for kind in kinds if (sets := _overrides(kind, files))}
-    if len(given) > 1:
-        raise ConfigError(f"expected data files of one kind, found {' and '.join(given)}; keep one of them")
-    for named, sets in given.items():
-        if named != (wanted := data_flags(recipe, overrides)):
+    given = {option: value for option, value in files.items() if value not in (None, [], ())}
+    kinds = [kind for kind in dict.fromkeys(told.options for told in list_task_help()) if any(each.part and each in given for each in kind)]
+    if len(kinds) > 1:
+        raise ConfigError(f"expected data files of one kind, found {' and '.join(map(format_flags, kinds))}; give one kind only")
+    if given:
+        wanted = data_flags(recipe, overrides)
+        if kinds and (named := format_flags(kinds[0])) != wanted:
             raise ConfigError(
-                f"{recipe} trains on {wanted}, found {named}; give {wanted}, or choose another recipe (transom recipes lists them)"
+                f"{recipe} trains on {wanted}, found {named}; give {wanted}, or choose another recipe (transom recipes lists all)"
             )
-        return sets
+        if unused := [option.flag for option in given if not kinds or option not in kinds[0]]:
+            raise ConfigError(
+                f"expected {unused[0]} with data files that it applies to, found {format_flags(kinds[0]) if kinds else 'none'};"
+                f" {'leave it out' if kinds else f'give {wanted} too, or set data.train in the recipe'}"
+            )
+        return _overrides({option: given[option] for option in kinds[0] if option in given})
     return []
 
 
-def _overrides(kind: tuple[DataOption, ...], files: Files) -> list[str]:
-    """Return the overrides of one kind of files; paths are relative to the current folder, not to ``data.root``.
+def _overrides(given: Files) -> list[str]:
+    """Return the overrides of one kind of files; relative paths start from the current folder, not from ``data.root``.
 
-    Training files replace all of the recipe's data.
+    If training files are given, they replace all data of the recipe, its validation and test data included.
     """
-    given = {option: value for option in kind if (value := files.get(option))}
     for option in given:
         if option.needs and option.needs not in {each.flag for each in given}:
             raise ConfigError(f"{option.flag} requires {option.needs}: {option.why}")
@@ -89,8 +97,10 @@ def _overrides(kind: tuple[DataOption, ...], files: Files) -> list[str]:
 
 def _file_value(option: DataOption, value: Any) -> str:
     """Return the value of an option as TOML; an option that may be repeated takes one value or several."""
-    several = [value] if isinstance(value, str | Path) else list(value)
-    written = [quoted(Path(each)) if option.is_path else toml_value(each) for each in several]
+    if option.is_flag:
+        return toml_value(value)
+    several = [value] if isinstance(value, str | int | Path) else list(value)
+    written = [quoted(Path(str(each))) if option.is_path else toml_value(each) for each in several]
     return f"[{', '.join(written)}]" if option.repeated else written[0]
 
 
@@ -98,11 +108,11 @@ def quoted(path: Path) -> str:
     """Return a path, made absolute, as a TOML string.
 
     Raises:
-        ConfigError: its name is not UTF-8, which recipes require.
+        ConfigError: the path is not UTF-8, which recipes require.
     """
     text = str(path.absolute())
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ConfigError(f"{text!a}: expected a name in UTF-8, the encoding of recipes, found other bytes; rename it")
+        raise ConfigError(f"{text!a}: expected a path in UTF-8, the encoding of recipes, found other bytes; rename the file or folder")
     return toml_value(text)
 
 
@@ -128,7 +138,9 @@ def toml_value(value: Any) -> str:
             return quoted(value)
         case bool() | int() | float() | str():
             return tomli_w.dumps({"": value}).split("=", 1)[1].strip()
-    raise ConfigError(f"set: expected text, numbers, booleans, lists and mappings, found {value!r} of type {type(value).__name__}")
+    raise ConfigError(
+        f"set: expected text, numbers, booleans, lists and mappings, found {value!r} of type {type(value).__name__}; convert it"
+    )
 
 
 def as_overrides(fields: Mapping[str, Any] | Sequence[str]) -> list[str]:
@@ -138,14 +150,16 @@ def as_overrides(fields: Mapping[str, Any] | Sequence[str]) -> list[str]:
     ['training.max_steps=300', 'model.norm="rmsnorm"', 'model.d_model=64', 'model.position={ "kind" = "rotary" }']
 
     Args:
-        fields: values by dotted name, where a mapping replaces a component; or mappings by the name of a whole table, of which only the
-            fields named there change. A list of overrides is returned as it is.
+        fields: values by dotted field name, where a mapping replaces a whole component; or mappings by table name, such as ``model``, which
+            change only the fields that they contain. A list of overrides is returned unchanged.
 
     Raises:
         ConfigError: ``fields`` is a single string, or a value cannot be written as TOML.
     """
     if isinstance(fields, str):
-        raise ConfigError(f"set: expected a mapping such as {{'training.max_steps': 300}}, or a list of such texts, found {fields!r}")
+        raise ConfigError(
+            f"set: expected a mapping such as {{'training.max_steps': 300}}, or a list such as ['training.max_steps=300'], found {fields!r}"
+        )
     if not isinstance(fields, Mapping):
         return list(fields)
     overrides = list[str]()
@@ -159,7 +173,7 @@ def as_overrides(fields: Mapping[str, Any] | Sequence[str]) -> list[str]:
 
 @contextmanager
 def errors_for_python() -> Iterator[None]:
-    """Rewrite errors raised in the block to name Python arguments instead of command-line options.
+    """Rewrite errors raised in the ``with`` block to name Python arguments instead of command-line options.
 
     >>> with errors_for_python():
     ...     raise ConfigError("--valid-source requires --valid-target")

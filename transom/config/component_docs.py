@@ -26,7 +26,7 @@ class ComponentTable(NamedTuple):
         title: heading of the table.
         field: recipe field whose values are the rows.
         slots: registry slots of the field's components.
-        choices: rows of a field whose values are not components.
+        choices: rows by name, for a field whose values are not components.
     """
 
     title: str
@@ -36,7 +36,7 @@ class ComponentTable(NamedTuple):
 
     @property
     def components(self) -> list[type[ComponentConfig]]:
-        """The field's components, in order of registration."""
+        """The components that the field accepts, in order of registration."""
         return list(dict.fromkeys(component for slot in self.slots for component in choices(slot)))
 
 
@@ -66,7 +66,7 @@ TABLES = (
 
 
 def component_page() -> str:
-    """Return the page as Markdown."""
+    """Return the content of docs/components.md."""
     return "\n".join([HEAD, *(line for table in TABLES for line in _laid_out(table))]).rstrip() + "\n"
 
 
@@ -79,7 +79,7 @@ def _laid_out(table: ComponentTable) -> list[str]:
 
 
 def row(component: type[ComponentConfig]) -> str:
-    """Return a component's row."""
+    """Return the row of a component in its Markdown table: kinds, definition, cost and use."""
     equation, advice = split_docstring(component)
     return f"| {', '.join(f'`{kind}`' for kind in kinds(component))} | {_cell(equation)} | {advice} |"
 

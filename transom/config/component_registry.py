@@ -9,7 +9,7 @@ A new norm is a schema class and a layer, in any imported module:
     @implements(HalvedConfig)
     class HalvedNorm(Norm): ...
 
-Every recipe field of that slot then accepts it, and error messages, docs/config.md and docs/components.md include it.
+Every recipe field of slot ``norm`` then accepts the new kind, which error messages, docs/config.md and docs/components.md include.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ _BUILDERS: dict[type[Schema], Callable[..., Any]] = {}
 
 
 def register_component(*slots: str) -> Callable[[type[B]], type[B]]:
-    """Register a schema class in these slots, under each of its kinds.
+    """Register a component's schema class in slots, under each of its kinds (decorator).
 
-    Schema classes that use one of the slots are rebuilt, inner before outer, so that recipes accept the component.
+    Schema classes with a field of one of the slots are rebuilt, so that recipes accept the component.
 
     Raises:
-            ConfigError: the slot does not exist, the class is not derived from the slot's base, or the kind is taken.
+        ConfigError: the slot does not exist, the class is not derived from the slot's base, or the kind is taken.
     """
 
     def register(schema: type[B]) -> type[B]:
@@ -53,9 +53,13 @@ def _check(schema: type[ComponentConfig], name: str) -> None:
         raise ConfigError(f"{place}: expected a slot, found {name!r}; {suggest(name, list(SLOTS))}")
     slot = SLOTS[name]
     if not issubclass(schema, slot.base):
-        raise ConfigError(f"{place}: expected a subclass of {slot.base.__name__} for slot {name!r}; derive it from that")
+        raise ConfigError(
+            f"{place}: expected a subclass of {slot.base.__name__} for slot {name!r}; derive the class from {slot.base.__name__}"
+        )
     if not kinds(schema):
-        raise ConfigError(f'{place}: expected a field with its name in recipes, found none; add kind: Literal["name"] = "name"')
+        raise ConfigError(
+            f'{place}: expected a field kind with the name of the component in recipes, found none; add kind: Literal["name"] = "name"'
+        )
     if taken := [kind for kind in kinds(schema) if slot.components.get(kind, schema) is not schema]:
         raise ConfigError(
             f"{place}: kind {taken[0]!r} of slot {name!r} is taken by {slot.components[taken[0]].__name__}; choose another name"
@@ -63,17 +67,17 @@ def _check(schema: type[ComponentConfig], name: str) -> None:
 
 
 def implements(schema: type[ComponentConfig]) -> Callable[[Builder], Builder]:
-    """Register the layer class or function that builds a component.
+    """Register the layer class or function that builds a component (decorator).
 
     Raises:
-        ConfigError: another builder is registered.
+        ConfigError: the component has another builder.
     """
 
     def register(builder: Builder) -> Builder:
         if (there := _BUILDERS.setdefault(schema, builder)) is not builder:
             raise ConfigError(
-                f"component {schema.__name__}: {there.__module__}.{there.__qualname__} builds it already, found"
-                f" {builder.__module__}.{builder.__qualname__} too; register your own component"
+                f"component {schema.__name__}: expected one builder, found {there.__module__}.{there.__qualname__} and"
+                f" {builder.__module__}.{builder.__qualname__}; register a component of your own for the second"
             )
         return builder
 
@@ -81,7 +85,7 @@ def implements(schema: type[ComponentConfig]) -> Callable[[Builder], Builder]:
 
 
 def implementation(config: ComponentConfig) -> Callable[..., Any]:
-    """Return the registered builder of a component.
+    """Return the builder of a component; import the module that registers the builder, if necessary.
 
     Raises:
         ConfigError: no builder is registered.
@@ -95,7 +99,7 @@ def implementation(config: ComponentConfig) -> Callable[..., Any]:
 
 
 def registered_builder(schema: type[Schema]) -> Callable[..., Any] | None:
-    """Return the registered builder of a schema class, or None."""
+    """Return the builder of a component's schema class; None if no builder is registered so far."""
     return _BUILDERS.get(schema)
 
 
@@ -105,7 +109,7 @@ def build(config: ComponentConfig, *arguments: Any) -> Any:
 
 
 def _rebuild_holders(new: type[Schema]) -> None:
-    """Rebuild every schema class that can contain ``new``, directly or nested, inner classes first."""
+    """Rebuild every schema class with a field that accepts ``new``, and the classes with fields of these, inner classes first."""
     stale, seen = {new}, set[type[Schema]]()
 
     def visit(schema: type[Schema]) -> None:

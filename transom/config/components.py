@@ -14,7 +14,7 @@ from transom.config.schema import ComponentConfig, Slot
 
 AnyNorm = Annotated[ComponentConfig, Slot("norm")]
 AnyTokenNorm = Annotated[ComponentConfig, Slot("qk_norm")]
-"""A norm of each token's vector."""
+"""A norm that normalizes each vector by itself, without statistics over tokens."""
 
 
 @register_component("norm", "qk_norm")
@@ -63,7 +63,7 @@ class NoNormConfig(ComponentConfig):
 
 @register_component("norm")
 class BatchNormConfig(ComponentConfig):
-    """Batch normalization (Ioffe & Szegedy 2015): gamma * (x - mean) / sqrt(variance + eps) + beta, with per-column statistics over tokens.
+    """Batch normalization (Ioffe & Szegedy 2015): gamma * (x - mean) / sqrt(variance + eps) + beta, with statistics per dimension.
 
     Training uses the statistics of all tokens of a forward pass, without padding. Evaluation uses running statistics, which
     each step moves towards those of its batch by ``momentum``; they are saved with the weights.
@@ -86,10 +86,10 @@ class PositionConfig(ComponentConfig):
     """Whether positions are encoded by a bias on the attention scores."""
 
     COMPUTED: ClassVar[bool] = False
-    """Whether there are no learned parameters, so that counting parameters need not build tables."""
+    """Whether positions are computed and have no learned parameters."""
 
     def rotary_dim(self, d_head: int) -> int:
-        """Return the number of columns of a head to which rotary positions apply."""
+        """Return the number of dimensions of a head that are rotated; 0 without rotary positions."""
         return 0
 
 
@@ -126,7 +126,7 @@ class LearnedPositionConfig(PositionConfig):
 class Sinusoidal2dConfig(PositionConfig):
     """2D sinusoids: one half of the vector encodes a patch's row and the other its column (He et al. 2022, MAE, section 3).
 
-    Each half is the sinusoid of Vaswani et al. 2017 over d_model / 2 columns. A classification token has none.
+    Each half is the sinusoid of Vaswani et al. 2017 over d_model / 2 dimensions. A classification token has no position.
 
     Cost and use: No parameters, and defined for any grid of patches; about as good as learned positions, better on little data.
     """
@@ -151,17 +151,17 @@ class FieldOption(NamedTuple):
 ROPE_SCALINGS = {
     "none": FieldOption("Angles as in training.", "For lengths up to those of training."),
     "linear": FieldOption(
-        "Positions divided by the factor: position i is rotated as i / factor was (Chen et al. 2023).",
+        "Positions divided by the factor: position i gets the angles that position i / factor has in training (Chen et al. 2023).",
         "No cost; compresses short distances too, so it needs some training at the new length.",
     ),
     "ntk": FieldOption(
-        "rope_theta raised to rope_theta * factor^(d / (d - 2)), d the rotated width: the slowest pair is slowed down by factor, the"
-        " fastest not at all (Peng et al. 2023, section 3.1, after bloc97).",
+        "rope_theta raised to rope_theta * factor^(d / (d - 2)), d the rotated width: the slowest pair of dimensions rotates factor"
+        " times slower, the fastest is unchanged (Peng et al. 2023, section 3.1, after bloc97).",
         "No cost; best without training at the new length.",
     ),
     "yarn": FieldOption(
-        "Pairs with more than 32 rotations within the trained length are unchanged, those with less than one are slowed down by the"
-        " factor, those between in part; scores are slightly sharpened (Peng et al. 2023, section 3).",
+        "Pairs of dimensions with more than 32 rotations within the trained length are unchanged, those with less than one rotate factor"
+        " times slower, those between are slowed down in part; scores are slightly sharpened (Peng et al. 2023, section 3).",
         "No cost; for large factors, best after a short training at the new length.",
     ),
 }
@@ -173,9 +173,9 @@ class RotaryConfig(PositionConfig):
     """Rotary position embedding: queries and keys rotated by an angle proportional to the position (Su et al. 2021, eq. 34).
 
     The pair (x_k, x_{k + d/2}) at position i is rotated by i / rope_theta^(2k / d), d the rotated width, so q_i . k_j depends on i - j.
-    The halves are paired as in GPT-NeoX and Llama; the paper pairs adjacent columns.
+    The halves are paired as in GPT-NeoX and Llama; the paper pairs adjacent dimensions.
 
-    Cost and use: A few operations per query and key; the best choice for decoders; with scaling it extends beyond the trained length.
+    Cost and use: A few operations per query and key; the best choice for decoders; with rope_scaling usable beyond the trained length.
     """
 
     COMPUTED: ClassVar[bool] = True
@@ -195,13 +195,15 @@ class RotaryConfig(PositionConfig):
     @model_validator(mode="after")
     def _a_factor_needs_a_scaling(self) -> "RotaryConfig":
         if (self.factor > 1) != (self.rope_scaling != "none"):
-            raise ValueError(f"expected factor > 1 if and only if rope_scaling is set, found {self.factor:g} with {self.rope_scaling!r}")
+            raise ValueError(
+                f"expected factor > 1 if rope_scaling is set, else 1, found {self.factor:g} with {self.rope_scaling!r}; change one of them"
+            )
         if self.original_max_seq_len is not None and self.rope_scaling != "yarn":
-            raise ValueError(f"original_max_seq_len requires rope_scaling 'yarn', found {self.rope_scaling!r}; remove it")
+            raise ValueError(f"original_max_seq_len requires rope_scaling 'yarn', found {self.rope_scaling!r}; remove original_max_seq_len")
         return self
 
     def rotary_dim(self, d_head: int) -> int:
-        """Return the number of rotated columns, in whole pairs."""
+        """Return the number of rotated dimensions of a head, rounded down to an even number."""
         return int(d_head * self.partial_rotary_factor) // 2 * 2
 
 
@@ -212,7 +214,8 @@ class AlibiConfig(PositionConfig):
     If H is not a power of two, slopes are interpolated between those of the next smaller and larger powers. In encoders, which the
     paper does not cover, the penalty is symmetric.
 
-    Cost and use: A bias on every score, no parameters; degrades gently beyond the trained length, weaker at long recall.
+    Cost and use: A bias on every score, no parameters; quality degrades slowly beyond the trained length, and recall over long distances is
+    weaker.
     """
 
     BIASES: ClassVar[bool] = True
@@ -224,8 +227,8 @@ class AlibiConfig(PositionConfig):
 class RelativePositionConfig(PositionConfig):
     """A learned bias per head and bucket of distances, added to the scores (Raffel et al. 2020, section 2.1): S_ij + b_h[bucket(j - i)].
 
-    Half of the buckets hold one distance each, the other half grow logarithmically up to ``max_distance``; encoders have separate buckets
-    for the two directions. All blocks of a stack share the table.
+    Half of the buckets hold one distance each, the others hold ranges that grow logarithmically up to ``max_distance``. Encoders have
+    separate buckets for the two directions. All blocks of a stack share the table.
 
     Cost and use: A learned bias on every score, so slower attention in training; no limit of length. T5.
     """
@@ -238,7 +241,9 @@ class RelativePositionConfig(PositionConfig):
     @model_validator(mode="after")
     def _distances_fit(self) -> "RelativePositionConfig":
         if self.max_distance <= self.n_buckets // 2:
-            raise ValueError(f"expected max_distance above n_buckets / 2, found {self.max_distance} and {self.n_buckets}")
+            raise ValueError(
+                f"expected max_distance above n_buckets / 2, found {self.max_distance} and {self.n_buckets}; change one of them"
+            )
         return self
 
 
@@ -257,7 +262,7 @@ AnyValueResidual = Annotated[ComponentConfig, Slot("value_residual")]
 
 @register_component("value_residual")
 class NoValueResidualConfig(ComponentConfig):
-    """Each block's own values.
+    """No mixing: each block uses its own values.
 
     Cost and use: The default.
     """
@@ -269,15 +274,16 @@ class NoValueResidualConfig(ComponentConfig):
 class ValueResidualConfig(ComponentConfig):
     """ResFormer: values mixed with those of the first block (Zhou et al. 2024): V'_n = lambda_1 V_1 + lambda_2 V_n, n > 1.
 
-    ``fixed`` keeps the two factors, ``learned`` trains one pair per block from them. V_1 are the projected values of the first block; the
-    cache holds the mixed values. Cross-attention is unchanged.
+    ``fixed`` keeps the two factors; ``learned`` trains two factors per block that start from them. V_1 are the projected values of the
+    first block. The KV cache holds the mixed values. Cross-attention is unchanged.
 
-    Cost and use: Two products per value, no larger cache; for deep stacks, whose last blocks otherwise retain little of the input tokens.
+    Cost and use: Two multiplications per value, and a KV cache of the same size; for deep stacks, whose last blocks otherwise retain little
+    of the input tokens.
     """
 
     kind: Literal["fixed", "learned"] = "learned"
-    lambda_1: float = Field(0.5, description="lambda_1, of the first block's values")
-    lambda_2: float = Field(0.5, description="lambda_2, of the block's own values")
+    lambda_1: float = Field(0.5, description="factor of the first block's values")
+    lambda_2: float = Field(0.5, description="factor of the block's own values")
 
 
 AnyScore = Annotated[ComponentConfig, Slot("score")]
@@ -341,7 +347,7 @@ class MultiHeadAttentionConfig(ComponentConfig):
             others["score"] = self.score != ScaledDotProductConfig()
             if found := [name for name, there in others.items() if there]:
                 raise ValueError(
-                    f"approximation = {self.approximation.kind!r} computes no scores, which {found[0]} needs; remove one of them"
+                    f"approximation = {self.approximation.kind!r} computes no attention scores, which {found[0]} needs; remove one of them"
                 )
         return self
 
@@ -353,7 +359,8 @@ ATTENTION_OPTIONS = {
     "n_kv_heads": FieldOption(
         "Grouped queries: each head of keys and values serves n_heads / n_kv_heads of queries (Ainslie et al. 2023); with one for all,"
         " multi-query attention (Shazeer 2019).",
-        "Fewer weights and a proportionally smaller cache; 4 to 8 queries per key lose little quality, one key for all some.",
+        "Fewer weights and a proportionally smaller cache; 4 to 8 query heads per key-value head lose little quality, a single key-value"
+        " head loses some.",
     ),
     "attention.qk_norm": FieldOption(
         "A norm of each head's queries and keys before rotary positions (Dehghani et al. 2023, after Henry et al. 2020):"
@@ -391,7 +398,7 @@ class FeedForwardConfig(ComponentConfig):
     f is max(0, x) (relu), x Phi(x) (gelu, Hendrycks & Gimpel 2016; gelu-tanh is its approximation), x sigmoid(x) (silu) or max(0, x)^2
     (squared-relu, So et al. 2021).
 
-    Cost and use: 2 d_model d_ff weights, two thirds of a block; all are about equally fast. gelu: GPT-2, BERT and ViT.
+    Cost and use: 2 d_model d_ff weights, two thirds of a block; all activations are about equally fast. gelu: GPT-2, BERT and ViT.
     """
 
     kind: Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"] = "relu"

@@ -1,5 +1,6 @@
 """Generate docs/config.md and docs/components.md from the schemas: ``python -m transom.config.config_docs docs``."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ listed under the first of them.
 
 
 def config_page() -> str:
-    """Return the page as Markdown."""
+    """Return the content of docs/config.md."""
     parts, written = [HEAD], set[type[Schema]]()
     for task, schema in recipes_by_task().items():
         parts += [f'# `task = "{task}"`\n', *schema_section(schema, (), written)]
@@ -43,7 +44,10 @@ def config_page() -> str:
 
 
 def schema_section(schema: type[Schema], path: tuple[str, ...], written: set[type[Schema]]) -> Iterator[str]:
-    """Yield a table of a schema's fields, then those of the schemas in its fields; skip schemas that are already written."""
+    """Yield the lines on a schema (heading, definition, table of fields), then those on the schemas in its fields.
+
+    Schemas in ``written`` are skipped; every other schema is added to ``written``.
+    """
     if schema in written:
         return
     written.add(schema)
@@ -97,7 +101,12 @@ def _default(field: FieldInfo) -> str:
         return "as below"
     if isinstance(value, tuple):
         return f"`{list(value)}`"
-    return f"`{str(value).lower()}`" if isinstance(value, bool | int | float) else f'`"{"none" if value is None else value}"`'
+    return f"`{str(value).lower()}`" if isinstance(value, bool | int | float) else f'`"{"none" if value is None else _escape(value)}"`'
+
+
+def _escape(text: str) -> str:
+    """Return a text as TOML writes it in quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _cell(text: str) -> str:

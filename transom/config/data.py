@@ -4,12 +4,26 @@ import re
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from transom.config.component_registry import register_component
 from transom.config.schema import ComponentConfig, Schema, Slot
 from transom.config.task_options import PAIRS, TEXT, DataOption, format_flags
 from transom.files.limits import MAX_VOCAB_SIZE
+
+
+def _column_index(value: Any) -> Any:
+    """Convert an index given as text, for example on the command line, to a number."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+AnyColumn = Annotated[str | int | None, BeforeValidator(_column_index)]
+"""Column of a table: its name, or its index from 0."""
+
+
+def _field_description(what: str, position: int) -> str:
+    """Describe a field that selects a column."""
+    return f"column or key of the {what}, or its index from 0; none finds it by its usual names, or takes column {position} without names"
 
 
 class FilesConfig(Schema):
@@ -31,12 +45,13 @@ class PairFilesConfig(FilesConfig):
 
     source: str | None = Field(None, description="file of source sentences, one per line")
     target: str | None = Field(None, description="file of target sentences, one per line, aligned with source")
-    pairs: str | None = Field(None, description="one .tsv, .csv or .jsonl file with both sides, instead of source and target")
-    source_field: str | int | None = Field(
-        None, description="column or key of the source in pairs; default 0 for .tsv, 'source' for .csv and .jsonl"
+    pairs: str | None = Field(
+        None, description="one .tsv, .csv, .jsonl, .json or .parquet file with both sides, instead of source and target"
     )
-    target_field: str | int | None = Field(
-        None, description="column or key of the target in pairs; default 1 for .tsv, 'target' for .csv and .jsonl"
+    source_field: AnyColumn = Field(None, description=_field_description("source sentence", 0))
+    target_field: AnyColumn = Field(None, description=_field_description("target sentence", 1))
+    header: bool | None = Field(
+        None, description="whether the first line of pairs (.tsv, .csv) is a header; none decides by its column names"
     )
 
     @model_validator(mode="after")
@@ -98,9 +113,13 @@ class TextFilesConfig(FilesConfig):
     document: Literal["file", "paragraph", "line"] = Field(
         "file",
         description="unit of text: the whole file, a paragraph separated by blank lines, or a line; each line of a"
-        " .jsonl file is a document",
+        " .jsonl file and each row of a .parquet file is a document",
     )
-    text_field: str = Field("text", description="key of the text in the lines of .jsonl files")
+    text_field: AnyColumn = Field(
+        None,
+        description="column or key of the text in .jsonl and .parquet files; none finds it by its usual names. If set, .csv, .tsv and .json"
+        " files are read as tables too, otherwise as plain text",
+    )
     start: float = Field(0.0, ge=0, lt=1, description="start of the text to use, as a fraction of its characters")
     end: float = Field(
         1.0, gt=0, le=1, description="end of the text to use, as a fraction of its characters; start = 0.9 selects the last tenth"
@@ -249,11 +268,14 @@ class TextDataConfig(DataConfig):
 
 
 class LabeledFilesConfig(FilesConfig):
-    """Texts with a class each, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
+    """Texts with a class each, in one .tsv, .csv, .jsonl, .json or .parquet file."""
 
     file: str = Field(..., description="the file")
-    text_field: str | int | None = Field(None, description="column or key of the text; default 0 for .tsv, 'text' for .csv and .jsonl")
-    label_field: str | int | None = Field(None, description="column or key of the class; default 1 for .tsv, 'label' for .csv and .jsonl")
+    text_field: AnyColumn = Field(None, description=_field_description("text", 0))
+    label_field: AnyColumn = Field(None, description=_field_description("class", 1))
+    header: bool | None = Field(
+        None, description="whether the first line of a .tsv or .csv file is a header; none decides by its column names"
+    )
 
     @property
     def paths(self) -> list[str]:
@@ -261,19 +283,34 @@ class LabeledFilesConfig(FilesConfig):
 
 
 class InstructionFilesConfig(FilesConfig):
-    """Prompts with their answers, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
+    """Prompts with their answers, or conversations, in one .tsv, .csv, .jsonl, .json or .parquet file."""
 
     file: str = Field(..., description="the file")
-    prompt_field: str | int | None = Field(
-        None, description="column or key of the prompt; default 0 for .tsv, 'prompt' for .csv and .jsonl"
-    )
-    answer_field: str | int | None = Field(
-        None, description="column or key of the answer; default 1 for .tsv, 'answer' for .csv and .jsonl"
+    prompt_field: AnyColumn = Field(None, description=_field_description("prompt", 0))
+    answer_field: AnyColumn = Field(None, description=_field_description("answer", 1))
+    header: bool | None = Field(
+        None, description="whether the first line of a .tsv or .csv file is a header; none decides by its column names"
     )
 
     @property
     def paths(self) -> list[str]:
         return [self.file]
+
+
+class ChatTemplateConfig(Schema):
+    """Template of the turns before a message, in the prompt of a conversation; used in training and by ``transom chat``."""
+
+    turn: str = Field(
+        "User: {user}\nAssistant: {assistant}", description="a previous message and its answer, in place of {user} and {assistant}"
+    )
+    separator: str = Field("\n\n", description="text between the system prompt, the turns and the message")
+
+    @field_validator("turn")
+    @classmethod
+    def _has_both(cls, turn: str) -> str:
+        if turn.count("{user}") != 1 or turn.count("{assistant}") != 1 or turn.index("{user}") > turn.index("{assistant}"):
+            raise ValueError(f"expected {{user}} and then {{assistant}}, once each, found {turn!r}")
+        return turn
 
 
 class ExercisesConfig(ComponentConfig):
@@ -287,9 +324,13 @@ class ExercisesConfig(ComponentConfig):
 
 
 class ImageFilesConfig(FilesConfig):
-    """Images, each in a folder named after its class: CLASS/NAME.jpg."""
+    """Images with classes: class folders CLASS/NAME.jpg, also inside of split folders (train, val, test), or one folder with a table.
 
-    images: str = Field(..., description="folder that contains the class folders, or a .zip of them")
+    Without class folders, the classes are read from a table such as labels.csv with the columns image and label, or from file names of a
+    class and a number, such as cat.0.jpg.
+    """
+
+    images: str = Field(..., description="folder or .zip of images")
 
     @property
     def paths(self) -> list[str]:

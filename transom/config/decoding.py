@@ -65,7 +65,7 @@ class SamplingConfig(Schema):
         1.0,
         ge=0,
         le=1,
-        description="a token exits after the first block at which the two highest probabilities of the next token differ by this much"
+        description="a token exits after the first block at which the two highest probabilities of the next token differ by at least this"
         " (Schuster et al. 2022); 1 uses all blocks; for models trained with training.early_exit_loss",
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of the samples")

@@ -1,4 +1,4 @@
-"""Schemas of routing over depth: which tokens a block processes."""
+"""Schemas of routing over depth, which selects the tokens that each block processes."""
 
 import math
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ class DepthConfig(ComponentConfig):
     """Base schema of routing over depth."""
 
     def routed(self, index: int) -> bool:
-        """Return whether the block at an index of its stack, from 0, processes only selected tokens."""
+        """Return whether block ``index`` of a stack, from 0, processes only selected tokens."""
         return False
 
     def n_chosen(self, n_tokens: int) -> int:
@@ -38,16 +38,16 @@ class FullDepthConfig(DepthConfig):
 class MixtureOfDepthsConfig(DepthConfig):
     """Mixture of depths (Raposo et al. 2024, eq. 1): x'_i = x_i + r_i f(X)_i for selected tokens, x'_i = x_i otherwise, r_i = w x_i + b.
 
-    f is the block's contribution to the residual stream, and X holds only the selected tokens. Training selects the ``capacity`` largest
-    scores per row, which depends on later tokens. In evaluation each token is therefore selected by its own score, if r_i > 0, in encoders
-    too. A loss trains the router to agree: ``aux_loss_coef`` times the mean cross-entropy between sigmoid(r_i) and the selection of token i
-    (section 3.5, first method).
+    f is the block's contribution to the residual stream, and X holds only the selected tokens. Training selects the tokens with the largest
+    scores, a fraction ``capacity`` of each row, so the selection depends on later tokens. Evaluation selects each token by its own score,
+    if r_i > 0, in encoders too. A loss trains the router so that both selections agree: ``aux_loss_coef`` times the mean cross-entropy
+    between sigmoid(r_i) and the selection of token i in training (section 3.5, first method).
 
     Cost and use: A routed block costs ``capacity`` of a full block, so a deeper model has equal cost; the paper's best setting is every
-    second block with 12.5%. Selection is causal in evaluation but not in training. metrics.jsonl reports the fraction of tokens selected
-    in evaluation (mod_fraction_causal), which is learned, and in training (mod_fraction). Inference skips a block that no row of the batch
-    selects, so single texts gain most. With pooling = start or cls, the last block may skip the token that is classified; pooling = mean
-    avoids this. Cannot be combined with experts or approximated attention; masks are dense even for sparse patterns.
+    second block with 12.5%. Selection is causal in evaluation but not in training. metrics.jsonl reports the fraction of tokens selected in
+    evaluation (mod_fraction_causal), which is learned, and in training (mod_fraction). Inference skips a block that no row of the batch
+    selects, so single texts gain most. With pooling = cls, the last block may skip the token that is classified; pooling = mean avoids
+    this. Cannot be combined with experts or approximated attention; masks are dense even for sparse patterns.
     """
 
     kind: Literal["mod"] = "mod"

@@ -23,7 +23,7 @@ def validate(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Pat
         schema: the schema class.
         raw: the input as it was read.
         place: returns the file and line, or the option, that sets a field.
-        context: context of the validators.
+        context: validation context of the schema's validators: None or a value such as ``DATA_OPTIONAL``.
 
     Raises:
         ConfigError: the value does not match the schema.
@@ -35,10 +35,10 @@ def validate(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Pat
 
 
 def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any], place: Callable[[Path], str]) -> str:
-    """Format the most informative error of a validation.
+    """Format the most informative one of the errors that pydantic found.
 
     Args:
-        error: pydantic's error.
+        error: the error that pydantic raised.
         schema: the schema class.
         raw: the input as it was read.
         place: returns the file and line, or the option, that sets a field.
@@ -58,12 +58,12 @@ def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str
 
 
 def _weight(path: Path, kind: str) -> int:
-    """Rank errors: a wrong kind explains the others, and an unknown field is often a misspelled missing one."""
+    """Return the rank of an error, 0 first: a wrong kind causes other errors, and an unknown field is often a missing one misspelled."""
     return 0 if path[-1:] == ("kind",) else 1 if kind == "extra_forbidden" else 2
 
 
 def error_path(detail: Any, raw: Mapping[str, Any]) -> Path:
-    """Return an error's location as a path in the input, without the names of union members."""
+    """Return the location of a pydantic error as a path in the input, without the union tags that pydantic inserts."""
     path: list[str] = []
     value: Any = raw
     for part in detail["loc"]:
@@ -115,7 +115,7 @@ def _expected(detail: Any) -> str:
     )
 
 
-UPGRADE = "use the new name, or rewrite the recipe by `transom recipes upgrade FILE`"
+UPGRADE = "use the new name, or rewrite the recipe with `transom recipes upgrade FILE`"
 
 
 def _present_name(path: Path, raw: Mapping[str, Any]) -> str | None:
@@ -167,7 +167,7 @@ def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
 
 def _neighbors(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
     if len(path) > 1 and (kinds := _kinds_with(path, schema, raw)):
-        return f"it goes with {'.'.join(path[:-1])}.kind = {' or '.join(map(repr, kinds))}"
+        return f"this field requires {'.'.join(path[:-1])}.kind = {' or '.join(map(repr, kinds))}"
     here = {".".join((*path[:-1], name)): name for owner in _owners(path[:-1], schema, raw) for name in owner.model_fields}
     if path[:-1] == ("model",):
         here["model.preset"] = "preset"
@@ -176,11 +176,13 @@ def _neighbors(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
     found += [dotted for dotted in dict.fromkeys(_all_fields(schema)) if dotted.rsplit(".", 1)[-1] == path[-1] and dotted not in found]
     if found:
         return f"did you mean {' or '.join(found[:3])}?"
-    return f"fields of {'.'.join(path[:-1]) or 'a recipe'} are {', '.join(here.values())}" if here else "it is not a table"
+    return (
+        f"fields of {'.'.join(path[:-1]) or 'a recipe'} are {', '.join(here.values())}" if here else f"{'.'.join(path[:-1])} is not a table"
+    )
 
 
 def _kinds_with(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of a field's component that have the field, given the kinds that the input selects around it."""
+    """Return the kinds of component that have the unknown field ``path``, given the kinds that the input selects for the tables above."""
     holders = [owner.model_fields[path[-2]] for owner in _owners(path[:-2], schema, raw) if path[-2] in owner.model_fields]
     owners = [owner for field in holders for owner in allowed_schemas(field)]
     return [kind for owner in owners if path[-1] in owner.model_fields for kind in kinds(owner)]

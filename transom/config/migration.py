@@ -1,8 +1,8 @@
-"""Migrate names of formats 1 and 2: recipe fields, kinds, metrics, checkpoint state and tensors.
+"""Replace names of formats 1 and 2 by the present ones: recipe fields, kinds, metrics, checkpoint state and tensors.
 
-Run folders are read through these tables, in memory. A user's own recipe is refused with an error that gives the present name;
-``transom recipes upgrade FILE`` rewrites it. No former name has another meaning today, so every function leaves present names as
-they are.
+Run folders are migrated in memory when they are read. A user's own recipe is refused with an error that gives the present name;
+``transom recipes upgrade FILE`` rewrites such a recipe. No former name is also a present name with another meaning, so every function
+leaves present names unchanged.
 """
 
 import re
@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 
 class Renamed(NamedTuple):
-    """The renamed fields of one table of a recipe.
+    """Fields of a recipe's table that were renamed.
 
     Attributes:
-        table: a pattern of the table's path, in former names.
-        fields: the present name of each former one.
-        kind: the table's former ``kind``, if the names depend on it.
-        tasks: the tasks of the recipe, if the names depend on them.
+        table: regular expression of the table's path, as earlier versions wrote it.
+        fields: present names by former name.
+        kind: former ``kind`` of the tables in which the fields were renamed; None for any kind.
+        tasks: tasks of the recipes in which the fields were renamed; None for all tasks.
     """
 
     table: str
@@ -109,7 +109,7 @@ VALUES = (
     (r"training\.schedule", "paper", "inverse-sqrt"),
     (r"training\.learning_rate", "paper", "noam"),
 )
-"""Values renamed in format 3: of a field, or of the ``kind`` of a table."""
+"""Values renamed in format 3: path of the field, or of the table with ``kind``, as a regular expression; former value; present value."""
 
 METRICS = {
     "peak_share": "matmul_utilization",
@@ -133,7 +133,7 @@ TENSORS = (
     (r"(embedding)\.patches\.", r"\1.projection."),
     (r"(encoder|decoder)\.mixes\.", r"\1.value_residuals."),
 )
-"""Patterns of tensor names with their replacements; names of optimizer tensors begin with those of the parameters."""
+"""Patterns in former tensor names with their replacements; the name of an optimizer tensor begins with that of its parameter."""
 
 Path = tuple[str, ...]
 
@@ -142,10 +142,10 @@ class Change(NamedTuple):
     """One renamed field or value of a recipe.
 
     Attributes:
-        path: path of the field in former names, without list indices.
-        old: its former name, or its former value.
-        new: its present name or value.
-        is_value: whether a value was renamed.
+        path: path of the field as earlier versions wrote it, without list indices.
+        old: former name of the field, or its former value.
+        new: present name of the field, or its present value.
+        is_value: whether the value of the field was renamed, not the field.
     """
 
     path: Path
@@ -155,16 +155,16 @@ class Change(NamedTuple):
 
 
 def list_changes(raw: Mapping[str, Any]) -> list[Change]:
-    """List what ``migrate_tables`` changes in a recipe, outer tables first."""
+    """Return the names and values that ``migrate_tables`` changes in a recipe, outer tables first."""
     return list(_changes(raw, (), str(raw.get("task", "translation"))))
 
 
 def migrate_tables(raw: Mapping[str, Any], path: Path = (), task: str | None = None) -> dict[str, Any]:
-    """Rename fields and values.
+    """Return a recipe, or one of its tables, with former names and values replaced by the present ones.
 
     Args:
         raw: a recipe, or its table at ``path``.
-        path: path of the table.
+        path: path of the table; empty for a whole recipe.
         task: the recipe's task, if ``raw`` is not the whole recipe.
     """
     task = str(raw.get("task", "translation")) if not path else task
@@ -194,11 +194,11 @@ def _changes(raw: Any, path: Path, task: str) -> Iterator[Change]:
 
 
 def present_field(path: Path, kind: Any = None, task: str | None = None) -> str | None:
-    """Return the present name of the field at a path; None if it has not been renamed.
+    """Return the present name of a field; None if the field has not been renamed.
 
     Args:
-        path: the field, in former names.
-        kind: ``kind`` of the table that contains it.
+        path: path of the field as earlier versions wrote it.
+        kind: ``kind`` of the table that contains the field.
         task: task of the recipe; None for any task.
     """
     table = ".".join(path[:-1])
@@ -214,24 +214,24 @@ def present_field(path: Path, kind: Any = None, task: str | None = None) -> str 
 
 
 def present_value(path: Path, value: Any) -> Any:
-    """Return the present name of a field's value; ``kind`` may be the last part of the path."""
+    """Return the present value of a field, which is ``value`` unless renamed; ``kind`` may be the last part of the path."""
     place = ".".join(path[:-1] if path[-1:] == ("kind",) else path)
     return next((new for where, old, new in VALUES if value == old and re.fullmatch(where, place)), value)
 
 
 def migrate_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the keys of a record of ``metrics.jsonl``."""
+    """Return a record of ``metrics.jsonl`` with former keys replaced by the present ones."""
     return {METRICS.get(name, name): value for name, value in record.items()}
 
 
 def migrate_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the keys of a checkpoint's state, at any depth."""
+    """Return a checkpoint's state with former keys, at any depth, replaced by the present ones."""
     names = STATE | METRICS
     return {names.get(name, name): migrate_state(value) if isinstance(value, Mapping) else value for name, value in state.items()}
 
 
 def present_tensor_name(name: str) -> str:
-    """Return the present name of a tensor."""
+    """Return the present name of a tensor, which is ``name`` unless renamed."""
     for old, new in TENSORS:
         name = re.sub(old, new, name)
     return name

@@ -85,11 +85,11 @@ class CausalMaskConfig(ComponentConfig):
 class PrefixMaskConfig(ComponentConfig):
     """Bidirectional attention within a prefix, causal after it (Raffel et al. 2020, section 3.2.1): j <= i or j in the prefix.
 
-    The batch marks the prefix: for an instruction, the prompt up to the start-of-answer token. Plain text has none, so its mask is causal.
-    When a text is continued, its prompt without the last token is the prefix, processed in one pass.
+    The batch marks the prefix: for an instruction, the prompt up to the start-of-answer token. Plain text has no prefix, so its mask is
+    causal. When a text is continued, its prompt without the last token is the prefix, processed in one pass.
 
-    Cost and use: Free. Prompts are encoded bidirectionally; for instructions, where only answer tokens contribute to the loss. Not with
-    approximated attention.
+    Cost and use: Free. Prompts are encoded bidirectionally; for instructions, where only answer tokens contribute to the loss. Cannot be
+    combined with approximated attention.
     """
 
     kind: Literal["prefix-lm"] = "prefix-lm"
@@ -122,13 +122,13 @@ class DecoderConfig(TextTransformerConfig):
         if self.mask.kind != "causal" and self.attention.approximation.kind != "none":
             raise ValueError(
                 f"attention.approximation = {self.attention.approximation.kind!r} keeps sums over earlier tokens:"
-                f" expected mask = 'causal', found {self.mask.kind!r}"
+                f" expected mask = 'causal', found {self.mask.kind!r}; change one of them"
             )
         return self
 
 
 class EncoderConfig(TextTransformerConfig):
-    """An encoder-only model, as BERT (Devlin et al. 2019), with BERT's components as defaults."""
+    """An encoder-only Transformer (Devlin et al. 2019), with the components of BERT as defaults."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
     STACK: ClassVar[str] = "an encoder"
@@ -146,7 +146,9 @@ class EncoderConfig(TextTransformerConfig):
     @model_validator(mode="after")
     def _mask_is_a_token(self) -> "EncoderConfig":
         if self.mask_token_id is not None and self.vocab_size is not None and self.mask_token_id > self.vocab_size:
-            raise ValueError(f"mask_token_id: expected at most vocab_size, {self.vocab_size}, found {self.mask_token_id}; lower it")
+            raise ValueError(
+                f"mask_token_id: expected at most vocab_size, {self.vocab_size}, found {self.mask_token_id}; lower mask_token_id"
+            )
         return self
 
     @property
@@ -203,7 +205,7 @@ class TextEmbedderConfig(EncoderConfig):
     @model_validator(mode="after")
     def _vectors_have_no_logits(self) -> "TextEmbedderConfig":
         if self.head_bias:
-            raise ValueError("head_bias: expected false, found true: a text embedder has no output layer; remove it")
+            raise ValueError("head_bias: expected false, found true: a text embedder has no output layer; remove head_bias")
         return self
 
 
@@ -211,7 +213,10 @@ AnyModel = Annotated[ModelConfig, Slot("model", ModelConfig)]
 AnySeq2SeqModel = Annotated[Seq2SeqConfig | RecurrentSeq2SeqConfig, Slot("pair_model", ModelConfig)]
 AnyLanguageModel = Annotated[DecoderConfig | RecurrentDecoderConfig, Slot("language_model", ModelConfig)]
 AnyImageModel = Annotated[VisionTransformerConfig | ConvolutionalNetworkConfig, Slot("image_model", ModelConfig)]
-"""All models, and those for translation, text generation and image classification; type checkers see the packaged ones."""
+"""Unions of all models, and of the models for translation, text generation and image classification.
+
+Type checkers see the packaged models; models of plugins are accepted too.
+"""
 
 register_component("model", "pair_model")(Seq2SeqConfig)
 register_component("model", "pair_model")(RecurrentSeq2SeqConfig)

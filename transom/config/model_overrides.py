@@ -1,4 +1,4 @@
-"""Fields of a model that may change in fine-tuning, and the fields that the user set."""
+"""Separate the recipe fields that the user sets, and list the model fields that fine-tuning may change."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -8,16 +8,17 @@ from transom.config.recipe import Recipe, check_recipe, read_recipe
 from transom.errors import ConfigError
 
 RECIPE_FIELDS = {"kind", "pooling", "classes", "temperature", "mask"}
-"""Model fields that fine-tuning takes from the recipe, besides all dropouts: no shared weight depends on them."""
+"""Model fields that fine-tuning takes from the recipe, in addition to all dropouts; no weight of the original run depends on them."""
 
 OVERRIDABLE_FIELDS = {
     "max_seq_len",
     *(f"position.{name}" for name in ("rope_scaling", "factor", "original_max_seq_len")),
     "attention.pattern",
-    *(f"feed_forward.{name}" for name in ("balance.weight", "balance.rate", "z_loss_coef", "capacity")),
+    *(f"feed_forward.load_balancing.{name}" for name in ("aux_loss_coef", "bias_update_rate")),
+    *("feed_forward.z_loss_coef", "feed_forward.capacity_factor"),
     *("depth.aux_loss_coef", "depth.capacity", "norm.momentum"),
 }
-"""Model fields that fine-tuning takes from the original run unless the user sets them: no weight depends on them."""
+"""Model fields that fine-tuning takes from the original run, unless the user sets them; no weight depends on them."""
 
 TOKENIZER_FIELDS = ("kind", "vocab_size", "lowercase", "joint")
 """Tokenizer fields that determine the vocabulary."""
@@ -29,10 +30,10 @@ def is_recipe_field(name: str) -> bool:
 
 
 class UserOverrides(NamedTuple):
-    """Fields set by the user: by an override, a preset, or in their own file, but not by choosing a packaged recipe.
+    """Recipe fields that the user sets by an override, a preset or a recipe file of their own; those of a packaged recipe do not count.
 
     Attributes:
-        tables: the recipe's tables as read.
+        tables: the recipe's tables with these fields only, not validated.
         place: returns the file and line, or the option, that sets a field.
     """
 
@@ -40,16 +41,16 @@ class UserOverrides(NamedTuple):
     place: Callable[[tuple[str, ...]], str] = ".".join
 
     def of(self, part: str) -> Mapping[str, Any]:
-        """Return a table; the short form of a component is its ``kind``."""
+        """Return the fields that the user set in a table; the short form ``tokenizer = "bpe"`` counts as ``{ kind = "bpe" }``."""
         return _expand_shorthand(self.tables.get(part, {}))
 
     def over(self, part: str, base: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
-        """Merge the user's fields of a table into the fields to change.
+        """Return ``base`` with the user's fields of a table merged into it.
 
         Args:
             part: name of the table.
-            base: the fields to change, fully expanded.
-            but: fields to exclude.
+            base: fields of the table, each component as a table with ``kind``.
+            but: names of the user's fields that are not merged.
         """
         return _overlaid(base, {name: value for name, value in self.of(part).items() if name not in but})
 
@@ -61,18 +62,18 @@ NO_OVERRIDES = UserOverrides()
 def load_training_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Path, UserOverrides]:
     """Read the recipe of a training run, and separate the user's fields from those of a packaged recipe.
 
-    For fine-tuning, the user's fields are checked against the model of the original run, not against the model in the recipe. The returned
-    recipe omits them, except the fields that set the fine-tuning itself.
+    For fine-tuning, the user's model fields apply to the model of the original run, not to the one in the recipe. If the recipe is
+    invalid with these fields, the returned recipe contains only those of them for which ``is_recipe_field`` is true.
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
         overrides: as for ``load_recipe``.
 
     Returns:
-        The recipe, the folder to which a relative ``data.root`` refers, and the user's fields.
+        The recipe, the folder from which a relative ``data.root`` starts, and the user's fields.
 
     Raises:
-        ConfigError: as ``load_recipe`` does.
+        ConfigError: as for ``load_recipe``.
     """
     raw, own = read_recipe(where, overrides), read_recipe(where, overrides, own=True)
     asked, training = UserOverrides(own.tables, own.place), raw.tables.get("training")
@@ -96,7 +97,7 @@ def _expand_shorthand(table: Any) -> Mapping[str, Any]:
 
 
 def _overlaid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a table into another with expanded components; a component of the same kind keeps its other fields."""
+    """Return ``base`` with the fields of ``top``; a component keeps its other fields unless ``top`` changes its kind."""
     out = dict(base)
     for name, value in top.items():
         below = out.get(name)

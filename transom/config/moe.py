@@ -15,11 +15,12 @@ AnyLoadBalancing = Annotated[ComponentConfig, Slot("load_balancing")]
 class AuxLossBalancingConfig(ComponentConfig):
     """Auxiliary loss, minimal if all experts are selected equally often: aux_loss_coef * N sum_i f_i P_i (Fedus et al. 2022, eq. 4 to 6).
 
-    f_i is the fraction of selections of expert i of N, and P_i its mean router probability. Both are computed over the whole batch. A batch
-    computed in parts (``training.grad_accum_steps``, ``training.processes``) needs an additional forward pass for them, a third more time.
+    f_i is the fraction of selections that fall on expert i, one of N, and P_i is its mean router probability. Both are computed over the
+    whole batch. A batch computed in parts (``training.grad_accum_steps``, ``training.processes``) needs an additional forward pass for
+    both, which takes a third more time.
 
-    Cost and use: The usual choice. Costs almost no time for batches in one part. It competes with the main loss: a large weight costs
-    quality.
+    Cost and use: The usual choice. Costs almost no time for batches computed in one part. It competes with the main loss: a large weight
+    costs quality.
     """
 
     kind: Literal["aux-loss"] = "aux-loss"
@@ -30,9 +31,11 @@ class AuxLossBalancingConfig(ComponentConfig):
 class BiasBalancingConfig(ComponentConfig):
     """Auxiliary-loss-free balancing: a bias on the scores that affects selection only, not the weights (Wang et al. 2024, algorithm 1).
 
-    After each step, b_i increases by ``bias_update_rate`` if expert i was selected less often than the mean, and decreases if more often.
+    After each step, the bias b_i of expert i increases by ``bias_update_rate`` if the expert was selected less often than the mean, and
+    decreases if more often.
 
-    Cost and use: Does not change the loss; the choice for sigmoid scores. Balances more slowly, in steps of `bias_update_rate`.
+    Cost and use: Does not change the loss; the choice for sigmoid scores. Balances more slowly than aux-loss, in steps of
+    `bias_update_rate`.
     """
 
     kind: Literal["bias"] = "bias"
@@ -92,9 +95,11 @@ class MoeConfig(ComponentConfig):
         if self.top_k > self.n_experts:
             raise ValueError(f"expected top_k of at most n_experts = {self.n_experts}, found {self.top_k}; change one of them")
         if self.norm_topk_prob and self.top_k == 1:
-            raise ValueError("top_k = 1 requires norm_topk_prob = false: otherwise all weights are 1 and the router receives no gradient")
+            raise ValueError(
+                "top_k = 1 requires norm_topk_prob = false: otherwise all weights are 1 and the router gets no gradient; set it to false"
+            )
         return self
 
     def width(self, d_ff: int) -> int:
-        """Return the hidden dimension of an expert."""
+        """Return the hidden dimension of an expert: ``d_expert`` or, if that is not set, ``d_ff``."""
         return self.d_expert or d_ff

@@ -32,9 +32,10 @@ class FullPatternConfig(ComponentConfig):
 class WindowPatternConfig(ComponentConfig):
     """Sliding window (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2): token i attends to j if -size < j - i < size.
 
-    In a decoder the window ends at token i and covers the last ``size`` tokens. A stack of n layers reaches n windows far.
+    In a decoder the window ends at token i and covers the last ``size`` tokens. Through a stack of n layers, a token depends on tokens n
+    windows away.
 
-    Cost and use: size pairs per token. Local syntax loses almost nothing; long-range recall needs some full layers (Gemma: one in six).
+    Cost and use: size keys per query. Local syntax loses almost nothing; long-range recall needs some full layers (Gemma: one in six).
     """
 
     kind: Literal["window"] = "window"
@@ -47,7 +48,7 @@ class Window2dPatternConfig(ComponentConfig):
 
     The window is cut off at the edges of the image.
 
-    Cost and use: (2 size - 1)^2 pairs per patch; local like a convolution. For images only.
+    Cost and use: (2 size - 1)^2 keys per query; local like a convolution. For images only.
     """
 
     kind: Literal["window-2d"] = "window-2d"
@@ -58,7 +59,7 @@ class Window2dPatternConfig(ComponentConfig):
 class StridedPatternConfig(ComponentConfig):
     """Every stride-th token, counted back from token i (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0.
 
-    Cost and use: n / stride pairs per token. With a window of size stride in the next layer, two layers reach every token.
+    Cost and use: n / stride keys per query. With a window of size stride in the next layer, two layers reach every token.
     """
 
     kind: Literal["strided"] = "strided"
@@ -69,7 +70,7 @@ class StridedPatternConfig(ComponentConfig):
 class BlockLocalPatternConfig(ComponentConfig):
     """Block-local attention: the block that contains the token (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size).
 
-    Cost and use: size / 2 pairs per token of a decoder. Combine it with summary, which gives access to other blocks.
+    Cost and use: size / 2 keys per query in a decoder. Combine it with summary, which gives access to other blocks.
     """
 
     kind: Literal["block-local"] = "block-local"
@@ -80,7 +81,7 @@ class BlockLocalPatternConfig(ComponentConfig):
 class SummaryPatternConfig(ComponentConfig):
     """The last ``columns`` tokens of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns.
 
-    Cost and use: n * columns / stride pairs per token; better than strided on data without a period, such as text.
+    Cost and use: n * columns / stride keys per query; better than strided on data without a period, such as text.
     """
 
     kind: Literal["summary"] = "summary"
@@ -90,7 +91,7 @@ class SummaryPatternConfig(ComponentConfig):
     @model_validator(mode="after")
     def _columns_fit(self) -> "SummaryPatternConfig":
         if self.columns > self.stride:
-            raise ValueError(f"expected columns <= stride, found {self.columns} and {self.stride}")
+            raise ValueError(f"expected columns <= stride, found {self.columns} and {self.stride}; change one of them")
         return self
 
 
@@ -98,7 +99,7 @@ class SummaryPatternConfig(ComponentConfig):
 class LogSparsePatternConfig(ComponentConfig):
     """Nearby tokens and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < window or a power of two.
 
-    Cost and use: log n pairs per token; log n layers connect all tokens. For long series.
+    Cost and use: log n keys per query; log n layers connect all tokens. For long series.
     """
 
     kind: Literal["logsparse"] = "logsparse"
@@ -109,7 +110,7 @@ class LogSparsePatternConfig(ComponentConfig):
 class GlobalPatternConfig(ComponentConfig):
     """Global tokens at the start: they attend to all tokens and all attend to them (Beltagy et al. 2020; Zaheer et al. 2020, ITC).
 
-    Cost and use: size pairs per token. With a window, it keeps the first token, often an attention sink, visible.
+    Cost and use: size keys per query. Combined with a window, the first token, often an attention sink, stays visible.
     """
 
     kind: Literal["global"] = "global"
@@ -118,12 +119,12 @@ class GlobalPatternConfig(ComponentConfig):
 
 @register_component("pattern", "stack_pattern")
 class RandomPatternConfig(ComponentConfig):
-    """Random blocks (Zaheer et al. 2020, section 2): each block attends to some earlier blocks, and they to it.
+    """Random blocks (Zaheer et al. 2020, section 2): each block attends to some earlier blocks, and those attend to it.
 
     The draw depends only on the seed and the indices of the two blocks, so it is the same at every length and in incremental decoding. In
     the paper each block draws from all blocks of the text.
 
-    Cost and use: blocks * size pairs per token. Combined with window and global it is BigBird, in which a few layers connect all tokens.
+    Cost and use: blocks * size keys per query. Combined with window and global, this is BigBird, in which a few layers connect all tokens.
     """
 
     kind: Literal["random"] = "random"
@@ -136,10 +137,10 @@ class RandomPatternConfig(ComponentConfig):
 class PrefixPatternConfig(ComponentConfig):
     """The prefix of the token's text, such as a prompt: token i attends to j if j is in the prefix.
 
-    The batch marks the prefix: for an instruction, its prompt. Other texts, including translations, have none. When a decoder continues a
-    prompt, the prefix is the prompt without its last token.
+    The batch marks the prefix: for an instruction, its prompt. Other texts, including translations, have no prefix. When a decoder
+    continues a prompt, the prefix is the prompt without its last token.
 
-    Cost and use: One pair per token and prefix token. With a window, it keeps the prompt visible to all later tokens.
+    Cost and use: As many keys per query as the prefix has tokens. Combined with a window, the prompt stays visible to all later tokens.
     """
 
     kind: Literal["prefix"] = "prefix"
@@ -165,7 +166,7 @@ class CompoundPatternConfig(ComponentConfig):
 class CombinedPatternConfig(CompoundPatternConfig):
     """Combination of patterns: a token is visible if any, all or none (not) of them allow it.
 
-    Cost and use: At most the sum of the parts for any and the cheapest part for all; for not, the pairs that remain.
+    Cost and use: any costs at most the sum of its parts, all at most its cheapest part, not the query-key pairs that its parts exclude.
     """
 
     kind: Literal["any", "all", "not"]
@@ -184,7 +185,7 @@ class CyclePatternConfig(CompoundPatternConfig):
 
 
 def block_patterns(pattern: AnyPattern) -> tuple[AnyBlockPattern, ...]:
-    """Return the patterns of a stack's blocks, to be repeated in order."""
+    """Return the patterns of the first blocks of a stack; later blocks repeat them in order."""
     return pattern.patterns if isinstance(pattern, CyclePatternConfig) else (pattern,)
 
 
@@ -192,7 +193,7 @@ Coverage = Literal["none", "some", "all"]
 
 
 def pattern_coverage(pattern: AnyBlockPattern, prefix_coverage: Coverage) -> Coverage:
-    """Return the part of a text that a pattern makes visible, if ``prefix`` makes ``prefix_coverage`` visible.
+    """Return whether a pattern makes none, some or all tokens of a text visible; ``prefix_coverage`` states it for pattern ``prefix``.
 
     >>> pattern_coverage(CombinedPatternConfig(kind="any", patterns=(PrefixPatternConfig(), WindowPatternConfig())), "none")
     'some'

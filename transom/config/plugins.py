@@ -1,7 +1,7 @@
 """Plugins: external files and installed modules that register components or tasks when they are imported.
 
-A plugin runs only if the user names it, on the command line (``--plugin``) or in a call (``plugins=[...]``), never because a recipe, a
-run or a model folder asks. A run that uses one records its name and hash, and is refused without that very plugin.
+A plugin runs only if the user names it, on the command line (``--plugin``) or in a call (``plugins=[...]``), never because a recipe or a
+run folder names it. A run records the name and hash of each plugin that it uses, and is loaded only if a plugin with that hash is imported.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ GROUP = "transom.plugins"
 
 
 class PluginRecord(Schema):
-    """Name and hash of a plugin, recorded in a run."""
+    """Name and SHA-256 of a plugin, as recorded in ``config.json`` of a run."""
 
     name: Annotated[str, Field(min_length=1, max_length=255)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -42,8 +42,8 @@ class Plugin(NamedTuple):
     Attributes:
         where: absolute path of a file, or dotted name of a module.
         home: folder from which the module is imported; empty for a file.
-        record: name and hash.
-        schemas: schemas of the components and tasks that it registered.
+        record: name and hash of the plugin.
+        schemas: schema classes of the components and tasks that the plugin registered.
     """
 
     where: str
@@ -71,7 +71,7 @@ _PLUGINS: dict[str, Plugin] = {}
 
 
 def installed_plugins() -> list[InstalledPlugin]:
-    """List the plugins of installed packages from their metadata."""
+    """List the plugins of installed packages from the packages' metadata, without importing the plugins."""
     points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.module))
     return [InstalledPlugin(point.name, point.module, f"{point.dist.name} {point.dist.version}" if point.dist else "") for point in points]
 
@@ -80,7 +80,7 @@ def import_plugins(named: Iterable[str | Path]) -> list[Plugin]:
     """Import plugins, each once per process.
 
     Args:
-        named: a Python file, an installed plugin's name (see ``installed_plugins``), or a module's dotted name.
+        named: for each plugin, a Python file, an installed plugin's name (see ``installed_plugins``), or a module's dotted name.
 
     Raises:
         ConfigError: the plugin does not exist, cannot be imported, registers nothing or a taken name, or its file changed since this
@@ -94,7 +94,7 @@ def _import_plugin(named: str) -> Plugin:
     where = str(resolve_path(Path(named))) if is_file else _module_name(named)
     path = Path(where) if is_file else _module_path(named, where)
     if path.suffix != ".py" or not path.exists():
-        found = "another one" if path.exists() else "none there"
+        found = "another file" if path.exists() else "no such file"
         raise ConfigError(f"plugin {named}: expected a .py file, found {found}; correct the path")
     content = read_regular_file(path, MAX_PLUGIN_BYTES, "a Python file", ConfigError)
     record = PluginRecord(name=path.name if is_file else where, sha256=hashlib.sha256(content).hexdigest())
@@ -118,12 +118,12 @@ def _import_plugin(named: str) -> Plugin:
 
 
 def _module_name(named: str) -> str:
-    """Return the module of an installed plugin, or the name itself."""
+    """Return the module of the installed plugin ``named``; if there is none, ``named`` itself as the name of a module."""
     return next((plugin.module for plugin in installed_plugins() if plugin.name == named), named)
 
 
 def _module_path(named: str, module: str) -> Path:
-    """Find the file of a module; this imports its parent packages."""
+    """Return the path of a module's file; the parent packages of the module are imported to find it."""
     found, parts = None, module.split(".")
     if all(part.isidentifier() for part in parts):
         with _Import(named, Path(module)):
@@ -131,13 +131,13 @@ def _module_path(named: str, module: str) -> Path:
             found = find_spec(module) if all(map(find_spec, packages)) else None
     if found is None or not str(found.origin).endswith(".py"):
         known = [plugin.name for plugin in installed_plugins()]
-        advice = suggest(named, known) if known else "no installed package announces one"
+        advice = suggest(named, known) if known else "no installed package has plugins"
         raise ConfigError(f"plugin {named}: expected a .py file, an installed plugin or a Python module, found nothing; {advice}")
     return Path(str(found.origin))
 
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
-    """Execute the hashed bytes as a module, whose name is the same in every process."""
+    """Execute ``content`` as a module; its name consists of hash and file name, so it is the same in every process."""
     name = f"transom_plugin_{sha256[:12]}_{path.stem}".replace(".", "_")
     spec = spec_from_file_location(name, path)
     assert spec is not None, "the path of a plugin ends in .py"
@@ -151,16 +151,16 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
 
 
 class _Import:
-    """Context that reports any error in a plugin's import as a mistake in the plugin."""
+    """Context manager that converts any error in the import of a plugin to a ConfigError with the plugin's line."""
 
     def __init__(self, named: str, path: Path) -> None:
         self._named, self._path = named, path
 
     def __enter__(self) -> None:
-        """Begin the import."""
+        """Do nothing: errors are converted on exit."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Convert an exception to a ConfigError with the plugin's line; interrupts are not converted."""
+        """Raise a ConfigError for any exception of the import except interrupts."""
         if isinstance(error, Exception | SystemExit):
             at = [frame.lineno for frame in traceback.extract_tb(trace) if frame.filename == str(self._path)]
             line = error.lineno if isinstance(error, SyntaxError) else at[-1] if at else None
@@ -169,7 +169,10 @@ class _Import:
 
 
 def plugin_in_traceback(error: BaseException) -> str | None:
-    """Return the imported plugin in an error's traceback, with the line closest to the error; None if there is none."""
+    """Return the plugin, and its line, in which an error occurred, such as "plugin mine.py, line 3".
+
+    Of several plugins in the traceback, the innermost is returned; None if the traceback contains no plugin.
+    """
     names = {where if where.endswith(".py") else sys.modules[where].__file__: plugin.record.name for where, plugin in _PLUGINS.items()}
     frames = traceback.extract_tb(error.__traceback__)
     at = [f"plugin {names[frame.filename]}, line {frame.lineno}" for frame in frames if frame.filename in names]
@@ -182,13 +185,13 @@ def plugin_names() -> list[str]:
 
 
 def _registered() -> dict[type[Schema], None]:
-    """Return the registered components and tasks in order of registration."""
+    """Return the schema classes of all registered components, then of all registered tasks, as the keys of a dictionary."""
     components = [schema for slot in SLOTS.values() for schema in slot.choices]
     return dict.fromkeys([*components, *registered_recipes()])
 
 
 def describe_plugins() -> list[str]:
-    """Describe each registration of the imported plugins in one line: the plugin, the name in recipes, and a description."""
+    """Return a line per component or task that an imported plugin registers: plugin, name in recipes, first part of the docstring."""
     return [f"{plugin.record.name}: {_named(schema)}" for plugin in _PLUGINS.values() for schema in plugin.schemas]
 
 
@@ -216,8 +219,12 @@ def _schemas_in(value: Any) -> Iterator[type[Schema]]:
 def require_plugins(records: Sequence[PluginRecord], run: str) -> None:
     """Raise an error if a run needs a plugin that is not imported or has changed.
 
+    Args:
+        records: the plugins that the run was trained with.
+        run: the run folder, for the error message.
+
     Raises:
-        ConfigError: the plugin is missing or has another hash.
+        ConfigError: a plugin is not imported, or has another hash.
     """
     named = [plugin.record for plugin in _PLUGINS.values()]
     hashes = {record.sha256: record for record in named}
@@ -225,13 +232,12 @@ def require_plugins(records: Sequence[PluginRecord], run: str) -> None:
         other = next((each for each in named if each.name == record.name), None)
         if other is not None:
             raise ConfigError(
-                f"{run}: expected plugin {record.name} with SHA-256 {record.sha256[:12]}, as the run was trained with, found"
-                f" {other.sha256[:12]}: it has changed; restore the file, or train again"
+                f"{run}: expected plugin {record.name} with SHA-256 {record.sha256[:12]}, with which the run was trained,"
+                f" found SHA-256 {other.sha256[:12]}: the plugin has changed; restore its file, or train again"
             )
         raise ConfigError(
-            f"{run}: expected plugin {record.name} (SHA-256 {record.sha256[:12]}), which is not imported: add"
-            f" --plugin {record.name} with its"
-            " path (in Python plugins=[...]), if you trust that file"
+            f"{run}: expected plugin {record.name} (SHA-256 {record.sha256[:12]}), found no such plugin; if you"
+            f" trust the file, add --plugin {record.name} with its path (in Python plugins=[...])"
         )
 
 
@@ -246,4 +252,6 @@ def plugin_component(plugin: Plugin, name: str) -> type[Schema]:
         if name in (schema.__name__, getattr(registered_builder(schema), "__name__", None)):
             return schema
     known = [schema.__name__ for schema in components]
-    raise ConfigError(f"plugin {plugin.record.name}: expected a component that it registers, found {name!r}; {suggest(name, known)}")
+    raise ConfigError(
+        f"plugin {plugin.record.name}: expected a component that the plugin registers, found {name!r}; {suggest(name, known)}"
+    )

@@ -28,10 +28,10 @@ class Metric(NamedTuple):
     """A validation metric.
 
     Attributes:
-        key: its field in ``metrics.jsonl``.
-        name: for people.
-        digits: after the point.
-        unit: where it has one.
+        key: field of the metric in ``metrics.jsonl``.
+        name: name in tables and charts.
+        digits: number of decimals in tables.
+        unit: unit of the value; empty if the metric has none.
     """
 
     key: str
@@ -50,22 +50,22 @@ class Recipe(Schema):
     """Help and options of the task for the command line."""
 
     UNIT: ClassVar[str]
-    """The unit that has one label each, for losses and speeds, such as tokens."""
+    """Plural noun for the items that have one label each, such as "tokens"; losses and speeds are given per item."""
 
     COMMAND: ClassVar[str]
-    """The command for inference, which is also the method of the object that ``transom.load`` returns."""
+    """Name of the command for inference, and of the same method of the object that ``transom.load`` returns."""
 
     EXAMPLE: ClassVar[tuple[str, str]]
-    """Example arguments of the command, and of the method."""
+    """Example arguments of ``COMMAND`` on the command line, and in a call of the method."""
 
     METRICS: ClassVar[tuple[Metric, ...]] = ()
     """Validation metrics of this task besides the shared ones (``training/validation_metrics.py``)."""
 
     PREFIX_COVERAGE: ClassVar[Coverage] = "none"
-    """Part of a text that pattern ``prefix`` makes visible: none if the task's texts have no prefix."""
+    """Part of a text's tokens that the attention pattern ``prefix`` makes visible; "none" if the task's texts have no prefix."""
 
     GUESSES: ClassVar[bool] = True
-    """Whether a prediction is one of the model's classes or tokens, so that the loss can be compared with that of guessing."""
+    """Whether a prediction is one of the model's classes or tokens, so that the loss can be compared with that of a random guess."""
 
     task: str
     data: DataConfig
@@ -89,17 +89,17 @@ class Recipe(Schema):
             if pattern_coverage(pattern, self.PREFIX_COVERAGE) == "none":
                 raise ValueError(
                     f"model.attention.pattern: expected a pattern with visible tokens in a text of task '{self.task}', found"
-                    f" {format_pattern(pattern)}, which masks all; combine it with a window"
+                    f" {format_pattern(pattern)}, which masks all tokens; combine the pattern with a window"
                 )
         return self
 
     @property
     def example(self) -> tuple[str, str]:
-        """Example arguments of the command and of the method for this recipe's model."""
+        """``EXAMPLE``, adapted to this recipe's model."""
         return self.EXAMPLE
 
     def measured_on(self, figures: Mapping[str, Any]) -> str:
-        """Return the part of the validation data on which some metrics were computed, for the model card; empty for all."""
+        """Return a note for the model card on metrics computed on a part of the validation data only; empty if there are none."""
         return ""
 
     def with_fields(self, part: Literal["data", "model", "training"], **fields: object) -> Self:
@@ -118,7 +118,10 @@ class TextRecipe(Recipe):
     def _two_readings_need_dropout(self) -> Self:
         twice = isinstance(self.training, RDropTrainingConfig) and self.training.r_drop > 0
         if twice and not any(value for name, value in self.model if name.endswith("dropout")):
-            raise ValueError("training.r_drop compares two passes that differ only by dropout; set model.dropout, or r_drop = 0")
+            raise ValueError(
+                "expected dropout, since training.r_drop compares two passes that differ only by dropout, found none; set model.dropout, or"
+                " training.r_drop = 0"
+            )
         return self
 
 
@@ -134,16 +137,16 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str |
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
-        overrides: such as ``"training.max_steps=300"``; a value that is not TOML is text. A component is set before its fields, in
-            any order; of two values of a field the last wins. A preset replaces the recipe's model.
+        overrides: such as ``"training.max_steps=300"``; a value that is not TOML is read as a string. A component is set before its fields,
+            whatever the order. Of two overrides of a field the last one applies. ``model.preset`` replaces the recipe's whole model.
         context: ``DATA_OPTIONAL`` if the recipe need not name its data.
 
     Returns:
-        The recipe, and the folder that a relative ``data.root`` starts from: the file's own, or the current one
-        for a packaged recipe and for a root that an override gives.
+        The recipe, and the folder from which a relative ``data.root`` starts: the folder of the recipe file, or the current folder for a
+        packaged recipe or if an override sets ``data.root``.
 
     Raises:
-        ConfigError: the recipe does not exist, is not TOML, or has an invalid field; the message names the place.
+        ConfigError: the recipe does not exist, is not TOML, or has an invalid field; the message gives the file and line, or the override.
     """
     raw = read_recipe(where, overrides)
     return check_recipe(raw, context), raw.base
@@ -153,8 +156,8 @@ class RawRecipe(NamedTuple):
     """A recipe as read, with overrides and preset applied but not validated.
 
     Attributes:
-        tables: its content.
-        base: the folder that a relative ``data.root`` starts from.
+        tables: content of the recipe.
+        base: the folder from which a relative ``data.root`` starts.
         place: returns the file and line, or the option, that sets a field.
     """
 
@@ -169,7 +172,7 @@ def read_recipe(where: str | Path, overrides: Sequence[str] = (), own: bool = Fa
     Args:
         where: name of a packaged recipe, or path of a TOML file.
         overrides: as for ``load_recipe``.
-        own: omit the content of a packaged recipe and keep only the overrides.
+        own: leave out the content of a packaged recipe, so that only fields set by the user remain.
 
     Raises:
         ConfigError: the recipe or preset does not exist, or is not TOML.
@@ -199,7 +202,7 @@ def check_recipe(raw: RawRecipe, context: str | None = None) -> Recipe:
 
 
 def data_flags(where: str | Path, overrides: Sequence[str] = ()) -> str:
-    """Return the options of ``transom train`` that set the data files of a recipe, even if it is incomplete without them.
+    """Return the options of ``transom train`` that set the data files of a recipe; the recipe may lack its data.
 
     Raises:
         ConfigError: the recipe does not exist, is not TOML, or has an unknown task.
@@ -226,7 +229,7 @@ def _find(where: str | Path) -> tuple[str, str, Path]:
 
 
 def _is_file(where: str | Path) -> bool:
-    """Return whether a recipe is a path rather than the name of a packaged recipe."""
+    """Return whether ``where`` is a path rather than the name of a packaged recipe."""
     path = Path(where)
     return path.suffix == ".toml" or len(path.parts) > 1 or path.is_file()
 
@@ -253,7 +256,7 @@ def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:
 
 
 def parse_model_config(fields: Mapping[str, Any]) -> ModelConfig:
-    """Validate the fields of a model, including ``kind`` or ``preset``.
+    """Return the configuration of a model from its fields, which include ``kind`` or ``preset``.
 
     Raises:
         ConfigError: a field is unknown or invalid; the message names it.
@@ -270,7 +273,9 @@ def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:
     own = {name: value for name, value in model.items() if name != "preset"}
     presets = packaged_presets()
     if not isinstance(model["preset"], str) or model["preset"] not in presets:
-        raise ConfigError(f"{place}: expected a preset, found {model['preset']!r}; {suggest(str(model['preset']), list(presets))}")
+        raise ConfigError(
+            f"{place}: expected the name of a preset, found {model['preset']!r}; {suggest(str(model['preset']), list(presets))}"
+        )
     return merge_tables(parse_toml(presets[model["preset"]], f"preset {model['preset']}"), own)
 
 

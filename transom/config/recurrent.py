@@ -60,11 +60,11 @@ class SourceAttentionConfig(ComponentConfig):
     """Base schema of a recurrent decoder's attention to the source."""
 
     def input_feeding_dim(self, d_model: int) -> int:
-        """Return the dimension of the attention output that is fed into the next step beside its token, 0 for none."""
+        """Return the dimension of the attention output that is concatenated to the embedding of the next token; 0 if none is."""
         return 0
 
     def width(self, d_model: int) -> int:
-        """Return the dimension of the attention scores' hidden layer or states, 0 without attention."""
+        """Return the dimension of the hidden layer of the scores, or of the states whose product is a score; 0 without attention."""
         return 0
 
 
@@ -86,10 +86,10 @@ class AdditiveAttentionConfig(SourceAttentionConfig):
     """Additive attention (Bahdanau et al. 2015, eq. 4 to 6): e_tj = v^T tanh(W s_{t-1} + U h_j), c_t = sum_j softmax(e_t)_j h_j.
 
     The context is fed into the cell beside the previous token, s_t = f(s_{t-1}, [y_{t-1}; c_t]), and into a maxout layer before the output
-    projection: the larger of each pair of T [s_t; y_{t-1}; c_t] (eq. 4; appendix A.2.2 prints s_{t-1} instead). With several layers, the
-    query is the state of the last layer and the context is fed into the first.
+    projection: the maximum of each two adjacent elements of T [s_t; y_{t-1}; c_t] (eq. 4; appendix A.2.2 prints s_{t-1} instead). With
+    several layers, the query is the state of the last layer and the context is fed into the first.
 
-    Cost and use: Steps are sequential, with one tanh per pair of tokens and column: slow, and the most accurate of its time.
+    Cost and use: Steps are sequential, with one tanh per target token, source token and dimension: slow, and the most accurate of its time.
     """
 
     kind: Literal["additive"] = "additive"
@@ -108,7 +108,8 @@ class LuongAttentionConfig(SourceAttentionConfig):
 
     The score (section 3.1) is h_t^T h_j (dot), h_t^T W h_j (general) or v^T tanh(W h_t + U h_j) (concat).
 
-    Cost and use: Matrix products instead of a tanh per pair. Without input feeding, the whole decoder is one call of a fast kernel.
+    Cost and use: Matrix products instead of a tanh per target token, source token and dimension. Without input feeding, the whole decoder
+    is one call of a fast kernel.
     """
 
     kind: Literal["luong"] = "luong"
@@ -121,7 +122,7 @@ class LuongAttentionConfig(SourceAttentionConfig):
     @model_validator(mode="after")
     def _a_width_needs_concat(self) -> Self:
         if self.d_attention is not None and self.score != "concat":
-            raise ValueError(f"d_attention requires score 'concat', found {self.score!r}; remove it")
+            raise ValueError(f"d_attention requires score 'concat', found {self.score!r}; remove d_attention")
         return self
 
     def input_feeding_dim(self, d_model: int) -> int:
@@ -135,11 +136,13 @@ class RecurrentConfig(TextModelConfig):
     """Base schema of recurrent networks."""
 
     d_embedding: int = derived_default(lambda fields: fields["d_model"], "d_model", "dimension of the embeddings")
-    dropout: Fraction = Field(0.1, description="dropout on embeddings, between layers and on the last vectors, not between steps")
+    dropout: Fraction = Field(
+        0.1, description="dropout on embeddings, between layers and on the outputs of the last layer, not between steps"
+    )
     cell: AnyCell = Field(LstmConfig(), description="the cell of the recurrence")
 
     def refuse_unequal_widths(self) -> None:
-        """Raise if tied embeddings and the output projection would have different dimensions."""
+        """Raise ValueError if ``d_embedding`` differs from ``d_model``, since a tied matrix serves as embedding and output projection."""
         if self.d_embedding != self.d_model:
             raise ValueError(
                 f"tied embeddings require d_embedding = d_model, found {self.d_embedding} and {self.d_model};"
@@ -155,7 +158,7 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
     kind: Literal["recurrent-seq2seq"] = "recurrent-seq2seq"
     n_encoder_layers: int = Field(1, ge=1, le=1000, description="layers of the encoder")
     n_decoder_layers: int = Field(1, ge=1, le=1000, description="layers of the decoder")
-    bidirectional: bool = Field(True, description="bidirectional encoder: half of each layer's columns read the source backwards")
+    bidirectional: bool = Field(True, description="bidirectional encoder: half of each layer's dimensions read the source backwards")
     attention: AnySourceAttention = Field(AdditiveAttentionConfig(), description="attention of the decoder to the source")
 
     @property
@@ -178,7 +181,9 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
         if self.tie_embeddings != "none":
             self.refuse_unequal_widths()
         if self.bidirectional and self.d_model % 2:
-            raise ValueError(f"a bidirectional encoder requires an even d_model, found {self.d_model}")
+            raise ValueError(
+                f"a bidirectional encoder requires an even d_model, found {self.d_model}; change it or set bidirectional = false"
+            )
         return self
 
 

@@ -33,9 +33,9 @@ class Schema(BaseModel):
     def _within_range(cls, value: Any) -> Any:
         for number in value if isinstance(value, tuple | list) else (value,):
             if isinstance(number, int) and abs(number) > MAX_INT:
-                raise ValueError(f"expected a whole number of at most 64 bits, found {number}; make it smaller")
+                raise ValueError(f"expected a whole number of at most 64 bits, found {number}; give a smaller number")
             if isinstance(number, float) and abs(number) > MAX_FLOAT:
-                raise ValueError(f"expected a number of at most {MAX_FLOAT:.1e}, found {number:g}; make it smaller")
+                raise ValueError(f"expected a number of at most {MAX_FLOAT:.1e}, found {number:g}; give a smaller number")
         return value
 
 
@@ -43,9 +43,9 @@ def derived_default(compute: Callable[[dict[str, Any]], Any], formula: str, desc
     """Declare a whole number above 0 whose default is computed from the fields before it.
 
     Args:
-        compute: return the default, given the fields before it by name.
-        formula: the same for the documentation: "d_model / n_heads".
-        description: of the field.
+        compute: returns the default, given the values, by name, of the fields that are declared before this one.
+        formula: the computation as text for the documentation, such as "d_model / n_heads".
+        description: description of the field.
     """
     return Field(default_factory=compute, ge=1, description=description, json_schema_extra={"formula": formula})
 
@@ -63,7 +63,7 @@ class ComponentConfig(Schema):
     """
 
     IMPLEMENTED_IN: ClassVar[str] = ""
-    """Module that registers the builder, if importing the schema does not; it is imported on first use."""
+    """Module that registers the builder of the component, imported on first use; empty if the builder is registered with the schema."""
 
     kind: str
 
@@ -71,13 +71,13 @@ class ComponentConfig(Schema):
 class Slot:
     """Annotation of a field that accepts the components registered for a slot.
 
-    The tagged union of a field is built with its class, and rebuilt if a component is registered later.
+    The union of components that a field accepts is built with the field's schema class, and rebuilt if a component is registered later.
 
     Attributes:
         name: name of the slot, for ``register_component``.
-        base: base class of its components.
+        base: base class of the components.
         components: components by kind, in order of registration.
-        built: whether a class that uses it has been built.
+        built: whether a schema class with a field of this slot has been built.
     """
 
     def __init__(self, name: str, base: type[ComponentConfig] = ComponentConfig) -> None:
@@ -88,7 +88,7 @@ class Slot:
 
     @property
     def choices(self) -> tuple[type[ComponentConfig], ...]:
-        """The components, without duplicates."""
+        """The schema classes of the components, in order of registration; a class with several kinds occurs once."""
         return tuple(dict.fromkeys(self.components.values()))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -103,7 +103,7 @@ SLOTS: dict[str, Slot] = {}
 
 
 def choices(slot: str) -> tuple[type[ComponentConfig], ...]:
-    """Return the components of a slot, in order of registration."""
+    """Return the schema classes of a slot's components, in order of registration."""
     return SLOTS[slot].choices
 
 
@@ -149,7 +149,7 @@ def list_item_schemas(field: Any) -> list[type[Schema]]:
 
 
 def expand_shorthand(field: FieldInfo, value: Any) -> Any:
-    """Expand the short form of a component."""
+    """Return a field's value without short forms: "none" as None, a component's name as a table, and a table with its default ``kind``."""
     allowed = allowed_types(field)
     if value == "none" and (type(None) in allowed or derived_formula(field)):
         return None

@@ -17,6 +17,7 @@ class DataOption(NamedTuple):
         repeated: whether it may be repeated and sets a list.
         is_path: whether its value is a path, relative to the current folder.
         is_text: whether a tokenizer can be trained on the files.
+        is_flag: whether it takes no value and has a negative form, as in ``--header`` and ``--no-header``.
     """
 
     flag: str
@@ -29,6 +30,27 @@ class DataOption(NamedTuple):
     repeated: bool = False
     is_path: bool = True
     is_text: bool = True
+    is_flag: bool = False
+
+
+def column_option(name: str, what: str, needs: str = "", why: str = "") -> DataOption:
+    """Return the option that selects a column by name, or by index from 0."""
+    help_text = f"Column of the {what}, by name or index from 0; default: found by its usual names."
+    return DataOption(f"--{name}-field", "NAME", help_text, "", f"{name}_field", needs, why, is_path=False)
+
+
+HEADER = DataOption(
+    *(
+        "--header",
+        "",
+        "Whether the first line of a table is a header; default: yes if it has usual column names.",
+        "",
+        "header",
+    ),
+    is_path=False,
+    is_flag=True,
+)
+TEXT_FIELD = column_option("text", "text")
 
 
 class Command(NamedTuple):
@@ -68,17 +90,27 @@ def format_flags(options: tuple[DataOption, ...]) -> str:
     """Format the options that name training data.
 
     >>> format_flags(PAIRS), format_flags(TEXT)
-    ('--source and --target', '--text')
+    ('--source and --target (or --pairs)', '--text')
     """
-    return " and ".join(option.flag for option in options if option.part == "train")
+    required = [option for option in options if option.part == "train"]
+    together = [option.flag for option in required if option.needs] or [option.flag for option in required]
+    others = [option.flag for option in required if option.flag not in together]
+    return " and ".join(together) + (f" (or {' or '.join(others)})" if others else "")
 
 
+TABLES = ".tsv, .csv, .jsonl or .parquet"
+_TABLE = "a table with both sides"
 _LINES = "two files, line by line translations of each other"
 PAIRS = (
     DataOption("--source", "FILE", "Training source, one sentence per line (.gz too).", "train", "source", "--target", _LINES),
     DataOption("--target", "FILE", "Its translations, line by line.", "train", "target", "--source", _LINES),
     DataOption("--valid-source", "FILE", "Validation source; default: 1%, split off by hash.", "valid", "source", "--valid-target", _LINES),
     DataOption("--valid-target", "FILE", "Validation target.", "valid", "target", "--valid-source", _LINES),
+    DataOption("--pairs", "FILE", f"Source and target in one {TABLES} file, in place of --source and --target.", "train", "pairs"),
+    DataOption("--valid-pairs", "FILE", "Validation pairs in the same format.", "valid", "pairs"),
+    column_option("source", "source sentence", "--pairs", _TABLE),
+    column_option("target", "target sentence", "--pairs", _TABLE),
+    HEADER,
 )
 """Options of tasks on pairs of texts."""
 
@@ -100,5 +132,6 @@ TEXT = (
         repeated=True,
         is_path=False,
     ),
+    TEXT_FIELD,
 )
 """Options of tasks on plain text."""

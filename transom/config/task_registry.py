@@ -1,7 +1,8 @@
 """The registry of tasks: the values of a recipe's ``task``.
 
-The packaged tasks are found by their files, ``tasks/*/schema.py``, and imported by name at first use:
-a new task changes nothing outside its folder. Besides that of the dispatch table, this is the only import of a later package.
+The packaged tasks are found by their files, ``tasks/*/schema.py``, and imported by name at first use: a new task changes nothing outside
+its folder. Packages import only packages of lower layers (docs/architecture.md); this import is one of two exceptions, the other is that of
+the dispatch table.
 """
 
 import ast
@@ -46,7 +47,7 @@ def recipes_by_task() -> dict[str, "type[Recipe]"]:
 
 
 def registered_recipes() -> list["type[Recipe]"]:
-    """Return the recipe schemas registered so far, without importing any."""
+    """Return the recipe schemas registered so far, without importing further tasks."""
     return list(_recipes.values())
 
 
@@ -70,7 +71,7 @@ def list_task_help() -> list[TaskHelp]:
 
 @cache
 def _packaged_helps() -> tuple[TaskHelp, ...]:
-    """Read ABOUT from the source of each packaged schema: the expression alone is evaluated, with the names of ``options``."""
+    """Return ABOUT of each packaged task, evaluated from its source alone, with the names of ``task_options``."""
     helps = []
     for folder in _folders():
         source = ast.parse(folder.joinpath("schema.py").read_text("utf-8"))

@@ -17,16 +17,18 @@ _PLACE = re.compile(r"(.*?) \(at (?:line (\d+), column (\d+)|(end of document))\
 
 
 def read_toml_text(path: Path) -> str:
-    """Read a TOML file's text.
+    """Return the text of a TOML file, with every line end as a newline.
 
     Raises:
-        ConfigError: missing, a folder, not readable, too large, or not UTF-8.
+        ConfigError: the file is missing, a folder, not readable, too large, or not UTF-8.
     """
     try:
         text = read_regular_file(path, MAX_RECIPE_BYTES, "a recipe", ConfigError).decode("utf-8-sig")
         return text.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x} at byte {error.start + 1}") from None
+        raise ConfigError(
+            f"{path}: expected UTF-8 text, found {error.object[error.start]:#04x} as byte {error.start + 1}; save the file as UTF-8"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the file ({(error.strerror or str(error)).lower()})") from None
 
@@ -37,17 +39,17 @@ _TOKEN = re.compile(
     r"""|\#[^\n]*+|(?P<bare>[^\s"'\#\[\]{}=,.]++)|(?P<mark>[\[\]{}=,.\n])""",
     re.DOTALL,
 )
-"""Strings, also unterminated ones; comments; names, numbers and other words between dots; and punctuation."""
+"""TOML tokens: strings, also unterminated ones; comments; names, numbers and other words between dots; and punctuation."""
 
 
 class _TomlScanner:
-    """Count the levels, values and digits of a TOML text without parsing it.
+    """Check nesting depth, number of values and digits of a TOML text without parsing it.
 
     Names are left of ``=``, at the start of a line or in an inline table. Each part of a dotted name is a level.
     """
 
     def __init__(self, name: str) -> None:
-        """Start before the first line."""
+        """Prepare to check a text, which errors call ``name``."""
         self.name, self.line, self.values = name, 1, 0
         self.header = 0  # levels of the current table
         self.depth = 0  # levels of the current name
@@ -55,7 +57,7 @@ class _TomlScanner:
         self.of_name, self.in_header = True, False
 
     def read(self, text: str) -> None:
-        """Scan the text."""
+        """Raise ConfigError if the text exceeds a limit."""
         for token in _TOKEN.finditer(text):
             if token["mark"] is not None:
                 self._mark(token["mark"])
@@ -106,7 +108,7 @@ class _TomlScanner:
         self._another()
         if self.depth > MAX_DEPTH:
             raise ConfigError(
-                f"{self._place}: expected tables, lists and dotted names at most {MAX_DEPTH} levels deep, found more; flatten it"
+                f"{self._place}: expected tables, lists and dotted names at most {MAX_DEPTH} levels deep, found more; use fewer levels"
             )
 
     def _another(self) -> None:
@@ -119,16 +121,16 @@ class _TomlScanner:
     def _digits(self, word: str) -> None:
         if len(word) > MAX_DIGITS and word[:1] in "+-0123456789":
             raise ConfigError(
-                f"{self._place}: expected a number of at most {MAX_DIGITS} digits, found one of {len(word):,}; write it shorter"
+                f"{self._place}: expected a number of at most {MAX_DIGITS} digits, found a number of {len(word):,}; write a shorter one"
             )
 
 
 def check_toml(text: str, name: str) -> None:
-    """Raise an error if parsing a TOML text would need too much memory, time or depth, in one linear pass.
+    """Raise an error if parsing a TOML text would need too much memory, time or recursion; the check takes linear time.
 
     Args:
         text: the text.
-        name: its name in messages.
+        name: name of the text in errors, such as its path.
 
     Raises:
         ConfigError: the text exceeds a limit of ``files.limits``.
@@ -139,7 +141,7 @@ def check_toml(text: str, name: str) -> None:
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """Parse TOML; syntax errors are located as ``name:line:column``."""
+    """Parse TOML; an error begins with the place of a syntax error as ``name:line:column``."""
     check_toml(text, name)
     try:
         return tomllib.loads(text)
@@ -169,11 +171,14 @@ class Override(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Depth of the field; ``kind`` has the depth of its component, which it replaces."""
+        """Number of names in the path, by which overrides are sorted.
+
+        A final ``kind`` is not counted: ``model.norm.kind`` replaces the whole component, as ``model.norm`` does.
+        """
         return len(self.path) - (self.path[-1] == "kind")
 
     def applied(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``raw`` with the field set; the short form of a component is kept as its ``kind``."""
+        """Return ``raw`` with the field set; a component above the field that is given by name becomes a table with ``kind``."""
         value: Any = self.value
         for depth in range(len(self.path) - 1, 0, -1):
             value = {self.path[depth]: value}
@@ -191,10 +196,10 @@ def parse_override(text: str) -> Override:
     if not equals or not all(path):
         raise ConfigError(f"--set {text}: expected FIELD=VALUE as in training.max_steps=300")
     if re.search("[\ud800-\udfff]", text):
-        raise ConfigError(f"--set {text[:80]!a}: expected UTF-8, the encoding of recipes, found other bytes; write it in UTF-8")
+        raise ConfigError(f"--set {text[:80]!a}: expected UTF-8, the encoding of recipes, found other bytes; encode the override in UTF-8")
     if len(path) > MAX_DEPTH:
         raise ConfigError(
-            f"--set {name:.80}: expected a name of at most {MAX_DEPTH} parts, found {len(path):,}; name a field of the recipe"
+            f"--set {name:.80}: expected a name of at most {MAX_DEPTH} parts, found {len(path):,}; give the name of a recipe field"
         )
     check_toml(f"value = {value}", f"--set {name:.80}")
     try:
@@ -205,7 +210,7 @@ def parse_override(text: str) -> Override:
 
 
 def merge_tables(base: Mapping[str, Any], top: Mapping[str, Any], whole: int = -1) -> dict[str, Any]:
-    """Merge two tables.
+    """Return ``base`` with the fields of ``top``; a component with another ``kind`` is replaced, other tables are merged.
 
     Args:
         base: the fields to start from.

@@ -100,7 +100,7 @@ AnyAverage = Annotated[ComponentConfig, Slot("average")]
 
 @register_component("average")
 class NoAverageConfig(ComponentConfig):
-    """The weights as the optimizer leaves them."""
+    """No averaging: the weights after the last optimizer step."""
 
     kind: Literal["none"] = "none"
 
@@ -121,7 +121,7 @@ class EmaConfig(ComponentConfig):
 class CheckpointAverageConfig(ComponentConfig):
     """The mean of the weights of the last checkpoints (Vaswani et al. 2017, section 6.1).
 
-    A validation evaluates the raw weights too, as for ema.
+    A validation evaluates the raw weights too, in a second pass over the validation data, and keeps the better of both.
     """
 
     kind: Literal["checkpoints"] = "checkpoints"
@@ -145,7 +145,7 @@ class TrainingConfig(Schema):
     grad_accum_steps: int = Field(
         1,
         ge=1,
-        description="gradient accumulation: micro-batches per step; changes the result only with batch norm and full experts",
+        description="gradient accumulation: micro-batches per step; changes the result only with batch norm or an expert capacity",
     )
     optimizer: AnyOptimizer = Field(AdamConfig(), description="the optimizer component")
     learning_rate: PeakLearningRate = Field("noam", description=LEARNING_RATE_HELP)
@@ -178,6 +178,12 @@ class TrainingConfig(Schema):
     best_checkpoint_metric: str = Field("loss", description="validation metric by which the best weights are selected")
     patience: int | None = Field(None, ge=1, description="stop after this many validations without a better one")
     checkpoint_every: int = Field(500, ge=1, description="steps between checkpoints")
+    checkpoint_minutes: float | None = Field(
+        2.0,
+        gt=0,
+        description="also write a checkpoint after this many minutes without one, or later if writing would take more than 1% of the time;"
+        " none for checkpoints by steps only",
+    )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra 'log')")
 
@@ -202,7 +208,7 @@ class RDropTrainingConfig(TextTrainingConfig):
 
 
 class AdamWTrainingConfig(TrainingConfig):
-    """Base of training settings with AdamW, without label smoothing and weight averaging."""
+    """Base of training settings that by default have a cosine schedule, no label smoothing and no weight averaging."""
 
     learning_rate: PeakLearningRate = Field(1e-3, description=LEARNING_RATE_HELP)
     schedule: AnySchedule = Field(CosineScheduleConfig(), description="the learning-rate schedule component")
@@ -237,7 +243,7 @@ class EarlyExitConfig(ComponentConfig):
     """Base of early-exit losses."""
 
     def weights(self, n_blocks: int) -> tuple[float, ...]:
-        """Return the weights of the losses after the last blocks, one weight per block."""
+        """Return the loss weights of the last blocks, one per block; blocks before these have no loss."""
         return (1.0,)
 
 
@@ -268,7 +274,7 @@ class EarlyExitLossConfig(EarlyExitConfig):
     kind: Literal["linear", "uniform"] = "linear"
 
     def weights(self, n_blocks: int) -> tuple[float, ...]:
-        """Return the weight of each block's loss."""
+        """Return the weights of the losses after each of the ``n_blocks`` blocks."""
         if self.kind == "uniform":
             return (1 / n_blocks,) * n_blocks
         return tuple(2 * n / (n_blocks * (n_blocks + 1)) for n in range(1, n_blocks + 1))

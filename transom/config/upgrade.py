@@ -8,14 +8,14 @@ from transom.errors import ConfigError
 
 
 def upgrade_recipe(text: str, name: str) -> tuple[str, list[Change]]:
-    """Rename the fields and values of a recipe's text.
+    """Replace former field names and values in the text of a recipe by the present ones.
 
     Args:
-        text: TOML.
-        name: the file, for errors.
+        text: the recipe as TOML.
+        name: path of the recipe, for errors.
 
     Returns:
-        The new text and the changes, empty if all names are current.
+        The new text and the changes, an empty list if all names are current.
 
     Raises:
         ConfigError: the text is not TOML, or cannot be changed safely.
@@ -28,12 +28,12 @@ def upgrade_recipe(text: str, name: str) -> tuple[str, list[Change]]:
     new = "\n".join(lines)
     if parse_toml(new, name) != migrate_tables(old):
         listed = ", ".join(f"{'.'.join(change.path)}: {change.old} -> {change.new}" for change in changes)
-        raise ConfigError(f"{name}: expected one field per line, found a layout that cannot be rewritten safely; change by hand: {listed}")
+        raise ConfigError(f"{name}: expected one field per line, found a layout that cannot be rewritten safely; rename by hand: {listed}")
     return new, changes
 
 
 def _apply(lines: list[str], change: Change, text: str) -> None:
-    """Replace the first occurrence at or after the line that sets the field; ``upgrade_recipe`` verifies the result."""
+    """Rename the first occurrence at or after the line that sets the field; ``upgrade_recipe`` verifies the result."""
     start = (find_line(text, change.path) or 1) - 1
     if change.is_value:
         pattern, new = rf"([\"']){re.escape(change.old)}\1", rf"\g<1>{change.new}\g<1>"

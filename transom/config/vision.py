@@ -78,7 +78,7 @@ class StemConfig(ComponentConfig):
     """Base schema of stems."""
 
     def maps(self, channels: int) -> tuple[int, ...]:
-        """Return the channels of the input and after each stage."""
+        """Return the number of channels of the input and after each stage."""
         return (channels,)
 
     def products(self, channels: int, size: int) -> int:
@@ -118,11 +118,11 @@ class ConvStemConfig(StemConfig):
     )
 
     def maps(self, channels: int) -> tuple[int, ...]:
-        """Return the channels of the input and after each stage."""
+        """Return the number of channels of the input and after each stage."""
         return (channels, *self.channels)
 
     def products(self, channels: int, size: int) -> int:
-        """Count the multiplications of kernels and attention on an image of ``size`` x ``size`` pixels."""
+        """Count the multiplications of convolutions and channel attention for an image of ``size`` x ``size`` pixels."""
         total = 0
         for stage, (in_channels, out_channels) in enumerate(pairwise(self.maps(channels))):
             width = size >> stage
@@ -149,21 +149,22 @@ class ImageClassifierConfig(ModelConfig):
     def _stages_fit(self) -> "ImageClassifierConfig":
         if self.image_size % self.reduction:
             raise ValueError(
-                f"expected image_size to be a multiple of {self.reduction}, since each stage halves it, found {self.image_size}"
+                f"expected image_size to be a multiple of {self.reduction}, since each stage of the stem halves the image, found"
+                f" {self.image_size}; change image_size"
             )
         for name in ("pixel_mean", "pixel_std"):
             if len(getattr(self, name)) not in (0, self.channels):
-                raise ValueError(f"expected {name} of {self.channels} channels, found {len(getattr(self, name))}")
+                raise ValueError(f"expected {name} with {self.channels} values, one per channel, found {len(getattr(self, name))}")
         return self
 
     @property
     def maps(self) -> tuple[int, ...]:
-        """Channels of the image and after each stage of the stem."""
+        """Number of channels of the image and after each stage of the stem."""
         return self.stem.maps(self.channels)
 
     @property
     def reduction(self) -> int:
-        """Downsampling factor of the stem per side."""
+        """Factor by which the stem reduces height and width."""
         return int(2 ** (len(self.maps) - 1))
 
     @property
@@ -200,12 +201,15 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
         side = self.reduction * self.patch_size
         if self.image_size % side:
             raise ValueError(
-                f"expected image_size to be a multiple of {side} pixels, a patch's side, found {self.image_size}; change it or patch_size"
+                f"expected image_size to be a multiple of {side} pixels, the side of a patch, found {self.image_size};"
+                " change image_size or patch_size"
             )
         if self.grid**2 > MAX_PATCHES:
             raise ValueError(f"expected at most {MAX_PATCHES} patches, found {self.grid} x {self.grid}; raise patch_size")
         if self.position.kind == "sinusoidal-2d" and self.d_model % 4:
-            raise ValueError(f"position.kind = 'sinusoidal-2d' needs d_model to be a multiple of 4, found {self.d_model}")
+            raise ValueError(
+                f"position.kind = 'sinusoidal-2d' needs d_model to be a multiple of 4, found {self.d_model}; change one of them"
+            )
         return self
 
     @property

@@ -71,7 +71,7 @@ class Batch(Protocol):
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """Index in the data set of the sample that each row is or begins with, for error messages."""
+        """Index in the data set of each row's sample, or of its first sample if the row packs several; for error messages."""
         ...
 
     @property

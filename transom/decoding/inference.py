@@ -31,7 +31,7 @@ class Deferred(Generic[Result]):
 
     @property
     def value(self) -> Result:
-        """Return the value; compute it on first use."""
+        """The value, computed on first use."""
         with self._lock:
             if not self._made:
                 self._made.append(self._make())
@@ -61,10 +61,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def reject_single_item(given: object, what: str) -> None:
-    """Reject a single text or file name where a list of them is expected.
+    """Reject a single text or file name where a list is expected.
+
+    Args:
+        given: argument of the caller.
+        what: noun for one item of the list, such as "text".
 
     Raises:
-        DataError: ``given`` is a single item.
+        DataError: ``given`` is a single text or file name.
     """
     if isinstance(given, str | Path):
         raise DataError(f"expected a list of {what}s, found one {what}; put it in brackets: [{what}]")
@@ -93,8 +97,8 @@ def parallel_map(work: Callable[[Job], Result], jobs: Sequence[Job], n_workers: 
 
     Results come in order with one worker and in order of completion with several.
 
-    A decoding step consists of dozens of small operations. Intra-operation threads would wait for the slowest thread in each of them; here
-    every worker runs its operations on a single thread. PyTorch releases the GIL while an operation runs.
+    A decoding step consists of dozens of small operations. If several threads shared an operation, all would wait for the slowest one.
+    Here every worker runs its operations on a single thread instead. PyTorch releases the GIL while an operation runs.
 
     Args:
         work: applied to each job. It runs in a new thread with PyTorch's default thread-local modes (autocast, inference mode).

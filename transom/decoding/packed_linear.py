@@ -58,7 +58,7 @@ def pack_linear(
 
 
 class LinearFactory(NamedTuple):
-    """Builds linear layers for one use.
+    """Builds linear layers for one expected number of rows, such as that of a decoding step.
 
     Attributes:
         rows: expected number of rows of x.

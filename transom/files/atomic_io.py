@@ -21,9 +21,9 @@ from transom.errors import DiskError
 from transom.files.file_lock import lock_file, require_file_locks
 
 FORMAT_VERSION = 3
-"""Format version of a run folder: configuration, checkpoints and manifests.
+"""Format version that is written to the JSON files of a run folder: ``config.json``, ``state.json`` and manifests.
 
-Since version 2, tensor files contain the run identifier and the step.
+Since version 2, the metadata of tensor files contains the run id and the step.
 """
 
 MANIFEST = "manifest.json"
@@ -33,34 +33,34 @@ Content = bytes | Callable[[], bytes]
 """Content of a file, or a function that returns it when the file is written, so that only one file at a time is in memory."""
 
 _SURROGATE_ERRORS = "backslashreplace"
-"""Error handler that escapes lone surrogates as JSON does: file names can contain them, UTF-8 cannot."""
+"""``errors`` argument of ``str.encode``: escapes lone surrogates, which file names can contain but UTF-8 cannot."""
 
 _PARTIAL = re.compile(r".\.partial-[0-9a-f]{8}$")
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space",
     errno.EDQUOT: "your disk quota is used up; free some space",
-    errno.EFBIG: "the file would be larger than this system allows; free some space or raise the limit (ulimit -f)",
+    errno.EFBIG: "the file would exceed the maximum file size of this system; free some space or raise the limit (ulimit -f)",
     errno.EACCES: "permission denied; choose another folder or change the folder's permissions",
     errno.EPERM: "permission denied; choose another folder or change the folder's permissions",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
-    errno.ENOTDIR: "expected a folder, found a file with that name; choose another path or move the file",
-    errno.EEXIST: "expected a folder, found a file with that name; choose another path or move the file",
+    errno.ENOTDIR: "found a file where this path needs a folder; choose another path or move the file",
+    errno.EEXIST: "found a file where this path needs a folder; choose another path or move the file",
     errno.EISDIR: "expected a file, found a folder with that name; choose another name",
-    errno.ENOENT: "its folder does not exist; create it first",
-    errno.ELOOP: "found a symbolic link with that name; choose another name or remove the link",
+    errno.ENOENT: "the parent folder does not exist; create that folder first",
+    errno.ELOOP: "expected a regular file, found a symbolic link with that name; choose another name or remove the link",
     errno.EIO: "the disk reports a hardware error; choose another disk",
 }
 
 
 @contextmanager
-def convert_disk_errors(path: Path, kept: str = "nothing there was changed") -> Iterator[None]:
-    """Convert an ``OSError`` raised in the block to a DiskError.
+def convert_disk_errors(path: Path, kept: str = "existing files are unchanged") -> Iterator[None]:
+    """Convert an ``OSError`` raised in the ``with`` block to a DiskError.
 
     Args:
-        path: the path in the error message.
-        kept: end of the error message, which states what is unchanged on disk.
+        path: the path named in the error message.
+        kept: last clause of the error message, on the state of the disk after the error.
     """
     try:
         yield
@@ -90,7 +90,8 @@ def write_file(path: Path, content: Content) -> None:
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
     """Write a folder with ``files`` and their manifest to ``path`` atomically and durably.
 
-    An existing folder is renamed and later removed. Between this rename and that of the new folder, ``path`` does not exist.
+    The new folder is written beside ``path``. Then an existing folder at ``path`` is renamed, the new folder is renamed to ``path``, and
+    the old one is removed. Between the two renames ``path`` does not exist.
 
     Raises:
         DiskError: the folder could not be written; the previous folder ``path`` is unchanged.
@@ -117,7 +118,7 @@ def write_folder(path: Path, files: Mapping[str, Content]) -> None:
 
 
 def write_manifest(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the manifest of ``folder``.
+    """Write ``manifest.json`` of a folder, which lists size and SHA-256 of its other files.
 
     Args:
         folder: an existing folder.
@@ -132,12 +133,12 @@ def json_bytes(value: object) -> bytes:
 
 
 def append_line(path: Path, line: str, sync: bool = False) -> None:
-    """Append a line to a file; after an error, nothing of the line remains.
+    """Append a line to a file; a failed write leaves no part of the line.
 
-    A process killed while writing can leave an incomplete last line; the next call ends it with a newline before it appends its own.
+    If a killed process left an incomplete last line, a newline is added first, so that the new line is separate.
 
     Args:
-        path: the file; created if missing; a symbolic link is not followed.
+        path: the file, created if missing; a symbolic link is refused.
         line: text without a newline.
         sync: call fsync before returning.
 
@@ -166,7 +167,7 @@ def append_line(path: Path, line: str, sync: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents durably; do nothing if the folder exists."""
+    """Create a folder and its missing parents, and sync them to disk; do nothing if the folder exists."""
     with convert_disk_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         while True:
@@ -181,8 +182,11 @@ def make_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder; a folder is renamed first, so that its name can be reused immediately."""
-    with convert_disk_errors(path, "it could not be removed"):
+    """Remove a file, a symbolic link or a folder with its content.
+
+    A folder is first renamed to a partial name, so that a half-removed folder is never found at ``path``.
+    """
+    with convert_disk_errors(path, "the path could not be removed"):
         if path.is_dir() and not path.is_symlink():
             renamed = _partial_path(path)
             path.rename(renamed)
@@ -199,10 +203,13 @@ def remove_partial_files(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's entries to disk with fsync; does nothing on Windows, which cannot open folders."""
+    """Sync the names in a folder to disk with fsync, so that new files survive a power failure.
+
+    Does nothing on Windows, which cannot open folders.
+    """
     if not hasattr(os, "O_DIRECTORY"):
         return
-    with convert_disk_errors(folder, "its newest entries are written but may be lost in a power failure"):
+    with convert_disk_errors(folder, "its newest files are written but may be lost in a power failure"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -218,7 +225,7 @@ def _partial_path(path: Path) -> Path:
 
 
 def _write(path: Path, content: Content) -> dict[str, Any]:
-    """Write a new file, sync it with fsync and return its manifest entry."""
+    """Write a new file, sync it with fsync and return its manifest entry (size and SHA-256)."""
     data = content() if callable(content) else content
     with path.open("xb") as file:
         file.write(data)
@@ -236,7 +243,7 @@ def _is_blocked(path: Path) -> bool:
 
 
 def _check_regular_target(path: Path) -> None:
-    """Raise DiskError if ``path`` exists and is not a regular file, because a rename would replace a device or a link to it."""
+    """Raise DiskError if ``path`` is a link, a folder or a device, which the rename of the new file would replace."""
     with convert_disk_errors(path):
         try:
             mode = path.lstat().st_mode

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Return the CPU's instruction-set flags as named by Linux; empty on other systems."""
+    """Return the CPU's instruction-set flags by their Linux names, such as ``avx2``; empty on other systems."""
     try:
         lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -35,18 +35,18 @@ MAX_PLUGIN_BYTES = 2**24
 """Maximum size in bytes of a plugin's Python file."""
 
 MAX_JSON_BYTES = 2**26
-"""Maximum size in bytes of any other JSON file of a run."""
+"""Maximum size in bytes of a run's JSON files for which no other limit is defined here."""
 
 MAX_METRICS_BYTES = 2**30
-"""Maximum size in bytes of a run's ``metrics.jsonl``: a few million records."""
+"""Maximum size in bytes of a run's ``metrics.jsonl``, enough for a few million records."""
 
 MAX_EVALUATION_LOG_BYTES = 2**26
-"""Maximum size in bytes of a run's ``ledger.jsonl``: about 300,000 evaluations."""
+"""Maximum size in bytes of a run's ``ledger.jsonl``, enough for about 300,000 evaluations."""
 
 MAX_TOKENIZER_BYTES = 2**25
-"""Maximum size in bytes of a ``tokenizer.json``; a vocabulary of a million words needs about half of it.
+"""Maximum size in bytes of a ``tokenizer.json``; a vocabulary of a million words needs about half of this limit.
 
-A parsed list of short strings uses about ten times its size in the file.
+In memory, a parsed list of short strings takes about ten times its size in the file.
 """
 
 MAX_VOCAB_SIZE = 1_000_000
@@ -59,10 +59,13 @@ Without a limit, each merge in a malicious ``tokenizer.json`` could double the l
 """
 
 MAX_TOKENIZER_LISTS = MAX_VOCAB_SIZE + 2**16
-"""Maximum number of lists in a ``tokenizer.json``: one per merge. A parsed list uses about eight times its size in the file."""
+"""Maximum number of lists in a ``tokenizer.json``, which has one per merge.
+
+In memory, a parsed list takes about eight times its size in the file.
+"""
 
 MAX_TOKENIZER_STRINGS = 3 * MAX_VOCAB_SIZE
-"""Maximum number of strings in a ``tokenizer.json``: two per merge, one per character or word."""
+"""Maximum number of strings in a ``tokenizer.json``, which has two per merge and one per character or word."""
 
 MAX_LINE_BYTES = 2**20
 """Maximum size in bytes of a line in a file with one sample per line; a longer line suggests a binary file or missing newlines."""
@@ -77,7 +80,7 @@ MAX_UNPACKED_RATIO = 100
 """Maximum number of decompressed bytes per compressed byte of a gzip file: 3 to 20 for text, up to 1,030 for a decompression bomb."""
 
 MIN_UNPACKED_BYTES_FOR_RATIO = 2**20
-"""Decompressed size in bytes below which the ratio is not checked, because small files of repeated lines are harmless.
+"""Decompressed size in bytes below which ``MAX_UNPACKED_RATIO`` is not checked, because small files of repeated lines are harmless.
 
 At this size, even a file of a million empty lines is read in a second.
 """
@@ -86,7 +89,7 @@ MAX_CLASS_NAMES_BYTES = 2**18
 """Maximum total size of all class names in UTF-8 bytes; even with all characters escaped, they fit in a run's ``config.json``."""
 
 MAX_CLASSES = 10_000
-"""Maximum number of classes of labeled samples; more classes suggest that the label column contains something else."""
+"""Maximum number of classes of labeled samples; more suggest that the column given for labels does not contain labels."""
 
 MAX_IMAGE_BYTES = 2**27
 """Maximum size in bytes of an image file."""
@@ -101,7 +104,10 @@ MAX_POSITION_TABLE_SIZE = 2**28
 """Maximum number of values in a position table, whatever the size of the model; see also ``MIN_POSITION_TABLE_LIMIT``."""
 
 MIN_POSITION_TABLE_LIMIT = 2**24
-"""Number of values (64 MiB) that a computed position table may always have; a larger one is allowed up to the model's parameter count."""
+"""Number of values (64 MiB) that a computed position table may always have.
+
+A larger computed table may have at most as many values as the model has parameters.
+"""
 
 MAX_ERROR_CHARACTERS = 500
 """Maximum number of characters per error message."""

@@ -13,7 +13,7 @@ from transom.errors import ConfigError, TransomError
 from transom.files.limits import MAX_DEPTH, MAX_DIGITS
 
 _UNUSUAL_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[eE][+-]?[0-9]{{3}}|NaN|Infinity")
-"""Pattern that matches any text that contains a number with too many digits or a non-finite number; it can also match inside a string."""
+"""Pattern of numbers to check: many digits, an exponent of three digits, NaN or Infinity. It can also match inside a JSON string."""
 
 
 def resolve_path(path: Path) -> Path:
@@ -24,19 +24,19 @@ def resolve_path(path: Path) -> Path:
     """
     resolved = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop before Python 3.13
     if any(folder.is_symlink() for folder in (resolved, *resolved.parents)):
-        raise ConfigError(f"{path}: expected a path, found symbolic links that form a loop; remove them or choose another path")
+        raise ConfigError(f"{path}: expected a path, found symbolic links that form a loop; remove the links or choose another path")
     return resolved
 
 
 def open_regular_file(path: str | Path, error: type[TransomError]) -> BufferedReader:
-    """Open a regular file for reading. The type is checked on the open descriptor, because reading a device or a pipe might never end.
+    """Open a regular file for reading; devices and pipes are refused, because reading them might never end.
 
     Args:
         path: the file; symbolic links are followed.
-        error: exception class to raise.
+        error: class of the exception to raise.
 
     Raises:
-        TransomError: the path is a folder, a device, a pipe or a socket.
+        TransomError: (of class ``error``) the path is a folder, a device, a pipe or a socket.
         OSError: the file is missing or cannot be opened.
     """
     descriptor = os.open(
@@ -45,7 +45,7 @@ def open_regular_file(path: str | Path, error: type[TransomError]) -> BufferedRe
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
-            raise error(f"{path}: expected a file, found a folder; choose a file in it")
+            raise error(f"{path}: expected a file, found a folder; choose a file in that folder")
         if not stat.S_ISREG(mode):
             raise error(f"{path}: expected a file, found a device or a pipe; write its content to a file and pass that file")
         return os.fdopen(descriptor, "rb")
@@ -60,11 +60,11 @@ def read_regular_file(path: str | Path, max_bytes: int, what: str, error: type[T
     Args:
         path: the file; symbolic links are followed.
         max_bytes: size limit.
-        what: description of the expected file for the error message.
-        error: exception class to raise.
+        what: noun phrase for the expected file in the error message, such as "a recipe".
+        error: class of the exception to raise.
 
     Raises:
-        TransomError: the path is not a regular file, or the file is too large.
+        TransomError: (of class ``error``) the path is not a regular file, or the file is too large.
         OSError: the file is missing or cannot be read.
     """
     with open_regular_file(path, error) as file:
@@ -76,15 +76,15 @@ def read_regular_file(path: str | Path, max_bytes: int, what: str, error: type[T
 
 
 def parse_json(data: str | bytes, finite: bool = True) -> Any:
-    """Parse JSON with integers of at most ``MAX_DIGITS`` digits and at most ``MAX_DEPTH`` nesting levels.
+    """Parse JSON; refuse integers of more than ``MAX_DIGITS`` digits and more than ``MAX_DEPTH`` nesting levels.
 
     Args:
         data: UTF-8 text.
         finite: reject NaN, Infinity (which Python's parser accepts) and numbers that overflow to infinity.
 
     Raises:
-        ValueError: the text is not JSON or exceeds a limit; the message is a noun phrase that states what was found, or that of
-            ``json.loads``.
+        ValueError: the text is not JSON or exceeds a limit. The message is the one of ``json.loads``, or a noun phrase such as "more than
+            50 nesting levels".
     """
     text = data.decode() if isinstance(data, bytes) else data
     try:

@@ -49,7 +49,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object with a supported ``format_version``.
+    """Read a JSON file that contains an object with a supported ``format_version``.
 
     NaN is accepted, because validation metrics in a checkpoint can be NaN.
 
@@ -64,15 +64,17 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(version := document.get("format_version"), int):
         raise CheckpointError(f"{path}: expected a JSON object with a format_version, found none; this file was not written by transom")
     if not 1 <= version <= FORMAT_VERSION or isinstance(version, bool):
-        raise CheckpointError(f"{path}: expected format_version 1 to {FORMAT_VERSION}, found {version}; use the transom that wrote it")
+        raise CheckpointError(
+            f"{path}: expected format_version 1 to {FORMAT_VERSION}, found {version}; use the transom version that wrote this file"
+        )
     return document
 
 
 def describe_validation_error(error: ValidationError) -> str:
-    """Return a one-line description of the first invalid field of a document that transom wrote."""
+    """Return a line that names the first invalid field of a JSON document that transom wrote, its value and the reason."""
     first = error.errors()[0]
-    field = ".".join(ascii(str(part))[1:-1] for part in first["loc"]) or "the whole"
-    return f"{field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
+    field = ".".join(ascii(str(part))[1:-1] for part in first["loc"]) or "the whole document"
+    return f"{field[:200]}: expected a value that transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
 
 
 def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, Any]]:
@@ -94,14 +96,14 @@ def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, A
         raise CheckpointError(f"{path}: damaged, expected the field 'files' with one entry per file")
     for name, entry in files.items():
         if not names.fullmatch(name):
-            raise CheckpointError(f"{path}: expected the file names of a checkpoint, found {name[:80]!r}; nothing was read")
+            raise CheckpointError(f"{path}: expected names of checkpoint files, found {name[:80]!r}; no file was read")
         if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
             raise CheckpointError(f"{path}: damaged, expected a size and a hash for {name}")
     return files
 
 
 def verify_files(folder: Path, files: dict[str, dict[str, Any]], names: Iterable[str]) -> None:
-    """Verify size and hash of some files of a folder.
+    """Compare size and SHA-256 of some files of a folder with its manifest.
 
     Args:
         folder: a folder with a manifest.
@@ -109,7 +111,7 @@ def verify_files(folder: Path, files: dict[str, dict[str, Any]], names: Iterable
         names: names of the files to verify.
 
     Raises:
-        CheckpointError: a file is missing, truncated or altered; the message names the first one.
+        CheckpointError: a file is missing, truncated or altered; the message names the first such file.
     """
     for name in names:
         path, entry = require_regular_file(folder / name), files[name]

@@ -1,4 +1,4 @@
-"""Activation sites of a model: their addresses and shapes."""
+"""List the activation sites of a model: tensors of the forward pass that can be recorded and edited by their address."""
 
 import difflib
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from transom.models.build import build_model
 
 
 class ActivationSite(NamedTuple):
-    """An activation of the forward pass that can be read and edited."""
+    """A tensor of the forward pass that ``ActivationRecorder`` can record and edit; docs/notation.md explains addresses."""
 
     address: str
     shape: tuple[int, ...]
@@ -33,8 +33,8 @@ class ActivationSite(NamedTuple):
 def list_sites(config: ModelConfig) -> list[ActivationSite]:
     """List the activation sites of a model in forward order, without allocating its weights.
 
-    The shapes are those of a batch of one target of 2 tokens and a source of 3 tokens (encoder-decoders), or of one image. Experts of a
-    mixture and blocks with a mixture-of-depths router are listed with the shapes for all tokens; in practice they get a subset.
+    The shapes are those for one source of 3 tokens and one target of 2 tokens (text models), or for one image. Experts of a mixture and
+    blocks with a mixture-of-depths router are listed with the shapes for all tokens; in a real forward pass they receive a subset.
 
     Args:
         config: the model's configuration, with vocabulary sizes.
@@ -44,7 +44,7 @@ def list_sites(config: ModelConfig) -> list[ActivationSite]:
         model = build_model(config).eval()
         for module in model.modules():
             if isinstance(module, MixtureOfExperts):
-                module.path = all_experts  # tokens per expert depend on the data: run each expert on all of them
+                module.path = all_experts  # tokens per expert depend on the data: run each expert on all tokens
             if isinstance(module, Approximation | RecurrentStack):
                 module.supports_packing = False  # packing depends on the data too: one sequence per row
             if isinstance(module, DepthRouter):
@@ -64,7 +64,7 @@ def _fake_tensor_mode() -> AbstractContextManager[object]:
 
 
 def _example_batch(config: ModelConfig) -> Batch:
-    """Build a small batch for a model family; a translation batch has the inputs of every text model."""
+    """Build a small batch that a model accepts; a translation batch has the inputs of every text model except embedders."""
     if isinstance(config, ImageClassifierConfig):
         return ImageBatch(torch.zeros(1, config.channels, config.image_size, config.image_size), torch.zeros(1, dtype=torch.long), (0,))
     make_batch = contrastive_batch if config.kind == "text-embedder" else translation_batch
@@ -72,7 +72,7 @@ def _example_batch(config: ModelConfig) -> Batch:
 
 
 def select_sites(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
-    """Return the addresses that match any of the glob patterns.
+    """Return the addresses of a model's sites that match any of the glob patterns, in forward order.
 
     Raises:
         ConfigError: a pattern matches no address; the message names the closest ones.
@@ -81,5 +81,7 @@ def select_sites(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
     for pattern in wanted:
         if not any(fnmatchcase(address, pattern) for address in known):
             near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
-            raise ConfigError(f"no activation site matches {pattern!r}; the closest are {', '.join(near)}")
+            raise ConfigError(
+                f"expected a pattern that matches an activation site, found {pattern!r}; the closest sites are {', '.join(near)}"
+            )
     return [address for address in known if any(fnmatchcase(address, pattern) for pattern in wanted)]

@@ -21,7 +21,10 @@ from transom.models.base import Seq2SeqModel
 
 
 def cross_attention_addresses(model: Seq2SeqModel) -> list[str]:
-    """Return the addresses of the cross-attention layers in order; a recurrent network has at most one."""
+    """Return the addresses of a model's cross-attention layers from first to last, such as ``decoder.blocks.0.cross``.
+
+    A recurrent network has at most one, ``decoder.cross``.
+    """
     return [name for name, module in model.named_modules() if name.endswith(".cross") and isinstance(module, SupportsAttentionWeights)]
 
 
@@ -29,10 +32,10 @@ def cross_attention_addresses(model: Seq2SeqModel) -> list[str]:
 def cross_attention_weights(
     model: Seq2SeqModel, source: Sequence[int], target: Sequence[int]
 ) -> Float[Tensor, "n_layers n_heads target source"]:
-    """Compute the weights of all ``cross_attention_addresses`` for one sentence pair.
+    """Compute the attention weights of every cross-attention layer for one sentence pair.
 
-    Row t holds the weights with which target token t is predicted from the tokens before it. The last row and column belong to the
-    end-of-sequence token. Tokens that skip a block (mixture of depths) have rows of 0.
+    Row t holds the weights at the decoder position that predicts target token t. The last row and column belong to the end-of-sequence
+    token. Rows of target tokens that skip a block (mixture of depths) are 0.
 
     Args:
         model: an encoder-decoder in evaluation mode.
@@ -52,7 +55,7 @@ def cross_attention_weights(
 def _weights_of_all_tokens(
     model: Seq2SeqModel, attention: str, activations: Mapping[str, Tensor], batch: TranslationBatch
 ) -> Float[Tensor, "n_heads target source"]:
-    """Return the weights of a batch of one pair, with rows of 0 for tokens that skip the block."""
+    """Return the weights of one cross-attention layer for one sentence pair; rows of target tokens that skip its block are 0."""
     block = attention.rpartition(".")[0]
     router = getattr(model.get_submodule(block), "depth", None)
     if not isinstance(router, DepthRouter):
@@ -67,10 +70,10 @@ def _weights_of_all_tokens(
 
 
 def choose_alignment_layer(weights: Float[Tensor, "n_layers n_heads target source"]) -> int:
-    """Return the layer whose head-averaged weights align best.
+    """Return the index of the layer whose weights, averaged over heads, are closest to a one-to-one alignment.
 
-    The criterion is the mean over source tokens of the largest weight that any target token gives to it: 1 for a one-to-one alignment,
-    about 1 / source if all weight goes to one token or is uniform. It needs no reference alignment.
+    The score of a layer is the mean over source tokens of the largest weight that any target token gives to the source token. It is 1 for a
+    one-to-one alignment, and about 1 / source if weights are uniform or all on one source token. No reference alignment is needed.
     """
     return int(weights.mean(1).amax(-2).mean(-1).argmax())
 
@@ -105,9 +108,9 @@ def align(
         model: an encoder-decoder in evaluation mode.
         tokenizers: source and target tokenizers.
         source: the source sentence.
-        target: a translation, by the model or any other.
-        layer: decoder layer, from 0; None for that of ``choose_alignment_layer``.
-        words: merge subwords to whitespace-separated words.
+        target: the translation to align, which need not be the model's own.
+        layer: decoder layer, from 0; None for the one that ``choose_alignment_layer`` returns.
+        words: align whitespace-separated words instead of tokens, by merging the weights of subwords.
         to: tag of the target language of a multilingual model.
 
     Raises:
@@ -118,11 +121,13 @@ def align(
     if not attentions:
         raise ConfigError("expected a model with cross-attention, found model.attention.kind = 'none'; use another run")
     if layer is not None and not 0 <= layer < len(attentions):
-        raise ConfigError(f"expected a decoder layer from 0 to {len(attentions) - 1}, found {layer}")
+        raise ConfigError(f"layer: expected a decoder layer from 0 to {len(attentions) - 1}, found {layer}; give another layer")
     pieces = [*tokenizers.source.language_prefix(to), *tokenizers.source.encode(source)], tokenizers.target.encode(target)
     for side, tokens in zip(("source", "target"), pieces, strict=True):
         if len(tokens) >= config.max_seq_len:
-            raise DataError(f"expected a {side} of at most {config.max_seq_len - 1} tokens to align, found {len(tokens)}; shorten it")
+            raise DataError(
+                f"expected a {side} of at most {config.max_seq_len - 1} tokens to align, found {len(tokens)}; shorten the {side}"
+            )
     all_weights = cross_attention_weights(model, *pieces)
     chosen = choose_alignment_layer(all_weights) if layer is None else layer
     columns, source_words = _word_labels(tokenizers.source, pieces[0], words)
@@ -133,7 +138,7 @@ def align(
 
 
 def _word_labels(tokenizer: Tokenizer, tokens: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
-    """Return the word index of each token and of a final end-of-sequence token, and the words."""
+    """Return the word index of each token and of an appended end-of-sequence token, and each word; without ``words`` a token is a word."""
     tokens = [*tokens, EOS]
     if not words:
         return list(range(len(tokens))), tuple(tokenizer.symbols(tokens))

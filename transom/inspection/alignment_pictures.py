@@ -7,9 +7,10 @@ from xml.etree.ElementTree import Element
 from transom.decoding.predictors.results import Alignment
 from transom.inspection.markup import escape_control_characters, node
 from transom.inspection.number_format import format_percent
+from transom.inspection.page import render_page
 
 MIN_SHOWN_WEIGHT = 0.01
-"""Cells of smaller weights are not drawn."""
+"""Cells with a smaller attention weight are not drawn."""
 _SHADES = " ░▒▓█"
 _CHARACTER_WIDTH = 8.4
 """Average width of a label's character, in SVG units."""
@@ -21,7 +22,8 @@ _LEGEND_START = 66
 def alignment_svg(alignment: Alignment) -> Element:
     """Draw an alignment as an SVG heat map: rows are target tokens, columns are source tokens, darker cells have more weight.
 
-    Cells show their tokens and weight as tooltips. The text description names the source token with the largest weight per target token.
+    The tooltip of a cell shows its target token, source token and weight. The description for screen readers names, for each target token,
+    the source token with the largest weight.
     """
     source, target = [_label(symbol) for symbol in alignment.source], [_label(symbol) for symbol in alignment.target]
     cell_width, cell_height = 30 if len(source) <= 20 else 24, 30 if len(target) <= 20 else 22
@@ -117,7 +119,7 @@ def _legend(left: float, top: float) -> list[Element]:
 
 
 def _vertical_labels(symbols: Sequence[str], margin: int) -> list[str]:
-    """Write the tokens vertically in columns of width 3, aligned at the bottom."""
+    """Return lines with the tokens written from top to bottom in columns of width 3, aligned at the last line."""
     deepest = max(map(len, symbols))
     padded = [symbol.rjust(deepest) for symbol in symbols]
     return [
@@ -127,3 +129,18 @@ def _vertical_labels(symbols: Sequence[str], margin: int) -> list[str]:
 
 def _shade(weight: float) -> str:
     return _SHADES[sum(weight > limit for limit in (0.1, 0.3, 0.55, 0.8))]
+
+
+def alignment_page(name: str, alignments: Sequence[tuple[str, str, Alignment]]) -> str:
+    """Render alignments as an HTML page.
+
+    Args:
+        name: name of the run.
+        alignments: each source sentence with its translation and their alignment.
+    """
+    title = f"{name}: alignments"
+    parts = [
+        (None, source, [node("p", translation), alignment_svg(alignment), node("p", alignment.origin, class_="soft")])
+        for source, translation, alignment in alignments
+    ]
+    return render_page(title, title, parts, lead="Source words across, translated words down; a darker cell means more attention.")

@@ -1,4 +1,4 @@
-"""Error, time and memory of attention methods on a trained model's own queries, keys and values."""
+"""Measure error, time and memory of exact, windowed and approximate attention on a trained model's queries, keys and values."""
 
 import statistics
 import time
@@ -38,7 +38,7 @@ from transom.planning.process_state import environment_defaults
 
 EXPLICIT_NAME = "exact, explicit"
 MAX_EXPLICIT_TOKENS = 4096
-"""Maximum number of tokens for which the full score matrix is computed."""
+"""Maximum number of keys for which explicit attention, with the full score matrix, is measured."""
 
 
 class AttentionInputs(NamedTuple):
@@ -49,9 +49,9 @@ class AttentionInputs(NamedTuple):
         q: queries of one row without padding.
         k: keys.
         v: values.
-        args: mask, bias and other arguments of the model's own attention.
-        causal: whether the attention is causal.
-        is_self_attention: whether it is self-attention.
+        args: mask, position bias, softcap and other arguments of the layer.
+        causal: whether the layer's attention is causal.
+        is_self_attention: whether the layer is self-attention, not cross-attention.
     """
 
     address: str
@@ -64,11 +64,11 @@ class AttentionInputs(NamedTuple):
 
 
 class AttentionMethod(NamedTuple):
-    """An attention method.
+    """A method to compute the attention of one layer.
 
     Attributes:
         attend: computes the attention output.
-        weights: computes the implied attention weights; None if they equal the reference's.
+        weights: computes the attention weights that the method implies; None for exact methods.
     """
 
     attend: Callable[[], Tensor]
@@ -80,10 +80,10 @@ class MethodCost(NamedTuple):
 
     Attributes:
         kind: name of the method.
-        output_error: |Z' - Z| / |Z|, averaged over heads, where Z is the exact output; None for the reference.
-        weights_error: the same for the attention weights; None if they were not compared.
-        seconds: median time of a forward pass.
-        bytes: peak memory in addition to the inputs.
+        output_error: |Z' - Z| / |Z|, averaged over heads, where Z is the exact output and Z' that of the method.
+        weights_error: the same for the attention weights; None if the weights were not compared.
+        seconds: median time of one call.
+        bytes: peak memory of one call, inputs not counted.
     """
 
     kind: str
@@ -110,7 +110,10 @@ def record_attention_inputs(model: Network, batch: Any) -> list[AttentionInputs]
 
 
 def resize_inputs(inputs: AttentionInputs, length: int) -> AttentionInputs:
-    """Repeat or cut the tokens of a self-attention layer to a length; position biases are dropped, since they are undefined there."""
+    """Repeat or cut the tokens in the inputs of a self-attention layer to ``length`` tokens.
+
+    Position biases are dropped, since they are known for the original positions only.
+    """
     positions = torch.arange(length, device=inputs.q.device)
     q, k, v = (x.index_select(2, positions % x.shape[2]) for x in (inputs.q, inputs.k, inputs.v))
     there = TokenPositions.single_sequence(length, q.device)
@@ -122,13 +125,13 @@ def resize_inputs(inputs: AttentionInputs, length: int) -> AttentionInputs:
 def build_methods(
     inputs: AttentionInputs, windows: Sequence[int], components: Mapping[str, ApproximationConfig], seed: int
 ) -> dict[str, AttentionMethod]:
-    """Return the applicable attention methods by name.
+    """Return the attention methods that apply to a layer, by name.
 
     Args:
         inputs: inputs of the layer.
-        windows: sizes of sliding windows.
-        components: approximations by name.
-        seed: seed of random features.
+        windows: sizes of sliding windows, for self-attention.
+        components: approximations by name; those that cannot be causal are left out for a causal layer.
+        seed: seed of random features (Performer).
     """
     q, k, v, args = inputs.q, inputs.k, inputs.v, inputs.args
     methods = {}
@@ -157,7 +160,7 @@ def _approximation_method(inputs: AttentionInputs, approximation: Approximation,
 
 
 def _build_approximation_layer(config: ApproximationConfig, q: Tensor, n_keys: int, seed: int) -> Approximation:
-    """Build an approximation with seeded random features; learned projections (Linformer) are replaced by means over runs of tokens."""
+    """Build an approximation with seeded random features; Linformer's projections are means over segments of tokens."""
     layer = build_approximation(config, q.shape[3], n_keys)
     if isinstance(layer, PerformerLayer):
         with torch.random.fork_rng([]):
@@ -171,7 +174,7 @@ def _build_approximation_layer(config: ApproximationConfig, q: Tensor, n_keys: i
 
 
 def _window_method(inputs: AttentionInputs, size: int) -> AttentionMethod:
-    """Return sliding-window attention, block-sparse where the model would use that."""
+    """Return sliding-window attention; it is computed with a block-sparse mask if a model would use one for the same shapes."""
     q, k, v, positions = inputs.q, inputs.k, inputs.v, TokenPositions.single_sequence(inputs.q.shape[2], inputs.q.device)
     rule = (CAUSAL_IN_SEGMENT if inputs.causal else SAME_SEGMENT) & DistanceRule(1 - size, size - 1)
     near = rule.dense(positions, positions)
@@ -189,7 +192,7 @@ def _window_method(inputs: AttentionInputs, size: int) -> AttentionMethod:
 
 @torch.no_grad()
 def measure_costs(inputs: AttentionInputs, methods: Mapping[str, AttentionMethod], repeats: int, with_weights: bool) -> list[MethodCost]:
-    """Measure error, time and memory of every method; timings are interleaved, so that changes in machine speed affect all methods.
+    """Measure error, time and memory of every method; timings are interleaved, so that changes in machine speed affect all methods alike.
 
     Args:
         inputs: inputs of the layer.
@@ -227,7 +230,7 @@ def relative_error(found: Float[Tensor, "1 n_heads query width"], exact: Float[T
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """Measure the peak memory of a function in bytes, its result included, from all of its allocations."""
+    """Call a function and return the peak of the memory that it allocates, in bytes, its result included."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -246,7 +249,7 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
 
 
 def average_costs(per_layer: Sequence[Sequence[MethodCost]]) -> list[MethodCost]:
-    """Average the costs of each method over the layers it applies to."""
+    """Average the costs of each method over the layers to which the method applies."""
     kinds = dict.fromkeys(cost.kind for measure_costs in per_layer for cost in measure_costs)
     found = []
     for kind in kinds:
@@ -261,11 +264,11 @@ def average_costs(per_layer: Sequence[Sequence[MethodCost]]) -> list[MethodCost]
 
 
 def approximations_for(features: Sequence[int], ranks: Sequence[int], n_keys: int) -> dict[str, ApproximationConfig]:
-    """Return the approximations to compare by name.
+    """Return the approximations to compare, by their name in the tables.
 
     Args:
         features: numbers of random features (Performer).
-        ranks: ranks (Linformer) and numbers of landmarks (Nystrom); those not below ``n_keys`` are skipped.
+        ranks: ranks (Linformer) and numbers of landmarks (Nystrom); values of ``n_keys`` or more are skipped.
         n_keys: number of keys.
     """
     low = [rank for rank in ranks if rank < n_keys]
@@ -282,7 +285,7 @@ class ComparisonSettings(NamedTuple):
     """Settings of a comparison.
 
     Attributes:
-        lengths: numbers of tokens to which the input of the first self-attention is repeated or cut.
+        lengths: numbers of tokens to which the inputs of the first self-attention layer are repeated or cut.
         features: numbers of random features (Performer).
         ranks: ranks (Linformer) and numbers of landmarks (Nystrom).
         windows: sizes of sliding windows.
@@ -299,13 +302,13 @@ class ComparisonSettings(NamedTuple):
 
 
 class AttentionComparison(NamedTuple):
-    """The measurements.
+    """The result of ``compare_attention_methods``.
 
     Attributes:
         tokens: number of keys per attention layer, by address.
-        layers: costs of each method per layer.
-        lengths: costs of each method per length.
-        notes: caveats.
+        layers: costs of each method per attention layer, by address.
+        lengths: costs of each method on the first self-attention layer, by number of tokens.
+        notes: caveats, one sentence each.
     """
 
     tokens: dict[str, int]
@@ -315,27 +318,27 @@ class AttentionComparison(NamedTuple):
 
     @property
     def averages(self) -> list[MethodCost]:
-        """Costs of each method averaged over layers."""
+        """Costs of each method, averaged over the layers to which the method applies."""
         return average_costs(list(self.layers.values()))
 
 
 def compare_attention_methods(
     model: Network, batch: Any, settings: ComparisonSettings, notify: Callable[[int, int], None] = lambda done, total: None
 ) -> AttentionComparison:
-    """Compute attention from a model's queries, keys and values with every applicable method.
+    """Run a model on one row, and measure all attention methods on the queries, keys and values of each of its layers.
 
     Args:
         model: a model in evaluation mode.
         batch: input of one row.
         settings: methods, lengths and repeats.
-        notify: called with (done, total).
+        notify: called after each measurement with the number of measurements done and their total.
 
     Raises:
         ConfigError: the model has no Transformer attention layer that all tokens pass.
     """
     all_inputs = record_attention_inputs(model, batch)
     if not all_inputs:
-        found = f"model.kind = {model.config.kind!r}, which has no such attention layer"
+        found = f"model.kind = {model.config.kind!r}, which has no Transformer attention layer"
         if isinstance(model.config, TransformerConfig):
             found = f"model.depth = {model.config.depth.kind!r} in every block, which leaves no attention layer over all tokens"
         raise ConfigError(f"expected a run of a Transformer, found {found}")
@@ -363,7 +366,7 @@ def _notes(model: Network, all_inputs: Sequence[AttentionInputs], settings: Comp
     """Return the caveats of a comparison."""
     first, c = all_inputs[0], model.config
     assert isinstance(c, TransformerConfig)
-    notes = ["nothing is retrained; Linformer's learned projections E and F are replaced by means over runs of tokens"]
+    notes = ["nothing is retrained; Linformer's learned projections E and F are replaced by means over segments of tokens"]
     if any(layer_inputs.causal for layer_inputs in all_inputs):
         notes.append("Linformer and Nystrom are not causal; they are skipped in causal attention layers")
     longest = max(layer_inputs.k.shape[2] for layer_inputs in all_inputs)

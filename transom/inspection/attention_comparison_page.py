@@ -18,7 +18,7 @@ def cells(cost: MethodCost) -> list[str]:
 
 
 def sections(found: AttentionComparison) -> Iterator[tuple[str, Sequence[MethodCost]]]:
-    """Yield (title, costs) of each attention layer, then of each length."""
+    """Yield the title and the costs of a table per attention layer, then per number of tokens."""
     yield from ((f"{address}, {format_count(found.tokens[address])} tokens", costs) for address, costs in found.layers.items())
     yield from ((f"{format_count(length)} tokens", costs) for length, costs in found.lengths.items())
 

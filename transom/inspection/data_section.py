@@ -1,4 +1,4 @@
-"""The data report as a section of the training report."""
+"""Render the data report, with statistics and problems of the data, as a section of the training report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from transom.inspection.markup import node
 from transom.inspection.number_format import format_compact, format_count, format_percent
 
 _TITLES = {
+    "baseline": "Baseline: validation metrics of a predictor that ignores its input",
     "tokens": "Lengths in tokens",
     "longest": "Longest in training",
     "dropped": "Dropped from training",
@@ -23,13 +24,14 @@ def data_section(data: Mapping[str, Any], training_is_ok: bool = True) -> list[E
 
     Args:
         data: ``Report.to_json()``. ``problems`` is a list of sentences; every other field is a number, a string, a list or a mapping.
-        training_is_ok: whether training has no problem; only then a report without problems is confirmed as good.
+        training_is_ok: whether training had no problem; if false, the section does not confirm that the data have no problem.
     """
     problems = data.get("problems") or []
     elements = [node("div", str(problem), class_="note") for problem in problems]
+    elements += [node("p", str(note)) for note in data.get("notes") or []]
     if data and training_is_ok and not problems:
         elements.append(node("p", "✓ No problem was found in the data.", class_="good"))
-    figures = {key: value for key, value in data.items() if key != "problems" and value not in (None, "", [], {}, ())}
+    figures = {key: value for key, value in data.items() if key not in ("problems", "notes") and value not in (None, "", [], {}, ())}
     blocks = [(key, value) for key, value in figures.items() if isinstance(value, Mapping | list | tuple)]
     tables = [node("div", node("h3", _TITLES.get(key) or _humanize(key)), _render_value(value), class_="scroll") for key, value in blocks]
     plain = [

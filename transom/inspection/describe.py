@@ -16,16 +16,16 @@ from transom.inspection.number_format import format_count
 
 
 def describe_family(recipe: Recipe) -> str:
-    """Return a phrase for the kind of network, with its article."""
+    """Return the kind of network with its article, such as "a decoder-only Transformer"."""
     return recipe.model.FAMILY
 
 
 PATHS_NOTE = "As in recipe.toml, with absolute paths reduced to their last component"
-"""Note on a recipe without local paths."""
+"""Note beside a recipe that ``without_local_paths`` returned."""
 
 
 def without_local_paths(recipe: Recipe) -> Recipe:
-    """Reduce absolute paths to their last component: folders are specific to one machine and may be private."""
+    """Return the recipe with absolute paths reduced to their last component, since folders differ between machines and may be private."""
 
     def shorten_paths(value: Any) -> Any:
         match value:
@@ -50,7 +50,7 @@ def path_basename(text: str) -> str:
 
 
 def describe_initialization(recipe: Recipe) -> str:
-    """Describe the initial weights."""
+    """Return the origin of the initial weights, such as "from scratch" or "from the weights of another run"."""
     if recipe.training.init_from is None:
         return "from scratch"
     adapter = recipe.training.adapter
@@ -59,7 +59,7 @@ def describe_initialization(recipe: Recipe) -> str:
 
 
 def describe_layers(recipe: Recipe) -> str:
-    """Describe the layers in a few characters, as in "3 + 3 layers"."""
+    """Return the number of layers per stack, such as "3 + 3 layers" for an encoder-decoder."""
     stacks = recipe.model.stacks
     return f"{' + '.join(map(str, stacks))} layer{'' if stacks == (1,) else 's'}" if stacks else recipe.model.described_layers
 
@@ -74,7 +74,7 @@ def with_article(noun: str) -> str:
 
 
 def describe_architecture(recipe: Recipe) -> list[str]:
-    """Describe components and widths, one entry each."""
+    """Return lines that describe a model: its components and widths, its vocabulary and its inputs."""
     model = recipe.model
     match model:
         case TransformerConfig():
@@ -95,7 +95,7 @@ def describe_architecture(recipe: Recipe) -> list[str]:
 
 
 def _describe_feed_forward(model: TransformerConfig) -> str:
-    """Describe the feed-forward network or mixture of experts."""
+    """Return the kind of feed-forward network, or its experts, such as "mixture of 8 swiglu experts, top 2 per token"."""
     config = model.feed_forward
     if not isinstance(config, MoeConfig):
         return config.kind
@@ -105,7 +105,7 @@ def _describe_feed_forward(model: TransformerConfig) -> str:
 
 
 def _describe_recurrent_attention(model: RecurrentSeq2SeqConfig) -> str:
-    """Describe the encoder direction and the attention of a recurrent translator."""
+    """Return direction and attention of a recurrent translator, such as "bidirectional encoder; attention additive"."""
     read = "bidirectional" if model.bidirectional else "unidirectional"
     match model.attention:
         case LuongAttentionConfig(score=score, input_feeding=input_feeding):
@@ -115,7 +115,7 @@ def _describe_recurrent_attention(model: RecurrentSeq2SeqConfig) -> str:
 
 
 def _describe_heads(model: TransformerConfig) -> str:
-    """Return key-value heads and attention features as text, such as ", 2 key-value heads, QK-norm"."""
+    """Return heads and attention features, such as "8 heads of width 64, 2 key-value heads, QK-norm"."""
     shared = f", {model.n_kv_heads} key-value heads" if model.n_kv_heads != model.n_heads else ""
     config = model.attention
     features = {
@@ -136,7 +136,7 @@ def _describe_heads(model: TransformerConfig) -> str:
 
 
 def describe_vocabulary(recipe: TextRecipe) -> str:
-    """Describe the vocabulary."""
+    """Return kind and size of the vocabulary, such as "bpe symbols, joint vocabulary (8,000 symbols)"."""
     tokenizer, vocab_sizes = recipe.tokenizer, [getattr(recipe.model, name) for name in recipe.model.VOCABULARIES]
     case = ", lower-cased" if tokenizer.lowercase else ""
     if not (isinstance(tokenizer, PairTokenizerConfig) and len(vocab_sizes) > 1):
@@ -149,7 +149,7 @@ def describe_vocabulary(recipe: TextRecipe) -> str:
 
 
 def usage_example(recipe: Recipe, name: str) -> tuple[str, str]:
-    """Return the command and the Python lines that use a run's model."""
+    """Return an example of inference with the run folder ``name``: a command, and lines of Python."""
     arguments, call = recipe.example
     plugins = [plugin.where for plugin in plugins_of(recipe)]
     command = f"transom {recipe.COMMAND} {shlex.quote(name)} {arguments}{''.join(f' --plugin {shlex.quote(each)}' for each in plugins)}"

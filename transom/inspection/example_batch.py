@@ -1,4 +1,4 @@
-"""A batch of one row from a user's text or file."""
+"""Build a batch of one row from a user's text or file, to inspect a model on it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ class SupportsFileInput(Protocol):
     """A predictor whose input is a file without text, such as an image."""
 
     NOUN: ClassVar[str]
-    """Noun for the content of a file, as ``image``."""
+    """Noun for the content of a file, such as ``image``."""
 
     def file_batch(self, file: Path) -> Batch:
         """Build a batch from a file."""
@@ -32,7 +32,7 @@ class SupportsTextInput(Protocol):
         ...
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[Batch, list[str]]:
-        """Build a batch from at most ``max_seq_len`` - 1 tokens; return it with notes on what was added."""
+        """Build a batch from at most ``max_seq_len`` - 1 tokens of a text; return the batch, and a sentence on each input added to it."""
         ...
 
 
@@ -41,7 +41,7 @@ class ExampleBatch(NamedTuple):
 
     Attributes:
         batch: input of the model.
-        notes: sentences on dropped or added input.
+        notes: messages for the user about input that was dropped or added.
         n_dropped_tokens: number of tokens of the text that are not in the batch.
     """
 
@@ -55,10 +55,10 @@ def build_example_batch(
 ) -> ExampleBatch:
     """Build a batch of one row from a text or file.
 
-    For a translator the batch also holds the model's own translation of the text.
+    For a translator, the target side of the batch is the model's own translation of the text.
 
     Args:
-        predictor: a loaded run.
+        predictor: a run loaded by ``transom.load``.
         text: the text; None to read ``file``.
         file: a text file, or a file of the kind that a ``SupportsFileInput`` predictor reads.
         too_long: truncate a text that exceeds the context window, or raise.
@@ -72,7 +72,7 @@ def build_example_batch(
             raise DataError(f"expected {with_article(predictor.NOUN)} for this model, found no file; give one with --input")
         return ExampleBatch(predictor.file_batch(file).to(model.device), [])
     if not isinstance(predictor, SupportsTextInput):
-        raise DataError(f"expected a model of texts or files, found one of kind {model.config.kind}; name another run")
+        raise DataError(f"expected a model of texts or files, found a model of kind {model.config.kind!r}; give another run")
     whole = "\n".join(read_lines(file, allow_empty=True)) if file is not None else check_text(text or "", "--text")
     row, most = predictor.encode(whole), model.config.max_seq_len - 1
     if not row:

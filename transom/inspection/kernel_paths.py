@@ -16,7 +16,7 @@ from transom.layers.dispatch import KERNEL_TABLE, REFERENCES, Kernel, kernels_of
 from transom.models.base import Network
 
 BATCH_SIZE, SEQUENCE_LENGTH = 8, 64
-"""Rows and tokens per row of a typical batch; the tokens are limited by the context window."""
+"""Rows, and maximum tokens per row, of ``typical_batch``."""
 
 
 class KernelPath(NamedTuple):
@@ -26,7 +26,7 @@ class KernelPath(NamedTuple):
         layer: address of the module.
         operation: name of the operation in the dispatch table.
         path: name of the kernel.
-        reason: the advantage of the kernel.
+        reason: why the kernel was chosen; for the reference, the conditions of the faster kernels, none of which was met.
         calls: calls per forward pass.
     """
 
@@ -38,13 +38,13 @@ class KernelPath(NamedTuple):
 
 
 def reference_row(operation: str) -> Kernel:
-    """Return the table row of the reference, used where no kernel applies."""
+    """Return a row of the dispatch table for the reference of an operation, whose reason lists the conditions of its kernels."""
     why = "; ".join(f"{row.path} serves {row.when}" for row in kernels_of(operation)) or "there are no kernels in this process"
     return Kernel(operation, "reference", "everywhere else", lambda *_: True, REFERENCES[operation], 0.0, why)
 
 
 def typical_batch(config: ModelConfig, dtype: torch.dtype) -> Batch:
-    """Build a batch for a model family, pixels in ``dtype``; a translation batch has the inputs of every text model."""
+    """Build a batch of ``BATCH_SIZE`` rows for a model; ``dtype`` is the type of pixels. Text models get a translation batch."""
     if isinstance(config, ImageClassifierConfig):
         pixels = torch.zeros(BATCH_SIZE, config.channels, config.image_size, config.image_size, dtype=dtype)
         return ImageBatch(pixels, torch.zeros(BATCH_SIZE, dtype=torch.long), tuple(range(BATCH_SIZE)))
@@ -54,7 +54,7 @@ def typical_batch(config: ModelConfig, dtype: torch.dtype) -> Batch:
 
 
 def trace_kernel_paths(model: Network, batch: Batch, training: bool = False) -> list[KernelPath]:
-    """Run a model on a batch and return the kernel of each operation, in order of first use.
+    """Run a model on a batch and return the kernel that computed each operation of each layer, in order of first use.
 
     Args:
         model: the model; its weights and the caller's random state are unchanged.
@@ -71,7 +71,7 @@ def trace_kernel_paths(model: Network, batch: Batch, training: bool = False) -> 
 
 @contextmanager
 def _count_calls(model: Network, counts: Counter[tuple[str, Kernel]]) -> Iterator[None]:
-    """Count the calls of each table row per calling module."""
+    """Within the context, add to ``counts`` each call of a dispatch-table row by a module of the model."""
     module_stack, original_rows = [""], {name: kernels_of(name) for name in REFERENCES}
 
     def enter(name: str, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:

@@ -16,9 +16,9 @@ MAX_PROBES = 60
 N_STYLES = 4
 """Number of line styles in the style sheet; further lines reuse them."""
 LOG_SCALE_RATIO = 5.0
-"""A positive axis is logarithmic if the ratio of maximum to minimum exceeds this."""
+"""The y axis is logarithmic if all values are positive and the ratio of maximum to minimum exceeds this."""
 MIN_MAGNITUDE = 1e-290
-"""Smaller magnitudes are drawn as zero: floating point cannot represent ticks there."""
+"""A minimum or maximum of smaller magnitude counts as zero on the y axis, since ticks would underflow."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Scale:
-    """A map from values to coordinates."""
+    """A map, linear or logarithmic, from values between ``low`` and ``high`` to coordinates between ``start`` and ``end``."""
 
     low: float
     high: float
@@ -59,10 +59,11 @@ def line_chart(
 ) -> Element:
     """Draw lines on shared axes.
 
-    Lines of many points are drawn through the means of buckets, above a band from each bucket's minimum to its maximum.
+    A line of more than ``MAX_POINTS`` points is drawn through the means of buckets of adjacent points, on a band from the minimum to the
+    maximum of each bucket.
 
     Args:
-        title: quantity on the y axis with its unit; screen readers get it with each line's first, last and extreme values.
+        title: quantity on the y axis with its unit; the description for screen readers adds each line's first, last and extreme values.
         lines: at least one line with at least one finite point.
         x_label: quantity on the x axis.
         mark: an x value to highlight, and its label.
@@ -185,7 +186,7 @@ def _legend(names: Sequence[tuple[int, str]]) -> Element:
 
 
 def _hover_readouts(drawn: Sequence[tuple[int, str, list[Bucket | None]]], x: Scale, y: Scale, x_label: str) -> list[Element]:
-    """Overlay invisible strips that show the values at their x while hovered."""
+    """Return invisible vertical strips, each of which shows the values of all lines at its x while the pointer is over it."""
     solid = [(style, name, [b for b in buckets if b is not None]) for style, name, buckets in drawn]
     longest = max((buckets for _, _, buckets in solid), key=len)
     every = math.ceil(len(longest) / MAX_PROBES)

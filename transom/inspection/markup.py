@@ -70,7 +70,7 @@ def preformatted(text: str) -> Element:
 
 
 def style_sheet(*names: str) -> Element:
-    """Return a style element with this package's named style sheets. They are written unescaped and must not contain data."""
+    """Return a style element with the named style sheets of this package, whose text is not escaped."""
     element = Element("style")
     element.text = "".join(f"\n{(resources.files(__package__) / f'{name}.css').read_text('utf-8')}" for name in names)
     return element

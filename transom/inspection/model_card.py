@@ -1,4 +1,4 @@
-"""The model card: README.md of a run folder, rendered from the run's summary only."""
+"""Render the model card, ``README.md`` of a run folder, from the summary of the run."""
 
 import re
 
@@ -67,7 +67,7 @@ def _data(run: RunSummary) -> str:
 
 
 def _data_sources(data: DataConfig | LanguageConfig) -> list[str]:
-    """List the sources of the data."""
+    """Return a line per source of data: generated data, training files, and validation files or the held-out part."""
     lines = []
     if data.generate is not None:
         lines.append(f"generated: {_code_span(data.generate.model_dump_json())}")
@@ -106,7 +106,7 @@ def _escape_markdown(text: str) -> str:
 
 
 def _code_span(text: str) -> str:
-    """Format text as a code span; the fence is longer than any backticks in it."""
+    """Format text as a code span; the fence is longer than any sequence of backticks in the text."""
     shown = escape_control_characters(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     space = " " if shown.startswith("`") or shown.endswith("`") or not shown.strip() else ""
@@ -114,7 +114,7 @@ def _code_span(text: str) -> str:
 
 
 def _code_block(text: str, language: str) -> str:
-    """Format lines as a code block; the fence is longer than any backticks in them."""
+    """Format lines as a code block; the fence is longer than any sequence of backticks in the text."""
     shown = "\n".join(map(escape_control_characters, text.strip("\n").split("\n")))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
     return f"{fence}{language}\n{shown}\n{fence}"

@@ -1,4 +1,4 @@
-"""Results as HTML for notebooks: fragments without scripts, whose styles apply to nothing outside of them."""
+"""Render results as HTML fragments for notebooks, without scripts and with styles that affect nothing else on the page."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,23 +20,26 @@ from transom.training.validation_metrics import all_metrics, language_tags
 __all__ = ["alignment_text", "bars", "draw", "facts", "framed", "progress_bar", "tagged", "to_notebook", "validation_table"]
 
 MAX_CLASSES = 10
-"""Classes whose probability is drawn; the others are counted."""
+"""Maximum number of classes whose probability is drawn; a line below states the number of other classes."""
 
 FILLS = {"cell": "#0b4f8a", "field": "#f4f2ec"}
-"""Colors by class, for viewers of notebooks that drop style sheets; a style sheet wins over them."""
+"""Fill colors by CSS class, for notebook viewers that drop style sheets; where style sheets work, their colors apply."""
 
 MAX_RESULTS = 25
-"""Results of a list that are drawn; the others are counted."""
+"""Maximum number of results of a list that are drawn; a line below states the number of other results."""
 
 
 def to_notebook(result: object) -> str:
-    """Draw a result as an HTML fragment."""
+    """Return an HTML fragment, with its styles, that shows a result."""
     return framed(draw(result))
 
 
 @singledispatch
 def draw(result: object) -> list[Element]:
-    """Return the elements that show a result: registered here per type, or by the method ``elements`` of types in packages above."""
+    """Return the HTML elements that show a result.
+
+    They come from the function registered below for the type of the result, from its method ``elements``, or from its text.
+    """
     elements: Callable[[], list[Element]] | None = getattr(result, "elements", None)
     return [node("p", str(result), class_="text")] if elements is None else elements()
 
@@ -134,7 +137,7 @@ def tagged(words: Iterable[tuple[str, str | None, str]]) -> Element:
     """Draw words in order, those with a tag highlighted.
 
     Args:
-        words: each with its tag, None for no highlight, and a tooltip.
+        words: each word with its tag (None for no highlight) and its tooltip.
     """
     parts = list[Child]()
     for word, tag, title in words:
@@ -144,17 +147,21 @@ def tagged(words: Iterable[tuple[str, str | None, str]]) -> Element:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Element:
-    """Return a table of names and values."""
+    """Return an HTML table with one name and value per row."""
     return node("table", *(node("tr", node("th", name), node("td", value, class_="text", dir="auto")) for name, value in rows))
 
 
 def progress_bar(fraction: float) -> Element:
-    """Return a bar that is filled by a fraction from 0 to 1."""
+    """Return a horizontal bar of which a fraction, from 0 to 1, is filled."""
     return node("span", node("span", class_="fill", style=f"width:{100 * fraction:.1f}%"), class_="track wide")
 
 
 def validation_table(rows: Sequence[tuple[int, Mapping[str, float], bool]]) -> list[Element]:
-    """Return a table of validations: step, figures, and whether it was the best so far; an empty list without validations."""
+    """Return a table of validation metrics and a caption; an empty list without validations.
+
+    Args:
+        rows: of each validation, the step, the metrics by key, and whether it was the best so far.
+    """
     if not rows:
         return []
     keys = {key for _, figures, _ in rows for key in figures}
@@ -179,7 +186,7 @@ def validation_table(rows: Sequence[tuple[int, Mapping[str, float], bool]]) -> l
 
 
 def framed(content: Iterable[Child], notes: Iterable[str] = ()) -> str:
-    """Return elements as one HTML fragment with its styles; notes are small print below them."""
+    """Return an HTML fragment of the elements, with their styles and, in small print below, the notes."""
     return to_html(node("div", scoped_style(), *content, *(node("p", line, class_="soft") for line in notes), class_="transom"))
 
 

@@ -93,7 +93,10 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return logarithmic ticks that cover ``low`` to ``high`` (both positive): powers of ten, with 3 or 2 and 5 times them if few."""
+    """Return logarithmic ticks that cover ``low`` to ``high``, both positive.
+
+    The ticks are the powers of ten and, if the axis has few decades, their multiples by 3, or by 2 and 5.
+    """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
     ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]

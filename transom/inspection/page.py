@@ -8,7 +8,7 @@ from transom.inspection.markup import node, style_sheet, to_html
 from transom.inspection.run_summary import RunSummary
 
 _CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Content security policy: only inline styles and data URLs."""
+"""Content security policy of a page: it may use inline styles and images in data URLs, nothing else."""
 
 SectionContent = tuple[str | None, str, Sequence[Element]]
 """A rendered section: anchor (None for a section without a link), title, content."""

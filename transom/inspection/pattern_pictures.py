@@ -32,10 +32,10 @@ class PatternView:
 
     Attributes:
         stack: "encoder" or "decoder".
-        layers: layer indices, from 0.
+        layers: indices of the layers with this mask, from 0.
         pattern: description of the sparsity pattern.
         mask: True where a query attends to a key.
-        fraction_of_allowed: fraction of the pairs allowed by the architecture (all, or the causal half) that the pattern keeps.
+        fraction_of_allowed: fraction that the pattern keeps of the query-key pairs that the architecture allows (all, or the causal half).
         grid: patches per row of an image; 0 for texts.
     """
 
@@ -60,11 +60,11 @@ class PatternView:
 
 
 def pattern_views(config: ModelConfig, length: int) -> list[PatternView]:
-    """Compute the attention masks of each stack's layers.
+    """Compute the self-attention masks of a model's layers, one view per stack and pattern.
 
     Args:
         config: configuration of a Transformer.
-        length: number of tokens of a text; images have as many as patches.
+        length: number of tokens of a text; ignored for images, whose tokens are their patches.
 
     Raises:
         ConfigError: the network has no attention patterns, or the number of tokens exceeds ``MAX_TOKENS``.
@@ -74,7 +74,7 @@ def pattern_views(config: ModelConfig, length: int) -> list[PatternView]:
     image = config if isinstance(config, VisionTransformerConfig) else None
     token_positions = TokenPositions.single_sequence(length) if image is None else image_positions(image)
     if (n := token_positions.positions.shape[1]) > MAX_TOKENS:
-        change = "ask for a shorter --length" if image is None else "raise model.patch_size or lower model.image_size"
+        change = "give a shorter --length" if image is None else "raise model.patch_size or lower model.image_size"
         raise ConfigError(f"expected at most {MAX_TOKENS} tokens to draw, found {n}; {change}")
     patterns = block_patterns(config.attention.pattern)
     views = []
@@ -93,7 +93,7 @@ def pattern_views(config: ModelConfig, length: int) -> list[PatternView]:
 
 
 def views_to_draw(config: ModelConfig) -> list[PatternView]:
-    """Return the views to draw: none if all layers use full attention or the masks are too large."""
+    """Return the attention masks that a report shows: none if all layers use full attention or an image has too many patches."""
     if not isinstance(config, TransformerConfig) or pattern_kinds(config.attention.pattern) <= {"full", "cycle"}:
         return []
     length = min(config.max_seq_len, 64) if isinstance(config, TextTransformerConfig) else config.n_positions
@@ -132,7 +132,7 @@ def pattern_svg(view: PatternView) -> Element:
 
 
 def _matrix_svg(seen: Bool[Tensor, "rows columns"], left: int, kind: str) -> Element:
-    """Draw a boolean matrix; runs of True in a row are one rectangle."""
+    """Draw a boolean matrix; consecutive True elements of a row are one rectangle."""
     rows, columns = seen.shape
     field = node(
         "svg",

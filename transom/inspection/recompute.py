@@ -19,8 +19,8 @@ def recompute_attention_weights(
     Args:
         model: the model that ran; its position biases, softcap and sinks apply.
         attention: address of the attention layer, such as ``encoder.blocks.3.attn``.
-        recorded: activations by address, including ``q`` and ``k`` of the layer, and ``depth.score`` of its block, if any.
-        batch: the input of the model: a batch, or token ids without padding.
+        recorded: activations by address: ``q`` and ``k`` of the layer and, if its block has a depth router, ``depth.score`` of the block.
+        batch: the input of the recorded forward pass: a batch, or token ids without padding.
     """
     batch = model.as_batch(batch)
     module = model.get_submodule(attention)

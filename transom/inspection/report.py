@@ -1,4 +1,4 @@
-"""Training report: one self-contained HTML page without scripts."""
+"""Render the training report: one self-contained HTML page without scripts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ ChartSpec = tuple[str, list[tuple[str, str, str]], ChartMark, bool]
 """A chart: title, lines as (name, kind of record, field), marker, and whether the y axis starts at zero."""
 
 _SCALE_FACTORS = {"matmul_utilization": 100.0}
-"""Factor from a field's value to the drawn value."""
+"""Factor by which the values of a field are multiplied in charts, here to percent."""
 
 
 def render_report(run: RunSummary, sections: Iterable[Section] = ()) -> str:
@@ -35,7 +35,7 @@ def render_report(run: RunSummary, sections: Iterable[Section] = ()) -> str:
 
     Args:
         run: summary of the run.
-        sections: additional sections of the task.
+        sections: further sections that the run's task defines.
     """
     notes = (node("div", f"{problem[:1].upper()}{problem[1:]}.", class_="note") for problem in run.problems)
     return render_page(
@@ -231,4 +231,4 @@ BACKGROUND = (
     Section("time", "Time and throughput", _time),
     Section("recipe", "Recipe", _recipe),
 )
-"""Sections of every report, before and after the samples of the best weights' predictions."""
+"""Sections of every report: ``RESULTS`` before the sample predictions, ``BACKGROUND`` after them."""

@@ -5,18 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 from transom.config.recipe import Recipe
+from transom.data.reports.baseline import worse_than_baseline
 from transom.decoding.predictors.results import Alignment
 
 MetricsRecord = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
 
 
+MIN_BETTER_POINTS = 0.5
+"""Minimum difference of accuracy, F1 or BLEU that is reported between the saved weights and others."""
+
+
 @dataclass(frozen=True)
 class TestScore:
-    """A test score of the best weights: metric, value, data set, and the signature that makes it reproducible."""
+    """A test score of the best weights. Its signature states the settings of the metric that are needed to reproduce the score."""
 
     metric: str
     value: float
@@ -34,11 +39,11 @@ class RunSummary:
         metrics: records of ``metrics.jsonl``.
         n_parameters: number of parameters, tied ones counted once.
         n_active: parameters used per token.
-        seconds: training time including validation, over all resumed sessions.
+        seconds: training time including validation, also that before the run was resumed.
         data: the data report as JSON.
-        alignments: alignments of some translations.
+        alignments: alignments of sample translations.
         test_scores: test scores of the best weights.
-        machine_notes: lines on the hardware and the choices made for it (precision and threads with reasons).
+        machine_notes: lines on the measured hardware, and on precision, threads and processes with the reasons for their choice.
     """
 
     name: str
@@ -68,7 +73,7 @@ class RunSummary:
 
     @cached_property
     def best_weights_note(self) -> str | None:
-        """Whether the best weights are raw or averaged, with the loss of the others; None without weight averaging."""
+        """Kind of the best weights, such as "averaged weights (the raw weights have loss 1.2345)"; None without weight averaging."""
         names = {"raw": "raw weights", "averaged": "averaged weights"}
         chosen = self.best_validation.get("weights") if self.best_validation else None
         if self.best_validation is None or chosen not in names:
@@ -79,13 +84,37 @@ class RunSummary:
 
     @cached_property
     def problems(self) -> list[str]:
-        """Sentences on problems of the training that need attention."""
+        """Sentences on problems of the run: a best validation loss that is NaN or worse than that of random guessing."""
         if self.best_validation is None:
             return []
         loss = _nan_if_none(self.best_validation["loss"])
         if math.isnan(loss):
             return ["the validation loss of the best weights is not a number; lower training.learning_rate"]
-        if (choices := _n_choices(self.recipe)) is None or loss <= math.log(choices[0]):
+        advice = "train longer, change training.learning_rate, or check the data"
+        worse = [f"{problem}; {advice}" for problem in worse_than_baseline(self.best_validation, self.data.get("baseline", ()))]
+        return [*(worse or self._worse_than_uniform(loss)), *self._better_by_another_metric]
+
+    @property
+    def _better_by_another_metric(self) -> list[str]:
+        """Describe a metric that could select the weights, by which those of another validation are clearly better."""
+        best, training = self.best_validation, self.recipe.training
+        found = []
+        for key in get_args(type(training).model_fields["best_checkpoint_metric"].annotation):
+            records = [record for record in self.validations if record.get(key) is not None]
+            if best is None or best.get(key) is None or key == "loss" or key == training.best_checkpoint_metric:
+                continue
+            other = max(records, key=lambda record: float(record[key]))
+            if other[key] - best[key] >= MIN_BETTER_POINTS:
+                found.append(
+                    f"the validation {key} of step {other['step']:,} is better ({other[key]:.2f}) than that of the saved weights"
+                    f" ({best[key]:.2f}, step {best['step']:,}), which have the best {training.best_checkpoint_metric}; set"
+                    f" training.best_checkpoint_metric = {key!r} to save the others"
+                )
+        return found
+
+    def _worse_than_uniform(self, loss: float) -> list[str]:
+        """Describe a loss that is worse than that of a uniform distribution; for runs whose data report has no baseline."""
+        if "baseline" in self.data or (choices := _n_choices(self.recipe)) is None or loss <= math.log(choices[0]):
             return []
         return [
             f"the validation loss of the best weights is {loss:.2f} nats, worse than random: a uniform distribution over {choices[0]:,}"
@@ -113,7 +142,7 @@ class RunSummary:
         return [record for record in self.metrics if record.get("kind") == kind]
 
     def series(self, kind: str, key: str) -> list[tuple[float, float]]:
-        """Return (step, value) of a field; non-finite values become NaN, records without the field are skipped."""
+        """Return step and value of the field ``key`` in each record of ``kind`` that has the field; null becomes NaN."""
         return [(float(record["step"]), _nan_if_none(record[key])) for record in self.records_of_kind(kind) if key in record]
 
 
@@ -125,9 +154,9 @@ def summarize_run(
     Args:
         name: name of the run folder.
         recipe: the resolved recipe.
-        started_facts: the facts of the run's first event.
+        started_facts: ``facts`` of the event that starts the run.
         metrics: records of ``metrics.jsonl``.
-        seconds: training time from the run's last event.
+        seconds: training time, from the event that ends the run.
     """
     flops, bandwidth = started_facts["peak_flops"], started_facts["bandwidth"]
     measured = f"measured peak: matmul {flops / 1e9:,.0f} GFLOP/s, memory {bandwidth / 1e9:,.0f} GB/s"
@@ -145,9 +174,9 @@ def summarize_run(
 
 
 def _n_choices(recipe: Recipe) -> tuple[int, str] | None:
-    """Return the number of classes that the loss is over, and their noun ("classes" or "tokens").
+    """Return the number of classes or tokens between which the loss decides, and the noun "classes" or "tokens".
 
-    None if the number is unknown, and for contrastive losses, whose number depends on the batch.
+    None if the number is unknown, and for contrastive losses, where it depends on the batch.
     """
     if not recipe.GUESSES:
         return None

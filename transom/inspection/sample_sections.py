@@ -66,7 +66,7 @@ def masked_tokens(run: RunSummary) -> list[Element]:
 
 
 def predictions(run: RunSummary) -> list[Element]:
-    """Show texts or images with the expected class or matching text and the prediction."""
+    """Show validation texts or images, each with the prediction and the expected class or, for embedders, the expected text."""
     shown = [sample for sample in run.samples if "found" in sample]
     if pictures := [sample for sample in shown if "picture" in sample]:
         return [node("div", *map(_thumbnail, pictures), class_="seen")]

@@ -1,1 +1,1 @@
-"""Optimized implementations of operations in ``layers/``, ``training/`` and ``decoding/``; everything also runs without this package."""
+"""Kernels: faster implementations of operations of ``layers/``, ``training/`` and ``decoding/``, which also run without this package."""

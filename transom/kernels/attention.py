@@ -1,6 +1,6 @@
 """Attention kernels: explicit attention with a hand-written gradient for training on a CPU, and PyTorch's fused kernel.
 
-The explicit kernel is the fastest way to train on a CPU with short sequences, and with the visible tiles of long ones.
+For training on a CPU, the explicit kernel is the fastest for short sequences, and for the visible tiles of long sequences.
 """
 
 from functools import partial
@@ -16,24 +16,24 @@ from transom.layers.attention import DEFAULT_ARGS, AttentionArgs, repeat_kv
 from transom.layers.dropout import draw_dropout_mask, round_probability
 
 MAX_SHORT_KEYS = 1024
-"""Maximum number of keys for explicit attention when training on a CPU: there the fused kernel is 1.4 to 8 times slower, forward and
-backward. Beyond it, the attention weights saved for the gradient, one number per pair of tokens, take too much memory."""
+"""Maximum number of keys for which training on a CPU uses explicit attention. Up to this number PyTorch's fused kernel is 1.4 to 8 times
+slower, forward and backward. With more keys, the attention weights that are saved for the gradient would take too much memory."""
 
 
 def group_query_heads(x: Float[Tensor, "batch n_heads query width"], kv_heads: int) -> Float[Tensor, "batch kv_heads queries width"]:
-    """Concatenate the query heads of a group along the query axis, so that keys and values are not repeated (grouped-query attention)."""
+    """Concatenate the query heads that share a key-value head along the query axis, so that keys and values need not be repeated."""
     return x if x.shape[1] == kv_heads else x.reshape(len(x), kv_heads, x.shape[1] // kv_heads * x.shape[2], x.shape[3])
 
 
 class SavedWeights(NamedTuple):
-    """Attention weights and the values that the backward pass needs.
+    """Attention weights, and further tensors that the backward pass needs.
 
     Attributes:
-        p: softmax of the scores.
+        p: softmax of the scores, before dropout.
         logsumexp: logsumexp of each query's scores, in float32 or wider; None unless requested.
         dropout_mask: 0 or 1 / (1 - dropout), the factor of ``p``; None without dropout.
         fully_masked: True for queries that may attend to no key; None without a mask.
-        softcap_gradient: derivative of the softcap; None without one.
+        softcap_gradient: derivative of the softcap at each score; None without a softcap.
     """
 
     p: Float[Tensor, "batch n_heads query key"]
@@ -48,21 +48,21 @@ class SavedWeights(NamedTuple):
         return self.p if self.dropout_mask is None else self.p * self.dropout_mask
 
     def weighted_values(self, v: Float[Tensor, "batch kv_heads key d_value"]) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Return the weighted sum of the values; a query that may attend to no key gives 0, never NaN."""
+        """Return the sum of the values, weighted by the weights after dropout; a query that may attend to no key gives 0, never NaN."""
         z = (group_query_heads(self.after_dropout, v.shape[1]) @ v).view(*self.p.shape[:3], v.shape[3])
         return z if self.fully_masked is None else z.masked_fill_(self.fully_masked, 0.0)
 
 
 class CpuAttention(NamedTuple):
-    """Explicit attention with its gradient.
+    """Explicit attention, which computes all attention weights, and its gradient.
 
-    With P = softmax(S), D the dropout mask, Z = (P D) V and G the gradient of Z:
+    With P = softmax(S), D the dropout mask, Z = (P D) V (P D elementwise) and G the gradient of Z:
     dV = (P D)^T G, dP = D (G V^T), dS = P (dP - rowsum(P dP)), dQ = dS K / sqrt(d_k), dK = dS^T Q / sqrt(d_k).
     The softmax is computed in float32 and P is stored in the dtype of the products: at these sizes memory traffic dominates the time.
 
     Attributes:
         dropout: probability of dropping a weight.
-        softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2).
+        softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2); None for no softcap.
     """
 
     dropout: float = 0.0
@@ -76,7 +76,7 @@ class CpuAttention(NamedTuple):
         bias: Float[Tensor, "#batch #n_heads #query #key"] | None,
         return_lse: bool = False,
     ) -> SavedWeights:
-        """Compute the attention weights; ``return_lse`` requests the logsumexp of the scores too."""
+        """Compute the attention weights; with ``return_lse`` also the logsumexp of each query's scores."""
         (s, softcap_gradient), fully_masked = self.attention_scores(q, k), None
         if bias is not None:
             s = s.add_(bias)
@@ -90,7 +90,7 @@ class CpuAttention(NamedTuple):
     def attention_scores(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> tuple[Float[Tensor, "batch n_heads query key"], Float[Tensor, "batch n_heads query key"] | None]:
-        """Return the scores Q K^T / sqrt(d_k), softcapped, and the derivative of the softcap (None without one)."""
+        """Return the scores Q K^T / sqrt(d_k), softcapped, and the derivative of the softcap; None without a softcap."""
         s = (group_query_heads(q * q.shape[3] ** -0.5, k.shape[1]) @ k.transpose(-2, -1)).view(*q.shape[:3], k.shape[2])
         if self.softcap is None:
             return s, None
@@ -100,7 +100,7 @@ class CpuAttention(NamedTuple):
 
 
 def _logsumexp(s: Tensor, p: Tensor, fully_masked: Tensor | None) -> Float[Tensor, "batch n_heads query 1"]:
-    """Return log sum_j exp(s_j) = s_m - log softmax(s)_m, m the index of the maximum; the lowest finite number for a fully masked query."""
+    """Return log sum_j exp(s_j) per query, as s_m - log p_m with the largest score s_m; the lowest finite number if fully masked."""
     exact = torch.promote_types(s.dtype, torch.float32)
     if torch.is_grad_enabled():  # after rounding, the maxima of s and p can differ, and their gradients with them
         log = s.to(exact).logsumexp(-1, keepdim=True)
@@ -117,15 +117,15 @@ def attention_backward(
     grad: Float[Tensor, "batch n_heads query d_value"],
     delta: Float[Tensor, "batch n_heads query 1"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys, values and biased scores.
+    """Return the gradients of queries, keys, values, and scores after the bias.
 
     Args:
-        weights: those of the forward pass.
+        weights: attention weights of the forward pass.
         q: queries.
         k: keys.
         v: values.
         grad: gradient of the output.
-        delta: rowsum(P dP) over all keys = rowsum(G Z), required if ``k`` holds only some of the keys.
+        delta: rowsum(P dP) over all keys = rowsum(G Z), required if ``k`` holds only some of the keys; else None.
     """
     n, scale = k.shape[1], q.shape[3] ** -0.5
     if weights.fully_masked is not None:
@@ -142,7 +142,7 @@ def attention_backward(
 
 
 def softmax_backward(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> Float[Tensor, "*axes key"]:
-    """Return the softmax gradient P (dP - rowsum(P dP)), with PyTorch's private kernel if it exists."""
+    """Return P (dP - rowsum(P dP)), the gradient of the input of the softmax; uses PyTorch's private kernel if it exists."""
     kernel = getattr(torch, "_softmax_backward_data", None)  # private
     return (grad - (grad * p).sum(-1, keepdim=True)) * p if kernel is None else kernel(grad, p, -1, p.dtype)
 
@@ -195,7 +195,7 @@ def short_attention(
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute explicit attention with a hand-written gradient, the fastest way to train with short sequences on a CPU.
 
-    Equal to ``explicit_attention`` without sinks; the bias gets no gradient.
+    Equal to ``explicit_attention``, except that sinks are not supported and the bias gets no gradient.
     """
     assert args.sinks is None, "the hand-written gradient does not support sinks"
     q, k, v = (x.contiguous() for x in (q, k, v))
@@ -204,7 +204,7 @@ def short_attention(
 
 
 def can_use_short_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> bool:
-    """Return whether ``short_attention`` applies."""
+    """Return whether ``short_attention`` applies: few keys on a CPU, in training; no sinks, scores by a plugin, or learned bias."""
     if q.device.type != "cpu" or k.shape[2] > MAX_SHORT_KEYS or not torch.is_grad_enabled():
         return False
     learned = args.bias is not None and args.bias.requires_grad
@@ -217,7 +217,7 @@ def fused_attention(
     v: Float[Tensor, "batch kv_heads key d_value"],
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute attention with PyTorch's fused kernel; equal to ``explicit_attention`` without softcap and sinks."""
+    """Compute attention with PyTorch's fused kernel; equal to ``explicit_attention``, but softcap and sinks are not supported."""
     assert args.softcap is None and args.sinks is None, "the fused kernel supports neither softcap nor sinks"
     mask = args.mask
     if args.bias is not None:
@@ -232,5 +232,5 @@ def fused_attention(
 
 
 def can_use_fused_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> bool:
-    """Return whether ``fused_attention`` applies."""
+    """Return whether ``fused_attention`` applies: no softcap, attention sinks or scores by a plugin."""
     return args.softcap is None and args.sinks is None and args.score is None

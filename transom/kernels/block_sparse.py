@@ -1,9 +1,9 @@
 """Block-sparse attention on a CPU: exact, forward and backward, with time and memory proportional to the visible tiles of the mask.
 
 Sequences are split into tiles. Each query tile gathers the key tiles that any of its queries may attend to, and the explicit attention of
-``kernels/attention.py`` is computed on them. The backward pass recomputes the weights, so that none are stored. If tokens that attend to
-each other are far apart (strided patterns), they are first reordered to be adjacent. A union of patterns that require different orders is
-computed in disjoint parts, each with its own softmax; the parts are combined by their logsumexp.
+``kernels/attention.py`` is computed on these tiles. The backward pass recomputes the weights, so that they are not stored. If tokens that
+attend to each other are far apart (strided patterns), they are first reordered to be adjacent. A union of patterns that require different
+orders is computed in disjoint parts, each with its own softmax; the parts are combined by their logsumexp.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +25,11 @@ from transom.layers.masks.mask_rules import TILE_SIZE, AndRule, MaskRule, OrRule
 from transom.layers.position_encoding import PositionEncoding
 
 MAX_SCORES_PER_CHUNK = 2**15
-"""Maximum scores per head held at once, unless one query tile has more. Larger chunks take more memory and are not faster."""
+"""Maximum number of scores per head that a chunk of query tiles computes at once (a chunk of one tile may have more). Larger chunks take
+more memory and are not faster."""
 
 MAX_PADDED_FRACTION = 0.2
-"""Maximum fraction of a chunk's key tiles that are padding, added so that all its query tiles have the same number."""
+"""Maximum fraction of padding among the key tiles of a chunk. Padding gives all query tiles of a chunk the same number of key tiles."""
 
 BiasFunction = Callable[..., Tensor | None]
 """Maps query positions, key positions and learned parameters to the bias of the scores; None for no bias."""
@@ -39,8 +40,8 @@ class TileChunk(NamedTuple):
 
     Attributes:
         queries: indices of the query tiles, over all sequences of the batch.
-        keys: indices of the visible key tiles of each query tile; the partially masked ones come first.
-        mask: mask of the partially masked tiles; the others are fully visible.
+        keys: indices of the visible key tiles of each query tile; partially masked tiles come first.
+        mask: mask of the partially masked key tiles; the other key tiles are fully visible.
     """
 
     queries: Int[Tensor, "tiles"]
@@ -52,7 +53,7 @@ class TileLayout(NamedTuple):
     """Queries or keys split into tiles.
 
     Attributes:
-        token_positions: positions and segments of the tokens; the last token is repeated to fill its tile.
+        token_positions: positions and segments of the tokens; the last token is repeated to fill the last tile.
         order: permutation of the tokens of each sequence; None for the original order.
         length: tokens per sequence.
     """
@@ -63,7 +64,7 @@ class TileLayout(NamedTuple):
 
     @property
     def n_tiles(self) -> int:
-        """Tiles per sequence."""
+        """Number of tiles per sequence."""
         return self.token_positions.positions.shape[1]
 
     def to_order(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads length width"]:
@@ -88,7 +89,7 @@ class TileLayout(NamedTuple):
 
 
 class MaskPart(NamedTuple):
-    """A part of a mask: the layouts of its queries and keys, and its chunks."""
+    """A part of a mask: how its queries and keys are ordered and split into tiles, and its chunks."""
 
     queries: TileLayout
     keys: TileLayout
@@ -101,12 +102,12 @@ class MaskPart(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Computed scores per head."""
+        """Number of query-key pairs computed per head, those of padding tiles included."""
         return sum(chunk.keys.numel() for chunk in self.chunks) * TILE_SIZE**2
 
 
 def split_rule(rule: MaskRule) -> list[tuple[MaskRule, MaskRule | None]]:
-    """Split a rule into disjoint rules, each with the rule by whose groups its tokens are reordered (None: original order).
+    """Split a rule into disjoint rules; return each with the rule whose ``sort_key`` reorders its tokens, or None for the original order.
 
     (a | b) & c becomes a & c and b & c & ~a if a and b require different orders.
     """
@@ -127,7 +128,7 @@ def split_rule(rule: MaskRule) -> list[tuple[MaskRule, MaskRule | None]]:
 
 
 def plan_parts(rule: MaskRule, queries: TokenPositions, keys: TokenPositions) -> list[MaskPart]:
-    """Find the visible tiles of a mask; parts without any are dropped.
+    """Split a mask into parts and find the visible tiles of each; parts without visible tiles are dropped.
 
     Args:
         rule: mask rule.
@@ -139,7 +140,7 @@ def plan_parts(rule: MaskRule, queries: TokenPositions, keys: TokenPositions) ->
 
 
 def build_layout(token_positions: TokenPositions, by: MaskRule | None, tile: int = TILE_SIZE) -> TileLayout:
-    """Split token positions into tiles, with the tokens of each group of ``by`` adjacent."""
+    """Split token positions into tiles of ``tile`` tokens; first sort the tokens of each segment by ``by.sort_key`` if ``by`` is given."""
     shape = torch.broadcast_shapes(*(x.shape for x in token_positions if x is not None))
     token_positions = token_positions.map(lambda x: x.expand(shape))
     length, order = token_positions.positions.shape[1], None
@@ -173,7 +174,7 @@ def _plan_part(rule: MaskRule, queries: TileLayout, keys: TileLayout) -> MaskPar
 
 
 def _build_chunk(rule: MaskRule, queries: TileLayout, keys: TileLayout, tiles: Tensor, rank: Tensor, visible_tiles: Tensor) -> TileChunk:
-    """Build a chunk from query tiles, their visible key tiles, and the mask of the partially visible ones."""
+    """Build a chunk from query tiles, the visible key tiles of each, and their ``rank``: 1 if partially visible, 2 if fully visible."""
     row = (tiles // queries.n_tiles)[:, None]
     n_masked = int((rank < 2).sum(-1).max())
     masked = visible_tiles[:, :n_masked]
@@ -186,7 +187,7 @@ def _build_chunk(rule: MaskRule, queries: TileLayout, keys: TileLayout, tiles: T
 
 
 def _chunk_bounds(counts: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of runs of the ascending key-tile counts that fit in memory and differ little."""
+    """Split ascending counts of key tiles into runs that fit into one chunk; yield (first, last) of each run, ``last`` exclusive."""
     first, total = 0, 0
     for last, count in enumerate(counts):
         pairs = count * (last + 1 - first)
@@ -202,29 +203,29 @@ class TiledMask(BlockSparseMask):
     """A block-sparse mask for a CPU; its parts are of type ``MaskPart``."""
 
     def bias(self, queries: Tensor, keys: Tensor, *learned: Tensor) -> Tensor | None:
-        """Return the bias of the scores between positions."""
+        """Return the bias of the scores between query and key positions; None without a position bias."""
         return None if self.position is None else self.position.bias(queries, keys, *learned)
 
 
 def plan_tiled_mask(rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None = None) -> TiledMask:
-    """Find the visible tiles of a mask.
+    """Find the visible tiles of a mask, for attention on a CPU.
 
     Args:
         rule: mask rule.
         queries: positions of the queries.
         keys: positions of the keys.
-        position: position encoding whose bias is added to the scores.
+        position: position encoding whose bias is added to the scores; None for no bias.
     """
     return TiledMask(plan_parts(rule, queries, keys), rule, queries, keys, position)
 
 
 def can_plan_on_cpu(rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None) -> bool:
-    """Return whether ``plan_tiled_mask`` applies."""
+    """Return whether ``plan_tiled_mask`` applies: the tokens are on a CPU."""
     return queries.segments.device.type == "cpu"
 
 
 def can_use_tiled_attention(q: Tensor, k: Tensor, v: Tensor, tiles: BlockSparseMask, args: AttentionArgs = DEFAULT_ARGS) -> bool:
-    """Return whether ``tiled_attention`` applies."""
+    """Return whether ``tiled_attention`` applies: the mask comes from ``plan_tiled_mask``, and no plugin computes the scores."""
     return isinstance(tiles, TiledMask) and args.score is None
 
 
@@ -245,9 +246,9 @@ def tiled_attention(
 def combine_parts(
     found: Sequence[tuple[Tensor, ...]], sinks: Float[Tensor, "n_heads"] | None
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Combine the outputs of the parts of a mask by their logsumexp, which is not required for a single part.
+    """Combine the outputs of the parts of a mask: Z = sum_p softmax_p(L) Z_p, with output Z_p and logsumexp L_p of part p.
 
-    With output Z_p and logsumexp L_p of part p, Z = sum_p softmax_p(L) Z_p. A sink is a part with output 0.
+    ``found`` holds (Z_p, L_p) per part, or (Z,) for a single part without sinks. A sink is a further part with output 0.
     """
     if len(found[0]) == 1:
         assert len(found) == 1 and sinks is None, "parts and sinks are combined by their logsumexp"
@@ -257,14 +258,14 @@ def combine_parts(
 
 
 def part_weights(lses: list[Tensor], sinks: Float[Tensor, "n_heads"] | None) -> Sequence[Float[Tensor, "batch n_heads query 1"]]:
-    """Return each part's fraction of a query's attention weights; the fraction of the sinks is last."""
+    """Return the fraction of each query's attention weights that every part has; the fraction of the sinks, if any, is last."""
     if sinks is not None:
         lses = [*lses, sinks.to(lses[0].dtype)[:, None, None].expand_as(lses[0])]
     return torch.cat(lses, -1).softmax(-1).split(1, -1)
 
 
 def _indices_per_head(tile_indices: Int[Tensor, "tiles *axes"], n_tiles: int, heads: int) -> Int[Tensor, "tiles heads *axes"]:
-    """Return tile indices over all sequences and heads, from tile indices over all sequences."""
+    """Convert tile indices that count over all sequences to tile indices that count over all sequences and heads."""
     row, tile = (x[:, None] for x in (tile_indices // n_tiles, tile_indices % n_tiles))
     head = torch.arange(heads, device=tile_indices.device).view(1, -1, *[1] * (tile_indices.dim() - 1))
     return (row * heads + head) * n_tiles + tile
@@ -273,8 +274,8 @@ def _indices_per_head(tile_indices: Int[Tensor, "tiles *axes"], n_tiles: int, he
 class _TiledAttention(torch.autograd.Function):
     """Attention of query tiles with their visible key tiles, chunk by chunk; the backward pass recomputes the weights.
 
-    The weights of a part are its own softmax times its fraction of all weights. The same holds for its gradients, with rowsum(P dP) over
-    all keys, which equals rowsum(G Z).
+    The attention weights of a part are the softmax within the part times the part's fraction of all weights. So the gradients of a part are
+    computed from G and rowsum(P dP) times this fraction, where rowsum(P dP) is taken over all keys and equals rowsum(G Z).
     """
 
     @staticmethod
@@ -308,7 +309,7 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def differentiable_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the same gradients by recording the forward pass with autograd."""
+        """Compute the gradients of ``backward`` such that they can be differentiated again: autograd records the forward pass."""
         sinks, q, k, v, _, *rest = ctx.saved_tensors
 
         def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *learned: Tensor) -> Tensor:
@@ -320,7 +321,7 @@ class _TiledAttention(torch.autograd.Function):
 
 @contextmanager
 def _replayed_rng(rng_state: Tensor | None) -> Iterator[None]:
-    """Restore the random state of the forward pass in the block, so that dropout drops the same weights."""
+    """Within the ``with`` block, restore the random state of the forward pass, so that dropout drops the same weights."""
     with torch.random.fork_rng([], enabled=rng_state is not None):
         if rng_state is not None:
             torch.set_rng_state(rng_state)
@@ -330,7 +331,7 @@ def _replayed_rng(rng_state: Tensor | None) -> Iterator[None]:
 def _attend_parts(
     tiles: TiledMask, cpu_attention: CpuAttention, qkv: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None, learned: Sequence[Tensor]
 ) -> list[tuple[Tensor, ...]]:
-    """Compute the outputs of all parts of a mask, with their logsumexp if there are several parts or sinks."""
+    """Compute (output, logsumexp) of each part of a mask, or (output,) for a single part without sinks."""
     return_lse = len(tiles.parts) > 1 or sinks is not None
     return [_attend_part(part, tiles.bias, learned, cpu_attention, qkv, return_lse) for part in tiles.parts]
 
@@ -348,7 +349,7 @@ def _attend_part(
     qkv: tuple[Tensor, Tensor, Tensor],
     return_lse: bool,
 ) -> tuple[Tensor, ...]:
-    """Compute the output of a part of a mask; ``return_lse`` requests its logsumexp too."""
+    """Compute the output of one part of a mask; with ``return_lse`` also the logsumexp of its scores."""
     q, k, v = (layout.to_layout(x) for layout, x in zip(part.layouts, qkv, strict=True))
     z = q.new_zeros(*q.shape[:-1], v.shape[-1])
     lses = (
@@ -394,7 +395,7 @@ def _part_backward(
 
 
 def _gather_chunk(chunk: TileChunk, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Gather the queries, keys and values of a chunk from the tiles of all heads; return their tile indices and the vectors."""
+    """Gather the queries, keys and values of a chunk from the tiles of all heads; return the tile indices and the gathered tensors."""
     query_tiles, visible_tiles = (
         _indices_per_head(chunk.queries, q.shape[2], q.shape[1]),
         _indices_per_head(chunk.keys, k.shape[2], k.shape[1]),
@@ -404,12 +405,12 @@ def _gather_chunk(chunk: TileChunk, q: Tensor, k: Tensor, v: Tensor) -> tuple[tu
 
 
 def _gather_tiles(x: Tensor, indices: Tensor) -> Float[Tensor, "tiles heads length width"]:
-    """Gather tiles by index."""
+    """Gather the tiles of all heads at ``indices``, which count over all sequences and heads."""
     return x.flatten(0, 2).index_select(0, indices.flatten()).view(*indices.shape[:2], -1, x.shape[-1])
 
 
 def _mask_and_bias(part: MaskPart, chunk: TileChunk, bias: BiasFunction, learned: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    """Return a chunk's mask and bias."""
+    """Return the mask and the bias of a chunk; None for each that is not needed."""
     queries, keys = (layout.token_positions.positions.flatten(0, 1) for layout in (part.queries, part.keys))
     positions = queries[chunk.queries], keys[chunk.keys].flatten(1)
     n_unmasked = positions[1].shape[1] - chunk.mask.shape[3]

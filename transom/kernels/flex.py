@@ -1,8 +1,8 @@
 """Block-sparse attention on a GPU with FlexAttention (Dong et al. 2024): exact, forward and backward.
 
-``block_sparse`` gathers tiles on a CPU; PyTorch's kernel computes in place. Its block mask lists the fully and partially visible key blocks
-of each query block. It is built from the tile status of the rule, without the dense mask. The kernel evaluates the rule only in partially
-visible blocks.
+Unlike the CPU kernel in ``kernels/block_sparse.py``, PyTorch's FlexAttention kernel does not gather tiles. It reads a block mask, which
+lists the fully and the partially visible key blocks of each query block. The block mask is built from the tile status of the mask rule,
+without the dense mask. The kernel evaluates the rule only in partially visible blocks.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,21 @@ from transom.layers.masks.mask_rules import MaskRule, TokenPositions
 from transom.layers.position_encoding import PositionEncoding
 
 BLOCK_SIZE = 128
-"""Tokens per block; a multiple of the kernel's own tile sizes."""
+"""Tokens per block, a multiple of the tile sizes of FlexAttention."""
 
 MIN_HEAD_WIDTH = 16
-"""Minimum head width that the kernel supports."""
+"""Minimum width of a head that FlexAttention supports."""
 
 
 class FlexMaskPart(NamedTuple):
-    """A part of a mask: the layouts of its queries and keys, and its block mask."""
+    """A part of a mask.
+
+    Attributes:
+        queries: how the queries are ordered and split into tiles.
+        keys: how the keys are ordered and split into tiles.
+        mask: FlexAttention's block mask.
+        pairs: number of query-key pairs in visible blocks.
+    """
 
     queries: TileLayout
     keys: TileLayout
@@ -42,18 +49,18 @@ class FlexMask(BlockSparseMask):
 
 
 def is_available(device: torch.device) -> bool:
-    """Return whether the kernel can be compiled for a device."""
+    """Return whether FlexAttention can be compiled for a device: a GPU, with Triton installed."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
 def plan_flex_mask(rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None = None) -> FlexMask:
-    """Find the visible blocks of a mask; parts without any are dropped.
+    """Split a mask into parts and find the visible blocks of each, for attention on a GPU; parts without visible blocks are dropped.
 
     Args:
         rule: mask rule.
         queries: positions of the queries.
         keys: positions of the keys.
-        position: position encoding whose bias is added to the scores.
+        position: position encoding whose bias is added to the scores; None for no bias.
     """
     parts = [
         _plan_part(each, build_layout(queries, order, BLOCK_SIZE), build_layout(keys, order, BLOCK_SIZE))
@@ -78,14 +85,14 @@ def _plan_part(rule: MaskRule, queries: TileLayout, keys: TileLayout) -> FlexMas
 
 
 def _block_counts_and_indices(blocks: Bool[Tensor, "batch 1 query_tiles key_tiles"]) -> tuple[Tensor, Tensor]:
-    """Return the number of marked key blocks per query block, and the key block indices with the marked ones first."""
+    """Return the number of True key blocks per query block, and the indices of all key blocks, True ones first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
 def _build_mask_mod(rule: MaskRule, queries: TokenPositions, keys: TokenPositions) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return the ``mask_mod`` of FlexAttention: evaluate the rule for one query index and one key index.
 
-    Positions shared by all sequences have a batch size of 1.
+    If all sequences of the batch share their positions, ``queries`` and ``keys`` have a batch size of 1.
     """
     shared = len(queries.positions) == 1
 
@@ -97,12 +104,12 @@ def _build_mask_mod(rule: MaskRule, queries: TokenPositions, keys: TokenPosition
 
 
 def can_plan_on_gpu(rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None) -> bool:
-    """Return whether ``plan_flex_mask`` applies."""
+    """Return whether ``plan_flex_mask`` applies: the tokens are on a GPU for which FlexAttention can be compiled."""
     return is_available(queries.segments.device)
 
 
 def can_use_block_attention(q: Tensor, k: Tensor, v: Tensor, tiles: BlockSparseMask, args: AttentionArgs = DEFAULT_ARGS) -> bool:
-    """Return whether ``flex_block_attention`` applies."""
+    """Return whether ``flex_block_attention`` applies: a ``FlexMask``, no dropout or scores by a plugin, wide heads, not float64."""
     fits = not args.dropout and args.score is None and min(q.shape[3], v.shape[3]) >= MIN_HEAD_WIDTH and q.dtype != torch.float64
     return fits and isinstance(tiles, FlexMask)
 
@@ -114,7 +121,7 @@ def flex_block_attention(
     blocks: BlockSparseMask,
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute attention over the visible blocks of a mask; parts and sinks are combined as in ``block_sparse``."""
+    """Compute attention over the visible blocks of a mask; parts and sinks are combined by ``combine_parts``."""
     assert blocks.parts, "at least one block is visible"
     single_part = len(blocks.parts) == 1 and args.sinks is None
     kernel = flex_attention if q.device.type == "cpu" else _compiled_flex_attention()  # uncompiled, it stores all scores: for tests
@@ -155,6 +162,6 @@ def _build_score_mod(part: FlexMaskPart, position: PositionEncoding | None, soft
 
 @cache
 def _compiled_flex_attention() -> Any:
-    """Return the compiled kernel; it is specialized for each rule, bias and head width."""
+    """Return the compiled FlexAttention kernel, which PyTorch specializes for each rule, bias and head width."""
     compile_kernel: Any = torch.compile  # its overloads lack recompile_limit
     return compile_kernel(flex_attention, recompile_limit=64, isolate_recompiles=True)

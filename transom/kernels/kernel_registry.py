@@ -1,6 +1,6 @@
 """Kernels that this package adds to the dispatch table, in the order in which they are tried.
 
-A condition is evaluated in every call, so it is cheap: it reads only dtypes, shapes and devices.
+The condition of a kernel is evaluated in every call. Conditions are therefore cheap: they read only dtypes, shapes, devices and options.
 """
 
 import os
@@ -12,18 +12,18 @@ from transom.kernels import attention, block_sparse, flex, loss, native_library,
 from transom.layers.dispatch import Kernel, always, on_cpu
 
 KERNELS_VARIABLE = "TRANSOM_KERNELS"
-"""Environment variable, read once per process: ``all`` (default), or ``reference`` for no kernels."""
+"""Environment variable that selects kernels, read once per process: ``all`` (default), or ``reference`` for no kernels."""
 
 
 def selected_kernels() -> list[Kernel]:
-    """Return the kernels selected by the environment variable.
+    """Return the kernels that the environment variable ``TRANSOM_KERNELS`` selects.
 
     Raises:
-        TransomError: the variable has an unknown value.
+        TransomError: ``TRANSOM_KERNELS`` has an unknown value.
     """
     choice = os.environ.get(KERNELS_VARIABLE, "all")
     if choice not in ("all", "reference"):
-        raise TransomError(f"{KERNELS_VARIABLE}: expected 'all' or 'reference', found {choice!r}; correct or unset it")
+        raise TransomError(f"{KERNELS_VARIABLE}: expected 'all' or 'reference', found {choice!r}; correct or unset the variable")
     return KERNELS if choice == "all" else []
 
 
@@ -55,7 +55,7 @@ KERNELS = [
     ),
     Kernel(
         *("rotary", "in place", "everywhere", always, pointwise.rotate, 4e-8),
-        "takes half the passes over memory; the backward pass rotates the gradient by the negative angles",
+        "takes half the passes over memory of the reference; the backward pass rotates the gradient by the negative angles",
     ),
     Kernel(
         *(
@@ -66,12 +66,12 @@ KERNELS = [
             norm.layer_norm_16_bit,
             5e-3,
         ),
-        "PyTorch sums the gradients of gamma and beta in bfloat16, an error of 8% over 4,096 tokens",
+        "sums the gradients of gamma and beta in float32; PyTorch sums in bfloat16, with an error of 8% over 4,096 tokens",
     ),
     Kernel(*("layer_norm", "fused", "everywhere else", always, norm.fused_layer_norm, 2e-6), "PyTorch's kernel reads x once"),
     Kernel(
         *("rms_norm", "written out", "on a CPU", on_cpu, norm.explicit_rms_norm, 2e-6),
-        "PyTorch takes a dozen passes over memory for output and gradient",
+        "takes few passes over memory; PyTorch takes a dozen for output and gradient",
     ),
     Kernel(*("rms_norm", "fused", "on other devices", always, norm.fused_rms_norm, 3e-7), "PyTorch's kernel reads x once", _no_gpu),
     Kernel(
@@ -112,12 +112,12 @@ KERNELS = [
             block_sparse.tiled_attention,
             3e-7,
         ),
-        "time and memory grow with the visible pairs; dropout is sampled per chunk, so it drops other weights than the reference",
+        "time and memory grow with the visible query-key pairs; dropout is sampled per chunk, so it drops other weights than the reference",
     ),
     Kernel(
         *("block_sparse_attention", "FlexAttention", f"planned blocks, no dropout, heads of {flex.MIN_HEAD_WIDTH} or wider, not float64"),
         *(flex.can_use_block_attention, flex.flex_block_attention, 4e-7),
-        "computes visible blocks in place",
+        "computes visible blocks only, without gathering them",
         _no_triton,
     ),
     Kernel(

@@ -16,12 +16,12 @@ SLICE_ELEMENTS = 1 << 19
 """Logits per softmax slice in float32: few enough to stay in a core's cache through all passes."""
 
 PAD_MULTIPLE = 64
-"""Rows are padded to a multiple of this, so that batches of different sizes share a few product shapes. The first product of a shape
-builds its kernel, which for a large vocabulary takes as long as dozens of products."""
+"""The number of rows is padded to a multiple of this number, so that batches of different sizes share a few matrix shapes. The first
+product of a shape builds its kernel, which for a large vocabulary takes as long as dozens of products."""
 
 
 MIN_PROBABILITY = 1e-30
-"""Lower bound of the probabilities in a ratio."""
+"""Lower bound of probabilities whose ratio is taken, so that the ratio is finite."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -50,7 +50,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _reference_loss(hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float, r_drop: float, dtype: torch.dtype) -> Tensor:
-    """Compute the loss by the reference implementation, in the dtype of the forward pass."""
+    """Compute the loss with the reference implementation, in the dtype ``dtype`` of the forward pass."""
     with torch.autocast(hidden.device.type, dtype, enabled=dtype != weight.dtype):
         loss: Tensor = REFERENCES["linear_cross_entropy"](hidden, weight, labels, label_smoothing, r_drop)[0]
         return loss
@@ -66,10 +66,10 @@ def _chunked_loss(
     needs_gradients: bool,
     weight_frozen: bool,
 ) -> tuple[Tensor, ...]:
-    """Compute the loss and, if needed, its gradients (not for frozen weights), with one logits buffer for all chunks.
+    """Return loss, negative log-likelihood and, if needed, the gradients of ``hidden`` and ``weight``, unless ``weight`` is frozen.
 
-    The label-smoothing term of loss and gradient is the same for every vocabulary entry, so it requires the sum of the weight rows, not of
-    the logits: sum_j z_j = h . sum_j w_j. The target term uses one weight row per token.
+    All chunks share one buffer of logits. The label-smoothing term of loss and gradient is the same for every vocabulary entry, so it
+    requires the sum of the weight rows, not of the logits: sum_j z_j = h . sum_j w_j. The target term uses one weight row per token.
     """
     exact = torch.promote_types(dtype, torch.float32)
     (n_tokens, d_model), vocab = hidden.shape, weight.shape[0]
@@ -138,6 +138,6 @@ def _add_r_drop_gradient_(z: Tensor, e: Tensor, r_drop: float) -> Tensor:
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float, r_drop: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss and the negative log-likelihood, summed over tokens; each chunk's logits exist only while it is computed."""
+    """Return the loss and the negative log-likelihood, both summed over tokens. Only one chunk of logits exists at a time."""
     outputs: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, labels, label_smoothing, r_drop)  # type: ignore[no-untyped-call]
     return outputs

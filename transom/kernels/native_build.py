@@ -1,8 +1,8 @@
 """Build the native library (C++) on the machine that runs it, and cache it in the user's cache folder.
 
-A library runs with the user's permissions, so only files written by this user to a folder that no other user can write are loaded. Owner
-and mode are checked on the open folder and the open file, and the library is loaded through that file descriptor. Without such a folder
-the library is built for one process and removed.
+A library runs with the user's permissions. Therefore a cached library is loaded only if this user owns the file and the folder and no other
+user can write to them. Owner and mode are checked on the open folder and the open file, and the library is loaded through the open file
+descriptor. Without such a folder the library is built for one process and then removed.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ COMPILE_TIMEOUT = 60.0
 """Seconds after which a compiler and its child processes are killed."""
 
 STALE_SECONDS = 3600.0
-"""Age in seconds at which files of an interrupted build are removed."""
+"""Age in seconds after which files of an interrupted build are removed."""
 
 FAILURE_SECONDS = 3600.0
 """Seconds for which a failed build is not retried; causes such as a full disk or a busy machine are temporary."""
@@ -49,7 +49,7 @@ class Compiler(NamedTuple):
     """A C++ compiler.
 
     Attributes:
-        command: path of the program and the options given in CXX.
+        command: path of the program, followed by the options in the environment variable CXX.
         version: output of ``--version``.
     """
 
@@ -61,13 +61,13 @@ def find_compiler() -> Compiler:
     """Find the compiler named in the environment variable CXX, which may include options, or the system's compiler.
 
     Raises:
-        BuildError: no compiler is found, or it does not run.
+        BuildError: no compiler is found, or the compiler does not run.
     """
     wanted = os.environ.get("CXX", "").strip() or "c++"
     try:
         words = [wanted] if shutil.which(wanted) else shlex.split(wanted)  # a path may contain spaces
     except ValueError as error:
-        raise BuildError(f"CXX: expected a compiler and its options, found {wanted!r} ({error}); correct or unset it") from error
+        raise BuildError(f"CXX: expected a compiler and its options, found {wanted!r} ({error}); correct or unset CXX") from error
     for program, *rest in (words, ["g++"], ["clang++"]):
         if (path := shutil.which(program)) is not None:
             return Compiler((path, *rest), _run([path, *rest, "--version"], check=False))
@@ -75,22 +75,22 @@ def find_compiler() -> Compiler:
 
 
 class LibraryCache:
-    """An open folder of this user in which libraries are cached by the hash of their sources, compiler and flags."""
+    """The current user's cache folder of compiled libraries, held open; a library's name is the hash of its sources, compiler and flags."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
-        """Create a handle; use ``open_cache`` instead."""
+        """Wrap an open folder. Call ``open_cache``, which also checks the folder, instead."""
         self.folder = folder
         self.descriptor = descriptor
 
     def read(self, name: str, seconds: float) -> bytes | None:
-        """Read a private file written in the last ``seconds``; None if it does not exist."""
+        """Return the content of a private file written in the last ``seconds``; None if there is no such file."""
         if (opened := self.open(name)) is None:
             return None
         with os.fdopen(opened, "rb") as file:
             return file.read() if time.time() - os.fstat(opened).st_mtime < seconds else None
 
     def open(self, name: str) -> int | None:
-        """Open a regular file that this user owns and no other user can write; None if it does not exist."""
+        """Return a descriptor of a regular file that this user owns and no other user can write; None if there is no such file."""
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.descriptor)
         except OSError:
@@ -121,7 +121,7 @@ class LibraryCache:
             os.unlink(name, dir_fd=self.descriptor)
 
     def remove_stale(self) -> None:
-        """Remove files of interrupted builds."""
+        """Remove files of interrupted builds that are older than ``STALE_SECONDS``."""
         for name in os.listdir(self.descriptor):  # noqa: PTH208 - the open folder, even if its path now names another one
             if name.startswith(_BUILD):
                 status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
@@ -148,7 +148,7 @@ def cache_folder() -> Path | None:
 
 @contextmanager
 def open_cache() -> Iterator[LibraryCache | None]:
-    """Open the cache and create its folder if missing; None if the folder is not private or cannot be opened."""
+    """Yield the cache, whose folder is created if missing; yield None if the folder is not private or cannot be opened."""
     if (folder := cache_folder()) is None:
         yield None
         return
@@ -176,7 +176,7 @@ def load_library(compiler: Compiler, processor: Sequence[str], flags: Sequence[s
         The library and a description of its location.
 
     Raises:
-        BuildError: the library cannot be built or used. A failure is logged once and recorded, so that the next process does not retry.
+        BuildError: the library cannot be built or used. A failed build is logged and recorded, so that the next process does not retry.
     """
     build_key = [*compiler.command, *FLAGS, *flags, *processor]
     sources = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
@@ -187,7 +187,7 @@ def load_library(compiler: Compiler, processor: Sequence[str], flags: Sequence[s
                 return ctypes.CDLL(path), "built for this process only: the cache folder is missing or not private"
         if (library := _load_cached(cache, f"{name}.so")) is None:
             if (output := cache.read(name + _FAILED, FAILURE_SECONDS)) is not None:
-                raise BuildError(f"{output.decode(errors='replace')} (recorded failure; remove {cache.folder / (name + _FAILED)} to retry)")
+                raise BuildError(f"{output.decode(errors='replace')} (earlier failure; remove {cache.folder / (name + _FAILED)} to retry)")
             try:
                 content = _build(compiler, flags)
             except BuildError as error:
@@ -199,7 +199,7 @@ def load_library(compiler: Compiler, processor: Sequence[str], flags: Sequence[s
             cache.write(f"{name}.so", content + hashlib.sha256(content).digest())
             library = _load_cached(cache, f"{name}.so")
         if library is None:
-            raise BuildError(f"{cache.folder / name}.so cannot be read back")
+            raise BuildError(f"{cache.folder / name}.so cannot be read after it was written; set XDG_CACHE_HOME to another folder")
         return library, str(cache.folder / f"{name}.so")
 
 
@@ -237,7 +237,7 @@ def _run(command: Sequence[str], what: str = "", check: bool = True) -> bytes:
     """Run a program with a timeout, kill its child processes afterwards, and return its output.
 
     Raises:
-        BuildError: the program cannot run, times out, or fails and ``check`` is set.
+        BuildError: the program cannot run, times out, or exits with an error while ``check`` is True.
     """
     what = what or f"{command[0]} failed"
     with tempfile.TemporaryFile() as output:  # not a pipe, which a child process could keep open
@@ -268,7 +268,7 @@ def _kill_process_group(process: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def _temporary_copy(content: bytes) -> Iterator[str]:
-    """Write a library to a temporary folder for the block."""
+    """Yield the path of a temporary copy of a library, which is removed at the end of the ``with`` block."""
     with tempfile.TemporaryDirectory(prefix="transom-build-") as scratch:
         path = Path(scratch) / "step.so"
         path.write_bytes(content)

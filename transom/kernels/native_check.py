@@ -19,7 +19,7 @@ class LinearStruct(ctypes.Structure):
 
 
 def main(path: str) -> int:
-    """Return 0 if the products of every kind are correct; all numbers here are exact in bfloat16 and int8."""
+    """Return 0 if matrix products in bfloat16 and in int8 are correct; all numbers in this test are exact in both formats."""
     library = ctypes.CDLL(path)
     library.transom_packed_bytes.restype = ctypes.c_int64
     library.transom_create_workspace.restype = ctypes.c_void_p

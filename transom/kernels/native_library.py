@@ -10,7 +10,7 @@ from transom.kernels import native_structs
 from transom.kernels.native_build import BuildError, find_compiler, load_library
 
 NATIVE_VARIABLE = "TRANSOM_NATIVE"
-"""Environment variable; 0 disables the native library in favor of PyTorch's operations."""
+"""Environment variable. If it is 0, PyTorch's operations are used instead of the native library."""
 
 _REQUIRED_CPU_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
@@ -31,7 +31,7 @@ class NativeLibrary(NamedTuple):
 
     Attributes:
         library: the loaded library, or None.
-        reason: path of the library, or the reason why it is missing.
+        reason: path of the library, or the reason why ``library`` is None.
     """
 
     library: ctypes.CDLL | None
@@ -40,7 +40,7 @@ class NativeLibrary(NamedTuple):
 
 @cache
 def load_native_library() -> NativeLibrary:
-    """Load the library; the first call on a machine compiles it (about three seconds)."""
+    """Load the native library. The first call on a machine compiles the library (about three seconds)."""
     if os.environ.get(NATIVE_VARIABLE, "1") == "0":
         return NativeLibrary(None, f"{NATIVE_VARIABLE}=0")
     if missing := sorted(_REQUIRED_CPU_FLAGS - cpu_flags()):
@@ -55,7 +55,7 @@ def load_native_library() -> NativeLibrary:
 
 
 def build_and_load(*flags: str) -> tuple[ctypes.CDLL, str]:
-    """Build and load the library with additional compiler ``flags``, and declare its functions.
+    """Build and load the library with additional compiler ``flags``, and declare its functions for ctypes.
 
     Returns:
         The library and a description of its location.
@@ -68,7 +68,7 @@ def build_and_load(*flags: str) -> tuple[ctypes.CDLL, str]:
 
 
 def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare argument and result types of a library's functions for ctypes; attach the structures that they read as ``structs``."""
+    """Declare argument and result types of a library's functions for ctypes; set ``library.structs`` to ``native_structs``."""
     for name, (arguments, result) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result

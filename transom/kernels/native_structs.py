@@ -13,7 +13,7 @@ class LinearStruct(ctypes.Structure):
 
 
 class NormStruct(ctypes.Structure):
-    """A normalization; no normalization if ``gain`` is null."""
+    """A layer or RMS normalization; ``gain`` is null for no normalization."""
 
     _fields_ = [("gain", ctypes.c_void_p), ("shift", ctypes.c_void_p), ("eps", ctypes.c_float), ("centered", ctypes.c_int32)]
 
@@ -23,7 +23,7 @@ _LINEARS = ("qkv", "o", "q", "cross_o", "gate", "up", "down")
 
 
 class BlockStruct(ctypes.Structure):
-    """A decoder block."""
+    """Norms and linear maps of a decoder block."""
 
     _fields_ = [(name, NormStruct) for name in _NORMS] + [(name, LinearStruct) for name in _LINEARS]
 
@@ -41,7 +41,7 @@ class DecoderStruct(ctypes.Structure):
 
 
 class StateStruct(ctypes.Structure):
-    """State of a search between steps."""
+    """State of a search between decoding steps."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("rows", "length", "capacity", "max_length", "max_source_length")),
@@ -52,7 +52,7 @@ class StateStruct(ctypes.Structure):
 
 
 def raise_for_status(status: int) -> None:
-    """Raise the exception for a nonzero status of ``step.cpp``: MemoryError, IndexError or RuntimeError."""
+    """Raise an exception if a function of ``step.cpp`` returned a nonzero status: MemoryError, IndexError or RuntimeError."""
     if status:
         kind = {1: MemoryError, 2: IndexError}.get(status, RuntimeError)
-        raise kind(f"the native step failed: {({1: 'no memory', 2: 'out of bounds'}).get(status, 'unknown error')} (status {status})")
+        raise kind(f"the native step failed: {({1: 'out of memory', 2: 'out of bounds'}).get(status, 'unknown error')} (status {status})")

@@ -14,8 +14,9 @@ from transom.layers.dispatch import REFERENCES
 class _Bfloat16LayerNorm(torch.autograd.Function):
     """Layer normalization in bfloat16 with PyTorch's kernels, except for the gradients of gamma and beta.
 
-    PyTorch accumulates these in bfloat16 on a CPU, an error of 8% over 4,096 tokens. With n = (x - mean) / sigma and G the gradient:
-    dbeta = sum(G), dgamma = sum(G * n) = sum(G * x / sigma) - sum(G * mean / sigma), computed as products that accumulate in float32.
+    PyTorch accumulates these two in bfloat16 on a CPU, with an error of 8% over 4,096 tokens. With n = (x - mean) / sigma and G the
+    gradient of the output: dbeta = sum(G), dgamma = sum(G * n) = sum(G * x / sigma) - sum(G * mean / sigma), computed as products that
+    accumulate in float32.
     """
 
     @staticmethod
@@ -48,7 +49,7 @@ def _layer_norm_input_gradient(grad: Tensor, x: Tensor, mean: Tensor, r: Tensor,
 
 
 def _normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normalized vectors, and the mean and 1 / sigma of each vector."""
+    """Return the layer-normalized vectors, and the mean and 1 / sigma of each input vector."""
     kernel = getattr(torch, "native_layer_norm", None)  # undocumented
     if kernel is None:
         variance, mean = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), -1, correction=0, keepdim=True)
@@ -58,7 +59,7 @@ def _normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tu
 
 
 def _weighted_sum(r: Tensor, rows: Tensor) -> Tensor:
-    """Return sum_i r_i rows_i."""
+    """Return the weighted sum of vectors, sum_i r_i rows_i."""
     return (r.to(rows.dtype).reshape(1, -1) @ rows.reshape(-1, rows.shape[-1]))[0]
 
 
@@ -94,17 +95,17 @@ def can_use_16_bit_layer_norm(x: Tensor, *_: object) -> bool:
 
 
 layer_norm_16_bit: Callable[..., Tensor] = _Bfloat16LayerNorm.apply
-"""Apply layer normalization to 16-bit vectors on a CPU."""
+"""Apply layer normalization to 16-bit vectors on a CPU; arguments as in ``fused_layer_norm``."""
 
 explicit_rms_norm: Callable[..., Tensor] = _RmsNorm.apply
-"""Apply RMS normalization on a CPU."""
+"""Apply RMS normalization on a CPU; arguments as in ``fused_rms_norm``."""
 
 
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Apply layer normalization with PyTorch's kernel."""
+    """Apply layer normalization (``layers/norm.py``) with PyTorch's kernel."""
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def fused_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Apply RMS normalization with PyTorch's kernel."""
+    """Apply RMS normalization (``layers/norm.py``) with PyTorch's kernel."""
     return F.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)

@@ -19,7 +19,7 @@ FUSED_ACTIVATIONS: dict[Activation | None, tuple[str, str]] = {
     gelu_tanh: ("gelu", "tanh"),
     F.silu: ("swish", ""),
 }
-"""Activations that oneDNN fuses with the product: its name and algorithm for each."""
+"""Maps each activation that oneDNN can fuse with a matrix product to oneDNN's name and algorithm for this activation."""
 
 
 class OneDnnOps(NamedTuple):
@@ -27,9 +27,9 @@ class OneDnnOps(NamedTuple):
 
     Attributes:
         is_supported: returns whether the CPU supports bfloat16 products.
-        pack: packs the weights.
+        pack: packs a weight matrix for a number of input rows.
         linear: computes a product with bias and activation.
-        linear_add: computes a product with bias and adds a tensor.
+        linear_add: computes a product with bias and adds another tensor.
     """
 
     is_supported: Callable[[], bool]
@@ -48,7 +48,7 @@ def onednn_ops() -> OneDnnOps | None:
 
 
 class OneDnnLinear:
-    """A linear map with weights packed for oneDNN once, which fuses bias, activation and residual sum with the product."""
+    """A linear map whose weights are packed once for oneDNN; bias, activation and residual sum are fused with the product."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class OneDnnLinear:
 
 
 def is_supported() -> bool:
-    """Return whether this PyTorch and this CPU support the operations."""
+    """Return whether this PyTorch and this CPU support oneDNN's operations in bfloat16."""
     ops = onednn_ops()
     return ops is not None and ops.is_supported()
 

@@ -41,7 +41,7 @@ class _DropoutAdd(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotation of pairs of columns; the backward pass rotates gradients by the negative angles. Computed in the dtype of the angles."""
+    """RoPE rotation of pairs of dimensions; the backward pass rotates the gradient by the negative angles."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def can_use_dropout_add(residual: Tensor, x: Tensor, mask: Tensor) -> bool:
-    """Return whether ``dropout_add`` applies."""
+    """Return whether ``dropout_add`` applies: on a CPU, with ``residual`` and ``x`` of the same dtype."""
     return residual.dtype == x.dtype and x.device.type == "cpu"
 
 
@@ -69,7 +69,7 @@ relu: Callable[[Tensor], Tensor] = _Relu.apply
 """Compute max(0, x)."""
 
 dropout_add: Callable[[Tensor, Tensor, Tensor], Tensor] = _DropoutAdd.apply
-"""Compute residual + x * mask."""
+"""Compute residual + x * mask; arguments (residual, x, mask)."""
 
 rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = _Rotate.apply
-"""Apply RoPE: rotate the pairs (x_k, x_{k + d/2}) of each vector; cosines and sines get no gradient."""
+"""Apply RoPE as ``layers.position_encoding.rotate_pairs``; arguments (x, cos, sin), of which only ``x`` gets a gradient."""

@@ -13,14 +13,14 @@ def needs_double_backward() -> bool:
 
 
 def differentiable_gradients(forward: Callable[..., Tensor], inputs: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of ``forward(*inputs)`` with their graph; None for an input without gradient.
+    """Return the gradients of ``forward(*inputs)``, which can be differentiated again; None for an input that requires no gradient.
 
-    A hand-written backward pass calls this if ``needs_double_backward()``: its own formula reads tensors that the forward pass computed
-    without autograd, so the derivative of its result would be wrong.
+    A hand-written backward pass calls this if ``needs_double_backward()``. Its usual formula reads tensors that the forward pass computed
+    without autograd, so the derivative of the gradients would be wrong.
 
     Args:
-        forward: the same function in operations that autograd records. Random masks must be passed in, not sampled again.
-        inputs: the function's inputs; those saved with ``save_for_backward`` still have their graph.
+        forward: the function of the forward pass, in operations that autograd records. Random masks must be inputs, not sampled again.
+        inputs: inputs of the function; inputs saved with ``save_for_backward`` still have their autograd graph.
         grad: gradient of the output.
     """
     with torch.enable_grad():

@@ -1,1 +1,1 @@
-"""Layers of Transformers and recurrent baselines in plain PyTorch: no data, disk or distributed code."""
+"""Layers of Transformers and recurrent baselines in plain PyTorch, without data loading, file access or distributed training."""

@@ -22,7 +22,7 @@ def squared_relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
 
 
 def gelu_tanh(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Compute GELU's tanh approximation: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016)."""
+    """Compute GELU's tanh approximation: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "squared-relu": squared_relu,
 }
-"""Activation per ``kind`` of a feed-forward network without a gate."""
+"""Maps the ``kind`` of an ungated feed-forward configuration to its activation function."""
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "reglu": relu, "geglu": F.gelu, "swiglu": F.silu}
-"""Activation of the gate per ``kind`` of a gated feed-forward network."""
+"""Maps the ``kind`` of a gated feed-forward configuration to the activation function of its gate."""

@@ -1,7 +1,8 @@
 """Attention: masks, scores, softmax weights, the weighted sum of values, and the multi-head module with its projections.
 
-In shapes, ``#axis`` may be 1 and broadcast. ``query`` counts the tokens of this pass, ``key`` all tokens that are attended to, cached ones
-included. ``rows`` equals ``batch``, except in the cross-attention of beam search, where each of ``batch`` sources has n_beams rows.
+In shapes, an axis written ``#axis`` may have size 1 and then broadcasts. ``query`` is the number of tokens of this forward pass, ``key``
+the number of tokens that are attended to, cached tokens included. ``rows`` equals ``batch``, except in cross-attention during beam search,
+where each of ``batch`` source sentences has n_beams rows.
 """
 
 from collections.abc import Callable
@@ -30,17 +31,17 @@ from transom.layers.value_residual import ValueResidualTerm
 # Masks for cross-attention (same_segment_mask in training, non_padding_mask in decoding) and for inference backends. The mask of
 # self-attention, causal in a decoder and within segments, is built in layers/masks.
 def same_segment_mask(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
-    """Let tokens attend within their own segment. Padding, segment 0, attends to padding only, so that no row is empty."""
+    """Return a mask that is True where query and key have the same segment id. Padding, segment 0, attends to padding only."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
 
 
 def non_padding_mask(keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 1 key"]:
-    """Let every query attend to every key that is not padding."""
+    """Return a mask that is True at every key except padding (segment id 0), for every query."""
     return (keys > 0)[:, None, None]
 
 
 def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None) -> Bool[Tensor, "1 1 query key"]:
-    """Let each query attend to itself and earlier keys; the last query is aligned with the last key."""
+    """Return a mask by which each query attends to its own token and earlier ones; the queries are the last of the ``n_keys`` tokens."""
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)[None, None]
 
 
@@ -51,16 +52,16 @@ implements(ScaledDotProductConfig)(lambda config, d_head: None)  # the product i
 
 
 def build_score_function(config: ComponentConfig, d_head: int) -> ScoreFunction | None:
-    """Build the score function of a plugin; return None for the scaled dot product.
+    """Build the score function that ``config`` selects: a plugin's function, or None for the scaled dot product.
 
     Raises:
-        ConfigError: the plugin built no function.
+        ConfigError: the plugin returned something that cannot be called.
     """
     score: ScoreFunction | None = build(config, d_head)
     if not isinstance(config, ScaledDotProductConfig) and not callable(score):
         raise ConfigError(
-            f"component {type(config).__name__}: expected a function of queries and keys, found {score!r}; return one from the"
-            " function that @implements decorates"
+            f"component {type(config).__name__}: expected a score function of queries and keys, found {score!r}; return one"
+            " from the function that @implements decorates"
         )
     return score
 
@@ -68,17 +69,17 @@ def build_score_function(config: ComponentConfig, d_head: int) -> ScoreFunction 
 def custom_scores(
     q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch n_heads key d_head"], score: ScoreFunction
 ) -> Float[Tensor, "batch n_heads query key"]:
-    """Compute S = score(Q, K) by a plugin's function.
+    """Compute the attention scores S = score(Q, K) with a plugin's score function.
 
     Raises:
-        ConfigError: the result has another shape, which could broadcast silently.
+        ConfigError: the scores are not of shape (batch, n_heads, query, key); a wrong shape could broadcast silently.
     """
     s, expected = score(q, k), (*q.shape[:3], k.shape[2])
     if not isinstance(s, Tensor) or s.shape != expected:
         found = f"({', '.join(map(str, s.shape))})" if isinstance(s, Tensor) else type(s).__name__
         raise ConfigError(
-            f"model.attention.score: expected scores (batch, n_heads, query, key) = ({', '.join(map(str, expected))}), found {found}; fix"
-            " the plugin"
+            f"model.attention.score: expected scores of shape (batch, n_heads, query, key) = ({', '.join(map(str, expected))}),"
+            f" found {found}; correct the plugin's score function"
         )
     return s
 
@@ -88,11 +89,11 @@ class AttentionArgs(NamedTuple):
 
     Attributes:
         mask: True where a query may attend to a key (causality, packing and padding in one mask); None for no mask.
-        bias: added to the scores, for ALiBi and relative positions.
+        bias: term that ALiBi or a relative position bias adds to the scores; None for no bias.
         dropout: probability of dropping an attention weight; 0 in evaluation.
-        softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2).
-        sinks: one learned logit per head, an extra column of the softmax with value 0 (Agarwal et al. 2025).
-        score: a plugin's score function in place of Q K^T / sqrt(d_head); no kernel supports it.
+        softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2); None for no softcap.
+        sinks: one learned logit per head, which joins the softmax as an extra key with value 0 (Agarwal et al. 2025); None for no sinks.
+        score: a plugin's score function, which no kernel supports; None for Q K^T / sqrt(d_head).
     """
 
     mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None
@@ -104,18 +105,18 @@ class AttentionArgs(NamedTuple):
 
 
 DEFAULT_ARGS = AttentionArgs()
-"""Scaled dot product without mask, bias, dropout, softcap or sinks."""
+"""Arguments of plain scaled dot-product attention: no mask, bias, dropout, softcap or sinks."""
 
 
 def repeat_kv(x: Float[Tensor, "batch kv_heads *positions width"], n_heads: int) -> Float[Tensor, "batch n_heads *positions width"]:
-    """Repeat key or value heads: query head h uses head h // g, with g = n_heads / kv_heads (Ainslie et al. 2023)."""
+    """Repeat key or value heads, so that query head h reads key-value head h // g with g = n_heads / kv_heads (Ainslie et al. 2023)."""
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
 
 
 def attention_scores(
     q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], args: AttentionArgs = DEFAULT_ARGS
 ) -> Float[Tensor, "batch n_heads query key"]:
-    """Compute S = Q K^T / sqrt(d_head) (Vaswani et al. 2017, eq. 1), then c tanh(S / c) with a softcap c, then add the bias."""
+    """Compute S = Q K^T / sqrt(d_head) (Vaswani et al. 2017, eq. 1); apply the softcap c tanh(S / c), if any; add the bias, if any."""
     k = repeat_kv(k, q.shape[1])
     s = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) if args.score is None else custom_scores(q, k, args.score)
     if args.softcap is not None:
@@ -161,7 +162,7 @@ def scaled_dot_product_attention(
     v: Float[Tensor, "batch kv_heads key d_value"],
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute ``explicit_attention``, by a fused kernel where one applies (``layers/dispatch.py``)."""
+    """Compute the result of ``explicit_attention``, with a faster kernel if one supports the arguments (``layers/dispatch.py``)."""
     return explicit_attention(q, k, v, args)
 
 
@@ -173,7 +174,7 @@ def block_sparse_attention(
     block_mask: BlockSparseMask,
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute attention with a block-sparse mask. Kernels skip tiles without a visible pair; this reference uses the dense mask."""
+    """Compute attention with a block-sparse mask. Kernels skip tiles without a visible query-key pair; this reference does not."""
     mask, bias = block_mask.dense()
     return scaled_dot_product_attention(q, k, v, args._replace(mask=mask, bias=bias))
 
@@ -182,9 +183,10 @@ class Attention(nn.Module):
     """Multi-head self-attention or cross-attention (Vaswani et al. 2017, section 3.2.2).
 
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O, head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i).
-    W_Q, W_K, W_V and W_O are separate linear layers ``q``, ``k``, ``v`` and ``o``; GPT-2 has c_attn and c_proj. Dropout here acts on the
-    attention weights only; the block drops the output. With fewer key heads than query heads, a group of query heads shares each key head
-    (grouped-query attention). Head counts are read from the projections, which hold a part of the heads in tensor parallelism.
+    W_Q, W_K, W_V and W_O are separate linear layers ``q``, ``k``, ``v`` and ``o``; in GPT-2, c_attn is the first three and c_proj the last.
+    Dropout here acts on the attention weights only; the block applies dropout to the output. With fewer key heads than query heads, a group
+    of query heads shares each key head (grouped-query attention). ``n_heads`` and ``n_kv_heads`` are read from the shapes of the
+    projections, because in tensor parallelism a process holds only some of the heads.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -221,19 +223,19 @@ class Attention(nn.Module):
         memory: Float[Tensor, "batch key d_model"] | ProjectedMemory | None = None,
         value_residual: ValueResidualTerm | None = None,
     ) -> tuple[Float[Tensor, "rows query d_model"], Float[Tensor, "batch kv_heads length d_value"]]:
-        """Attend from ``x`` to itself and the cached tokens, or to a memory.
+        """Compute self-attention over ``x`` and the cached tokens, or cross-attention from ``x`` to ``memory``.
 
         Args:
-            x: input of the queries, and in self-attention of keys and values.
+            x: vectors that are projected to queries, in self-attention also to keys and values.
             ctx: mask (dense or block-sparse), score bias, rotary tables, cache and observer. Cross-attention has no bias, rotary tables or
                 cache.
-            memory: encoder output for cross-attention, or its keys and values by ``project_memory``; None for self-attention. The n_beams
-                rows of ``x`` that belong to one row of ``memory`` share its keys.
+            memory: encoder output for cross-attention, or the result of ``project_memory`` for it; None for self-attention. In beam search
+                n_beams successive rows of ``x`` attend to the same row of ``memory``.
             value_residual: V_1 and the two scalars, learned or fixed, of V' = lambda_1 V_1 + lambda_2 V; None for V' = V. Attention
-                reads V', and the cache stores it. Self-attention only.
+                reads V', and the cache stores V'. Self-attention only.
 
         Returns:
-            The output, before residual dropout, and V of ``x`` before the mix, which cross-attention ignores.
+            The output before residual dropout, and V, the values of ``x`` before the mix with V_1. Callers of cross-attention ignore V.
         """
         projected: ProjectedMemory
         if memory is None or isinstance(memory, Tensor):
@@ -255,9 +257,12 @@ class Attention(nn.Module):
     def project_kv(
         self, x: Float[Tensor, "batch length d_model"], ctx: AttentionContext, value_residual: ValueResidualTerm | None = None
     ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads length d_value"]]:
-        """Project ``x`` to keys and values per head; return them, after RoPE and the mix with V_1, and the values before the mix.
+        """Project ``x`` to keys and values per head.
 
-        ``length`` counts the tokens of ``x``: the new tokens in self-attention, those of the encoder output in cross-attention.
+        ``length`` is the number of tokens of ``x``: new tokens in self-attention, tokens of the encoder output in cross-attention.
+
+        Returns:
+            The keys after RoPE and the values after the mix with V_1, and the values before the mix.
         """
         k = self.k(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # (batch, kv_heads, length, d_head)
         own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, length, d_value)
@@ -272,11 +277,11 @@ class Attention(nn.Module):
     def attend(
         self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Compute softmax(Q K^T / sqrt(d_head)) V over the projected and the cached keys (Vaswani et al. 2017, eq. 1).
+        """Compute softmax(Q K^T / sqrt(d_head)) V over the keys of ``memory`` and of the cache (Vaswani et al. 2017, eq. 1).
 
-        With a cache, ``memory`` holds the new tokens only; the KV cache appends them, and the queries attend to all tokens so far.
-        ``ctx.key_indices``, (key,), are the indices of the few keys that are visible to a single new token under a sparse pattern.
-        ``ctx.block_mask`` is the block-sparse form of mask and bias for long sequences, in place of ``ctx.mask`` and ``ctx.bias``.
+        With a cache, ``memory`` holds the keys and values of the new tokens. They are appended to the cache, and the queries attend to all
+        cached tokens. ``ctx.key_indices``, (key,), are the indices of the few cached keys that a sparse pattern makes visible to a single
+        new token. ``ctx.block_mask``, built for long sequences, replaces ``ctx.mask`` and ``ctx.bias``.
         """
         assert isinstance(memory, KeyValues) and not isinstance(ctx.cache, LinearAttentionCache)
         k, v = memory if ctx.cache is None else ctx.cache.update(memory)  # KV cache
@@ -288,13 +293,14 @@ class Attention(nn.Module):
         )
 
     def attention_args(self, ctx: AttentionContext) -> AttentionArgs:
-        """Return mask, bias, dropout (0 in evaluation), softcap, sinks and score function."""
+        """Return the arguments of this layer's attention in a pass with context ``ctx``; dropout is 0 in evaluation."""
         return AttentionArgs(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks, self.score)
 
     def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> ProjectedMemory:
         """Project the encoder output to keys and values, once for all decoding steps.
 
-        ``segments`` is 0 at padding. Linear attention needs it for its sums; here ``ctx.mask`` hides padding.
+        ``segments`` is 0 at padding. Linear attention reads it to leave padding out of its sums; this class does not, because the mask
+        hides padding.
         """
         return self.project_kv(memory, AttentionContext())[0]
 
@@ -302,31 +308,31 @@ class Attention(nn.Module):
         """Allocate an empty key-value cache for self-attention.
 
         Args:
-            n_rows: batch size, times n_beams.
+            n_rows: rows of the cache: batch size times n_beams.
             max_length: capacity in tokens per row.
-            like: tensor whose dtype and device the cache takes.
-            routed: whether the block has a mixture-of-depths router; its cache also records the selected tokens.
+            like: tensor with the dtype and device of the cache.
+            routed: whether the block has a mixture-of-depths router; the cache then records which tokens the router selected.
         """
         return (RoutedKVCache if routed else KVCache)(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
 
     def update_cache(
         self, x: Float[Tensor, "rows new d_model"], ctx: AttentionContext, value_residual: ValueResidualTerm | None = None
     ) -> None:
-        """Append keys and values of ``x`` to the cache without computing attention, for tokens that exited early."""
+        """Append keys and values of ``x`` to the cache without computing attention; early exit needs this for blocks that a token skips."""
         assert ctx.cache is not None and not isinstance(ctx.cache, LinearAttentionCache)
         ctx.cache.update(self.project_kv(x, ctx, value_residual)[0])
 
     def attention_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Compute softmax(Q K^T / sqrt(d_head)) from recorded ``q`` and ``k``, for inspection; masks in ``ctx`` must be dense."""
+        """Compute softmax(Q K^T / sqrt(d_head)) from recorded ``q`` and ``k``, for inspection; the mask in ``ctx`` must be dense."""
         args = self.attention_args(ctx)
         return attention_weights(attention_scores(q, k, args), args)
 
 
 @runtime_checkable
 class SupportsAttentionWeights(Protocol):
-    """An attention layer whose weights can be recomputed from recorded ``q`` and ``k``, for inspection; no forward pass calls it."""
+    """Attention layers whose weights can be recomputed from recorded ``q`` and ``k``, for inspection; no forward pass needs the method."""
 
     def attention_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext

@@ -1,12 +1,13 @@
 """The Transformer block: self-attention, optional cross-attention and feed-forward on one residual stream.
 
-``ctx`` carries what a layer needs besides the tensors that it transforms: masks, rotary tables, score biases, the key-value cache, the mask
-of padding and an optional observer. The model builds it once per pass. ``x = observe(ctx, self, name, x)`` returns ``x``, which an observer
-may record or replace, so a first reading may skip these lines. Norm and feed-forward take ``ctx`` for the observer; batch norm, experts
-with a capacity and the depth router also skip padding.
+``ctx`` carries all inputs of a layer besides the tensors that the layer transforms: masks, rotary tables, score biases, the key-value
+cache, the padding mask and an optional observer. The model builds ``ctx`` once per pass. ``x = observe(ctx, self, name, x)`` returns ``x``
+unchanged unless an observer replaces it, so a first reading may skip these lines. Norm and feed-forward receive ``ctx`` for the observer.
+Batch norm, experts with a capacity and the depth router also read the padding mask.
 
-Feed-forward acts on each token alone: W_2 Dropout(f(W_1 x + b_1)) + b_2 with the recipe's ``feed_forward_dropout``, f = GELU (tanh form) in
-GPT-2. A recipe may choose a gated one, W_2 Dropout(f(W_g x) * (W_1 x)), such as SwiGLU, or a mixture of experts (MoE).
+The feed-forward network transforms each token independently: W_2 Dropout(f(W_1 x + b_1)) + b_2, with f = GELU (tanh form) in GPT-2. The
+recipe sets the dropout, ``feed_forward_dropout``. It may instead select a gated network, W_2 Dropout(f(W_g x) * (W_1 x)), such as SwiGLU,
+or a mixture of experts (MoE).
 """
 
 from abc import ABC, abstractmethod
@@ -28,23 +29,22 @@ from transom.layers.observe import observe
 from transom.layers.value_residual import ValueResidualTerm
 
 ResidualStream = Float[Tensor, "rows query d_model"]
-"""The residual stream; ``rows`` is the batch size, in beam search times the number of beams; ``query`` counts this pass's tokens."""
+"""Residual stream. ``rows`` is the batch size, in beam search times the number of beams; ``query`` is the number of tokens of this pass."""
 
 Values = Float[Tensor, "rows kv_heads query d_value"]
-"""Self-attention's values V of this pass's tokens, before the value residual; cached tokens are not among them."""
+"""Self-attention values V of the tokens of this pass (cached tokens excluded), before the value residual is mixed in."""
 
 BlockMemory = Float[Tensor, "batch key d_model"] | ProjectedMemory
-"""Encoder output, or its projection to this block's keys and values (linear attention: sums over them)."""
+"""Encoder output, or its projection for the cross-attention of one block: keys and values, in linear attention sums over them."""
 
 
 class ResidualConnection(nn.Module):
-    """Residual connection of a sub-layer: its norm, and ``add(x, y)`` = x + Dropout(y).
+    """Norm and residual sum of one sub-layer: ``norm``, and ``add(x, y)`` = x + Dropout(y).
 
-    The block decides whether the norm comes before the sub-layer or after the sum.
+    The block decides whether ``norm`` is applied before the sub-layer or after the sum.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
-        """Initialize norm and dropout."""
         super().__init__()
         self.norm = build_norm(config.norm, config.d_model)
         self.dropout = Dropout(config.dropout)
@@ -58,21 +58,20 @@ class SandwichResidualConnection(ResidualConnection):
     """A ``ResidualConnection`` with a second norm, ``norm_out``, which the block applies to the sub-layer's output before ``add``."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        """Initialize both norms and dropout."""
         super().__init__(config)
         self.norm_out = build_norm(config.norm, config.d_model)
 
 
 class Block(nn.Module, ABC):
-    """One layer of a stack (Vaswani et al. 2017, figure 1); cross-attention is in the decoder of an encoder-decoder only.
+    """One Transformer block of a stack (Vaswani et al. 2017, figure 1); only the decoder of an encoder-decoder has cross-attention.
 
-    Each placement of the norms is a subclass.
+    There is one subclass per placement of the norms: pre, post, sandwich and parallel.
 
     Attributes:
-        depth: router of a mixture of depths (Raposo et al. 2024), None by default. The block does not call it: the stack calls
-            ``depth(x, block, ...)``, which returns x + r (Block(x) - x) for the tokens it selects and x for the others. r = w x + b is
-            the token's score, without a sigmoid. Training selects the largest r of each row, a fixed share of its tokens; evaluation
-            selects all with r > 0. In self-attention selected tokens see only selected tokens.
+        depth: mixture-of-depths router (Raposo et al. 2024); None by default. The stack, not the block, calls the router:
+            ``depth(x, block, ...)`` returns x + r (Block(x) - x) for selected tokens and x for all others, with the token's score
+            r = w x + b (no sigmoid). In training a fixed fraction of the tokens of each row is selected, those with the largest r; in
+            evaluation all tokens with r > 0. Selected tokens attend to selected tokens only.
     """
 
     attn: Attention
@@ -94,14 +93,14 @@ class Block(nn.Module, ABC):
         """Pass the residual stream through the sub-layers.
 
         Args:
-            x: the stream.
-            ctx: context of the pass; ``ctx.attention`` is self-attention's part, ``ctx.cross`` cross-attention's.
-            memory: keys and values of cross-attention; None without it.
-            value_residual: V_1 of the stack's first block and this block's mixing weights; None in the first block and without value
-                residuals.
+            x: residual stream.
+            ctx: context of the pass; ``ctx.attention`` is for self-attention, ``ctx.cross`` for cross-attention.
+            memory: encoder output for cross-attention, or its keys and values; None without cross-attention.
+            value_residual: V_1, the values of the stack's first block, and the mixing weights of this block; None in the first block and
+                without value residuals.
 
         Returns:
-            The stream, and this block's V, of which the stack keeps the first block's as V_1.
+            The new residual stream, and the values V of this block. The stack keeps V of its first block as V_1.
         """
 
     @abstractmethod
@@ -109,12 +108,12 @@ class Block(nn.Module, ABC):
         """Return the input of self-attention: Norm(x), or x in a post-norm block."""
 
     def update_cache(self, x: ResidualStream, ctx: BlockContext, value_residual: ValueResidualTerm | None = None) -> None:
-        """Append keys and values of ``x`` to the cache without computing the block, for tokens that exited early."""
+        """Append keys and values of ``x`` to the cache without computing the block; early exit needs this for blocks that a token skips."""
         self.attn.update_cache(self.attention_input(x, ctx), ctx.attention, value_residual)
 
 
 class SequentialBlock(Block):
-    """A block whose sub-layers follow one another.
+    """A block that applies its sub-layers one after another.
 
     Each sub-layer has a ``ResidualConnection`` with ``norm`` and ``add(x, y)`` = x + Dropout(y);
     a ``SandwichResidualConnection`` also has ``norm_out``.
@@ -136,7 +135,7 @@ class SequentialBlock(Block):
         self.ff_residual = self.residual_type(config)
 
     def attention_input(self, x: ResidualStream, ctx: BlockContext) -> ResidualStream:
-        """Return the normalized stream."""
+        """Return Norm(x)."""
         return self.attn_residual.norm(x, ctx)
 
 
@@ -150,7 +149,7 @@ class PreNormBlock(SequentialBlock):
         memory: BlockMemory | None = None,
         value_residual: ValueResidualTerm | None = None,
     ) -> tuple[ResidualStream, Values]:
-        """Normalize, attend, add; normalize, transform, add."""
+        """Apply self-attention, cross-attention (if any) and feed-forward in turn, each to the normalized stream."""
         x = observe(ctx, self, "resid_pre", x)
         y, values = self.attn(self.attn_residual.norm(x, ctx), ctx.attention, None, value_residual)
         x = self.attn_residual.add(x, y)
@@ -166,7 +165,7 @@ class PostNormBlock(SequentialBlock):
     """x' = Norm(x + Dropout(f(x))) for each sub-layer f (Vaswani et al. 2017, section 5.4)."""
 
     def attention_input(self, x: ResidualStream, ctx: BlockContext) -> ResidualStream:
-        """Return the stream itself."""
+        """Return ``x`` unchanged."""
         return x
 
     def forward(
@@ -176,7 +175,7 @@ class PostNormBlock(SequentialBlock):
         memory: BlockMemory | None = None,
         value_residual: ValueResidualTerm | None = None,
     ) -> tuple[ResidualStream, Values]:
-        """Attend, add, normalize; transform, add, normalize."""
+        """Apply self-attention, cross-attention (if any) and feed-forward in turn; normalize the stream after each sum."""
         x = observe(ctx, self, "resid_pre", x)
         y, values = self.attn(x, ctx.attention, None, value_residual)
         x = self.attn_residual.norm(self.attn_residual.add(x, y), ctx)
@@ -203,7 +202,7 @@ class SandwichBlock(SequentialBlock):
         memory: BlockMemory | None = None,
         value_residual: ValueResidualTerm | None = None,
     ) -> tuple[ResidualStream, Values]:
-        """Normalize, attend, normalize, add; normalize, transform, normalize, add."""
+        """Apply self-attention, cross-attention (if any) and feed-forward in turn; normalize the input and the output of each."""
         x = observe(ctx, self, "resid_pre", x)
         y, values = self.attn(self.attn_residual.norm(x, ctx), ctx.attention, None, value_residual)
         x = self.attn_residual.add(x, self.attn_residual.norm_out(y, ctx))
@@ -232,7 +231,7 @@ class ParallelBlock(Block):
         self.dropout = Dropout(config.dropout)
 
     def attention_input(self, x: ResidualStream, ctx: BlockContext) -> ResidualStream:
-        """Return the normalized stream."""
+        """Return Norm(x)."""
         return self.norm(x, ctx)
 
     def forward(
@@ -242,7 +241,7 @@ class ParallelBlock(Block):
         memory: BlockMemory | None = None,
         value_residual: ValueResidualTerm | None = None,
     ) -> tuple[ResidualStream, Values]:
-        """Normalize once; add the output of each sub-layer."""
+        """Normalize the stream once, apply every sub-layer to the result, and add all outputs to the stream."""
         x = observe(ctx, self, "resid_pre", x)
         h = self.norm(x, ctx)
         y, values = self.attn(h, ctx.attention, None, value_residual)
@@ -264,7 +263,7 @@ BLOCK_TYPES: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
 
 
 def build_block(config: TransformerConfig, cross: bool, layer_index: int = 0) -> SequentialBlock | ParallelBlock:
-    """Build block ``layer_index`` of a stack, counted from 0; with mixture of depths, blocks 1, 3, 5, ... (by default) get a router."""
+    """Build block number ``layer_index`` of a stack, from 0. With mixture of depths, blocks 1, 3, 5, ... (by default) get a router."""
     block = BLOCK_TYPES[config.norm_placement](config, cross)
     if isinstance(config.depth, MixtureOfDepthsConfig) and config.depth.routed(layer_index):
         block.depth = DepthRouter(config.depth, config.d_model)

@@ -1,7 +1,7 @@
 """Context objects: masks, biases, rotary tables, caches and the observer of a forward pass.
 
-A model builds them once per pass; layers only read them. Tensors that a layer transforms (residual stream, encoder output) are separate
-arguments, so that a parallel plan can shard them.
+A model builds its contexts once per pass; layers only read them, apart from caches. Tensors that a layer transforms (residual stream,
+encoder output) are separate arguments, so that a tensor-parallel plan can shard them.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class SegmentMask(NamedTuple):
     Attributes:
         queries: segment id per query; 0 is padding.
         keys: segment id per key; 0 is padding.
-        causal: restrict each token to itself and earlier tokens; queries and keys are then the same tokens.
+        causal: whether a token attends only to itself and earlier tokens; queries and keys must then be the same tokens.
     """
 
     queries: Int[Tensor, "#batch query"]
@@ -33,7 +33,7 @@ class SegmentMask(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerContext:
-    """Context of any layer.
+    """Context that every layer can read.
 
     Attributes:
         token_mask: True at tokens, False at padding; None without padding.
@@ -50,11 +50,11 @@ class AttentionContext(LayerContext):
 
     Attributes:
         mask: True where a query may attend to a key, broadcastable to (batch, n_heads, query, key); None for no mask.
-        bias: added to the attention scores, broadcastable to (batch, n_heads, query, key).
-        rotary: rotary cosines and sines at the positions of this pass's tokens.
-        block_mask: block-sparse form of mask and bias, replaces both.
-        key_indices: indices of the only keys that any query attends to; None for all keys.
-        segment_mask: replaces the mask in linear and low-rank attention, which build no matrix; None for no mask.
+        bias: added to the attention scores, broadcastable to (batch, n_heads, query, key); None for no bias.
+        rotary: rotary cosines and sines at the positions of this pass's tokens; None without RoPE.
+        block_mask: block-sparse form of mask and bias; if given, ``mask`` and ``bias`` are None.
+        key_indices: indices of the keys that are gathered before attention, in place of a mask; None to attend to all keys.
+        segment_mask: mask as segment ids, for linear and low-rank attention, which build no matrix; None for no mask.
         cache: keys and values of earlier tokens, updated in place: the only field that a layer writes to.
     """
 
@@ -68,7 +68,7 @@ class AttentionContext(LayerContext):
 
 
 UNMASKED = AttentionContext()
-"""No mask, no positions: every query attends to every key."""
+"""Context without mask and positions: every query attends to every key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class BlockContext(LayerContext):
 
 @dataclass(frozen=True, eq=False)
 class StackContext(LayerContext):
-    """Context of a stack, its embedding and its output map in one pass.
+    """Context of a stack of blocks, of its embedding and of its output layers in one pass.
 
     Attributes:
         attention_contexts: contexts of self-attention; block i uses ``attention_contexts[i % len(attention_contexts)]``.
@@ -99,7 +99,7 @@ class StackContext(LayerContext):
     caches: Sequence[BlockCache] | None = None
 
     def for_block(self, index: int) -> BlockContext:
-        """Return the block's attention context with its cache and observer."""
+        """Return the context of block ``index``, with the cache and the observer of this block."""
         observer = None if self.observer is None else self.observer.for_block(index)
         attention = self.attention_contexts[index % len(self.attention_contexts)]
         if observer is None and self.caches is None:
@@ -109,5 +109,5 @@ class StackContext(LayerContext):
 
 
 def open_observer(recorder: ActivationRecorder | None, stack: str) -> ActivationObserver | None:
-    """Return an observer of one pass through ``stack``; None without a recorder."""
+    """Return an observer of a new pass through the stack named ``stack``, such as ``decoder``; None without a recorder."""
     return None if recorder is None else recorder.start_pass(stack)

@@ -1,7 +1,7 @@
-"""The dispatch table: selects the kernel that computes an operation. It is the only module that loads ``kernels/``.
+"""Dispatch table: selects the implementation that computes an operation. Only this module loads ``kernels/``.
 
-An operation is a function in plain PyTorch, the reference. ``kernels/`` registers faster implementations, each for some arguments. The
-reference runs where none applies or ``kernels/`` is absent.
+An operation is defined by its reference, a function in plain PyTorch. ``kernels/`` registers faster implementations, called kernels, each
+for certain shapes, dtypes or devices. The reference runs if no kernel supports the arguments, or if ``kernels/`` is absent.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PLAIN_TYPES = frozenset((Tensor, Parameter))
-"""Tensor types that kernels support; any other type, such as a sharded tensor, uses the reference."""
+"""Tensor types that kernels support. With a tensor of any other type, such as a sharded tensor, the reference runs."""
 
 
 class Kernel(NamedTuple):
@@ -28,14 +28,14 @@ class Kernel(NamedTuple):
 
     Attributes:
         operation: name of the operation.
-        path: name of the implementation.
+        path: name of this implementation.
         when: supported shapes, dtypes and devices, in words.
-        condition: returns whether it supports the operation's arguments.
+        condition: function of the operation's arguments that returns whether the kernel supports them.
         implementation: function of the same arguments with the same result.
-        error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for
-            kernels that support it alone; exact is the reference in float64.
-        reason: the advantage of the kernel, and its differences from the reference, if any.
-        missing: returns what this machine lacks for the kernel, in words; None if nothing.
+        error: largest relative error |kernel - exact| / |exact| of results and gradients, where exact is the reference in float64;
+            measured in float32, or in bfloat16 for kernels that support only bfloat16.
+        reason: the advantage of the kernel, and the differences of its results from the reference, if any.
+        missing: function that describes what this machine lacks to run the kernel; it returns None if nothing is missing.
     """
 
     operation: str
@@ -59,17 +59,21 @@ def on_cpu(x: Tensor, *_: object) -> bool:
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
-"""Reference function per operation, registered when its module is imported."""
+"""Maps the name of an operation to its reference; filled when the module that defines the reference is imported."""
 
 KERNEL_TABLE: defaultdict[str, list[Kernel]] = defaultdict(list)
-"""Kernels per operation, in the order in which they are tried. Read it through ``kernels_of``, which fills it."""
+"""Maps the name of an operation to its kernels, in the order in which they are tried. Call ``kernels_of``, which fills the table first."""
 
 _lock = Lock()
 _registered = list[bool]()
 
 
 def _find_transforms() -> Callable[[], bool]:
-    """Return PyTorch's private test for an active function transform; without it, a custom autograd function raises under a transform."""
+    """Return PyTorch's private function that reports whether a function transform of ``torch.func`` is active.
+
+    Under a transform the reference must run, since the custom autograd functions of kernels would raise. If this PyTorch lacks the private
+    function, the result always reports False.
+    """
     return getattr(import_module("torch._C"), "_are_functorch_transforms_active", lambda: False)
 
 
@@ -77,7 +81,7 @@ _transforms_active = _find_transforms()
 
 
 def _register_kernels() -> bool:
-    """Register the kernels of ``kernels/``, if it exists, once per process."""
+    """Fill ``KERNEL_TABLE`` from ``kernels/``, if that package exists, on the first call in a process."""
     if not _registered:
         kernels: list[Kernel] = import_module("transom.kernels.kernel_registry").selected_kernels() if find_spec("transom.kernels") else []
         with _lock:
@@ -92,7 +96,7 @@ vars(_register_kernels)["_dynamo_marked_constant"] = True  # torch.compiler.assu
 
 
 def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate the reference of an operation: a call runs the first kernel whose condition holds, else the reference."""
+    """Decorate the reference of operation ``name``; a call then runs the first kernel whose condition holds, else the reference."""
 
     def decorate(reference: Callable[P, R]) -> Callable[P, R]:
         REFERENCES[name], parameters = reference, signature(reference)
@@ -116,7 +120,7 @@ def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _all_plain(args: tuple[Any, ...]) -> bool:
-    """Return whether all tensors among the arguments, tuples included, are of ``PLAIN_TYPES`` and no function transform is active."""
+    """Return whether no function transform is active and all tensors among the arguments, also in tuples, are of ``PLAIN_TYPES``."""
     for x in args:
         if isinstance(x, tuple):
             for y in x:
@@ -128,7 +132,7 @@ def _all_plain(args: tuple[Any, ...]) -> bool:
 
 
 def selected_path(name: str, *args: Any) -> str:
-    """Return the name of the implementation that a call with these arguments would run; ``reference`` if no kernel applies."""
+    """Return the path of the kernel that operation ``name`` would run with these arguments; ``reference`` if no kernel applies."""
     _register_kernels()
     paths = (kernel.path for kernel in KERNEL_TABLE[name] if _all_plain(args) and kernel.condition(*args))
     return next(paths, "reference")

@@ -1,4 +1,4 @@
-"""Dropout from random bytes: on a CPU, generating random floats dominates the cost of dropout."""
+"""Dropout with masks from random bytes, because on a CPU generating random floats would dominate the cost of dropout."""
 
 import torch
 from jaxtyping import Float
@@ -8,11 +8,11 @@ from torch.nn import functional as F
 from transom.layers.dispatch import operation
 
 BYTE, WORD = 2**8, 2**32
-"""Number of values of one random byte, and of four bytes, which very small probabilities need."""
+"""Number of different values of one byte, and of four bytes. Dropout probabilities below 1/256 are sampled with four bytes."""
 
 
 def round_probability(p: float) -> float:
-    """Round a probability below 1 to a multiple of 1/256, the resolution of a random byte; up to 1/512, to a multiple of 2^-32."""
+    """Round a probability below 1 to a multiple of 1/256, the resolution of a random byte; if it is at most 1/512, of 2^-32 instead."""
     levels = BYTE if round(p * BYTE) else WORD
     return min(round(p * levels), levels - 1) / levels
 
@@ -55,7 +55,7 @@ def dropout_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], p: 
 
 
 class Dropout(nn.Module):
-    """``dropout`` with a fixed probability."""
+    """Module that applies ``dropout`` with a fixed probability ``p``."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Token embeddings with position embeddings."""
+"""Token embeddings, to which a position encoding is added."""
 
 import math
 
@@ -17,14 +17,14 @@ class Embedding(nn.Module):
     """Token embeddings with positions: h = sqrt(d_model) E[x] + p (Vaswani et al. 2017, section 3.4)."""
 
     def __init__(self, tokens: nn.Embedding, position: PositionEncoding, scale: bool, dropout: float, norm: Norm | None = None) -> None:
-        """Combine an embedding table, which may be shared, and a position encoding.
+        """Combine an embedding table, which other modules may share, and a position encoding.
 
         Args:
             tokens: embedding table, (vocab, d_model).
             position: position encoding.
             scale: whether to multiply token embeddings by sqrt(d_model).
-            dropout: dropout probability of the sum.
-            norm: norm of the sum, as in BERT (Devlin et al. 2019); None for no norm.
+            dropout: probability of dropout on the sum.
+            norm: norm that is applied to the sum before dropout, as in BERT (Devlin et al. 2019); None for no norm.
         """
         super().__init__()
         self.tokens = tokens
@@ -36,7 +36,7 @@ class Embedding(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "#batch length"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch length d_model"]:
-        """Embed token ids at their positions."""
+        """Return the embeddings of token ids at the given positions."""
         x = self.tokens(tokens) * self.scale
         if (p := self.position(positions)) is not None:
             x = x + p
@@ -47,6 +47,6 @@ class Embedding(nn.Module):
 
 
 def to_autocast_dtype(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Cast to autocast's dtype, so that the residual stream has it too and no matrix product starts with a cast."""
+    """Cast ``x`` to the autocast dtype if autocast is enabled, so that the residual stream has this dtype and products need no cast."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

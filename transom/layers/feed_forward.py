@@ -21,7 +21,7 @@ class FeedForward(nn.Module):
     """
 
     def __init__(self, config: components.FeedForwardConfig, d_model: int, d_ff: int, dropout: float) -> None:
-        """Initialize the linear layers d_model to d_ff and back; ``dropout`` acts on the hidden units."""
+        """Initialize W_1 (d_model to d_ff) and W_2 (d_ff to d_model); ``dropout`` is the dropout probability of the hidden units."""
         super().__init__()
         self.activation = ACTIVATIONS[config.kind]
         self.up = nn.Linear(d_model, d_ff, config.bias)
@@ -43,7 +43,7 @@ class GatedFeedForward(nn.Module):
     """
 
     def __init__(self, config: components.GatedFeedForwardConfig, d_model: int, d_ff: int, dropout: float) -> None:
-        """Initialize two linear layers d_model to d_ff and one back; ``dropout`` acts on the gated hidden units."""
+        """Initialize W_g and W_1 (d_model to d_ff) and W_2 (d_ff to d_model); ``dropout`` is the dropout probability of the gated units."""
         super().__init__()
         self.activation = GATES[config.kind]
         self.gate = nn.Linear(d_model, d_ff, config.bias)
@@ -60,10 +60,10 @@ class GatedFeedForward(nn.Module):
 
 @implements(moe.MoeConfig)
 def build_mixture_of_experts(config: moe.MoeConfig, d_model: int, d_ff: int, dropout: float) -> MixtureOfExperts:
-    """Build a mixture of experts from the configuration of one expert."""
+    """Build a mixture of experts, each of which is a feed-forward network with the configuration ``config.expert``."""
     return MixtureOfExperts(config, d_model, d_ff, lambda width: build_feed_forward(config.expert, d_model, width, dropout))
 
 
 def build_feed_forward(config: ComponentConfig, d_model: int, d_ff: int, dropout: float) -> nn.Module:
-    """Build the feed-forward network of a configuration."""
+    """Build the feed-forward network that ``config`` selects: ungated, gated, a mixture of experts or a plugin."""
     return build(config, d_model, d_ff, dropout)

@@ -11,7 +11,7 @@ from transom.layers.dropout import Dropout
 class LoraLinear(nn.Linear):
     """A linear layer with a low-rank update: W x + b + (alpha / rank) B A Dropout(x) (Hu et al. 2022, eq. 3).
 
-    A is ``lora_a``, B is ``lora_b``. B is initialized to zeros, so that the layer starts unchanged.
+    A is ``lora_a``, B is ``lora_b``. B is initialized to zeros, so that at first the output equals W x + b.
     """
 
     def __init__(self, linear: nn.Linear, config: LoraConfig) -> None:

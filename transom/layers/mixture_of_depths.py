@@ -1,4 +1,7 @@
-"""Mixture of depths (MoD): a router selects the tokens that a block processes; a reference, and a path on these tokens only."""
+"""Mixture of depths (MoD): a router selects the tokens that a block processes.
+
+Two implementations give the same result: ``all_tokens``, the reference, and ``selected_tokens``, which computes only the selected tokens.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,15 +20,15 @@ from transom.layers.position_encoding import RotaryCosSin
 from transom.layers.value_residual import ValueResidualTerm
 
 BlockFunction = Callable[..., tuple[Tensor, Any]]
-"""A block as a function of (residual stream, context, encoder output, value residual)."""
+"""A block as a function of (residual stream, context, encoder output, value residual) that returns (residual stream, values)."""
 
 
 class SelectedTokens(NamedTuple):
-    """Selected tokens of each row, in order, padded to the row with the most.
+    """Indices of the selected tokens of each row, ascending, padded to the length of the row with the most selected tokens.
 
     Attributes:
         indices: indices of the tokens in their row.
-        valid: False at padding: rows with fewer selected tokens.
+        valid: True at selected tokens, False at padding.
     """
 
     indices: Int[Tensor, "batch selected"]
@@ -33,19 +36,19 @@ class SelectedTokens(NamedTuple):
 
 
 def gather_selected(selected: Bool[Tensor, "batch length"]) -> SelectedTokens:
-    """Return the indices of the selected tokens of each row."""
+    """Return the indices of the tokens of each row at which ``selected`` is True."""
     n_selected = int(selected.sum(1).max())
     indices = selected.int().argsort(dim=1, descending=True, stable=True)[:, :n_selected]
     return SelectedTokens(indices, selected.gather(1, indices))
 
 
 def select_tokens(ctx: AttentionContext, selected: SelectedTokens, keys: Bool[Tensor, "batch key"] | None = None) -> AttentionContext:
-    """Restrict self-attention to selected tokens.
+    """Return the self-attention context of the selected tokens: mask, bias and rotary tables restricted to these tokens.
 
     Args:
         ctx: context of all tokens, with dense masks and biases.
-        selected: selected tokens of this pass: the queries.
-        keys: True at selected keys of the cache; None without a cache; the keys are then the queries.
+        selected: selected tokens of this pass, which become the queries.
+        keys: True at the selected tokens among all cached tokens; None without a cache: the keys are then the selected tokens.
     """
     assert ctx.block_mask is None and ctx.segment_mask is None, "a mixture-of-depths block needs dense masks"
     mask, bias = (x if x is None else _rows(x, selected.indices) for x in (ctx.mask, ctx.bias))
@@ -60,19 +63,19 @@ def select_tokens(ctx: AttentionContext, selected: SelectedTokens, keys: Bool[Te
 
 
 def select_queries(ctx: AttentionContext, selected: SelectedTokens) -> AttentionContext:
-    """Restrict cross-attention to selected queries."""
+    """Return the cross-attention context of the selected tokens: the mask restricted to these queries."""
     return replace(ctx, mask=None if ctx.mask is None else _rows(ctx.mask, selected.indices))
 
 
 def _rows(x: Tensor, indices: Tensor) -> Tensor:
-    """Gather along the query axis of (batch, heads, length, width), unless it is broadcast."""
+    """Gather ``indices`` along axis 2 of (batch, heads, length, width); return ``x`` unchanged if that axis has size 1."""
     if x.shape[2] == 1:
         return x
     return x.expand(len(indices), -1, -1, -1).gather(2, indices[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def _columns(x: Tensor, indices: Tensor) -> Tensor:
-    """Gather along the last axis, unless it is broadcast."""
+    """Gather ``indices`` along axis 3 of (batch, heads, length, width); return ``x`` unchanged if that axis has size 1."""
     if x.shape[3] == 1:
         return x
     return x.expand(len(indices), -1, -1, -1).gather(3, indices[:, None, None].expand(-1, x.shape[1], x.shape[2], -1))
@@ -81,7 +84,10 @@ def _columns(x: Tensor, indices: Tensor) -> Tensor:
 def all_tokens(
     block: BlockFunction, x: Tensor, selected: Tensor, ctx: BlockContext, memory: Any, value_residual: ValueResidualTerm | None
 ) -> Float[Tensor, "batch length d_model"]:
-    """Compute Block(x) - x of selected tokens by running the block on all tokens with other keys masked: the reference, without a cache."""
+    """Compute Block(x) - x of the selected tokens, and 0 for all others, by running the block on all tokens.
+
+    Keys that are not selected are masked. This is the reference; it does not support a cache.
+    """
     assert ctx.attention.cache is None, "the reference has no cache"
     visible, attention = selected[:, None, None], ctx.attention
     mask = visible if attention.mask is None else attention.mask & visible
@@ -92,7 +98,7 @@ def all_tokens(
 def selected_tokens(
     block: BlockFunction, x: Tensor, selected: Tensor, ctx: BlockContext, memory: Any, value_residual: ValueResidualTerm | None
 ) -> Float[Tensor, "batch length d_model"]:
-    """Compute the same on the selected tokens only, gathered into a shorter batch."""
+    """Compute Block(x) - x of the selected tokens, and 0 for all others, by running the block on shorter rows of only these tokens."""
     selection, cache = gather_selected(selected), ctx.attention.cache
     keys = None
     if cache is not None:
@@ -111,16 +117,17 @@ def selected_tokens(
 
 
 class DepthRouter(nn.Module):
-    """Selects the tokens that a block processes: x' = x + r (Block(x) - x) for these, x' = x for others (Raposo et al. 2024, eq. 1).
+    """Selects the tokens that a block processes: x' = x + r (Block(x) - x) for these, x' = x for all others (Raposo et al. 2024, eq. 1).
 
-    r = w x + b, in float32 or wider. Training selects the top scores of each row (expert-choice routing), evaluation the scores above 0.
+    The score r = w x + b is computed in float32 or wider. In training the tokens with the largest scores of each row are selected
+    (expert-choice routing), in evaluation all tokens with a score above 0.
 
     Attributes:
-        path: the computation: ``selected_tokens``, or its reference ``all_tokens``, which computes all tokens and selects afterwards.
+        path: function that runs the block: ``selected_tokens``, or its reference ``all_tokens``.
     """
 
     def __init__(self, config: MixtureOfDepthsConfig, d_model: int) -> None:
-        """Initialize w and b (``map``)."""
+        """Initialize w and b, the weight and bias of the linear layer ``map``."""
         super().__init__()
         self.config = config
         self.map = nn.Linear(d_model, 1)
@@ -134,7 +141,7 @@ class DepthRouter(nn.Module):
         memory: Any = None,
         value_residual: ValueResidualTerm | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
-        """Apply ``block`` to the selected tokens; the other arguments are the block's."""
+        """Return the residual stream after ``block``; ``ctx``, ``memory`` and ``value_residual`` are the arguments of the block."""
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             r = F.linear(x.to(wide), self.map.weight.to(wide), self.map.bias.to(wide))[:, :, 0]
@@ -143,7 +150,11 @@ class DepthRouter(nn.Module):
         return x + r[:, :, None].to(x.dtype) * y.to(x.dtype)
 
     def select(self, r: Float[Tensor, "batch length"], token_mask: Bool[Tensor, "#batch length"] | None) -> Bool[Tensor, "batch length"]:
-        """Select tokens by their scores r: the top fraction ``capacity`` of each row in training, r > 0 in evaluation; never padding."""
+        """Return True at selected tokens.
+
+        In training the fraction ``capacity`` of the tokens of each row is selected, those with the largest scores r; in evaluation all
+        tokens with r > 0. Padding is never selected.
+        """
         valid = torch.ones_like(r, dtype=torch.bool) if token_mask is None else token_mask.expand_as(r)
         if not self.training:
             return (r > 0) & valid
@@ -154,11 +165,11 @@ class DepthRouter(nn.Module):
     def attention_context(
         self, r: Float[Tensor, "batch length"], token_mask: Bool[Tensor, "#batch length"] | None, ctx: AttentionContext, cross: bool
     ) -> AttentionContext:
-        """Restrict self-attention of the block, or with ``cross`` its cross-attention, to the tokens selected by scores ``r``."""
+        """Return the context of self-attention, or with ``cross`` of cross-attention, for the tokens that scores ``r`` select."""
         selected = gather_selected(self.select(r, token_mask))
         return select_queries(ctx, selected) if cross else select_tokens(ctx, selected)
 
 
 def router_bce_sum(r: Float[Tensor, "tokens"], selected: Bool[Tensor, "tokens"]) -> Float[Tensor, ""]:
-    """Compute the summed binary cross-entropy between sigmoid(r) and whether a token was selected (Raposo et al. 2024, section 3.5)."""
+    """Return the binary cross-entropy between sigmoid(r) and ``selected``, summed over tokens (Raposo et al. 2024, section 3.5)."""
     return F.binary_cross_entropy_with_logits(r, selected.to(r), reduction="sum")

@@ -1,4 +1,4 @@
-"""Mixture of experts (MoE): router, experts, a reference that runs every expert, a grouped path, and load-balancing losses."""
+"""Mixture of experts (MoE): router, experts, two ways to compute their weighted sum, and load-balancing losses."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,8 +13,9 @@ from transom.layers.context import LayerContext
 from transom.layers.observe import observe
 
 PAD_MULTIPLE = 64
-"""Batches of more tokens than this are padded to a multiple of it, so that few matrix shapes occur. On a CPU the first bf16 product of a
-shape compiles its kernel, which takes five times as long as forward and backward of 500 tokens with 384 x 1024 weights."""
+"""An expert's batch of more tokens than this is padded to a multiple of this number, so that few matrix shapes occur. On a CPU the first
+bfloat16 product of each shape compiles a kernel, which takes five times as long as forward and backward of 500 tokens with 384 x 1024
+weights."""
 
 
 class Routing(NamedTuple):
@@ -22,8 +23,8 @@ class Routing(NamedTuple):
 
     Attributes:
         experts: indices of the top-k experts, best first.
-        weights: gate g of each of them.
-        kept: False at padding and where the expert is over capacity; None if no token is dropped.
+        weights: gate g of each of these experts.
+        kept: False where the expert does not process the token: at padding, and if the expert is over capacity; None if nothing is dropped.
     """
 
     experts: Int[Tensor, "tokens top_k"]
@@ -44,7 +45,7 @@ def all_experts(
 def grouped_experts(
     experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, ctx: LayerContext = LayerContext()
 ) -> Float[Tensor, "tokens d_model"]:
-    """Compute the same with each expert on its own tokens only, sorted by expert and split into slices."""
+    """Compute sum_i g_i E_i(x) by running each expert only on the tokens that are routed to it, gathered into one batch per expert."""
     n_experts, top_k = len(experts), routing.experts.shape[1]
     flat_experts = routing.experts.flatten()
     if routing.kept is not None:
@@ -62,7 +63,7 @@ def grouped_experts(
 
 
 def pad_rows(part: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "rows d_model"]:
-    """Pad with zeros to a multiple of ``PAD_MULTIPLE`` tokens where a new matrix shape is expensive: in 16-bit types on a CPU."""
+    """Pad with zeros to a multiple of ``PAD_MULTIPLE`` tokens, only in 16-bit dtypes on a CPU, where new matrix shapes are expensive."""
     device = part.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else part.dtype
     if device != "cpu" or dtype.itemsize >= torch.float32.itemsize or len(part) <= PAD_MULTIPLE:
@@ -71,22 +72,24 @@ def pad_rows(part: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "rows d_mod
 
 
 class MixtureOfExperts(nn.Module):
-    """sum_{i in TopK(s)} g_i E_i(x) + E_shared(x), s = softmax(x W_r) (Shazeer et al. 2017, eq. 1 and 3; Dai et al. 2024, eq. 9).
+    """Mixture of experts: sum_{i in TopK(s)} g_i E_i(x) + E_shared(x), with router scores s = softmax(x W_r).
 
-    The router runs in float32 or wider (Fedus et al. 2022, section 2.4). Experts are selected by s, plus the balancing bias, which has no
-    gradient. In training, an expert over capacity drops further tokens, in the order of rows and of tokens in a row: a token is never
-    displaced by a later token of its row, but may be by an earlier row.
+    References: Shazeer et al. 2017, eq. 1 and 3; Dai et al. 2024, eq. 9. The router runs in float32 or wider (Fedus et al. 2022, section
+    2.4). The experts with the largest s plus balancing bias are selected. In training, an expert accepts tokens up to its capacity, row by
+    row and in each row from the first token on, and drops further tokens. So a token may be dropped because of an earlier token of its row
+    or a token of an earlier row, but never because of a later token.
 
     Attributes:
-        path: combines the experts' outputs: ``grouped_experts``, or its reference ``all_experts``, whose shapes do not depend on data.
-        bias: balancing bias, added to the scores for selection only and updated by training (Wang et al. 2024); None with a balancing loss
-            or no balancing.
+        path: function that computes the weighted sum of the experts' outputs: ``grouped_experts``, or its reference ``all_experts``, whose
+            shapes do not depend on the routing.
+        bias: balancing bias, added to the scores for selection only and updated in training (Wang et al. 2024); None if a loss balances the
+            load, or nothing does.
     """
 
     bias: Tensor | None
 
     def __init__(self, config: MoeConfig, d_model: int, d_ff: int, make_expert: Callable[[int], nn.Module]) -> None:
-        """Initialize router and experts; ``make_expert`` builds an expert of a given hidden width."""
+        """Initialize router and experts; ``make_expert`` builds an expert with the given hidden width."""
         super().__init__()
         self.config = config
         self.router = nn.Linear(d_model, config.n_experts, bias=False)
@@ -96,7 +99,7 @@ class MixtureOfExperts(nn.Module):
         self.path = grouped_experts
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Route each token to its experts; padding takes no capacity."""
+        """Return the gated sum of expert outputs for each token; padding takes up no capacity of the experts."""
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.to(wide), self.router.weight.to(wide))
@@ -112,7 +115,7 @@ class MixtureOfExperts(nn.Module):
         return logits.softmax(-1) if self.config.scoring_func == "softmax" else logits.sigmoid()
 
     def route(self, logits: Float[Tensor, "*axes n_experts"], token_mask: Bool[Tensor, "*axes"] | None = None) -> Routing:
-        """Select the top-k experts of each token and compute their gates; in training, drop tokens over capacity."""
+        """Return the top-k experts of each token and their gates; in training, mark tokens over an expert's capacity as dropped."""
         s = self.router_scores(logits.reshape(-1, logits.shape[-1]))
         selection_scores = s.detach() if self.bias is None else s.detach() + self.bias
         experts = selection_scores.topk(self.config.top_k).indices
@@ -127,13 +130,13 @@ class MixtureOfExperts(nn.Module):
         return Routing(experts, weights, (position < capacity) & valid[:, None])
 
     def router_probs(self, logits: Float[Tensor, "*axes n_experts"]) -> Float[Tensor, "*axes n_experts"]:
-        """Return s over its sum: the probability of each expert, whose mean is P_i of ``load_balancing_loss`` (DeepSeek-V3, eq. 19)."""
+        """Return the probability of each expert, s over its sum (DeepSeek-V3, eq. 19), whose mean is P_i of ``load_balancing_loss``."""
         s = self.router_scores(logits)
         return s if self.config.scoring_func == "softmax" else s / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
 
 
 def position_in_expert(experts: Int[Tensor, "choices"]) -> Int[Tensor, "choices"]:
-    """Return the position of each choice in its expert's queue, from 0, in order of arrival.
+    """Return, for each choice of an expert by a token, how many earlier choices selected the same expert.
 
     >>> position_in_expert(torch.tensor([1, 0, 1, 1, 0])).tolist()
     [0, 0, 1, 2, 1]
@@ -147,19 +150,20 @@ def position_in_expert(experts: Int[Tensor, "choices"]) -> Int[Tensor, "choices"
 
 
 def expert_load(experts: Int[Tensor, "tokens top_k"], token_mask: Bool[Tensor, "tokens"], n_experts: int) -> Int[Tensor, "n_experts"]:
-    """Count the tokens routed to each expert, dropped or not; padding is excluded."""
+    """Count the tokens routed to each expert, including tokens dropped over capacity, excluding padding."""
     return experts[token_mask].flatten().bincount(minlength=n_experts)
 
 
 def load_balancing_loss(counts: Float[Tensor, "n_experts"], prob_sums: Float[Tensor, "n_experts"], n_tokens: float) -> Float[Tensor, ""]:
-    """Compute the load-balancing loss N sum_i f_i P_i (Fedus et al. 2022, eq. 4 to 6, without alpha); it is 1 for a uniform load.
+    """Compute the load-balancing loss N sum_i f_i P_i (Fedus et al. 2022, eq. 4 to 6, without alpha).
 
-    It is linear in ``prob_sums``: micro-batches add up to the loss of the batch if ``counts`` and ``n_tokens`` are the batch's.
+    The loss is 1 for a uniform load. It is linear in ``prob_sums``: with ``counts`` and ``n_tokens`` of the whole batch, the losses of the
+    micro-batches add up to the loss of the batch.
 
     Args:
-        counts: tokens routed to each expert; f_i is its fraction of all choices. No gradient.
-        prob_sums: ``router_probs`` of each expert, summed over tokens; P_i is that over ``n_tokens``.
-        n_tokens: tokens of the whole batch, padding excluded.
+        counts: tokens routed to each expert, without gradient; f_i is the fraction of expert i in their sum.
+        prob_sums: ``router_probs`` of each expert, summed over tokens; P_i is this sum divided by ``n_tokens``.
+        n_tokens: number of tokens, padding excluded.
     """
     return len(counts) * (counts / counts.sum() * prob_sums).sum() / n_tokens
 
@@ -170,5 +174,5 @@ def router_z_loss_sum(logits: Float[Tensor, "tokens n_experts"]) -> Float[Tensor
 
 
 def update_router_bias(bias: Float[Tensor, "n_experts"], counts: Float[Tensor, "n_experts"], rate: float) -> Float[Tensor, "n_experts"]:
-    """Return the balancing bias after a step: b_i + u sign(mean(c) - c_i) (Wang et al. 2024, algorithm 1)."""
+    """Return the balancing bias after a training step: b_i + rate * sign(mean(counts) - counts_i) (Wang et al. 2024, algorithm 1)."""
     return bias + rate * (counts.mean() - counts).sign().to(bias)

@@ -1,7 +1,8 @@
 """Normalization layers.
 
-To add a norm, add its schema to ``config/components.py`` and a subclass of ``Norm`` with ``@implements`` here; CONTRIBUTING.md lists the
-tests. In a file outside of the package the same two classes are a plugin: docs/extending.md.
+To add a norm to the package, write its schema in ``config/components.py`` and a subclass of ``Norm`` with ``@implements`` here;
+CONTRIBUTING.md lists the required tests. To use a norm without changing the package, write the same two classes in a file of your own, a
+plugin: docs/extending.md.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from transom.layers.observe import observe
 
 @implements(components.NoNormConfig)
 class Norm(nn.Module):
-    """Base class of norms, and the norm ``none``: the identity."""
+    """Base class of norms. The class itself is the norm ``none``, the identity."""
 
     def __init__(self, config: Any, width: int) -> None:
         """Initialize for vectors of ``width`` elements."""
@@ -108,7 +109,7 @@ class DynamicTanh(Norm):
 
 
 class BatchStatistics(NamedTuple):
-    """Number of tokens of a pass, and mean and variance of each feature over them."""
+    """Number of tokens of a forward pass, and mean and biased variance of each feature over these tokens."""
 
     n_tokens: Int[Tensor, ""]
     mean: Float[Tensor, "d_model"]
@@ -119,9 +120,10 @@ class BatchStatistics(NamedTuple):
 class BatchNorm(Norm):
     """Batch normalization: gamma * (x - mean) / sqrt(variance + eps) + beta, statistics over tokens without padding (Ioffe & Szegedy 2015).
 
-    Training uses the statistics of the pass (algorithm 1), so tokens depend on each other; evaluation uses running statistics (algorithm
-    2). In training ``n_tokens``, ``mean`` and ``variance`` are sites: an objective reads them and updates the running statistics once per
-    step, from all micro-batches together. Statistics are computed in float32 or wider.
+    Training uses the statistics of the pass (algorithm 1), so that the output of a token depends on the other tokens; evaluation uses
+    running statistics (algorithm 2). The forward pass does not update the running statistics. In training it exposes ``n_tokens``, ``mean``
+    and ``variance`` as sites for an observer (``layers/observe.py``), from which the training objective updates the running statistics once
+    per step, over all micro-batches. Statistics are computed in float32 or wider.
     """
 
     def __init__(self, config: components.BatchNormConfig, width: int) -> None:
@@ -136,7 +138,7 @@ class BatchNorm(Norm):
         self.register_buffer("variance", torch.ones(width))
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Normalize each feature."""
+        """Normalize each feature: in training over the tokens of this pass, in evaluation with the running statistics."""
         x = observe(ctx, self, "x", x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, variance = self.batch_statistics(wide, ctx) if self.training else (self.mean, self.variance)
@@ -160,7 +162,7 @@ class BatchNorm(Norm):
 
     @torch.no_grad()
     def update_running_statistics(self, passes: Sequence[BatchStatistics]) -> None:
-        """Update the running statistics from all micro-batches of a step together, with the unbiased variance."""
+        """Update the running mean and unbiased variance from the statistics of all micro-batches of a training step, combined."""
         counts = [int(each.n_tokens) for each in passes]
         if (n := sum(counts)) < 2:
             return
@@ -173,5 +175,5 @@ class BatchNorm(Norm):
 
 
 def build_norm(config: ComponentConfig, width: int) -> Norm:
-    """Build the norm of a configuration, for vectors of ``width`` elements."""
+    """Build the norm that ``config`` selects, for vectors of ``width`` elements."""
     return build(config, width)

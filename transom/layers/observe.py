@@ -1,8 +1,9 @@
 """Sites: named points of the forward pass at which activations are recorded or edited, like forward hooks on intermediate tensors.
 
-A site is one line, ``q = observe(ctx, self, "q", q)``. Without an observer it returns ``q`` and leaves no trace in the compiled graph. The
-address of a site is the path of its module and its name: ``encoder.blocks.3.attn.q``. A module stores its path within its block only, and
-the block's observer stores the rest, so that all blocks of a stack share one compiled graph, observed or not.
+A site is one line of a layer, ``q = observe(ctx, self, "q", q)``. Without an observer the line returns ``q`` and adds nothing to a compiled
+graph. The address of a site is the path of its module followed by its name: ``encoder.blocks.3.attn.q``. A module stores only its path
+within its block, ``attn``, and the observer of the block stores the path of the block. All blocks of a stack can therefore share one
+compiled graph, with or without an observer.
 """
 
 from collections import Counter
@@ -18,11 +19,11 @@ from transom.errors import ConfigError
 
 
 class Edit(NamedTuple):
-    """A replacement of a site's tensor.
+    """New values for the tensor of a site.
 
     Attributes:
         value: new values, broadcastable to the site's shape.
-        where: True where they replace the old values; None for everywhere.
+        where: True where the new values replace the old ones; None to replace all.
     """
 
     value: Float[Tensor, "..."]
@@ -44,19 +45,19 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 class ActivationObserver:
-    """View of a recorder from one block, or from the modules around the blocks of a stack.
+    """View of a recorder in one pass, for the sites of one block or those around the blocks of a stack.
 
     A block that is recomputed in the backward pass (activation checkpointing) applies its edits again and records nothing new.
 
     Attributes:
-        prefix: prefix of the addresses in this view, such as ``encoder.blocks.3.``; no layer reads it.
-        patterns: patterns of the addresses to record, without the prefix.
-        edits: edits by address, without the prefix.
-        activations: recorded tensors by address, without the prefix.
+        prefix: beginning of all addresses in this view, such as ``encoder.blocks.3.``; empty around the blocks.
+        patterns: patterns of the addresses to record; here and below, addresses are without the prefix.
+        edits: edit per address.
+        activations: recorded tensor per address.
     """
 
     def __init__(self, recorder: "ActivationRecorder", number: int, stack: str, block: int | None = None) -> None:
-        """Create a view of ``recorder`` for pass ``number`` from a block of a stack, or from around its blocks if ``block`` is None."""
+        """Create a view of ``recorder`` for pass ``number`` through ``stack``: for one block, or for what is around the blocks if None."""
         self.prefix = "" if block is None else f"{stack}.blocks.{block}."
         self.patterns = _relative_patterns(recorder.patterns, self.prefix)
         self.edits = {at.removeprefix(self.prefix): edit for at, edit in recorder.edits.items() if at.startswith(self.prefix)}
@@ -65,18 +66,18 @@ class ActivationObserver:
         recorder.views.append((number, self))
 
     def for_block(self, index: int) -> "ActivationObserver":
-        """Return the view from block ``index`` of the same stack and pass."""
+        """Return the view for block ``index`` of the same stack and pass."""
         return ActivationObserver(self._recorder, self._number, self._stack, index)
 
     def visit(self, address: str, x: Tensor) -> Tensor:
-        """Apply the edit at ``address``, if any; record the result on the first visit, if its address matches a pattern."""
+        """Return ``x`` after the edit at ``address``, if any; record the result if ``address`` matches a pattern and is new."""
         x = self.edit(address, x)
         if address not in self.activations:
             self.record(address, x)
         return x
 
     def edit(self, address: str, x: Tensor) -> Tensor:
-        """Apply the edit at ``address``, if any.
+        """Return ``x`` after the edit at ``address``, or ``x`` itself if the address has no edit.
 
         Raises:
             ConfigError: the edit does not broadcast to the shape of ``x``.
@@ -85,12 +86,15 @@ class ActivationObserver:
             return x
         shapes = self.edits[address].shapes
         if not all(_broadcasts(shape, x.shape) for shape in shapes):
-            by_pass = " where ".join(map(str, shapes))
-            raise ConfigError(f"an edit at {self.prefix}{address} must broadcast to its shape {tuple(x.shape)}, found {by_pass}")
+            found = " and where of shape ".join(map(str, shapes))
+            raise ConfigError(
+                f"edit at {self.prefix}{address}: expected a value that broadcasts to the shape {tuple(x.shape)} of the site, found a value"
+                f" of shape {found}; reshape the edit"
+            )
         return self.edits[address].apply(x)
 
     def record(self, address: str, x: Tensor) -> None:
-        """Record ``x`` if the address matches a pattern, replacing an earlier record."""
+        """Record ``x`` if the address matches a pattern; replace an earlier record of the address."""
         if _matches(self.patterns, address):
             if not torch.compiler.is_compiling():
                 self._recorder.order.setdefault(self.prefix + address, len(self._recorder.order))
@@ -103,12 +107,12 @@ def _matches(patterns: tuple[str, ...], address: str) -> bool:
 
 
 def _relative_patterns(patterns: tuple[str, ...], prefix: str) -> tuple[str, ...]:
-    """Return the patterns relative to ``prefix``; see ``_suffix_patterns``."""
+    """Return the ``_suffix_patterns`` of all patterns, without duplicates."""
     return tuple(dict.fromkeys(rest for pattern in patterns for rest in _suffix_patterns(pattern, prefix)))
 
 
 def _suffix_patterns(pattern: str, prefix: str) -> tuple[str, ...]:
-    """Return patterns for the rest of a site's name after ``prefix``, so that the whole name matches ``pattern``; ``*`` matches dots too.
+    """Return patterns such that ``prefix + rest`` matches ``pattern`` exactly if ``rest`` matches one of them; ``*`` matches dots too.
 
     >>> _suffix_patterns("decoder.blocks.*.attn.q", "decoder.blocks.3."), _suffix_patterns("encoder.*", "decoder.blocks.3.")
     (('attn.q', '*.attn.q'), ())
@@ -131,19 +135,19 @@ for _constant in (_matches, _relative_patterns):
 
 
 class ActivationRecorder:
-    """Records activations at some sites and edits them at others; pass it to a model as ``observer``.
+    """Records the activations of some sites and replaces those of others. Pass the recorder to a model as ``observer``.
 
-    At an edited site the edited tensor is recorded.
+    If a site is both recorded and edited, the edited tensor is recorded.
 
     Attributes:
         patterns: addresses to record, or patterns of them, such as ``decoder.blocks.*.cross.q``; ``*`` matches dots too.
-        edits: edits by address.
-        views: (number of the pass, observer) of all passes.
-        order: addresses, as keys, in the order of the first visit; empty under ``torch.compile``.
+        edits: edit per address.
+        views: (number of the pass, observer) of every view of every pass.
+        order: number of each recorded address in the order of first visits, from 0; empty under ``torch.compile``.
     """
 
     def __init__(self, patterns: Iterable[str] = (), edits: Mapping[str, Edit] | None = None) -> None:
-        """Record activations at ``patterns`` and replace those at ``edits``."""
+        """Record the sites that match ``patterns``, and edit the sites with an address in ``edits``."""
         self.patterns, self.edits = tuple(patterns), dict(edits or {})
         self.views: list[tuple[int, ActivationObserver]] = []
         self.order: dict[str, int] = {}
@@ -156,7 +160,7 @@ class ActivationRecorder:
 
     @property
     def passes(self) -> list[dict[str, Tensor]]:
-        """Recorded tensors by address, one dict per pass: per batch, side of a pair, or decoding step."""
+        """Recorded tensors, one dict by address per forward pass. Every batch, side of a text pair and decoding step is a pass."""
         by_pass = [dict[str, Tensor]() for _ in range(1 + max((number for number, _ in self.views), default=-1))]
         for number, view in self.views:
             by_pass[number] |= {view.prefix + address: x for address, x in view.activations.items()}
@@ -164,14 +168,14 @@ class ActivationRecorder:
 
     @property
     def activations(self) -> dict[str, Tensor]:
-        """The latest recorded tensor per address."""
+        """Latest recorded tensor per address, over all passes."""
         return {address: x for each in self.passes for address, x in each.items()}
 
 
 class UnrolledObserver(ActivationObserver):
     """An observer for a loop over time steps: the i-th visit of an address is step i.
 
-    A site then has one tensor for all steps; later steps are 0 until they are reached.
+    A site then has one tensor for all steps, in which steps that are not reached yet are 0.
     """
 
     def __init__(self, observer: ActivationObserver, n_steps: int) -> None:
@@ -180,7 +184,7 @@ class UnrolledObserver(ActivationObserver):
         self._recorded: dict[str, tuple[int, Tensor]] = {}
 
     def visit(self, address: str, x: Tensor) -> Tensor:
-        """Insert ``x``, (..., 1, width), at the current step of the site's tensor; return it, or its edit."""
+        """Insert ``x``, (..., 1, width), at the current step of the site's tensor; return this step after the site's edit, if any."""
         step, whole = self._recorded.get(address) or (0, x.new_zeros(*x.shape[:-2], self._n_steps, x.shape[-1]))
         before, _, after = whole.split([step, 1, self._n_steps - step - 1], -2)
         whole = self._observer.edit(address, torch.cat([before, x, after], -2))
@@ -200,7 +204,7 @@ class HasObserver(Protocol):
 
 
 def observe(ctx: HasObserver, module: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Declare site ``name`` of ``module``: return ``x``, or its replacement by the observer."""
+    """Declare site ``name`` of ``module``: return ``x``, or the tensor by which the observer replaces ``x``."""
     if ctx.observer is None:
         return x
     path: Any = module.address
@@ -208,9 +212,9 @@ def observe(ctx: HasObserver, module: nn.Module, name: str, x: Tensor) -> Tensor
 
 
 def assign_addresses(model: nn.Module) -> None:
-    """Store in each module its path; inside a block, the path from the block: ``attn`` for ``encoder.blocks.3.attn``.
+    """Store the path of each module in its attribute ``address``; inside a block, only the path within the block, such as ``attn``.
 
-    Call it once the model is built, before any module is wrapped.
+    Call this function after the model is built and before modules are wrapped, which changes their paths.
     """
     for path, module in model.named_modules():
         outside, blocks, inside = path.partition(".blocks.")

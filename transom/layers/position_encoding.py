@@ -1,7 +1,7 @@
 """Position encodings: sinusoidal, learned, rotary (RoPE), ALiBi and T5's relative bias.
 
 A position encoding acts at one of three places: it adds a vector to the embeddings (``forward``), rotates queries and keys (``rotary``,
-then ``apply_rotary``), or adds a bias to the attention scores (``bias``). At the other places it returns None.
+then ``apply_rotary``), or adds a bias to the attention scores (``bias``). The methods for the other two places return None.
 """
 
 import math
@@ -21,7 +21,7 @@ from transom.config.vision import VisionTransformerConfig
 from transom.layers.dispatch import operation
 
 BiasMod = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Score bias as a function (head, query position, key position) of scalars; it closes over tensors, not modules."""
+"""Score bias as a function of three scalars: head, query position and key position. The function may close over tensors, not modules."""
 
 
 class RotaryCosSin(NamedTuple):
@@ -33,7 +33,7 @@ class RotaryCosSin(NamedTuple):
 
 @implements(components.NoPositionConfig)
 class PositionEncoding(nn.Module):
-    """Base class of position encodings, and the encoding ``none``."""
+    """Base class of position encodings. The class itself is the encoding ``none``."""
 
     def __init__(self, config: ModelConfig, causal: bool) -> None:
         """Initialize tables and parameters.
@@ -45,7 +45,7 @@ class PositionEncoding(nn.Module):
         super().__init__()
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"] | None:
-        """Return the vectors to add to the embeddings; None for none."""
+        """Return the vectors to add to the embeddings; None for no vectors."""
         return None
 
     def rotary(self, positions: Int[Tensor, "#batch length"]) -> RotaryCosSin | None:
@@ -54,22 +54,22 @@ class PositionEncoding(nn.Module):
 
     @property
     def bias_parameters(self) -> tuple[Tensor, ...]:
-        """Parameters that the bias depends on."""
+        """Learned parameters on which the score bias depends; empty if there are none."""
         return ()
 
     def bias(
         self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *bias_parameters: Tensor
     ) -> Float[Tensor, "#batch n_heads query key"] | None:
-        """Return the bias to add to the attention scores; None for none. It is differentiable in ``bias_parameters`` only."""
+        """Return the bias to add to the attention scores; None for no bias. It has gradients for ``bias_parameters`` only."""
         return None
 
     def bias_mod(self) -> BiasMod | None:
-        """Return the bias as a scalar function, as FlexAttention's score_mod needs it; None for no bias."""
+        """Return the bias as a function of scalars, which FlexAttention's score_mod requires; None for no bias."""
         return None
 
 
 class TabulatedPositionEncoding(PositionEncoding):
-    """A position encoding with computed tables, which are not saved. A model converted to float64 recomputes them in float64."""
+    """A position encoding with computed tables, which are not saved. Converting the model to float64 recomputes the tables in float64."""
 
     def __init__(self, config: Any, causal: bool) -> None:
         """Compute the tables in the default dtype."""
@@ -80,10 +80,10 @@ class TabulatedPositionEncoding(PositionEncoding):
 
     @abstractmethod
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Compute the tables by name, in float64 before the cast to ``dtype``."""
+        """Return the tables by name, computed in float64 and cast to ``dtype``."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert the module; recompute tables that become float64."""
+        """Convert the module to another dtype or device; recompute tables that become float64."""
         before = {name: table.dtype for name, table in self.named_buffers(recurse=False)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         after = dict(self.named_buffers(recurse=False))
@@ -96,7 +96,7 @@ class TabulatedPositionEncoding(PositionEncoding):
 def sinusoidal_table(
     max_seq_len: int, d_model: int, base: float = 10000.0, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "max_seq_len d_model"]:
-    """Compute the table of sinusoidal position encodings, in float64 before the cast.
+    """Return the table of sinusoidal position encodings, computed in float64 and cast to ``dtype``.
 
     P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)) (Vaswani et al. 2017, section 3.5).
     """
@@ -110,11 +110,11 @@ def sinusoidal_table(
 
 
 _CHUNK = 1024
-"""Positions computed at a time: all of a long table in float64 would take many times its own memory."""
+"""Number of positions computed at a time: the float64 angles of all positions would take much more memory than the table."""
 
 
 def _angles(start: int, max_seq_len: int, frequency: Float[Tensor, "pairs"]) -> Float[Tensor, "rows pairs"]:
-    """Return position times frequency for a chunk of positions from ``start``, in float64."""
+    """Return position times frequency in float64, for at most ``_CHUNK`` positions from ``start``."""
     return torch.arange(start, min(start + _CHUNK, max_seq_len), dtype=torch.float64)[:, None] * frequency
 
 
@@ -126,7 +126,6 @@ class Sinusoidal(TabulatedPositionEncoding):
     table: Tensor
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Compute the encodings of ``n_positions`` positions."""
         c = self.config
         assert isinstance(c.position, components.SinusoidalConfig)
         return {"table": sinusoidal_table(c.n_positions, c.d_model, c.position.base, dtype)}
@@ -138,13 +137,13 @@ class Sinusoidal(TabulatedPositionEncoding):
 
 @implements(components.Sinusoidal2dConfig)
 class Sinusoidal2d(TabulatedPositionEncoding):
-    """Sinusoidal encodings of a patch's row and column, half of the vector each (He et al. 2022, section 3); zeros for a class token."""
+    """2D sinusoidal encoding: half of the vector for a patch's row, half for its column (He et al. 2022, section 3); 0 for class tokens."""
 
     config: VisionTransformerConfig
     table: Tensor
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Compute the encodings of a grid of patches, preceded by zeros for a class token."""
+        """Compute the encodings of a grid of patches, preceded by zeros if there is a class token."""
         c = self.config
         assert isinstance(c, VisionTransformerConfig) and isinstance(c.position, components.Sinusoidal2dConfig)
         side, half = c.grid, c.d_model // 2
@@ -162,7 +161,7 @@ class LearnedPosition(PositionEncoding):
     """Learned position embeddings, added to the token embeddings (Gehring et al. 2017, section 3.1)."""
 
     def __init__(self, config: TransformerConfig, causal: bool) -> None:
-        """Initialize ``n_positions`` embeddings."""
+        """Initialize a table of one embedding per position, ``table``."""
         super().__init__(config, causal)
         self.table = nn.Embedding(config.n_positions, config.d_model)
 
@@ -178,7 +177,7 @@ def resize_position_grid(table: Float[Tensor, "old_positions d_model"], n_positi
 
     Args:
         table: embeddings of a square grid, with or without a class token.
-        n_positions: new number of positions; a class token is included exactly if ``table`` has one.
+        n_positions: new number of positions, including the class token if ``table`` has one.
     """
     old, new = math.isqrt(len(table)), math.isqrt(n_positions)
     n_prefix = len(table) - old**2
@@ -191,8 +190,8 @@ def resize_position_grid(table: Float[Tensor, "old_positions d_model"], n_positi
 def resize_position_table(table: Float[Tensor, "old_positions d_model"], n_positions: int) -> Float[Tensor, "new_positions d_model"]:
     """Resize learned position embeddings of text to ``n_positions``.
 
-    A shorter table is a truncation, so that positions keep their meaning. A longer one is a linear interpolation whose last position is the
-    last trained one, like the position interpolation of rotary embeddings (Chen et al. 2023, section 3).
+    A shorter table is the beginning of the old one. A longer table interpolates the old one linearly, so that its last embedding equals the
+    last old embedding, like the position interpolation of rotary embeddings (Chen et al. 2023, section 3).
     """
     if n_positions <= len(table):
         return table[:n_positions]
@@ -200,15 +199,16 @@ def resize_position_table(table: Float[Tensor, "old_positions d_model"], n_posit
 
 
 def rotary_frequencies(config: components.RotaryConfig, width: int, max_seq_len: int) -> tuple[Float[Tensor, "pairs"], float]:
-    """Compute the rotary frequencies (radians per position, in float64) and the factor of cosines and sines.
+    """Return the rotary frequencies (radians per position, in float64) and the factor by which cosines and sines are multiplied.
 
     theta_k = base^(-2k / width) (Su et al. 2021, eq. 15). ``rope_scaling`` extends the context window by f = factor:
 
     - linear: theta / f (Chen et al. 2023, eq. 3).
     - ntk: base times f^(width / (width - 2)); the highest frequency is unchanged, the lowest is divided by f.
-    - yarn (Peng et al. 2023, section 3): theta / f for pairs with less than 1 rotation in the original length, theta for more than 32,
-      and a linear ramp between. The ramp is linear in k, as in the authors' code; in the paper it is linear in the number of rotations.
-      Cosines and sines are multiplied by 0.1 ln f + 1, which sharpens the attention scores.
+    - yarn (Peng et al. 2023, section 3): theta / f for pairs of dimensions with less than 1 rotation over the original context
+      length, theta for pairs with more than 32 rotations, and a linear ramp for pairs between. The ramp is linear in k, as in the authors'
+      code; in the paper it is linear in the number of rotations. Cosines and sines are multiplied by 0.1 ln f + 1, which sharpens the
+      attention scores.
     """
     exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
     f = config.factor
@@ -234,7 +234,7 @@ def rotary_frequencies(config: components.RotaryConfig, width: int, max_seq_len:
 class Rotary(TabulatedPositionEncoding):
     """Rotary position embedding (RoPE): queries and keys are rotated by angles proportional to their position (Su et al. 2021).
 
-    ``Attention.forward`` and ``Attention.project_kv`` apply it with ``apply_rotary``.
+    ``Attention.forward`` and ``Attention.project_kv`` apply the rotation with ``apply_rotary``.
     """
 
     config: TransformerConfig
@@ -242,7 +242,7 @@ class Rotary(TabulatedPositionEncoding):
     sin: Tensor
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Compute cosines and sines for ``n_positions`` positions."""
+        """Compute the cosines and sines of the rotation angles of every position."""
         c = self.config
         assert isinstance(c.position, components.RotaryConfig)
         theta, scale = rotary_frequencies(c.position, c.rotary_dim, c.n_positions)
@@ -262,9 +262,9 @@ class Rotary(TabulatedPositionEncoding):
 def rotate_pairs(
     x: Float[Tensor, "batch heads length d_head"], cos: Float[Tensor, "#batch 1 length pairs"], sin: Float[Tensor, "#batch 1 length pairs"]
 ) -> Float[Tensor, "batch heads length d_head"]:
-    """Rotate the pairs (x_k, x_{k + d/2}) of each vector; dimensions beyond the pairs are unchanged (after Su et al. 2021, eq. 34).
+    """Rotate the pairs (x_k, x_{k + d/2}) of the first d dimensions of each vector, with d = 2 ``pairs`` (after Su et al. 2021, eq. 34).
 
-    Products are computed in the dtype of the cosines, or a wider one.
+    Further dimensions are unchanged. Products are computed in the wider dtype of ``x`` and ``cos``.
     """
     pairs = cos.shape[-1]
     a, b, rest = x.to(torch.promote_types(x.dtype, cos.dtype)).split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
@@ -272,14 +272,15 @@ def rotate_pairs(
 
 
 def apply_rotary(x: Float[Tensor, "batch heads length d_head"], rotary: RotaryCosSin | None) -> Float[Tensor, "batch heads length d_head"]:
-    """Apply RoPE: rotate each vector by the angles of its position; with None return ``x`` unchanged."""
+    """Apply RoPE: rotate each vector by the angles of its position; return ``x`` unchanged if ``rotary`` is None."""
     return x if rotary is None else rotate_pairs(x, *rotary)
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
     """Return the ALiBi slope of each head (Press et al. 2022, section 3).
 
-    The slopes are the powers of 2^(-8 / n), n the largest power of two <= n_heads, followed by every other slope of 2n heads.
+    With n the largest power of two <= n_heads, the first n slopes are the powers 1 to n of 2^(-8 / n). The other heads get the 1st, 3rd,
+    5th, ... slope of a layer with 2n heads.
 
     >>> alibi_slopes(8)[:3], alibi_slopes(3)
     ([0.5, 0.25, 0.125], [0.0625, 0.00390625, 0.25])
@@ -297,26 +298,27 @@ class Alibi(TabulatedPositionEncoding):
     slopes: Tensor
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Compute the slopes."""
         return {"slopes": torch.tensor(alibi_slopes(self.config.n_heads), dtype=dtype)}
 
     def bias(
         self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *bias_parameters: Tensor
     ) -> Float[Tensor, "#batch n_heads query key"]:
-        """Return -m_h |i - j|."""
+        """Return -m_h |i - j| for each head h, query position i and key position j."""
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
         return -self.slopes[:, None, None] * distance
 
     def bias_mod(self) -> BiasMod:
-        """Return -m_h |i - j| of one head and pair."""
+        """Return a function that computes -m_h |i - j| of one head h, query position i and key position j."""
         slopes = self.slopes
         return lambda head, query, key: -slopes[head] * (query - key).abs()
 
 
 def relative_position_bucket(offsets: Int[Tensor, "*axes"], n_buckets: int, max_distance: int, causal: bool) -> Int[Tensor, "*axes"]:
-    """Return T5's bucket of each offset, key minus query position: exact for small distances, then logarithmic up to ``max_distance``.
+    """Return the index of T5's bucket of each offset, key position minus query position.
 
-    Without ``causal``, half of the buckets are for keys after the query; half of a side's buckets are exact.
+    With ``causal`` all buckets are for keys before the query; otherwise half of them are for keys after the query. In either group, the
+    first half of the buckets holds one distance each. The other half holds ranges of distances that grow logarithmically up to
+    ``max_distance``.
     """
     n, first = n_buckets, torch.zeros_like(offsets)
     if causal:
@@ -334,7 +336,7 @@ class RelativePositionBias(PositionEncoding):
     """T5's relative position bias: a learned scalar per head and distance bucket, added to the scores (Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, config: TransformerConfig, causal: bool) -> None:
-        """Initialize the table of biases."""
+        """Initialize the table of biases, (n_buckets, n_heads)."""
         super().__init__(config, causal)
         assert isinstance(config.position, components.RelativePositionConfig)
         self.n_buckets, self.max_distance, self.causal = config.position.n_buckets, config.position.max_distance, causal
@@ -342,23 +344,23 @@ class RelativePositionBias(PositionEncoding):
 
     @property
     def bias_parameters(self) -> tuple[Tensor, ...]:
-        """The table of biases."""
+        """The table of biases, (n_buckets, n_heads)."""
         return (self.table.weight,)
 
     def bias(
         self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *bias_parameters: Tensor
     ) -> Float[Tensor, "#batch n_heads query key"]:
-        """Look up the bias of each head and pair."""
+        """Look up the bias of each head, query position and key position."""
         (table,) = bias_parameters
         buckets = relative_position_bucket(keys[:, None, :] - queries[:, :, None], self.n_buckets, self.max_distance, self.causal)
         return F.embedding(buckets, table).permute(0, 3, 1, 2)
 
     def bias_mod(self) -> BiasMod:
-        """Look up the bias of one head and pair."""
+        """Return a function that looks up the bias of one head, query position and key position."""
         table, sizes = self.table.weight, (self.n_buckets, self.max_distance, self.causal)
         return lambda head, query, key: table[relative_position_bucket(key - query, *sizes), head]
 
 
 def build_position_encoding(config: TransformerConfig, causal: bool) -> PositionEncoding:
-    """Build the position encoding of one stack; ``causal`` if no query attends to later keys."""
+    """Build the position encoding of one stack; ``causal`` means that no query of the stack attends to later keys."""
     return implementation(config.position)(config, causal)

@@ -1,4 +1,4 @@
-"""Self-attention with positions and mask of its own, for models outside this package."""
+"""Self-attention that builds its own mask and rotary tables, for use in models outside this package."""
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from transom.layers.position_encoding import build_position_encoding
 class SelfAttention(nn.Module):
     """Multi-head self-attention with RoPE and grouped-query attention (Su et al. 2021; Ainslie et al. 2023).
 
-    Wraps ``Attention``, which receives mask and rotary tables from a model, and builds both from the shape of the input.
+    Wraps ``Attention``, for which a model has to build mask and rotary tables. Here they are built from the shape of the input.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class SelfAttention(nn.Module):
         max_seq_len: int = 2048,
         rope_theta: float = 10000.0,
     ) -> None:
-        """Initialize the projections W_Q, W_K, W_V and W_O, and tables of ``max_seq_len`` positions.
+        """Initialize the projections W_Q, W_K, W_V and W_O, and rotary tables for ``max_seq_len`` positions.
 
         Args:
             d_model: dimension of input and output.
@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
             rope_theta: base of the rotary frequencies.
 
         Raises:
-            ConfigError: the sizes do not fit together.
+            ConfigError: an argument is out of range, or ``d_model`` is not a multiple of ``n_heads``, or ``n_heads`` of ``n_kv_heads``.
         """
         super().__init__()
         fields = {"d_model": d_model, "n_heads": n_heads, "n_kv_heads": n_kv_heads or n_heads, "max_seq_len": max_seq_len}
@@ -55,20 +55,22 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length d_model"], attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch length d_model"]:
-        """Attend within each row.
+        """Compute self-attention over the tokens of each row.
 
         Args:
             x: input vectors.
-            attention_mask: 1 at tokens, 0 at padding, left or right, (batch, length); None without padding.
+            attention_mask: (batch, length), 1 at tokens, 0 at padding on the left or right; None without padding.
 
         Raises:
-            TransomError: the shapes do not fit.
+            TransomError: ``x`` or ``attention_mask`` has a wrong shape, or a row is longer than ``max_seq_len``.
         """
         if x.dim() != 3 or x.shape[2] != self.d_model or x.shape[1] > self.max_seq_len:
             expected = f"(batch, length up to {self.max_seq_len}, {self.d_model})"
             raise TransomError(f"x: expected shape {expected}, found {tuple(x.shape)}")
         if attention_mask is not None and attention_mask.shape != x.shape[:2]:
-            raise TransomError(f"attention_mask: expected shape {tuple(x.shape[:2])}, found {tuple(attention_mask.shape)}")
+            raise TransomError(
+                f"attention_mask: expected the shape (batch, length) of x, {tuple(x.shape[:2])}, found {tuple(attention_mask.shape)}"
+            )
         length = x.shape[1]
         positions, mask = torch.arange(length, device=x.device)[None], None
         if self.causal:

@@ -17,10 +17,10 @@ from transom.layers.value_residual import ValueResidual, ValueResidualTerm
 
 
 class Stack(nn.Module):
-    """A sequence of blocks, and a final norm unless each block ends with one."""
+    """A sequence of blocks, followed by a final norm unless each block already ends with a norm."""
 
     def __init__(self, config: TransformerConfig, n_layers: int, cross: bool) -> None:
-        """Initialize ``n_layers`` blocks; ``cross`` adds cross-attention."""
+        """Initialize ``n_layers`` blocks; ``cross`` adds cross-attention to each of them."""
         super().__init__()
         blocks = nn.ModuleList(build_block(config, cross, layer_index) for layer_index in range(n_layers))
         self.blocks = cast(Sequence[SequentialBlock | ParallelBlock], blocks)
@@ -42,12 +42,12 @@ class Stack(nn.Module):
         ctx: StackContext = StackContext(),
         memory: Float[Tensor, "batch key d_model"] | Sequence[ProjectedMemory] | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
-        """Pass the residual stream through the blocks.
+        """Return the residual stream after all blocks and the final norm.
 
         Args:
             x: embedded tokens.
             ctx: masks, rotary tables and caches.
-            memory: encoder output, or its projection per block by ``project_memory``.
+            memory: encoder output, or the result of ``project_memory`` for it; None without cross-attention.
         """
         first_block_values = None
         for i, block in enumerate(self.blocks):
@@ -61,11 +61,11 @@ class Stack(nn.Module):
         return self.final_norm(x, ctx)
 
     def value_residual_of(self, layer_index: int, first: Float[Tensor, "batch kv_heads key d_value"] | None) -> ValueResidualTerm | None:
-        """Return V_1 and the mixing weights of block ``layer_index``; None for block 0 and without value residuals."""
+        """Return V_1 (``first``) and the mixing weights of block ``layer_index``; None for block 0 and without value residuals."""
         return self.value_residuals[layer_index - 1](first) if layer_index and self.value_residuals else None
 
     def final_norm(self, x: Float[Tensor, "rows query d_model"], ctx: StackContext) -> Float[Tensor, "rows query d_model"]:
-        """Apply the final norm, if there is one; early exit applies it after an earlier block."""
+        """Apply the final norm, or return ``x`` if the stack has none. Early exit calls this after an earlier block."""
         return x if self.norm is None else self.norm(x, ctx)
 
     def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> list[ProjectedMemory]:

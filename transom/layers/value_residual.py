@@ -21,13 +21,13 @@ class ValueResidualTerm(NamedTuple):
     weights: Float[Tensor, "2"] | tuple[float, float]
 
     def mix(self, own: Float[Tensor, "batch kv_heads key d_value"]) -> Float[Tensor, "batch kv_heads key d_value"]:
-        """Return lambda_1 V_1 + lambda_2 V."""
+        """Return lambda_1 V_1 + lambda_2 V, where V is ``own``, the values of the later block."""
         lambda_1, lambda_2 = self.weights
         return lambda_1 * self.values + lambda_2 * own
 
 
 class ValueResidual(nn.Module):
-    """V' = lambda_1 V_1 + lambda_2 V, with V_1 the values of the stack's first block (Zhou et al. 2024)."""
+    """Value residual: V' = lambda_1 V_1 + lambda_2 V, with V_1 the values of the stack's first block (Zhou et al. 2024)."""
 
     def __init__(self, config: components.ValueResidualConfig) -> None:
         """Initialize lambda_1 and lambda_2 (``weight``), learned or fixed."""

@@ -1,1 +1,1 @@
-"""Models: one module per family."""
+"""Models: one module per family (decoder, encoder, encoder-decoder, recurrent, vision)."""

@@ -12,10 +12,10 @@ _EXPERT_SEGMENT = re.compile(r"\.(experts\.\d+|shared)(?=\.)")
 
 
 def apply_lora(model: nn.Module, config: LoraConfig, trainable: Collection[str] = ()) -> None:
-    """Freeze a model in place and replace the linear layers that the configuration names by ``LoraLinear`` layers.
+    """Freeze a model in place and replace the linear layers in ``config.target_modules`` by ``LoraLinear`` layers.
 
     Args:
-        model: model without LoRA; its function is unchanged at first, since B starts at zero.
+        model: model without LoRA; its outputs do not change at first, since B is initialized to zeros.
         config: LoRA configuration: target modules, rank, alpha and dropout.
         trainable: names of parameters that stay trainable, such as a new output layer.
     """
@@ -28,11 +28,11 @@ def apply_lora(model: nn.Module, config: LoraConfig, trainable: Collection[str] 
 
 
 def merge_lora(model: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state dict of the model without LoRA that computes the same: W + (alpha / rank) B A for adapted layers.
+    """Return the parameters, by name, of an equivalent model without LoRA: adapted layers have the weight W + (alpha / rank) B A.
 
     Args:
         model: model with or without LoRA.
-        trained: values of the trainable parameters, such as averaged weights, in place of the model's own.
+        trained: values by name, such as averaged weights, that replace the model's own values of these parameters.
     """
     tensors = {**dict(model.named_parameters()), **trained}
     for path, module in model.named_modules():

@@ -16,7 +16,7 @@ from transom.models.inputs import TensorBatch, TokenSequences
 
 @runtime_checkable
 class SequencesLike(Protocol):
-    """Padded token sequences as a model reads them; ``data.batch.PaddedSequences`` and ``models.inputs.TokenSequences`` implement it."""
+    """Padded token sequences that a model reads; implemented by ``data.batch.PaddedSequences`` and ``models.inputs.TokenSequences``."""
 
     @property
     def tokens(self) -> Int[Tensor, "batch length"]: ...
@@ -30,7 +30,7 @@ class SequencesLike(Protocol):
 
 @runtime_checkable
 class TextBatch(Protocol):
-    """Batch of a language model: input tokens, from the beginning-of-sequence token."""
+    """Batch of a language model: input tokens, starting with the beginning-of-sequence token."""
 
     @property
     def decoder_input(self) -> SequencesLike: ...
@@ -47,7 +47,7 @@ class PairBatch(Protocol):
 
 
 class Network(nn.Module, ABC):
-    """A model whose logits are a linear function of its last hidden states: per next token, per masked token, or per text or image.
+    """Base class of models, whose logits (per token, text or image) are a linear function of the last hidden states.
 
     Attributes:
         config: model configuration.
@@ -58,7 +58,7 @@ class Network(nn.Module, ABC):
     unembedding: nn.Linear
 
     def __init__(self) -> None:
-        """Register hooks that save tied parameters once and load them from state dicts that have them once or several times."""
+        """Register hooks by which tied parameters are saved under one name, and loaded if a state dict has one or all of their names."""
         super().__init__()
         self.register_state_dict_post_hook(_drop_tied_copies)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_restore_tied_copies)  # type: ignore[no-untyped-call]
@@ -75,13 +75,13 @@ class Network(nn.Module, ABC):
     def logit_factors(
         self, batch: Any, observer: ActivationRecorder | None = None
     ) -> tuple[Float[Tensor, "*positions d_model"], Float[Tensor, "vocab d_model"]]:
-        """Return H and W with logits = H W^T, for a fused loss that never materializes all logits."""
+        """Return H and W with logits = H W^T, so that a fused loss never has to store all logits."""
         return self.factor_logits(self.last_hidden_state(batch, observer))
 
     def factor_logits(
         self, hidden: Float[Tensor, "*positions d_model"]
     ) -> tuple[Float[Tensor, "*positions width"], Float[Tensor, "vocab width"]]:
-        """Return H and W with logits = H W^T; a bias becomes a column of W, with a column of ones in H."""
+        """Return H and W with logits = H W^T for these last hidden states; a bias becomes a column of W, with a column of ones in H."""
         weight, bias = self.unembedding.weight, self.unembedding.bias
         if bias is None:
             return hidden, weight
@@ -89,7 +89,7 @@ class Network(nn.Module, ABC):
 
     @property
     def tied(self) -> dict[str, str]:
-        """Duplicate name of each tied parameter, and the name under which it is saved."""
+        """Maps each duplicate name of a tied parameter to the name under which the parameter is saved."""
         first: dict[int, str] = {}
         named = self.named_parameters(remove_duplicate=False)
         return {name: kept for name, parameter in named if (kept := first.setdefault(id(parameter), name)) != name}
@@ -104,7 +104,7 @@ class Network(nn.Module, ABC):
         """
 
     def token_masks(self, site: str, batch: Any) -> list[Bool[Tensor, "batch length"]]:
-        """Return the token mask of a site, one per pass of ``logit_factors`` through it; arguments as above."""
+        """Return the token mask (True at tokens) at ``site``, once per pass of ``logit_factors`` through the block of this site."""
         token_mask = self.attention_context(site, batch).token_mask
         assert token_mask is not None, "a training batch has a token mask"
         return [token_mask]
@@ -115,36 +115,37 @@ class Network(nn.Module, ABC):
         """Return the logits.
 
         Args:
-            batch: a batch, or a tensor of token ids or pixels as ``make_batch`` takes it.
+            batch: a batch, or a tensor of token ids or pixels, from which ``make_batch`` builds a batch.
             observer: records and edits activations.
-            tensors: further arguments of ``make_batch``, such as ``attention_mask``.
+            tensors: further arguments of ``make_batch``, such as ``attention_mask``; only if ``batch`` is a tensor.
         """
         return self.unembedding(self.last_hidden_state(self.as_batch(batch, **tensors), observer))
 
     def as_batch(self, batch: Any, **tensors: Tensor | None) -> Any:
-        """Convert a tensor to a batch by ``make_batch``; return a batch unchanged.
+        """Convert a tensor to a batch with ``make_batch``; return a batch unchanged.
 
         Raises:
-            TransomError: tensors are given with a batch, or their shapes do not fit.
+            TransomError: ``tensors`` are given although ``batch`` is not a tensor, or ``make_batch`` rejects the shapes.
         """
         if isinstance(batch, Tensor):
             return self.make_batch(batch, **tensors)
         if tensors:
-            raise TransomError(f"{', '.join(tensors)}: expected with token ids, found with a batch, which has its own; leave it out")
+            names = ", ".join(tensors)
+            raise TransomError(f"{names}: expected only with a tensor of token ids, found with a batch, which has its own; omit {names}")
         return batch
 
     def make_batch(self, tokens: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
         """Build a batch from token ids (batch, length) and a mask of the same shape: 1 at tokens, 0 at padding, left or right.
 
         Raises:
-            TransomError: the shapes do not fit.
+            TransomError: ``tokens`` are not integers of shape (batch, length), or ``attention_mask`` has another shape.
         """
         sequences = TokenSequences.from_tokens(tokens, attention_mask, getattr(self.config, "pad_token_id", None))
         return TensorBatch(source=sequences, decoder_input=sequences)
 
 
 def _drop_tied_copies(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Remove duplicates of tied parameters from a state dict."""
+    """Remove the duplicate names of tied parameters from a state dict."""
     assert isinstance(model, Network)
     for name in model.tied:
         state.pop(prefix + name, None)
@@ -159,30 +160,30 @@ def _restore_tied_copies(model: nn.Module, state: dict[str, Any], prefix: str, *
 
 
 class GenerativeModel(Network):
-    """A model that generates text token by token; search and sampling call these methods."""
+    """Base class of models that generate text token by token; search and sampling call ``encode``, ``start`` and ``step``."""
 
     config: TextModelConfig
 
     @abstractmethod
     def encode(self, source: SequencesLike, observer: ActivationRecorder | None = None) -> Any:
-        """Encode the sources; a decoder-only model returns the prompts."""
+        """Encode the sources; a decoder-only model returns the prompts unchanged."""
 
     @abstractmethod
     def start(self, memory: Any, n_beams: int, max_length: int) -> Any:
-        """Allocate (and prefill) the cache for decoding; beam b of source s is row ``s * n_beams + b``."""
+        """Return a new cache, whose row ``s * n_beams + b`` belongs to beam b of source s; a decoder-only model first reads the prompts."""
 
     @abstractmethod
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: Any, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Append the next tokens of each row to the cache; return the logits of the token after each."""
+        """Append the next tokens of each row to the cache; return the logits of the token that follows each of them."""
 
 
 class Seq2SeqModel(GenerativeModel):
-    """A sequence-to-sequence model: Transformer or recurrent."""
+    """Base class of sequence-to-sequence models, Transformer or recurrent."""
 
     config: EncoderDecoderConfig
 
 
 class LanguageModel(GenerativeModel):
-    """A language model: Transformer or recurrent."""
+    """Base class of decoder-only language models, Transformer or recurrent."""

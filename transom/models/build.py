@@ -30,20 +30,21 @@ def build(config: ModelConfig | Mapping[str, Any]) -> Network:
         config = parse_model_config(config)
     if missing := [name for name in (*config.VOCABULARIES, "classes") if getattr(config, name, 1) in (None, ())]:
         raise ConfigError(
-            f"{missing[0]}: expected a value, found none; training takes it from tokenizer or data, in Python set it yourself"
+            f"{missing[0]}: expected a value, found none; set {missing[0]} in the configuration (only training derives it from tokenizer"
+            " or data)"
         )
     return build_model(config)
 
 
 def build_model(config: ModelConfig) -> Network:
-    """Build the model of ``config`` with initial weights from the default random generator."""
+    """Build the model that ``config`` describes, with initial weights from the default random generator."""
     model = _build(config)
     initialize(model, config)
     return model
 
 
 def build_uninitialized(config: ModelConfig) -> Network:
-    """Build the model of ``config`` with uninitialized weights, to load saved ones; skipping initialization is faster than loading."""
+    """Build the model that ``config`` describes with uninitialized weights, which saves time if saved weights are loaded afterwards."""
     with _SkipInit():
         return _build(config)
 

@@ -1,4 +1,4 @@
-"""Decoder-only Transformer, as GPT and Llama: token ids in, logits of the next token out."""
+"""Decoder-only Transformer, such as GPT and Llama: maps token ids to logits of the next token."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ class DecoderOnlyTransformer(LanguageModel):
     """
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Initialize from a configuration with a vocabulary size."""
+        """Initialize all layers; ``config.vocab_size`` must be set."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config: DecoderConfig = config
@@ -52,10 +52,10 @@ class DecoderOnlyTransformer(LanguageModel):
     def last_hidden_state(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch length d_model"]:
         """Return Norm(x_N), which ``unembedding`` maps to logits: x_0 = Dropout(s E[token] + P[position]), x_i = Block_i(x_{i-1}).
 
-        s is 1, or sqrt(d_model) with ``scale_embeddings``. Rotary positions and score biases act in attention and leave out P. Post-norm
-        blocks leave out the last Norm. Under autocast x_0, and so the residual stream, is in autocast's type.
+        s is 1, or sqrt(d_model) with ``scale_embeddings``. With rotary positions or score biases, which act in attention, there is no P.
+        With post-norm blocks there is no last Norm. Under autocast x_0, and so the residual stream, has the autocast dtype.
 
-        ``batch.decoder_input`` is the decoder's input. The labels, in ``batch.labels``, are the next tokens; only the loss reads them.
+        The input tokens are ``batch.decoder_input``. The labels, ``batch.labels``, are the next tokens; only the loss reads them.
         """
         text = batch.decoder_input
         ctx = self.context(text, observer)
@@ -65,15 +65,15 @@ class DecoderOnlyTransformer(LanguageModel):
     def context(self, text: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
         """Build masks, rotary tables and score biases for a pass over whole rows, without a cache.
 
-        A row is one text and padding, or several packed documents. Query i attends to key j if both are in one segment and the mask rule of
-        the block allows it (causal: j <= i). Padding, segment 0, attends to padding only.
+        A row holds one text with padding, or several packed documents. Query i attends to key j if both have the same segment id and the
+        mask rule of the block allows the pair (causal: j <= i). Padding, segment 0, attends to padding only.
 
         Args:
             text: ``tokens``, ``positions`` (from 0 in each segment), ``segments`` (document number in the row; 0 is padding) and
                 ``prefix`` (True in a prefix, or None); (batch, length) each, ``positions`` (1, length) where all rows have the same.
             observer: records or replaces activations; None in normal use.
-            dense: make masks boolean matrices (batch, 1, length, length), also where long rows would have block-sparse tiles. A depth
-                router needs them: it selects rows and columns of the mask.
+            dense: build masks as boolean matrices (batch, 1, length, length), also for long rows, whose masks are block-sparse otherwise.
+                With a depth router, which selects rows and columns of the mask, masks are always matrices.
         """
         token_positions = TokenPositions(text.positions, text.segments, text.prefix)
         contexts = build_contexts(self.embedding.position, token_positions, token_positions, self.mask_rules, dense or self.decoder.routed)
@@ -81,13 +81,13 @@ class DecoderOnlyTransformer(LanguageModel):
         return StackContext(token_mask, observed, contexts, cross=UNMASKED)  # explicit: torch.compile fails on the default
 
     def start(self, prompt: SequencesLike, n_beams: int, max_length: int) -> DecoderCache:
-        """Prefill a new cache with all but the last token of each prompt; the first ``step`` reads the last one.
+        """Prefill a new cache with all but the last token of each prompt; the first ``step`` reads the last token.
 
-        With ``mask = "prefix-lm"`` the tokens read here are the prefix.
+        With ``mask = "prefix-lm"`` the prefilled tokens are the prefix.
 
         Args:
             prompt: tokens (batch, length), the beginning-of-sequence token first; all prompts have the same length and no padding.
-            n_beams: cache rows per prompt; row ``prompt * n_beams + beam``.
+            n_beams: cache rows per prompt; row ``prompt * n_beams + beam`` belongs to this prompt and beam.
             max_length: maximum number of new tokens.
 
         Returns:
@@ -104,13 +104,13 @@ class DecoderOnlyTransformer(LanguageModel):
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Append the next tokens of each row, one in usual generation, to the cache; return the logits of the token after each."""
+        """Append the next tokens of each row (usually one) to the cache; return the logits of the token that follows each of them."""
         return self.unembedding(self._decode_hidden(tokens, cache, observer))
 
     def _decode_hidden(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new d_model"]:
-        """Return ``last_hidden_state`` of the next tokens, computing those only; the blocks append their keys and values to the cache."""
+        """Return the last hidden states of the next tokens only; the blocks append the keys and values of these tokens to the cache."""
         x, ctx = self._embed_next(tokens, cache, observer)
         return self.decoder(x, ctx)
 
@@ -134,8 +134,9 @@ class DecoderOnlyTransformer(LanguageModel):
     ) -> tuple[Float[Tensor, "rows new vocab"], Int[Tensor, "rows new"]]:
         """Do a ``step`` with early exit: a token exits after the first block whose logits are confident (Schuster et al. 2022, section 3).
 
-        The vector of a token that exited stays fixed; the blocks that it skips compute their cached keys and values from it (state
-        propagation). Once all tokens exited, the remaining blocks only update the cache. Routed blocks are not supported.
+        The hidden state of a token that exited stays fixed; the blocks that the token skips compute their cached keys and values from this
+        state (state propagation). After all tokens have exited, the other blocks only update the cache. Blocks with a depth router are not
+        supported.
 
         Args:
             tokens: next tokens of each row.
@@ -143,7 +144,7 @@ class DecoderOnlyTransformer(LanguageModel):
             is_confident: maps the logits after a block, (rows, new, vocab), to True where a token may exit, (rows, new).
 
         Returns:
-            The logits of the token after each, and the number of blocks that each token passed.
+            The logits of the token that follows each of ``tokens``, and the number of blocks that each of ``tokens`` passed.
         """
         x, ctx = self._embed_next(tokens, cache)
         exited, n_blocks, first_block_values = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens), None

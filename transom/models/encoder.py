@@ -1,4 +1,4 @@
-"""Encoder-only Transformer as in BERT: masked language model, text classifier and text embedder."""
+"""Encoder-only Transformers, such as BERT: masked language model, text classifier and text embedder."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ from transom.models.inputs import TensorBatch, make_pair_batch
 
 @runtime_checkable
 class EncoderBatch(Protocol):
-    """Batch of an encoder: the input tokens."""
+    """Batch of an encoder-only model: the input tokens."""
 
     @property
     def source(self) -> SequencesLike: ...
@@ -32,7 +32,7 @@ class EncoderBatch(Protocol):
 
 @runtime_checkable
 class TextPairBatch(Protocol):
-    """Batch of a text embedder: both sides of text pairs."""
+    """Batch of a text embedder: the left texts of pairs (``source``) and the right texts (``target``)."""
 
     @property
     def source(self) -> SequencesLike: ...
@@ -44,7 +44,7 @@ class EncoderOnlyTransformer(Network):
     """Base class of encoder-only models: embedding and bidirectional encoder (Devlin et al. 2019, section 3)."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Initialize embedding and encoder from a configuration with a vocabulary size."""
+        """Initialize embedding and encoder; ``config.vocab_size`` must be set."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config: EncoderConfig = config
@@ -55,18 +55,21 @@ class EncoderOnlyTransformer(Network):
         self.mask_rules = build_mask_rules(config.attention, SAME_SEGMENT)
 
     def encode(self, text: SequencesLike, ctx: StackContext | None = None) -> Float[Tensor, "batch source d_model"]:
-        """Return the hidden state of each token; ``ctx`` is the result of ``context`` if it was already built."""
+        """Return the last hidden state of each token; ``ctx`` is the result of ``context``, which is computed if None."""
         ctx = ctx or self.context(text)
         return self.encoder(self.embedding(text.tokens, text.positions, ctx), ctx)
 
     def context(self, text: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
-        """Build the context of a pass: tokens attend within their segment and the sparsity pattern; ``dense`` builds masks as matrices."""
+        """Build the context of a pass: tokens attend to the tokens of their segment that the sparsity pattern allows.
+
+        ``dense`` builds masks as boolean matrices, also for long rows, whose masks are block-sparse otherwise.
+        """
         token_positions = TokenPositions(text.positions, text.segments)
         contexts = build_contexts(self.embedding.position, token_positions, token_positions, self.mask_rules, dense or self.encoder.routed)
         return StackContext(text.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def attention_context(self, attention: str, batch: EncoderBatch) -> AttentionContext:
-        """Return the context of an attention layer for a batch, with dense masks and biases."""
+        """Return the context of an attention layer for a batch, with dense mask and bias, for inspection."""
         return context_of(self.context(batch.source, dense=True).attention_contexts, attention)
 
 
@@ -74,11 +77,11 @@ class EncoderOnlyTransformer(Network):
 class MaskedEncoderTransformer(EncoderOnlyTransformer):
     """A masked language model: p(x_t | text with x_t masked) (Devlin et al. 2019, section 3.1).
 
-    As in BERT's released code, the logits are computed from Norm(GELU(h W + b)), with a bias if ``head_bias`` is set.
+    As in BERT's released code, the logits are computed from Norm(GELU(h W + b)); the output projection has a bias if ``head_bias`` is set.
     """
 
     def __init__(self, config: MaskedLMConfig) -> None:
-        """Initialize from a configuration with a vocabulary size."""
+        """Initialize all layers; ``config.vocab_size`` must be set."""
         super().__init__(config)
         self.transform = nn.Linear(config.d_model, config.d_model)
         self.transform_norm = build_norm(config.norm, config.d_model)
@@ -101,7 +104,7 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
     """
 
     def __init__(self, config: TextClassifierConfig) -> None:
-        """Initialize from a configuration with a vocabulary size and classes."""
+        """Initialize all layers; ``config.vocab_size`` and ``config.classes`` must be set."""
         super().__init__(config)
         assert config.classes, "the classes come from the data"
         self.config: TextClassifierConfig = config
@@ -122,12 +125,13 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
 class TextEmbedderTransformer(EncoderOnlyTransformer):
     """A text embedder: the mean of the last hidden states, trained contrastively on text pairs (Reimers & Gurevych 2019).
 
-    The logits are cos(u_i, v_j) / temperature of each left side with all right sides of the batch, and the label of u_i is i. The loss is
-    -log exp(cos(u_i, v_i) / t) / sum_j exp(cos(u_i, v_j) / t) (Gao et al. 2021, eq. 1 and 4).
+    With u_i and v_i the vectors of the left and the right text of pair i, the logits of u_i are cos(u_i, v_j) / t for all right texts j of
+    the batch, and the label of u_i is i; t is the temperature. The loss is -log (exp(cos(u_i, v_i) / t) / sum_j exp(cos(u_i, v_j) / t))
+    (Gao et al. 2021, eq. 1 and 4).
     """
 
     def __init__(self, config: TextEmbedderConfig) -> None:
-        """Initialize from a configuration with a vocabulary size."""
+        """Initialize all layers; ``config.vocab_size`` must be set."""
         super().__init__(config)
         self.config: TextEmbedderConfig = config
 
@@ -143,25 +147,25 @@ class TextEmbedderTransformer(EncoderOnlyTransformer):
         decoder_tokens: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> TensorBatch:
-        """Build a batch from the tokens of left sides and, as ``decoder_tokens``, of right sides."""
+        """Build a batch of text pairs: ``tokens`` are the left texts, ``decoder_tokens`` the right texts, each with its mask."""
         return make_pair_batch(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def last_hidden_state(self, batch: TextPairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return the unit vectors of the left sides."""
+        """Return the unit vectors of the left texts."""
         return self.vectors(batch.source, observer)
 
     def logit_factors(
         self, batch: TextPairBatch, observer: ActivationRecorder | None = None
     ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, "batch d_model"]]:
-        """Return the unit vectors of the left sides, and those of the right sides over the temperature; both pass the same sites."""
+        """Return H, the unit vectors of the left texts, and W, those of the right texts over the temperature. The encoder runs twice."""
         return self.last_hidden_state(batch, observer), self.vectors(batch.target, observer) / self.config.temperature
 
     def token_masks(self, site: str, batch: TextPairBatch) -> list[Bool[Tensor, "batch length"]]:
-        """Return the token masks of the left sides and of the right sides."""
+        """Return the token mask of the left texts and the token mask of the right texts."""
         return [side.segments > 0 for side in (batch.source, batch.target)]
 
     def forward(self, batch: Any, observer: ActivationRecorder | None = None, **tensors: Tensor | None) -> Float[Tensor, "batch batch"]:
-        """Return the cosine similarities of each left side with all right sides, over the temperature."""
+        """Return the cosine similarity of each left text with all right texts of the batch, divided by the temperature."""
         pairs = self.as_batch(batch, **tensors)
         return self.last_hidden_state(pairs, observer) @ self.vectors(pairs.target).T / self.config.temperature
 

@@ -9,16 +9,16 @@ from transom.layers.approximations.linear_attention import Performer
 from transom.layers.attention import Attention
 
 QKV_GAIN = 1 / math.sqrt(2)
-"""Gain of W_Q, W_K and W_V, as if they were one layer from d_model to 3 d_model; with larger weights a translation model learns much more
-slowly. All three have the standard deviation of W_Q, also with fewer key heads."""
+"""Xavier gain of W_Q, W_K and W_V, which makes their weights as small as those of one layer from d_model to 3 d_model; with larger weights
+a translation model learns much more slowly. W_K and W_V have the standard deviation of W_Q, also in grouped-query attention."""
 
 
 def initialize(model: nn.Module, config: ModelConfig) -> None:
     """Initialize all weights from the default random generator.
 
     - Linear layers: Xavier uniform (Glorot & Bengio 2010), W_Q, W_K and W_V with gain ``QKV_GAIN``; biases zero.
-    - Embeddings of tokens and positions, and relative biases: normal with standard deviation d_model^-0.5, so that logits, and embeddings
-      scaled by sqrt(d_model), start near unit variance.
+    - Embeddings of tokens and positions, and relative position biases: normal with standard deviation d_model^-0.5, so that logits, and
+      embeddings scaled by sqrt(d_model), start near unit variance.
     - Recurrent layers: Xavier uniform per gate; biases zero, forget gates 1 (Jozefowicz et al. 2015, section 2.1).
     """
     gains = {

@@ -28,7 +28,7 @@ class TokenSequences:
 
     @classmethod
     def from_tokens(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:
-        """Build sequences from token ids and a mask, both (batch, length).
+        """Build sequences from token ids and an attention mask, both (batch, length).
 
         Args:
             tokens: token ids.
@@ -36,10 +36,10 @@ class TokenSequences:
             pad_token_id: id of the padding token; None if there is none.
 
         Raises:
-            TransomError: the shapes differ, or are not (batch, length).
+            TransomError: ``tokens`` are not integers of shape (batch, length), or ``attention_mask`` has another shape.
         """
         if tokens.dim() != 2 or tokens.is_floating_point():
-            raise TransomError(f"tokens: expected integers of shape (batch, length), found {tokens.dtype} {tuple(tokens.shape)}")
+            raise TransomError(f"tokens: expected integers of shape (batch, length), found {tokens.dtype} of shape {tuple(tokens.shape)}")
         if attention_mask is None:
             attention_mask = torch.ones_like(tokens) if pad_token_id is None else tokens != pad_token_id
         if attention_mask.shape != tokens.shape:
@@ -53,11 +53,11 @@ class TokenSequences:
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """Batch of plain tensors; each model family reads some of its fields.
+    """Batch of plain tensors; each model family reads only some of the fields.
 
     Attributes:
-        source: input of an encoder, or the left side of text pairs.
-        decoder_input: a decoder's input, or the right side of text pairs.
+        source: input of an encoder, or the left texts of pairs.
+        decoder_input: input of a decoder, or the right texts of pairs.
         pixels: images, from 0 to 1.
     """
 
@@ -70,14 +70,14 @@ class TensorBatch:
 def make_pair_batch(
     source: Tensor, source_mask: Tensor | None, target: Tensor | None, target_mask: Tensor | None, pad_token_id: int | None
 ) -> TensorBatch:
-    """Build a batch of sequence pairs.
+    """Build a batch of source and target sequences.
 
     Raises:
-        TransomError: the target is missing, or the shapes do not fit.
+        TransomError: the target is missing or has another number of rows than the source, or tokens and mask differ in shape.
     """
     if target is None or len(target) != len(source):
-        found = "none" if target is None else f"{len(target)} rows for {len(source)} of the source"
-        raise TransomError(f"decoder_tokens: expected the target's token ids, one row per source row, found {found}")
+        found = "none" if target is None else f"{len(target)} rows"
+        raise TransomError(f"decoder_tokens: expected the target's token ids, {len(source)} rows like the source, found {found}")
     return TensorBatch(
         TokenSequences.from_tokens(source, source_mask, pad_token_id), TokenSequences.from_tokens(target, target_mask, pad_token_id)
     )

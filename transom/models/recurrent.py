@@ -25,7 +25,7 @@ class RecurrentEncoderOutput(NamedTuple):
     """Output of the encoder.
 
     Attributes:
-        states: states of the last layer, one per source token.
+        states: state of the last layer at each source token.
         final_states: final state of each layer.
         segments: 1 at tokens, 0 at padding.
     """
@@ -37,16 +37,16 @@ class RecurrentEncoderOutput(NamedTuple):
 
 @implements(RecurrentSeq2SeqConfig)
 class RecurrentEncoderDecoder(Seq2SeqModel):
-    """Recurrent sequence-to-sequence model (Sutskever et al. 2014), with Bahdanau's or Luong's attention (2015), or none.
+    """Recurrent sequence-to-sequence model (Sutskever et al. 2014), with Bahdanau's or Luong's attention (2015), or without attention.
 
-    p(y | x) = prod_t p(y_t | y_<t, x), as in the Transformer; each row of a batch holds one sequence. Embeddings are scaled by
+    p(y | x) = prod_t p(y_t | y_<t, x), as in the Transformer. Each row of a batch holds one sequence. Embeddings are scaled by
     sqrt(d_embedding) as in the Transformer, so that with tied weights embeddings and logits both start near unit variance.
     """
 
     config: RecurrentSeq2SeqConfig
 
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
-        """Initialize from a configuration with vocabulary sizes."""
+        """Initialize all layers; ``config.source_vocab_size`` and ``config.target_vocab_size`` must be set."""
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config, c = config, config
@@ -69,7 +69,7 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
         return self.decoder(y, self.decoder.initial_state(memory.final_states), keys, ctx)[0]
 
     def encode(self, source: SequencesLike, observer: ActivationRecorder | None = None) -> RecurrentEncoderOutput:
-        """Encode the source, in one or both directions."""
+        """Run the encoder over the source."""
         ctx = LayerContext(observer=open_observer(observer, "encoder"))
         x = self.source_embedding(source.tokens, source.positions, ctx)
         states, final_states = self.encoder(x, source.segments, ctx)
@@ -82,19 +82,20 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
         decoder_tokens: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> TensorBatch:
-        """Build a batch from source and target tokens; the source is padded on the right.
+        """Build a batch from source tokens and target tokens shifted right by one, each (batch, length) with its mask.
 
         Raises:
-            TransomError: the source has padding on the left, or the shapes do not fit.
+            TransomError: the source has padding on the left, or ``make_pair_batch`` rejects the shapes.
         """
         if attention_mask is not None and bool((attention_mask.long().diff(dim=1) > 0).any()):
             raise TransomError(
-                "attention_mask: expected padding on the right, found it on the left, where a recurrent encoder starts; pad right"
+                "attention_mask: expected padding on the right, found padding on the left, which a recurrent encoder would read first; pad"
+                " the source on the right"
             )
         return make_pair_batch(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
-        """Return the context of the attention over the source: a mask of padding."""
+        """Return the context of the attention over the source, whose mask hides padding."""
         return AttentionContext(mask=non_padding_mask(batch.source.segments))
 
     def start(self, memory: RecurrentEncoderOutput, n_beams: int, max_length: int) -> RecurrentCache:
@@ -102,7 +103,7 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
 
         Args:
             memory: encoder output, one sequence per row.
-            n_beams: cache rows per source; row ``source * n_beams + beam``.
+            n_beams: cache rows per source; row ``source * n_beams + beam`` belongs to this source and beam.
             max_length: maximum number of target tokens; unused, since the state has a fixed size.
         """
         final_states = [end.repeat_interleave(n_beams, 0) for end in memory.final_states]
@@ -111,7 +112,7 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Run the next target tokens of each row; return the logits of the token after each."""
+        """Process the next target tokens of each row; return the logits of the token that follows each of them."""
         ctx = LayerContext(observer=open_observer(observer, "decoder"))
         y = self.target_embedding(tokens, _unused_positions(tokens), ctx)
         x, cache.state = self.decoder(y, cache.state, cache.source, ctx)
@@ -120,12 +121,15 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
 
 @implements(RecurrentDecoderConfig)
 class RecurrentLanguageModel(LanguageModel):
-    """A recurrent language model (Zaremba et al. 2014): p(y) = prod_t p(y_t | y_<t); each sequence of a packed row starts at zero state."""
+    """A recurrent language model: p(y) = prod_t p(y_t | y_<t) (Zaremba et al. 2014).
+
+    In a packed row, each sequence starts from a zero state.
+    """
 
     config: RecurrentDecoderConfig
 
     def __init__(self, config: RecurrentDecoderConfig) -> None:
-        """Initialize from a configuration with a vocabulary size."""
+        """Initialize all layers; ``config.vocab_size`` must be set."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config = config
@@ -148,15 +152,15 @@ class RecurrentLanguageModel(LanguageModel):
         raise AssertionError(f"a recurrent language model has no {attention}")
 
     def encode(self, source: SequencesLike, observer: ActivationRecorder | None = None) -> SequencesLike:
-        """Return the prompts unchanged; ``start`` reads them."""
+        """Return the prompts unchanged: a language model has no encoder; ``start`` reads them."""
         return source
 
     def start(self, memory: SequencesLike, n_beams: int, max_length: int) -> RecurrentCache:
-        """Compute the state after all but the last token of each prompt; the first ``step`` reads the last one.
+        """Compute the state after all but the last token of each prompt; the first ``step`` reads the last token.
 
         Args:
             memory: prompts of equal length without padding, the beginning-of-sequence token first.
-            n_beams: cache rows per prompt; row ``prompt * n_beams + beam``.
+            n_beams: cache rows per prompt; row ``prompt * n_beams + beam`` belongs to this prompt and beam.
             max_length: maximum number of new tokens; unused, since the state has a fixed size.
         """
         read = memory.tokens[:, :-1].repeat_interleave(n_beams, 0)
@@ -167,7 +171,7 @@ class RecurrentLanguageModel(LanguageModel):
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Run the next tokens of each row; return the logits of the token after each."""
+        """Process the next tokens of each row; return the logits of the token that follows each of them."""
         ctx = LayerContext(observer=open_observer(observer, "decoder"))
         x, layers = self.decoder.forward_from(self.embedding(tokens, _unused_positions(tokens), ctx), cache.state.layers, ctx)
         cache.state = DecoderState(layers)

@@ -38,7 +38,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
     """The Transformer (Vaswani et al. 2017, figure 1): p(y | x) = prod_t p(y_t | y_<t, x)."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
-        """Initialize from a configuration with vocabulary sizes."""
+        """Initialize all layers; ``config.source_vocab_size`` and ``config.target_vocab_size`` must be set."""
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config: Seq2SeqConfig = config
@@ -61,7 +61,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
         return self.decode(batch.decoder_input, self.encode(batch.source, observer), observer)
 
     def encode(self, source: SequencesLike, observer: ActivationRecorder | None = None) -> EncoderOutput:
-        """Encode the source; each token attends to its own segment."""
+        """Encode the source; each token attends to tokens of its own segment."""
         ctx = self.source_context(source, observer)
         x = self.source_embedding(source.tokens, source.positions, ctx)
         return EncoderOutput(self.encoder(x, ctx), source.segments)
@@ -69,7 +69,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
     def decode(
         self, target: SequencesLike, memory: EncoderOutput, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "batch target d_model"]:
-        """Return the decoder's hidden states; each token attends to itself, earlier tokens and the source."""
+        """Return the decoder's last hidden states; each target token attends to itself, earlier target tokens and the source."""
         ctx = self.target_context(target, memory.segments, observer)
         x = self.target_embedding(target.tokens, target.positions, ctx)
         return self.decoder(x, ctx, memory.states)
@@ -85,14 +85,17 @@ class Seq2SeqTransformer(Seq2SeqModel):
         return make_pair_batch(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
-        """Return the context of an attention layer for a batch, with dense masks and biases."""
+        """Return the context of an attention layer for a batch, with dense mask and bias, for inspection."""
         if attention.startswith("encoder."):
             return context_of(self.source_context(batch.source, dense=True).attention_contexts, attention)
         ctx = self.target_context(batch.decoder_input, batch.source.segments, dense=True)
         return ctx.cross if attention.endswith(".cross") else context_of(ctx.attention_contexts, attention)
 
     def source_context(self, source: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
-        """Build the encoder's context: tokens attend within their segment and the sparsity pattern; ``dense`` builds masks as matrices."""
+        """Build the encoder's context of a pass: tokens attend to the tokens of their segment that the sparsity pattern allows.
+
+        ``dense`` builds masks as boolean matrices, also for long rows, whose masks are block-sparse otherwise.
+        """
         token_positions = TokenPositions(source.positions, source.segments)
         contexts = build_contexts(
             self.source_embedding.position, token_positions, token_positions, self.source_mask_rules, dense or self.encoder.routed
@@ -108,7 +111,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
     ) -> StackContext:
         """Build the decoder's context: causal self-attention within segments, and cross-attention to the source of the same segment.
 
-        Cross-attention has no position bias. ``dense`` builds masks as matrices.
+        Cross-attention has no position bias. ``dense`` builds masks as boolean matrices, also where they are block-sparse otherwise.
         """
         token_positions, token_mask = TokenPositions(target.positions, target.segments), target.segments > 0
         contexts = build_contexts(
@@ -125,7 +128,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
 
         Args:
             memory: encoder output, one sequence per row (not packed).
-            n_beams: cache rows per source; row ``source * n_beams + beam``.
+            n_beams: cache rows per source; row ``source * n_beams + beam`` belongs to this source and beam.
             max_length: maximum number of target tokens.
         """
         caches = self.decoder.new_caches(n_beams * len(memory.states), max_length, memory.states)
@@ -135,7 +138,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Append the next target tokens of each row to the caches; return the logits of the token after each."""
+        """Append the next target tokens of each row to the caches; return the logits of the token that follows each of them."""
         n_cached, n_new = cache.length, tokens.shape[1]
         position, rules = self.target_embedding.position, self.target_mask_rules
         contexts = build_decode_contexts(position, rules, n_cached, tokens, dense=self.decoder.routed)

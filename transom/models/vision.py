@@ -36,11 +36,11 @@ class PixelBatch(Protocol):
 class VisionTransformer(Network):
     """Vision Transformer: p(class | image) (Dosovitskiy et al. 2021, section 3.1).
 
-    The logits are a linear function of the class token's last hidden state, or of the mean over all patches.
+    The logits are a linear function of the last hidden state of the class token, or of the mean of all patches' last hidden states.
     """
 
     def __init__(self, config: vision.VisionTransformerConfig) -> None:
-        """Initialize from a configuration with classes."""
+        """Initialize all layers; ``config.classes`` must be set."""
         super().__init__()
         assert config.classes, "the classes come from the data"
         self.config: vision.VisionTransformerConfig = config
@@ -61,7 +61,7 @@ class VisionTransformer(Network):
     def context(
         self, pixels: Float[Tensor, "batch channels height width"], observer: ActivationRecorder | None = None, dense: bool = False
     ) -> StackContext:
-        """Build the context of a pass: patches attend within the sparsity pattern; ``dense`` builds masks as matrices."""
+        """Build the context of a pass: patches attend to patches that the sparsity pattern allows; ``dense`` builds masks as matrices."""
         token_positions = image_positions(self.config, pixels.device)
         contexts = []
         for rule in self.mask_rules:
@@ -76,16 +76,16 @@ class VisionTransformer(Network):
         return StackContext(None, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def make_batch(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
-        """Build a batch from pixels (batch, channels, height, width), from 0 to 1; images have no padding."""
+        """Build a batch from pixels, (batch, channels, height, width), from 0 to 1; images have no ``attention_mask``: it must be None."""
         assert attention_mask is None, "an image has no padding"
         return TensorBatch(pixels=pixels)
 
     def attention_context(self, attention: str, batch: PixelBatch) -> AttentionContext:
-        """Return the context of an attention layer for a batch, with a dense mask."""
+        """Return the context of an attention layer for a batch, with a dense mask, for inspection."""
         return context_of(self.context(batch.pixels, dense=True).attention_contexts, attention)
 
     def token_masks(self, site: str, batch: PixelBatch) -> list[Bool[Tensor, "batch length"]]:
-        """Return an all-True token mask: images have no padding."""
+        """Return one token mask, all True: images have no padding."""
         return [torch.ones(len(batch.pixels), self.config.n_positions, dtype=torch.bool, device=batch.pixels.device)]
 
 
@@ -94,7 +94,7 @@ class ConvolutionalNetwork(Network):
     """A convolutional image classifier: logits = W relu(V mean(stages(x)) + b) (after LeCun et al. 1998)."""
 
     def __init__(self, config: vision.ConvolutionalNetworkConfig) -> None:
-        """Initialize from a configuration with classes."""
+        """Initialize all layers; ``config.classes`` must be set."""
         super().__init__()
         assert config.classes, "the classes come from the data"
         self.config: vision.ConvolutionalNetworkConfig = config
@@ -111,7 +111,7 @@ class ConvolutionalNetwork(Network):
         return self.dropout(to_autocast_dtype(F.relu(self.pooler(pooled))))
 
     def make_batch(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
-        """Build a batch from pixels (batch, channels, height, width), from 0 to 1; images have no padding."""
+        """Build a batch from pixels, (batch, channels, height, width), from 0 to 1; images have no ``attention_mask``: it must be None."""
         assert attention_mask is None, "an image has no padding"
         return TensorBatch(pixels=pixels)
 

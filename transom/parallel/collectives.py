@@ -12,16 +12,16 @@ from torch import Tensor, distributed
 from transom.errors import TransomError
 
 TIMEOUT = timedelta(days=7)
-"""Timeout of a collective: long, because validation on rank 0 may take any time. An exited process is detected at once, a stopped
-one by missing heartbeats."""
+"""Timeout of a collective: long, because the other ranks wait while rank 0 validates. Exited processes are detected at once,
+stopped processes by their missing heartbeats."""
 
 
 class ProcessLostError(TransomError):
-    """Raised when another process of the run has exited."""
+    """Raised when another process of the run has exited or no longer responds."""
 
 
 class World:
-    """Collective operations over all processes of a run. With one process each of them returns its input.
+    """Collective operations over all processes of a run. With one process, each operation returns its input.
 
     Attributes:
         rank: rank of this process, from 0.
@@ -29,11 +29,11 @@ class World:
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
-        """Create a handle; use ``join_process_group`` for more than one process."""
+        """Set rank and size; for more than one process, use ``join_process_group`` instead."""
         self.rank, self.size = rank, size
 
     def broadcast_scalar(self, number: int = 0) -> int:
-        """Return rank 0's number on every rank."""
+        """Return ``number`` of rank 0 on every rank."""
         if self.size == 1:
             return number
         value = torch.tensor([number])
@@ -67,7 +67,7 @@ class World:
         return [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, in rank order; all have one shape."""
+        """Return ``x`` of all ranks, in rank order; all ranks must pass the same shape."""
         if self.size == 1:
             return [x]
         tensors = [torch.empty_like(x) for _ in range(self.size)]
@@ -75,7 +75,7 @@ class World:
         return tensors
 
     def all_gather_lists(self, numbers: Sequence[int]) -> list[int]:
-        """Return the concatenated lists of all ranks, in rank order; lengths may differ."""
+        """Return the lists of all ranks, concatenated in rank order; the ranks may pass lists of different lengths."""
         lengths = [int(n) for n in self.all_gather(torch.tensor([len(numbers)]))]
         row = torch.zeros(max(lengths), dtype=torch.long)
         row[: len(numbers)] = torch.tensor(numbers, dtype=torch.long)
@@ -96,12 +96,12 @@ SINGLE_PROCESS = World()
 
 @contextmanager
 def join_process_group(rank: int, size: int, rendezvous: Path) -> Iterator[World]:
-    """Join the process group of a run on this machine; waits until all ranks have joined.
+    """Join the process group of a run on this machine, waiting until all ranks have joined, and leave it after the block.
 
     Args:
         rank: rank of this process, from 0.
         size: number of processes.
-        rendezvous: path of the rendezvous file, the same for all ranks; must not exist yet.
+        rendezvous: path at which the group creates its rendezvous file, the same for all ranks.
 
     Raises:
         ProcessLostError: another process exited while joining.
@@ -122,9 +122,10 @@ def join_process_group(rank: int, size: int, rendezvous: Path) -> Iterator[World
 
 
 def _reset_group_counter() -> None:
-    """Reset PyTorch's group counter to zero.
+    """Reset to zero the counter from which PyTorch makes the names of process groups.
 
-    Only destroying a group resets it; otherwise the next group would get another name than on the other ranks and wait forever.
+    Only destroying a group resets the counter. Without the reset, the next group would have another name here than on the other ranks, and
+    joining it would never end.
     """
     store = distributed.HashStore()  # type: ignore[attr-defined]  # documented, but missing from the module's stubs
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

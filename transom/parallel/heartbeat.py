@@ -23,7 +23,7 @@ BEATS_PER_TIMEOUT = 12
 """Heartbeats per timeout interval."""
 
 BEAT, READY = b".", b"ready\n"
-"""Messages of a worker on its standard output: a heartbeat, and that it is ready to join the process group."""
+"""Messages that a worker writes to its standard output: a heartbeat, and "ready to join the process group"."""
 
 
 def start_heartbeat(interval: float) -> None:
@@ -46,7 +46,7 @@ class SilenceTimer:
     """
 
     def __init__(self, timeouts: dict[int, float], tick: float) -> None:
-        """Start at 0 s; ``advance`` is called every ``tick`` seconds, and longer gaps count as two ticks."""
+        """Start all ranks at 0 s. The caller calls ``advance`` about every ``tick`` seconds; a longer gap counts as two ticks at most."""
         self.timeouts = timeouts
         self._tick = tick
         self._seconds = dict.fromkeys(timeouts, 0.0)
@@ -57,7 +57,7 @@ class SilenceTimer:
             self._seconds[rank] += min(seconds, 2 * self._tick)
 
     def reset(self, rank: int) -> None:
-        """Reset the time of a rank after a heartbeat."""
+        """Reset the time of a rank to 0 s, because a heartbeat arrived."""
         self._seconds[rank] = 0.0
 
     def stop_timing(self, rank: int) -> None:
@@ -102,7 +102,11 @@ class HeartbeatMonitor:
 
     @contextmanager
     def in_rendezvous(self) -> Iterator[None]:
-        """Mark the block in which the process group is joined: without connections yet, the exit of a process would go unnoticed."""
+        """Mark the block in which the process group is joined.
+
+        If a worker exits during the block, the rendezvous is aborted: the other processes have no connection to that worker yet and would
+        wait for it.
+        """
         self._in_rendezvous = True
         try:
             yield

@@ -31,8 +31,9 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
     """Start ``size - 1`` worker processes and join their process group as rank 0; the workers exit with this process.
 
     Args:
-        module: run as ``python -m MODULE RANK SIZE RENDEZVOUS ARGUMENTS``; it calls ``join_as_worker``.
-        arguments: remaining command-line arguments.
+        module: name of the module that workers run, as in ``python -m MODULE RANK SIZE RENDEZVOUS ARGUMENTS``; the module must call
+            ``join_as_worker``.
+        arguments: ARGUMENTS of this command line.
         size: number of processes, this one included.
         threads: threads per worker.
         timeout: seconds without a heartbeat after which a worker is killed; ``heartbeat.TIMEOUT`` by default.
@@ -62,7 +63,7 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
         stack.callback(monitor.close)
         try:
             if not monitor.wait_until_ready():
-                raise ProcessLostError(f"expected {size} processes, found that one did not start")
+                raise ProcessLostError(f"expected {size} running processes, found that one did not start")
             with ExitStack() as group:
                 with monitor.in_rendezvous():
                     world = group.enter_context(join_process_group(0, size, rendezvous))
@@ -73,7 +74,7 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
                 process.wait()
             last_lines = " ".join(line for log in logs for line in _last_line(log))
             reason = _stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else error
-            advice = "with training.processes = 1 a run needs no other process"
+            advice = "a run with training.processes = 1 needs no other process"
             raise ProcessLostError(f"{reason}; {advice}" + (f" ({last_lines})" if last_lines else "")) from error
 
 
@@ -90,7 +91,7 @@ def join_as_worker(rank: int, size: int, rendezvous: Path) -> Iterator[World]:
 
 
 def _break_rendezvous(rendezvous: Path) -> None:
-    """Replace the rendezvous folder by a file, so that ranks that wait in the rendezvous fail at once instead of after the timeout."""
+    """Make ranks that wait in the rendezvous fail at once instead of after the timeout, by replacing its folder with a file."""
     if rendezvous.parent.is_dir():
         shutil.rmtree(rendezvous.parent)
         rendezvous.parent.touch()  # opening a path below a file is an error; a missing file would be polled

@@ -10,9 +10,9 @@ def approximate_attention_flops(c: TransformerConfig, batch: int, n_queries: int
 
     Args:
         c: configuration of a model with approximated attention.
-        batch: sequences.
-        n_queries: queries per sequence.
-        n_keys: keys per sequence.
+        batch: number of sequences.
+        n_queries: number of queries per sequence.
+        n_keys: number of keys per sequence.
         causal: whether tokens attend only to earlier tokens.
     """
     h, g, d, d_value = c.n_heads, c.n_kv_heads, c.d_head, c.d_value
@@ -40,7 +40,7 @@ def approximate_attention_flops(c: TransformerConfig, batch: int, n_queries: int
 
 
 def _causal_chunk_macs(h: int, g: int, features: int, width: int, length: int) -> int:
-    """Count the multiply-adds of a causal pass: the pairs within each chunk and, with several chunks, updating and reading the state."""
+    """Count the multiply-adds of causal linear attention: pairs of tokens within each chunk, and the state between several chunks."""
     chunk = min(CHUNK, length)
     padded = -(-length // chunk) * chunk
     within_chunks = h * padded * chunk * (features + width)

@@ -14,8 +14,8 @@ from transom.planning.approximations import approximate_attention_flops
 from transom.planning.parameters import count_feed_forward_weights, count_weights
 
 FROZEN_WEIGHTS_FACTOR = 2 / 3
-"""Fraction of the training FLOPs that remain with frozen weights, whose weight gradients are not computed. The few FLOPs of the adapters,
-and of the scores, which need both gradients, are not treated separately."""
+"""Fraction of the training FLOPs that remain if the weights are frozen, so that no weight gradients are computed. The FLOPs of adapters and
+of attention scores, which need all gradients, are few and not treated separately."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Fl
 
     Args:
         config: model configuration.
-        batch: sequences.
-        source: source tokens per sequence: the padded length for executed work, the mean length for useful work; 0 without a source.
-            For images ``n_positions``, or 0 for a convolutional network.
-        target: target tokens per sequence, likewise. For an encoder alone, the positions per sequence with logits: masked tokens, or
-            1 for a class.
+        batch: number of sequences.
+        source: source tokens per sequence: the padded length to count executed FLOPs, the mean length to count useful ones; 0 without a
+            source. For images, ``n_positions``, or 0 for a convolutional network.
+        target: target tokens per sequence, padded or mean length likewise. For an encoder without decoder, the number of logits vectors
+            per sequence: one per masked token, or one for a class.
     """
     c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
     feed_forward = 2 * count_feed_forward_weights(c) if isinstance(c, TransformerConfig) else 0
@@ -87,7 +87,7 @@ def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Fl
 
 
 def _self_attention_flops(c: TransformerConfig, n_layers: int, batch: int, length: int, base_rule: MaskRule) -> int:
-    """Count all layers of a stack, each with its pattern; with mixture-of-depths, masks are dense and all pairs are counted."""
+    """Count the self-attention FLOPs of a stack, each layer with its pattern; mixture of depths has dense masks, so all pairs count."""
     tokens_per_layer = _tokens_per_layer(c, n_layers, length)
     projections = sum(_projection_flops(c, batch * n, batch * n) for n in tokens_per_layer)
     if c.attention.approximation.kind != "none":
@@ -106,31 +106,31 @@ def _tokens_per_layer(c: TransformerConfig, n_layers: int, length: int) -> list[
 
 
 def _router_flops(c: TransformerConfig, n_layers: int, n_tokens: int) -> int:
-    """Count the router scores of all tokens before each routed layer."""
+    """Count the FLOPs of the scores that depth routers compute for all tokens before each routed layer."""
     return 2 * c.d_model * n_tokens * sum(c.depth.routed(i) for i in range(n_layers))
 
 
 def _cross_attention_flops(c: TransformerConfig, batch: int, target: int, source: int) -> int:
-    """Count the cross-attention of one layer without projections: every target token attends to all of its source."""
+    """Count the cross-attention FLOPs of one layer without projections; every target token attends to all tokens of its source."""
     if c.attention.approximation.kind != "none":
         return approximate_attention_flops(c, batch, target, source, causal=False)
     return _pair_flops(c, batch * target * source)
 
 
 def _projection_flops(c: TransformerConfig, n_queries: int, n_keys: int) -> int:
-    """Count the query, key, value and output projections."""
+    """Count the FLOPs of the query, key, value and output projections of one layer."""
     output = c.n_heads * c.d_value if c.attention.output_projection else 0
     kv_width = c.n_kv_heads * (c.d_head + c.d_value)
     return 2 * c.d_model * (n_queries * (c.n_heads * c.d_head + output) + n_keys * kv_width)
 
 
 def _pair_flops(c: TransformerConfig, pairs: int) -> int:
-    """Count the scores and weighted values of query-key pairs."""
+    """Count the FLOPs of attention scores and weighted values for a number of query-key pairs."""
     return 2 * c.n_heads * (c.d_head + c.d_value) * pairs
 
 
 def _recurrent_flops(c: RecurrentSeq2SeqConfig, batch: int, source: int, target: int) -> dict[str, int]:
-    """Count both recurrences, the decoder's initial state, and its attention over the source."""
+    """Count the FLOPs of a recurrent encoder-decoder: both recurrences, the decoder's initial state, and its attention to the source."""
     n_source, n_target = batch * source, batch * target
     query_weights, key_weights = (
         count_weights(c, "decoder.cross.q", "decoder.maxout", "decoder.output_proj"),
@@ -147,7 +147,7 @@ def _recurrent_flops(c: RecurrentSeq2SeqConfig, batch: int, source: int, target:
 
 @lru_cache(maxsize=256)
 def _count_pairs(rule: MaskRule, length: int, vision_config: VisionTransformerConfig | None = None) -> int:
-    """Count the computed query-key pairs of one sequence or image."""
+    """Count the query-key pairs of one sequence or image whose scores are computed."""
     token_positions = TokenPositions.single_sequence(length) if vision_config is None or not length else image_positions(vision_config)
     block_mask = build_block_sparse_mask(rule, token_positions, token_positions)
     return length**2 if block_mask is None else block_mask.pairs

@@ -14,12 +14,12 @@ READ_BYTES = 2**28
 """Bytes read to measure memory bandwidth; larger than the caches."""
 
 BUDGET = 0.5
-"""Seconds per dtype for all shapes."""
+"""Measuring time per dtype in seconds, for all shapes together."""
 
 
 @dataclass(frozen=True)
 class PeakRates:
-    """The best measured rates.
+    """Highest rates of a device, as measured by ``measure_peak``.
 
     Attributes:
         flops: FLOP/s of matrix products, by dtype.
@@ -62,7 +62,7 @@ def matmul_rate(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.d
 def best_seconds(work: Callable[[], object], device: torch.device, budget: float) -> float:
     """Return the shortest time of repeated calls of ``work`` in seconds, after one warm-up call; takes about ``budget`` seconds.
 
-    With one thread on a CPU, the thread's CPU time is measured, so that other processes do not count.
+    With one thread on a CPU, the thread's CPU time is measured, so that time given to other processes is not included.
     """
     single_thread = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if single_thread else time.perf_counter

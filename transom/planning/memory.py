@@ -10,7 +10,7 @@ import torch
 from transom.errors import ConfigError
 
 BYTES_PER_PARAMETER = 12
-"""Minimum memory of training: weights, gradients and the weights that are validated, in float32."""
+"""Minimum memory of training per parameter: a weight, a gradient and the weight of the copy for validation, in float32."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAX_HEAP_BLOCK, _NEVER_TRIM = 1 << 30, (1 << 31) - 1
@@ -19,13 +19,13 @@ _MAX_DYNAMIC_MMAP_THRESHOLD = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
 
 _MALLOC_VARIABLES = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 _GLIBC_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
-"""Environment variables and tunables with which a user sets these thresholds for the whole process."""
+"""Environment variables, and settings in ``GLIBC_TUNABLES``, with which a user sets the malloc thresholds of the whole process."""
 
 ONEDNN_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4096"}
 """Capacity of oneDNN's kernel cache, one kernel per product shape; oneDNN reads the variable once, before its first product.
 
-Batches of sentences have about a hundred shapes, an estimated three thousand product shapes. The default capacity of 1,024 rebuilds the
-others repeatedly, which costs about 6% of a training step.
+Batches of sentences have about a hundred shapes, whose matrix products have an estimated three thousand shapes. The default capacity is
+1,024 kernels; the other kernels are built repeatedly, which costs about 6% of a training step.
 """
 
 
@@ -33,11 +33,11 @@ def check_fits_in_memory(n_parameters: int, device: torch.device) -> None:
     """Raise ConfigError if a model cannot be trained in the memory of a device.
 
     Args:
-        n_parameters: parameters of the model.
+        n_parameters: number of parameters of the model.
         device: device of the model.
 
     Raises:
-        ConfigError: ``BYTES_PER_PARAMETER`` per parameter exceeds the device's total memory.
+        ConfigError: ``BYTES_PER_PARAMETER`` times the number of parameters exceeds the device's total memory.
     """
     if device.type == "cuda":
         available = torch.cuda.get_device_properties(device).total_memory

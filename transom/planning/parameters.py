@@ -1,4 +1,4 @@
-"""Parameter counts of a model, taken from the same model on the meta device, where tensors have shapes but no memory."""
+"""Count the parameters of a model by building the model on the meta device, where tensors have shapes but no memory."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +20,11 @@ from transom.models.build import build_uninitialized
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters by part of the model; shared parameters are counted once.
+    """Number of parameters by part of the model; shared parameters are counted once.
 
     Attributes:
         parts: count by module path, all blocks of a stack together: "decoder.cross" is W_Q, W_K, W_V, W_O of every decoder block.
-        inactive: parameters that one token does not use: the experts to which it is not routed.
+        inactive: number of parameters that one token does not use: those of experts to which the token is not routed.
     """
 
     parts: dict[str, int]
@@ -32,17 +32,17 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         return sum(self.parts.values())
 
     @property
     def active(self) -> int:
-        """Parameters that one token uses."""
+        """Number of parameters that one token uses."""
         return self.total - self.inactive
 
     @property
     def embeddings(self) -> int:
-        """Parameters of token and position embeddings, the output embedding included."""
+        """Number of parameters of token and position embeddings, the output embedding included."""
         return sum(count for part, count in self.parts.items() if "embedding" in part)
 
 
@@ -74,9 +74,9 @@ def count_feed_forward_weights(config: TransformerConfig) -> int:
 
 
 def position_table_error(config: ModelConfig) -> str | None:
-    """Return an error message if a computed (not learned) position table is too large for the model's size; None if it is not.
+    """Return an error message if a computed (not learned) position table is too large for the model's size, otherwise None.
 
-    The size of such a table comes from the configuration alone: a few bytes could request gigabytes.
+    The configuration alone determines the size of such a table, so a recipe of a few bytes could request gigabytes.
     """
     if not isinstance(config, TransformerConfig) or not config.position.COMPUTED:
         return None
@@ -85,16 +85,16 @@ def position_table_error(config: ModelConfig) -> str | None:
         return None
     return (
         f"model.max_seq_len: expected a {config.position.kind} position table of at most {limit:,} numbers for a model of this size, found"
-        f" {config.n_positions:,} positions and {table:,} numbers; lower max_seq_len, or choose position 'alibi' or 'relative'"
+        f" {config.n_positions:,} positions and {table:,} numbers; lower model.max_seq_len, or set model.position to 'alibi' or 'relative'"
     )
 
 
 @lru_cache(maxsize=64)
 def sum_by_name(config: ModelConfig, measure: Callable[[torch.Tensor], int]) -> Mapping[str, int]:
-    """Sum a measure over all parameters with the same name without indices: ``decoder.blocks.attn.q.weight`` covers every block.
+    """Sum ``measure`` over all parameters whose names differ only in indices: ``decoder.blocks.attn.q.weight`` covers every block.
 
     A shared parameter is counted once, as an embedding rather than an output projection. Blocks and experts are identical, so only models
-    with one and two of them are built and the difference is extrapolated.
+    with one and with two blocks or experts are built, and their difference is extrapolated.
     """
     if isinstance(config, TransformerConfig) and isinstance(config.depth, MixtureOfDepthsConfig) and (interval := config.depth.every) > 1:
         routed = sum_by_name(config.model_copy(update={"depth": config.depth.model_copy(update={"every": 1})}), measure)
@@ -114,7 +114,9 @@ def sum_by_name(config: ModelConfig, measure: Callable[[torch.Tensor], int]) -> 
     except (RuntimeError, TypeError) as error:
         if "overflow" not in str(error).lower():
             raise
-        raise ConfigError("model: expected matrices of fewer than 2^61 elements each, found a larger one; lower the widths") from None
+        raise ConfigError(
+            "model: expected matrices of fewer than 2^61 elements each, found a larger one; lower model.d_model or tokenizer.vocab_size"
+        ) from None
     names, found = dict[nn.Parameter, str](), dict[str, int]()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter not in names or not name.startswith("unembedding"):
@@ -125,7 +127,7 @@ def sum_by_name(config: ModelConfig, measure: Callable[[torch.Tensor], int]) -> 
 
 
 def _smaller_configs(config: ModelConfig) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:
-    """Yield (smaller configuration, configuration with one more block or expert, number of further ones in ``config``)."""
+    """Yield (configuration with one block or expert, configuration with two, number of blocks or experts in ``config`` minus 1)."""
     for field in ("n_encoder_layers", "n_decoder_layers", "n_layers") if isinstance(config, TransformerConfig | RecurrentConfig) else ():
         if (n := getattr(config, field, 0)) > 2:
             smaller, larger = (config.model_copy(update={field: each}) for each in (1, 2))

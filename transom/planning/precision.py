@@ -44,7 +44,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class ThreadPlan:
-    """The number of threads of one process, and a line explaining the choice."""
+    """Number of threads, and a line that explains the choice."""
 
     count: int
     reason: str
@@ -52,7 +52,7 @@ class ThreadPlan:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """The number of data-parallel processes, threads per process, and a line explaining the choice."""
+    """Number of data-parallel processes, threads per process, and a line that explains the choice."""
 
     count: int
     threads: int
@@ -62,16 +62,16 @@ class ProcessPlan:
 def choose_precision(requested: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:
     """Choose the dtype of matrix products: ``requested``, or for "auto" the one that this device multiplies fastest.
 
-    The choice depends only on the device's instructions, never on a timing, so that a seed gives the same result in every process on a
-    machine, whatever else runs.
+    The choice depends only on the instructions that the device supports, never on a measurement. A seed therefore gives the same result in
+    every process on a machine, whatever else runs.
 
     Raises:
         ConfigError: ``requested`` is unknown, or float16 on a CPU.
     """
     if requested not in ("auto", *_DTYPES):
-        raise ConfigError(f"precision: expected auto, {', '.join(_DTYPES)}, found {requested!r}; choose one of them")
+        raise ConfigError(f"precision: expected 'auto', {', '.join(map(repr, _DTYPES))}, found {requested!r}; choose one of these")
     if requested == "fp16" and device.type == "cpu":
-        raise ConfigError("precision: fp16 requires a GPU, found none; choose bf16, fp32 or auto")
+        raise ConfigError("precision = 'fp16': expected a GPU, found none; set precision to 'bf16', 'fp32' or 'auto'")
     if requested != "auto":
         return Precision(requested, f"{requested}: requested")
     return _fastest_on_gpu(device) if device.type == "cuda" else _fastest_on_cpu()
@@ -112,8 +112,8 @@ def plan_processes(requested: int, threads: ThreadPlan, device: torch.device) ->
     all threads is as fast or faster. On a busy machine it drops to a third of its speed, while several processes keep three quarters.
 
     Args:
-        requested: processes that share each batch.
-        threads: threads of the whole machine.
+        requested: number of processes that share each batch.
+        threads: number of threads for all processes together.
         device: device of the model; on a GPU only one process is supported.
 
     Raises:
@@ -121,11 +121,12 @@ def plan_processes(requested: int, threads: ThreadPlan, device: torch.device) ->
     """
     if device.type != "cpu":
         if requested > 1:
-            raise ConfigError(f"training.processes: expected 1 on a GPU, found {requested}; data-parallel processes run on a CPU only")
+            raise ConfigError(f"training.processes: expected 1 on a GPU, found {requested}; set it to 1: only a CPU supports several")
         return ProcessPlan(1, threads.count)
     if requested > (limit := _MAX_PROCESSES_PER_CPU * (os.cpu_count() or 1)):
         raise ConfigError(
-            f"training.processes: expected at most {limit} on this machine, {_MAX_PROCESSES_PER_CPU} per CPU, found {requested}; lower it"
+            f"training.processes: expected at most {limit} on this machine, {_MAX_PROCESSES_PER_CPU} per CPU, found"
+            f" {requested}; lower training.processes"
         )
     threads_per_process = max(1, threads.count // requested)
     if requested == 1:
@@ -143,7 +144,7 @@ _MAX_PROCESSES_PER_CPU = 4
 
 @contextmanager
 def num_threads_set_to(count: int) -> Iterator[None]:
-    """Set PyTorch's thread count to ``count`` in the block."""
+    """Set PyTorch's thread count to ``count`` in the block, and restore the previous count afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""Set up a process for training and restore its state afterwards, because training may run inside another program."""
+"""Set up a process for training, and restore its state afterwards: training may run inside a program of the user."""
 
 import os
 import warnings
@@ -15,8 +15,8 @@ from transom.planning.precision import num_threads_set_to
 def preserved_process_state() -> Iterator[None]:
     """Set up this process for training; afterwards restore random state, threads, environment and warning filters.
 
-    Two settings persist, because they cannot be read or changed again; they affect no result. glibc's malloc thresholds stay at their
-    usual maximum (``memory.raised_malloc_thresholds``), and oneDNN keeps the kernel cache capacity that it read before its first product.
+    Two settings persist, because they cannot be read or cannot be changed again. They affect speed and memory, but no result. glibc's
+    malloc thresholds stay at their usual maximum (``memory.raised_malloc_thresholds``). oneDNN keeps the capacity of its kernel cache.
     """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     with (

@@ -123,7 +123,8 @@ def _variant(component: str, recipe: Recipe) -> Variant:
     schema = plugin_component(plugin, name)
     if (field := find_field(recipe, schema)) is None:
         raise ConfigError(
-            f"--with {component}: expected a component that task '{recipe.task}' has a field for, found none; use another base"
+            f"--with {component}: expected a component for a field of task '{recipe.task}', found one for none; derive it from the class of"
+            " another component"
         )
     return Variant(component, (f"{field}={kinds(schema)[0]}",))
 

@@ -1,12 +1,13 @@
-"""Progress of a training in a notebook: one output cell that is redrawn, with a bar, notes and the validations so far."""
+"""Progress of a training run in a notebook: one output cell that is redrawn, with a bar, notes and the validations so far."""
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
+from transom.data.reports.baseline import worse_than_baseline
 from transom.inspection.notebook import facts, framed, progress_bar, validation_table
 from transom.inspection.number_format import format_count, format_duration, format_parameter_count, format_percent
 from transom.tasks.progress import ENDED, validation_line
@@ -23,7 +24,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress(AbstractContextManager["NotebookProgress"]):
-    """Show a training in one output cell: a callback of its events."""
+    """Training callback that shows a training run in one output cell."""
 
     def __init__(self) -> None:
         """Show nothing yet."""
@@ -31,6 +32,7 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
         self._lines = list[str]()
         self._validated = list[ValidationFinished]()
         self._state: dict[str, str] = {}
+        self._baseline: Sequence[Mapping[str, Any]] = ()
         self._step, self._max_steps, self._unit, self._drawn = 0, 1, "tokens", 0.0
 
     def __call__(self, event: Event) -> None:
@@ -43,6 +45,8 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
                 self._lines += event.notes
             case ValidationFinished():
                 self._validated.append(event)
+                worse = worse_than_baseline({"loss": event.metrics["loss"]}, self._baseline)
+                self._lines += [f"step {format_count(event.step)}: {problem}" for problem in worse]
             case TrainingFinished():
                 self._state = {
                     "": f"{ENDED[event.reason]} at step {format_count(event.step)} after {format_duration(event.seconds)} of training"
@@ -60,6 +64,7 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
 
     def _start(self, event: TrainingStarted) -> None:
         known: Mapping[str, Any] = event.facts
+        self._baseline = known.get("data", {}).get("baseline", ())
         self._step, self._max_steps, self._unit = event.step, event.max_steps, known["unit"].split()[-1]
         choices = [known[name] for name in ("precision", "threads", "processes") if known[name]]
         self._lines += [*event.notes, "; ".join([format_parameter_count(known["parameters"], known["active_parameters"]), *choices])]

@@ -1,12 +1,15 @@
 """Progress on standard error: a live bar in a terminal, plain lines elsewhere, nothing with ``--json``."""
 
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
+from transom.data.reports.baseline import worse_than_baseline
 from transom.inspection.number_format import format_compact, format_count, format_duration, format_parameter_count, format_percent
 from transom.training.events import Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
 from transom.training.validation_metrics import format_metrics
@@ -21,10 +24,40 @@ def live() -> bool:
 
 
 def note(line: str) -> None:
-    """Write a line to standard error."""
+    """Write a line to standard error; in a terminal, a long one is wrapped at words."""
     if sys.stderr is not None:
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{wrap(line, shutil.get_terminal_size().columns) if live() else line}\n")
         sys.stderr.flush()
+
+
+def wrap(line: str, width: int) -> str:
+    r"""Wrap a line at words, with an indent; a word longer than a line stays whole.
+
+    >>> wrap("validation loss 2.46 is worse than 1.79", 24)
+    'validation loss 2.46 is\n  worse than 1.79'
+    """
+    if len(line) <= width:
+        return line
+    return textwrap.fill(line, max(width, 20), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def fit_figures(figures: Sequence[tuple[int, str]], width: int) -> str:
+    """Join the most important figures that fit into a width, in their order; the most important one is always shown.
+
+    >>> fit_figures([(2, "loss 1.234"), (3, "900 tokens/s"), (1, "2 min left")], 24)
+    'loss 1.234  2 min left'
+
+    Args:
+        figures: each figure with its rank of importance, 1 for the most important.
+        width: maximum number of characters.
+    """
+    chosen = set[int]()
+    for rank, _ in sorted(figures):
+        shown = "  ".join(text for other, text in figures if other in chosen | {rank})
+        if chosen and len(shown) > width:
+            break
+        chosen.add(rank)
+    return "  ".join(text for rank, text in figures if rank in chosen)
 
 
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):
@@ -37,6 +70,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._max_steps = 0
         self._unit = "tokens"
         self._last_line = 0.0
+        self._baseline: Sequence[Mapping[str, Any]] = ()
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -46,6 +80,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                     self.notify(line)
                 facts = event.facts
                 self._unit = facts["unit"].split()[-1]
+                self._baseline = facts.get("data", {}).get("baseline", ())
                 choices = [facts[name] for name in ("precision", "threads", "processes") if facts[name]]
                 self.notify("; ".join([format_parameter_count(facts["parameters"], facts["active_parameters"]), *choices]))
                 if event.step:
@@ -57,6 +92,8 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                     self.notify(line)
             case ValidationFinished():
                 self.notify(validation_line(event))
+                for problem in worse_than_baseline({"loss": event.metrics["loss"]}, self._baseline):
+                    self.notify(f"warning: {problem}")
             case TrainingFinished():
                 self._stop()
                 self.notify(f"{ENDED[event.reason]} at step {format_count(event.step)} after {format_duration(event.seconds)} of training")
@@ -66,7 +103,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         if self._bar is None:
             note(line)
         else:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(wrap(line, self._bar.console.width), markup=False, highlight=False, soft_wrap=True)
 
     def show_status(self, what: str) -> None:
         """Show the current preparation before the first step."""
@@ -93,16 +130,21 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             names = ", ".join(map(str, event.skipped[:10])) + (" ..." if len(event.skipped) > 10 else "")
             self.notify(f"step {format_count(event.step)}: loss or gradient was not finite, step skipped (samples: {names})")
             return
-        figures = (
-            f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {format_count(event.target_tokens_per_second)} {self._unit}/s"
-            f"  {format_percent(event.matmul_utilization)} of peak{_format_expert_load(event.aux_metrics)}"
-            f"  {format_duration(event.seconds_left)} left"
-        )
+        figures = [
+            (4, f"epoch {event.epochs:.1f}"),
+            (2, f"loss {event.loss:.3f}"),
+            (3, f"{format_count(event.target_tokens_per_second)} {self._unit}/s"),
+            (5, f"{format_percent(event.matmul_utilization)} of peak"),
+            *([(6, load)] if (load := _format_expert_load(event.aux_metrics)) else []),
+            (1, f"{format_duration(event.seconds_left)} left"),
+        ]
         if self._bar is not None:
-            self._bar.update(self._task, completed=event.step, figures=figures)
+            steps = f"{event.step:,}/{self._max_steps:,} steps"
+            room = self._bar.console.width - bar_width(self._bar.console.width) - len(steps) - 3
+            self._bar.update(self._task, completed=event.step, figures=fit_figures(figures, room))
         elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            note(f"step {format_count(event.step)}/{format_count(self._max_steps)}  {figures}")
+            note(f"step {format_count(event.step)}/{format_count(self._max_steps)}  {fit_figures(figures, 200)}")
 
 
 ENDED = {
@@ -119,7 +161,7 @@ def _format_expert_load(aux_metrics: Mapping[str, float]) -> str:
         return ""
     overflow = aux_metrics["expert_overflow"]
     dropped = f", {format_count(overflow)} dropped" if overflow else ""
-    return f"  max expert load {aux_metrics['max_expert_load']:.2f} x mean{dropped}"
+    return f"max expert load {aux_metrics['max_expert_load']:.2f} x mean{dropped}"
 
 
 def validation_line(event: ValidationFinished) -> str:
@@ -167,6 +209,13 @@ def _rate(done: int, total: int, start: float) -> str:
 def _bar(*texts: str) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    columns = [TextColumn(text) for text in texts]
-    return Progress(BarColumn(bar_width=24), *columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    columns = [TextColumn(text, table_column=Column(no_wrap=True)) for text in texts]
+    return Progress(BarColumn(bar_width=bar_width(console.width)), *columns, console=console, transient=True)
+
+
+def bar_width(width: int) -> int:
+    """Return the width of the bar in a terminal of this width, in characters."""
+    return 24 if width >= 80 else max(width // 5, 6)

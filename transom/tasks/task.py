@@ -106,7 +106,11 @@ class ClassifyCommand(Protocol):
         """Predict the class of each item: a text or a file."""
         ...
 
-    def score(self, labeled_data: Path, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
+    def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Any:
+        """Read labeled data; for texts, ``columns`` has the fields of ``LabeledFilesConfig`` that choose columns."""
+        ...
+
+    def score(self, known: Any, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
         """Return classification metrics on labeled data."""
         ...
 

@@ -5,15 +5,22 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from transom.checkpoints.run_files import TOKENIZER
+import numpy as np
+
+from transom.checkpoints.run_files import INPUT_PROFILE, TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.data import TextDataConfig, TokenizerConfig
 from transom.config.recipe import Recipe, TextRecipe
+from transom.data.batch import Batch
+from transom.data.reports.baseline import frequency_baseline, validation_labels
 from transom.data.reports.report import DataReport
+from transom.data.reports.text import report_text
 from transom.data.split import Splits
 from transom.data.text.documents import Documents, load_text
+from transom.data.text.input_profile import InputProfile
 from transom.data.text.windows import TokenStream, WindowLoader
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.files.atomic_io import FORMAT_VERSION, json_bytes
 from transom.models.base import Network
 from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.objective import CrossEntropy, Objective
@@ -45,6 +52,7 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
         valid_batches: the validation data in batches.
         report: the data report.
         data_hash: hash of all training and validation data, in order.
+        input_profile: words and lengths of the training inputs.
     """
 
     recipe: RecipeT
@@ -54,6 +62,7 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
     valid_batches: Any
     report: DataReport
     data_hash: str
+    input_profile: InputProfile
 
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
@@ -63,8 +72,10 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
         return self.tokenizers.source
 
     def write(self, folder: RunFolder) -> None:
-        """Save the tokenizers in the run folder."""
+        """Save the tokenizers and the input profile in the run folder."""
         folder.write(TOKENIZER, self.tokenizers.to_bytes())
+        if not folder.checkpoints.steps():  # a resumed run has it already, unless an earlier version began the run
+            folder.write(INPUT_PROFILE, json_bytes({"format_version": FORMAT_VERSION, **self.input_profile.to_json()}))
 
     def describe_sample(self, sample: int) -> str:
         """Describe a training sample by its location in the data."""
@@ -100,6 +111,12 @@ class TokenizedText:
                 total.update(text.encode() + b"\0")
             total.update(b"\1")
         return total.hexdigest()
+
+    def report(self, valid_batches: Sequence[Batch]) -> DataReport:
+        """Return the data report, with the token frequencies as baseline on the validation batches."""
+        counts = np.bincount(self.streams["train"].tokens, minlength=self.tokenizer.vocab_size)
+        report = report_text(self.splits, self.streams, self.tokenizer, self.windows)
+        return report.with_baseline(frequency_baseline(counts, validation_labels(valid_batches), "token"))
 
 
 def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskContext, blank_noising: float = 0.0) -> TokenizedText:

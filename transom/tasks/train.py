@@ -211,10 +211,13 @@ class DataArguments(TypedDict, total=False):
 
     Attributes:
         source, target, valid_source, valid_target: files of sentences and of their translations, line by line.
+        pairs, valid_pairs: tables with both, as .tsv, .csv, .jsonl or .parquet.
         text, valid_text: text files or folders, one or several.
         suffix: endings of the files to take out of folders, such as ".py".
-        instructions, valid_instructions: prompts with answers, as .tsv, .csv or .jsonl.
-        labeled_data, valid_labeled_data: texts with classes, as .tsv, .csv or .jsonl.
+        instructions, valid_instructions: prompts with answers or chats, as .tsv, .csv, .jsonl or .parquet.
+        labeled_data, valid_labeled_data: texts with classes, as .tsv, .csv, .jsonl or .parquet.
+        text_field, label_field, source_field, target_field, prompt_field, answer_field: columns of tables, by name or index from 0.
+        header: whether the first line of a .tsv or .csv file is a header.
         images, valid_images: a folder or .zip of CLASS/NAME.jpg.
         tagged, valid_tagged: words with tags, one word per line.
         audio, valid_audio: a folder of CLASS/NAME.wav.
@@ -224,6 +227,8 @@ class DataArguments(TypedDict, total=False):
     target: str | Path
     valid_source: str | Path
     valid_target: str | Path
+    pairs: str | Path
+    valid_pairs: str | Path
     text: str | Path | Sequence[str | Path]
     valid_text: str | Path | Sequence[str | Path]
     suffix: str | Sequence[str]
@@ -231,6 +236,13 @@ class DataArguments(TypedDict, total=False):
     valid_instructions: str | Path
     labeled_data: str | Path
     valid_labeled_data: str | Path
+    text_field: str | int
+    label_field: str | int
+    source_field: str | int
+    target_field: str | int
+    prompt_field: str | int
+    answer_field: str | int
+    header: bool
     images: str | Path
     valid_images: str | Path
     tagged: str | Path
@@ -245,6 +257,7 @@ def train(
     set: Mapping[str, Any] | Sequence[str] = (),
     *,
     minutes: float | None = None,
+    steps: int | None = None,
     init_from: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -264,6 +277,7 @@ def train(
         set: changes to the recipe's fields: ``{"training.max_steps": 300, "model.norm": "rmsnorm"}``, ``{"model": {"d_model": 128}}``, or
             strings as ``--set`` takes them.
         minutes: limit of the training time.
+        steps: number of optimizer steps.
         init_from: run folder to fine-tune.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
@@ -282,7 +296,9 @@ def train(
             raise ConfigError(f"train: expected an argument, found {unknown[0]!r}; {suggest(unknown[0], list(known))}")
         files = {known[name]: value for name, value in given.items()}
         origin = None if init_from is None else Path(init_from)
-        loaded, base, user_overrides = load_training_recipe(recipe, training_overrides(recipe, files, as_overrides(set), origin, minutes))
+        loaded, base, user_overrides = load_training_recipe(
+            recipe, training_overrides(recipe, files, as_overrides(set), origin, minutes, steps)
+        )
         folder = default_folder(recipe) if out is None else Path(out)
         with _shown(progress) as shown:
             notify, watching = (_ignore_status, callbacks) if shown is None else (shown.show_status, [shown, *callbacks])

@@ -1,4 +1,4 @@
-"""Select the weights that a validation keeps: the optimizer's or their average, if they are the best so far."""
+"""Validate the raw weights and their average, and choose the better of the two."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from transom.training.weight_averaging import WeightsName
 
 
 class ValidationResult(NamedTuple):
-    """The better of the weights that a validation compared.
+    """Result of a validation: the better of the raw and the averaged weights.
 
     Attributes:
-        weights: their name among the candidates.
-        metrics: their loss, perplexity and further metrics of the task.
-        samples: a few of their predictions, with the inputs.
-        candidate_metrics: loss and selection metric of each candidate, such as ``averaged_loss``.
+        weights: the better weights, "raw" or "averaged".
+        metrics: validation metrics of the better weights: loss, perplexity and further metrics of the task.
+        samples: a few predictions with the better weights, and their inputs.
+        candidate_metrics: loss and selection metric of all candidates, under keys such as ``averaged_loss``.
     """
 
     weights: WeightsName
@@ -32,15 +32,16 @@ class ValidationResult(NamedTuple):
 def validate_candidates(
     setup: TrainingSetup, candidates: Mapping[WeightsName, Mapping[str, Tensor]], autocast: torch.autocast
 ) -> ValidationResult:
-    """Evaluate each candidate on the validation data and leave the better one in ``setup.eval_model``.
+    """Evaluate the raw and the averaged weights on the validation data, and load the better ones into ``setup.eval_model``.
 
-    Each candidate takes one pass over the validation data. Only the better one generates samples, which takes longest, unless the
-    selection metric itself needs predictions, as BLEU does.
+    The loss takes one pass over the validation data per candidate. Predictions, the slowest part, are generated for the better candidate
+    only, unless ``training.best_checkpoint_metric`` itself needs predictions, as BLEU does.
 
     Args:
-        setup: the run.
-        candidates: trainable tensors by name; the first of equally good candidates wins.
-        autocast: precision of the validation.
+        setup: the run, with its task and recipe.
+        candidates: trainable tensors of each candidate. Candidates with the same selection metric are compared by loss; if the loss is the
+            same too, the first one is chosen.
+        autocast: context that sets the dtype of matrix products.
     """
     task, select_by = setup.task, setup.recipe.training.best_checkpoint_metric
     measured, predictions = dict[WeightsName, dict[str, float]](), dict[WeightsName, tuple[Mapping[str, Any], ...]]()
@@ -71,7 +72,10 @@ def validate_candidates(
 
 
 def is_better(metrics: Mapping[str, float], best: Mapping[str, float], select_by: str) -> bool:
-    """Return whether one validation is better than another; any is better than one with a NaN loss."""
+    """Return whether ``metrics`` are better than ``best``, compared by the metric ``select_by``.
+
+    Lower is better for the loss, higher for all other metrics. Metrics with a NaN loss are worse than all others.
+    """
     if math.isnan(metrics["loss"]) or math.isnan(best["loss"]):
         return math.isnan(best["loss"]) and not math.isnan(metrics["loss"])
     gain = metrics[select_by] - best[select_by]

@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 StopReason = Literal["max_steps", "max_minutes", "patience", "stopped"]
-"""Reason for the end of a run: steps or minutes used up, no further improvement in validation, or a stop signal."""
+"""Reason why a run ended: ``training.max_steps``, ``max_minutes`` or ``patience`` was reached, or a signal stopped the run."""
 
 
 @dataclass(frozen=True)
 class TrainingStarted:
-    """The run is set up and starts its first step.
+    """The run is set up, and its first step, or the first step after resuming, follows.
 
     Attributes:
         folder: the run folder.
-        step: number of steps so far; not 0 in a resumed run.
-        max_steps: planned number of steps.
-        facts: data report, number of parameters, precision with its reason, machine.
-        notes: sentences for the user.
+        step: number of optimizer steps so far; above 0 in a resumed run.
+        max_steps: number of steps that the recipe sets.
+        facts: facts about the run by name: data report, number of parameters, precision with its reason, speed of the machine.
+        notes: sentences to print for the user.
     """
 
     folder: Path
@@ -30,21 +30,21 @@ class TrainingStarted:
 
 @dataclass(frozen=True)
 class StepFinished:
-    """One optimizer step is done.
+    """An optimizer step is done, or was skipped because the loss or the gradient was not finite.
 
     Attributes:
-        step: its number, from 1.
-        loss: smoothed loss per target token, in nats.
+        step: number of this step, from 1.
+        loss: training loss per target token, with label smoothing if the recipe sets it, in nats.
         nll: negative log-likelihood per target token, in nats.
-        learning_rate: the step's learning rate.
-        grad_norm: norm of the whole gradient before clipping.
-        n_target_tokens: target tokens of the batch, without padding.
-        target_tokens_per_second: target tokens per second of the step.
-        matmul_utilization: model FLOP/s over the machine's measured peak, from 0 to 1.
-        seconds_left: estimated time to the end of the run.
+        learning_rate: learning rate of this step.
+        grad_norm: norm of the gradient over all parameters, before clipping.
+        n_target_tokens: number of target tokens in the batch, without padding.
+        target_tokens_per_second: target tokens per second in this step.
+        matmul_utilization: FLOP/s of the model in this step, as a fraction of the machine's measured peak.
+        seconds_left: estimated seconds until the end of the run.
         epochs: passes over the training data so far.
-        skipped: samples that caused the step to be skipped; empty otherwise.
-        aux_metrics: metrics of auxiliary objectives, such as the load of experts.
+        skipped: places in the data of the samples that caused the step to be skipped; empty if the weights were updated.
+        aux_metrics: values of auxiliary objectives in this step by name, such as ``max_expert_load``.
     """
 
     step: int
@@ -63,11 +63,11 @@ class StepFinished:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The time per step is stable enough to forecast the end of the run.
+    """The time per step is stable enough to forecast the end of the run; sent once.
 
     Attributes:
-        step: number of steps so far.
-        notes: sentences for the user.
+        step: number of optimizer steps so far.
+        notes: sentences to print for the user: epochs of the whole run, and whether a time limit ends the run too early.
     """
 
     step: int
@@ -79,11 +79,11 @@ class ValidationFinished:
     """A validation is done.
 
     Attributes:
-        step: number of steps so far.
-        metrics: loss, perplexity and further metrics of the task.
-        best: True if these weights are the best so far and were written.
+        step: number of optimizer steps so far.
+        metrics: validation metrics: loss, perplexity and further metrics of the task.
+        best: whether the weights are the best so far, and therefore were written to the run folder.
         samples: a few predictions of the model, with inputs and references.
-        weights: "raw" or "averaged", whichever were better; None without weight averaging.
+        weights: the better weights in this validation, "raw" or "averaged"; None without weight averaging.
     """
 
     step: int
@@ -95,7 +95,7 @@ class ValidationFinished:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint is durably on disk."""
+    """A checkpoint of ``step`` was written to the run folder ``folder`` and flushed to disk."""
 
     step: int
     folder: Path
@@ -106,12 +106,12 @@ class TrainingFinished:
     """The run is over.
 
     Attributes:
-        step: number of steps.
-        reason: reason for the end.
-        best: validation metrics of the best weights, with their step.
-        seconds: training time, including that before the run was resumed.
-        facts: totals: target tokens, skipped steps, tokens per second.
-        weights: "raw" or "averaged", whichever were kept; None without weight averaging.
+        step: number of optimizer steps of the whole run.
+        reason: reason why the run ended.
+        best: validation metrics of the best weights, and the step of that validation.
+        seconds: training time in seconds, including the time before the run was resumed.
+        facts: totals of the run by name: target tokens, skipped steps, target tokens per second.
+        weights: the best weights, "raw" or "averaged"; None without weight averaging.
     """
 
     step: int

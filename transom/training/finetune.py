@@ -1,4 +1,4 @@
-"""Fine-tuning: take weights, architecture and tokenizer from another run."""
+"""Fine-tuning: start a run with the weights, model shape and tokenizers of another run, the original run."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -35,11 +35,11 @@ from transom.training.task_protocol import TaskContext
 
 
 def load_existing_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
-    """Load the tokenizers of the resumed run or of the run to fine-tune; return None if they are to be trained.
+    """Load the tokenizers of a resumed run, or of the original run in fine-tuning; return None if tokenizers must be trained.
 
     Args:
-        recipe: the recipe.
-        folder: the run folder.
+        recipe: recipe of the run; fine-tuning sets ``training.init_from``.
+        folder: run folder; a resumed run has its tokenizers there.
 
     Raises:
         CheckpointError: the tokenizers are missing or damaged.
@@ -52,25 +52,26 @@ def load_existing_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | 
 
 
 def load_or_train_tokenizer(texts: Iterable[str], recipe: TextRecipe, context: TaskContext) -> Tokenizer:
-    """Train a tokenizer on the training texts, unless one is given."""
+    """Load the tokenizer of a resumed run, or of the original run in fine-tuning; otherwise train a tokenizer on ``texts``."""
     context.notify("preparing the tokenizer")
     given = load_existing_tokenizers(recipe, context.folder)
     return Tokenizer.train(texts, recipe.tokenizer) if given is None else given.source
 
 
 POSITION_TABLE_SUFFIX = "position.table.weight"
-"""Endings of the names of learned positions."""
+"""Suffix of the names of learned position tables in a state dict."""
 
 ALWAYS_INHERITED = {"pooling"}
-"""Fields of image models that are always taken from the other run: their class token is a weight."""
+"""Fields of image models that always come from the original run: ``pooling = "cls"`` adds a class token, which is a weight."""
 
 
 class InheritedShape(NamedTuple):
-    """A recipe with the model shape of another run.
+    """Recipe of a fine-tuning run, with the model shape of the original run.
 
     Attributes:
-        recipe: the recipe with the fields of that model, except those that fine-tuning chooses and those that the user set.
-        notes: sentences on the changes, and on fields of the recipe that are ignored.
+        recipe: the recipe. Its model fields come from the original run, except those that belong to the task (such as the classes) or
+            to training (dropout), and those that the user set.
+        notes: sentences to print for the user, on model fields that differ from the original run and on fields of the recipe not used.
     """
 
     recipe: Recipe
@@ -78,11 +79,16 @@ class InheritedShape(NamedTuple):
 
 
 def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverrides = NO_OVERRIDES) -> InheritedShape:
-    """Return the recipe with the model shape of another run and with the user's changes that its weights allow.
+    """Return the recipe with the model shape of the original run, changed by the user where the run's weights still fit.
+
+    Args:
+        recipe: recipe of the fine-tuning run.
+        folder: folder of the original run.
+        user_overrides: fields that the user set, without those of a packaged recipe.
 
     Raises:
-        CheckpointError: the folder holds no intact run.
-        ConfigError: the run is of another kind, or its weights do not allow a change.
+        CheckpointError: ``folder`` holds no intact run.
+        ConfigError: the model of the original run is of an incompatible kind, or its weights do not fit a field that the user set.
     """
     run = RunFolder.open(folder)
     model = run.load_config()
@@ -90,11 +96,11 @@ def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverri
         raise ConfigError(
             f"training.init_from = {str(folder)!r}: expected a run of {_compatible_kinds(recipe.model)}, whose weights fit"
             f" {recipe.model.kind!r},"
-            f" found a run of {model.kind!r}; name another run or choose another recipe"
+            f" found a run of {model.kind!r}; give another run with --init-from or choose another recipe"
         )
     names = _inherited_fields(recipe.model, model)
     fixed = _user_settable(names, model) - OVERRIDABLE_FIELDS
-    for name, new in user_overrides.of("model").items():  # before all is checked together, which says less
+    for name, new in user_overrides.of("model").items():  # checked before the joint validation, whose errors are less specific
         old = getattr(model, name) if name in fixed else None
         same = (
             name not in fixed
@@ -120,12 +126,12 @@ def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverri
 
 
 def merge_model_fields(recipe: Recipe, model: ModelConfig, user_overrides: UserOverrides) -> Recipe:
-    """Replace the recipe's model fields by those of a model, except those that fine-tuning chooses or the user set.
+    """Replace the recipe's model fields by those of ``model``, except those of task and dropout, and those that the user set.
 
-    A yarn scaling set by the user refers to the length for which the model was trained.
+    If the user sets YaRN scaling without ``original_max_seq_len``, the length for which ``model`` was trained is filled in.
 
     Raises:
-        ConfigError: the fields contradict each other.
+        ConfigError: the resulting model fields contradict each other.
     """
     names = _inherited_fields(recipe.model, model)
     filled_in = {*model.VOCABULARIES, *model.FROM_DATA, *recipe.model.VOCABULARIES, *recipe.model.FROM_DATA}
@@ -152,13 +158,13 @@ def _is_compatible(target: type[ComponentConfig], source: type[ComponentConfig])
 
 
 def _compatible_kinds(target: ModelConfig) -> str:
-    """Return the kinds of models from whose runs a model can start, as text."""
+    """List the kinds of models whose weights can initialize a model like ``target``, for an error message."""
     *kinds, last = [repr(kind) for kind, schema in SLOTS["model"].components.items() if _is_compatible(type(target), schema)]
     return f"{', '.join(kinds)} or {last}" if kinds else last
 
 
 def _inherited_fields(target: ModelConfig, source: ModelConfig) -> list[str]:
-    """Return the fields that are taken from a run's model."""
+    """Return the model fields that a fine-tuning run takes from ``source``, the model of the original run."""
     both = [name for name in type(source).model_fields if name in type(target).model_fields]
     if isinstance(source, ImageClassifierConfig):
         return [name for name in both if name in ALWAYS_INHERITED or not (name == "image_size" or is_recipe_field(name))]
@@ -178,21 +184,21 @@ def _differences(old: Schema, new: Schema, names: Iterable[str], prefix: str = "
 
 
 def _user_settable(names: Iterable[str], source: ModelConfig) -> set[str]:
-    """Return the model's fields without those that tokenizer and data determine."""
+    """Return the fields among ``names`` that tokenizer and data do not determine."""
     return set(names) - {*source.VOCABULARIES, *source.FROM_DATA}
 
 
 def _incompatible_field_error(path: str, old: object, new: object, folder: Path, user_overrides: UserOverrides) -> ConfigError:
-    """Return the error for a field that the weights do not allow to change."""
+    """Return the error for a model field set to a value that the weights of the original run do not fit."""
     return ConfigError(
         f"{user_overrides.place(('model', *path.split('.')))}: expected model.{path} = {_format_value(old)}, with which the weights of"
         f" {folder} were"
-        f" trained, found {_format_value(new)}; leave it out, or train without --init-from"
+        f" trained, found {_format_value(new)}; omit this field, or train without --init-from"
     )
 
 
 def _check_n_positions(old: ModelConfig, new: ModelConfig, folder: Path, user_overrides: UserOverrides) -> None:
-    """Raise an error if blocks have a weight per position and the number of positions changes; tables of positions can be resized."""
+    """Raise ConfigError if the number of positions changes in a Linformer, whose blocks have weights per position."""
     if not (
         isinstance(old, TransformerConfig)
         and isinstance(new, TransformerConfig)
@@ -205,32 +211,32 @@ def _check_n_positions(old: ModelConfig, new: ModelConfig, folder: Path, user_ov
 
 
 def _check_tokenizer_fields(recipe: TextRecipe, run: RunFolder, user_overrides: UserOverrides) -> None:
-    """Raise an error if the user asks for another tokenizer: rows of the embedding belong to the run's tokens."""
+    """Raise ConfigError if the user sets another tokenizer: the embeddings of the original run belong to the tokens of its tokenizer."""
     names = [name for name in TOKENIZER_FIELDS if name in user_overrides.of("tokenizer")]
     source = load_recipe(run.path / RECIPE)[0] if names else recipe
     for name in names:
         old, new = getattr(getattr(source, "tokenizer", None), name, None), getattr(recipe.tokenizer, name)
         if old is not None and old != new:
             raise ConfigError(
-                f"{user_overrides.place(('tokenizer', name))}: expected tokenizer.{name} = {_format_value(old)}, as the tokenizer of"
-                f" {run.path} has it,"
-                f" found {_format_value(new)}; leave it out, or train without --init-from"
+                f"{user_overrides.place(('tokenizer', name))}: expected tokenizer.{name} = {_format_value(old)}, as in the run"
+                f" {run.path},"
+                f" found {_format_value(new)}; omit this field, or train without --init-from"
             )
 
 
 def _format_value(value: object) -> str:
-    """Format a field's value as in a recipe; a component by its kind."""
+    """Format a field's value as it is written in a recipe; a component is represented by its ``kind``."""
     if isinstance(value, Schema):
         return repr(getattr(value, "kind", "none"))
     return "'none'" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 class WeightInit(NamedTuple):
-    """The weights taken from a run.
+    """Summary of the weights that a new model takes from the original run.
 
     Attributes:
-        note: a sentence about them.
-        new_tensors: names of tensors that the run does not have.
+        note: a sentence for the user on which tensors were copied.
+        new_tensors: names of the model's tensors that the original run lacks or has in another shape.
     """
 
     note: str
@@ -238,16 +244,16 @@ class WeightInit(NamedTuple):
 
 
 def init_from(model: Network, folder: Path) -> WeightInit:
-    """Copy a run's best weights into a new model wherever names match; other weights keep their initial values.
+    """Copy the best weights of the original run into a new model where name and shape match.
 
-    Learned positions are interpolated to the model's number of positions.
+    The other weights of the model keep their initial values. Learned positions are interpolated to the model's number of positions.
 
     Args:
-        model: newly built, of the shape from ``inherit_model_shape``.
-        folder: the run to start from.
+        model: a newly built model with the shape from ``inherit_model_shape``.
+        folder: folder of the original run.
 
     Raises:
-        CheckpointError: the folder holds no intact run.
+        CheckpointError: ``folder`` holds no intact run.
     """
     run = RunFolder.open(folder)
     run.load_config()
@@ -256,37 +262,40 @@ def init_from(model: Network, folder: Path) -> WeightInit:
     resized_names = [
         name for name in target if name.endswith(POSITION_TABLE_SUFFIX) and name in source and len(source[name]) != len(target[name])
     ]
-    resize_notes = {f"; positions brought from {len(source[name]):,} to {len(target[name]):,}" for name in resized_names}
+    resize_notes = {f"; positions interpolated from {len(source[name]):,} to {len(target[name]):,}" for name in resized_names}
     source |= {name: resize(source[name], len(target[name])) for name in resized_names}
     shared = [name for name in target if name in source and target[name].shape == source[name].shape]
     blocks = {name for name in target if any(part in name for part in (".blocks.", ".layers.", ".stages."))}
     if missing := blocks - set(shared):
         raise CheckpointError(
-            f"{run.path / WEIGHTS}: expected the weights of the model in {CONFIG}, found no {min(missing)} of its shape; put the file back"
+            f"{run.path / WEIGHTS}: expected the weights of the model in {CONFIG}, found tensor {min(missing)!r} missing or of another"
+            " shape; restore the file"
         )
     with torch.no_grad():
         for name in shared:
             target[name].copy_(source[name])
     fresh = [name for name in target if name not in shared]
-    summary = f"{len(shared):,} of {len(target):,} tensors, its widths and components{''.join(sorted(resize_notes))}"
-    return WeightInit(f"starts from {folder}: {summary}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""), fresh)
+    summary = f"copies {len(shared):,} of {len(target):,} tensors{''.join(sorted(resize_notes))}"
+    return WeightInit(f"starts from {folder}: {summary}" + (f"; newly initialized: {', '.join(fresh)}" if fresh else ""), fresh)
 
 
 def save_base_weights(model: nn.Module, fresh: Sequence[str], folder: RunFolder) -> None:
-    """Save the weights to be adapted in the run folder, so that the original run is no longer needed."""
+    """Save the tensors taken from the original run, all except ``fresh``, so that an adapter no longer needs that run."""
     folder.write_tensors(BASE, {name: x for name, x in model.state_dict().items() if name not in fresh}, step=0)
 
 
 def load_base_and_adapt(model: nn.Module, config: LoraConfig, folder: RunFolder) -> None:
-    """Load the saved original weights into a model, freeze them, and add the trainable adapter.
+    """Load the base weights from the run folder into ``model``, freeze them, and add the trainable adapter.
 
     Raises:
-        CheckpointError: the weights are missing, damaged, or of another model.
+        CheckpointError: the base weights are missing, damaged, or of another model.
     """
     target, tied = model.state_dict(), getattr(model, "tied", {})
     base = {name: summary for name, summary in folder.read_weights(BASE).items() if name not in tied}
     if mismatched := [name for name in base if name not in target or target[name].shape != base[name].shape]:
-        raise CheckpointError(f"{folder.path / BASE}: expected the weights of this model, found other {mismatched[0]}; put the file back")
+        raise CheckpointError(
+            f"{folder.path / BASE}: expected the base weights of this run, found {mismatched[0]!r} of another model; restore the file"
+        )
     with torch.no_grad():
         for name, summary in base.items():
             target[name].copy_(summary)

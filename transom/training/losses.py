@@ -1,6 +1,6 @@
-"""The training loss: cross-entropy with label smoothing, summed over target tokens without padding.
+"""Training losses: cross-entropy with label smoothing, cross-entropy for mixup, and the divergence of R-Drop.
 
-``kernels/loss.py`` computes the same faster.
+``kernels/loss.py`` has a faster implementation of ``linear_cross_entropy``.
 """
 
 import torch
@@ -16,7 +16,8 @@ def cross_entropy(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Compute cross-entropy with label smoothing from logits.
 
-    Loss = sum_i [-(1 - e) log f_i,y_i - e / |V| sum_j log f_ij], f_i = softmax(z_i), with e the smoothing (Szegedy et al. 2016, section 7).
+    Loss = sum_i [-(1 - e) log f_i,y_i - e / |V| sum_j log f_ij], with f_i = softmax(z_i) of the logits z_i, labels y_i and smoothing e
+    (Szegedy et al. 2016, section 7).
 
     Returns:
         The smoothed loss and the plain negative log-likelihood, each in nats, summed over tokens.
@@ -34,7 +35,7 @@ def mixup_cross_entropy(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Compute ``cross_entropy`` of images with mixed labels (mixup, Zhang et al. 2018, section 2).
 
-    Loss = sum_i lam_i loss(z_i, y_i) + (1 - lam_i) loss(z_i, y'_i).
+    Loss = sum_i lam_i loss(z_i, y_i) + (1 - lam_i) loss(z_i, y'_i), where ``labels`` are (y, y').
 
     Returns:
         The smoothed loss and the plain negative log-likelihood, each in nats, summed over images.
@@ -48,7 +49,7 @@ def mixup_cross_entropy(
 def symmetric_kl(logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, ""]:
     """Compute the symmetric Kullback-Leibler divergence between two predictions per token, from logits.
 
-    Sum over pairs of rows 2i and 2i + 1 of [KL(p || q) + KL(q || p)] / 2, p and q their softmax (Liang et al. 2021, eq. 2).
+    Sum over pairs of rows 2i and 2i + 1 of [KL(p || q) + KL(q || p)] / 2, p and q the softmax of the two rows (Liang et al. 2021, eq. 2).
     """
     log_p, log_q = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).unflatten(0, (-1, 2)).unbind(1)
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
@@ -62,17 +63,18 @@ def linear_cross_entropy(
     label_smoothing: float,
     r_drop: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute ``cross_entropy(hidden @ weight.T, labels, label_smoothing)``; the kernel never materializes all logits.
+    """Compute ``cross_entropy(hidden @ weight.T, labels, label_smoothing)``.
 
-    With ``r_drop``, rows 2i and 2i + 1 are two passes of one token, and ``r_drop * symmetric_kl(hidden @ weight.T)`` is added to the
-    loss. Matrix products use autocast's type; the softmax and its sums are at least float32.
+    The kernel that replaces this function never materializes all logits. With ``r_drop``, rows 2i and 2i + 1 of ``hidden`` come from two
+    forward passes of one token, and ``r_drop * symmetric_kl(hidden @ weight.T)`` is added to the loss. Matrix products use autocast's
+    dtype. Softmax and losses are computed in at least float32.
 
     Args:
         hidden: last hidden states, one per target token, without padding.
         weight: weight of the output projection.
-        labels: the tokens to predict.
+        labels: the token to predict from each hidden state.
         label_smoothing: probability spread evenly over the vocabulary.
-        r_drop: alpha of R-Drop.
+        r_drop: weight alpha of the R-Drop divergence; 0 computes plain cross-entropy.
 
     Returns:
         The smoothed loss, through which gradients flow, and the negative log-likelihood, each in nats, summed over tokens.

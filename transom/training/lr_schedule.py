@@ -6,7 +6,7 @@ from transom.config.component_registry import build, implements
 from transom.config.training import CosineScheduleConfig, InverseSqrtScheduleConfig, ScheduleConfig, TrainingConfig, WarmupStableDecayConfig
 
 HIGH_LR_FRACTION = 0.1
-"""Distance of the learning rate from its final value, as a fraction of the peak, above which a note is printed."""
+"""A note is given if a time limit ends the run with a learning rate this far above its final value, as a fraction of the peak."""
 
 
 def learning_rate(step: int, training: TrainingConfig, d_model: int) -> float:
@@ -23,7 +23,7 @@ def learning_rate(step: int, training: TrainingConfig, d_model: int) -> float:
 
 
 def warmup_notes(training: TrainingConfig) -> list[str]:
-    """Return a note if a run ends before its learning rate reaches the peak."""
+    """Return one note if the warmup has at least as many steps as the run; otherwise an empty list."""
     warmup, steps = training.schedule.warmup_steps, training.max_steps
     if warmup < steps:
         return []
@@ -34,13 +34,13 @@ def warmup_notes(training: TrainingConfig) -> list[str]:
 
 
 def time_limit_notes(training: TrainingConfig, seconds_left: float, step: int, seconds_per_step: float) -> list[str]:
-    """Return notes if the time limit ends a run while its learning rate is still high.
+    """Return one note if the time limit will end the run while its learning rate is still high; otherwise an empty list.
 
     Args:
-        training: steps, minutes and schedule.
-        seconds_left: remaining seconds of ``max_minutes``.
-        step: number of steps so far.
-        seconds_per_step: measured time per step.
+        training: the recipe's training settings, with ``max_steps``, ``max_minutes`` and schedule.
+        seconds_left: seconds that remain until ``max_minutes``.
+        step: number of optimizer steps so far.
+        seconds_per_step: measured seconds per step.
     """
     steps, last = training.max_steps, step + int(seconds_left / seconds_per_step)
     lr, final_lr = (lr_factor(end, training.schedule, steps) for end in (last, steps))
@@ -51,30 +51,30 @@ def time_limit_notes(training: TrainingConfig, seconds_left: float, step: int, s
     return [
         f"at this pace training.max_minutes = {training.max_minutes:g} ends the run at about step {suggested:,} of {steps:,}, its learning"
         " rate"
-        f" still {'rising, ' if in_warmup else ''}at {lr:.0%} of the peak; training.max_steps={suggested} would let it fall to its end"
+        f" still {'rising, ' if in_warmup else ''}at {lr:.0%} of the peak; training.max_steps={suggested} lets it decay to its final value"
     ]
 
 
 def lr_factor(step: int, schedule: ScheduleConfig, max_steps: int) -> float:
-    """Compute the learning rate of a step, from 1, as a fraction of the peak."""
+    """Compute the learning rate of a step, counted from 1, as a fraction of the peak: linear warmup, then the schedule."""
     warmup = schedule.warmup_steps
     return step / warmup if step < warmup else build(schedule, step, max_steps)
 
 
 @implements(InverseSqrtScheduleConfig)
 def inverse_sqrt_factor(schedule: InverseSqrtScheduleConfig, step: int, max_steps: int) -> float:
-    """Compute sqrt(warmup / step) (Vaswani et al. 2017, eq. 3)."""
+    """Compute sqrt(warmup_steps / step) (Vaswani et al. 2017, eq. 3)."""
     return math.sqrt(schedule.warmup_steps / step)
 
 
 @implements(CosineScheduleConfig)
 def cosine_factor(schedule: CosineScheduleConfig, step: int, max_steps: int) -> float:
-    """Compute half a cosine from 1 at the end of warmup down to ``min_lr_ratio``."""
+    """Compute half a cosine, from 1 at the end of warmup down to ``min_lr_ratio`` at ``max_steps``."""
     progress = min((step - schedule.warmup_steps) / max(max_steps - schedule.warmup_steps, 1), 1.0)
     return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @implements(WarmupStableDecayConfig)
 def warmup_stable_decay_factor(schedule: WarmupStableDecayConfig, step: int, max_steps: int) -> float:
-    """Compute 1, then a linear decay to zero over the last steps."""
+    """Compute 1, followed by a linear decay towards 0 over the last ``decay_fraction`` of all steps."""
     return min(1.0, max(max_steps - step + 1, 0) / max(round(schedule.decay_fraction * max_steps), 1))

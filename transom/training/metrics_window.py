@@ -1,4 +1,4 @@
-"""The schema of ``metrics.jsonl``, and the sums over the steps between its lines."""
+"""Schema of ``metrics.jsonl``, and the sums over training steps from which each line of training metrics is computed."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from transom.training.train_step import StepResult
 
 
 class _Record(BaseModel):
-    """A line of ``metrics.jsonl``; further fields are numbers, or null if they were not finite."""
+    """A line of ``metrics.jsonl``. Fields that the schema does not name are metrics: numbers, or null for values that were not finite."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     __pydantic_extra__: dict[str, int | float | None]
@@ -44,53 +44,53 @@ _ANY_RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[_TrainRecord | _Validation
 
 
 def read_metrics_history(metrics: MetricsLog) -> list[dict[str, Any]]:
-    """Read the records of a run.
+    """Read all lines of a run's ``metrics.jsonl``, each as a dictionary.
 
     Raises:
-        CheckpointError: a line does not match the schema; the error gives its number.
+        CheckpointError: a line does not match the schema; the message gives the line number.
     """
     records = metrics.read()
     for number, record in enumerate(records, start=1):
         try:
             _ANY_RECORD.validate_python(record)
         except ValidationError as error:
-            raise CheckpointError(f"{metrics.path}:{number}: {describe_validation_error(error)}; remove this line to continue") from error
+            raise CheckpointError(f"{metrics.path}:{number}: {describe_validation_error(error)}; delete this line to continue") from error
     return records
 
 
 WINDOW_SUMS = ("steps", "skipped", "seconds", "flops", "n_target_tokens", "loss", "nll", "grad_norm")
-"""Sums that every run keeps; auxiliary objectives add theirs."""
+"""Names of the sums that every run keeps; auxiliary objectives add further sums."""
 
 _METRIC_RATIOS = {
     "loss": RatioMetric("loss", "n_target_tokens"),
     "nll": RatioMetric("nll", "n_target_tokens"),
     "grad_norm": RatioMetric("grad_norm", N_UPDATES),
 }
-"""Metrics in the lines of every run."""
+"""Metrics of every run, as ratios of sums."""
 
 
 class MetricsWindow:
-    """Sums over the steps since the last line, so that a line holds means over target tokens, not means of means."""
+    """Sums over the steps since the last line of training metrics, so that a line reports means over tokens, not means of step means."""
 
     def __init__(self, sums: Mapping[str, float], metrics: Mapping[str, RatioMetric]) -> None:
-        """Continue from the sums of a checkpoint.
+        """Continue from the sums in a checkpoint, or start with none.
 
         Args:
-            sums: sums over the steps so far.
-            metrics: metrics computed from the sums of auxiliary objectives.
+            sums: sums over the steps since the last line, by name; empty to start.
+            metrics: metrics of auxiliary objectives by name, as ratios of sums.
         """
         self.sums = dict(sums)
         self._aux_metric_ratios = metrics
 
     def add(self, result: StepResult, seconds: float) -> None:
-        """Add a step that took ``seconds``; a skipped step contributes only its time."""
+        """Add a step that took ``seconds``; a skipped step contributes only its time and FLOPs."""
         increments = {"steps": 1, "skipped": bool(result.skipped), "seconds": seconds, "flops": result.flops}
         measured = {"n_target_tokens": result.n_target_tokens, "loss": result.loss, "nll": result.nll, "grad_norm": result.grad_norm}
         increments |= {name: 0.0 if result.skipped else value for name, value in (measured | {**result.aux_metrics}).items()}
         self.sums = {name: self.sums.get(name, 0.0) + increment for name, increment in increments.items()}
 
     def flush(self, peak: float) -> dict[str, float]:
-        """Return the metrics of a line and reset the sums; ``peak`` is the machine's measured FLOP/s."""
+        """Return the metrics of the steps since the last line and reset the sums; ``peak`` is the machine's measured FLOP/s."""
         s, self.sums = self.sums | {N_UPDATES: self.sums["steps"] - self.sums["skipped"]}, {}
 
         def values(metrics: Mapping[str, RatioMetric]) -> dict[str, float]:

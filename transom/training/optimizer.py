@@ -17,30 +17,30 @@ from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.mixture_of_experts import MixtureOfExperts
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""a, b and c of a s + b s^3 + c s^5; five iterations map every s from about 0.002 to 1 close to 1 (Jordan et al. 2024)."""
+"""a, b and c of the map s -> a s + b s^3 + c s^5, which five iterations bring close to 1 for s in [0.002, 1] (Jordan et al. 2024)."""
 
 
 def build_optimizer(model: nn.Module, config: ComponentConfig, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
     """Build the optimizer, fused where PyTorch has a fused implementation.
 
-    AdamW decays weight matrices only: never vectors (biases, gains) nor embeddings, including a tied output projection.
-    The schedule sets the learning rate before each step; its initial value is 0.
+    AdamW applies weight decay to matrices only, not to vectors (biases, gains of norms) and not to embeddings, even if an embedding is
+    tied to the output projection. The learning rate is 0 until ``TrainStep`` sets it.
 
     Args:
-        model: the model, whose parameters that require gradients are optimized.
+        model: the model; its parameters that require gradients are optimized.
         config: kind and settings of the optimizer.
-        dtype: precision of the run's matrix products; if it is bfloat16, Muon's own products are in bfloat16 too.
+        dtype: dtype of the run's matrix products; if it is bfloat16, Muon's own products are in bfloat16 too.
 
     Raises:
-        ConfigError: Muon is chosen, and no trainable matrix is one that it applies to.
+        ConfigError: Muon is chosen, and the model has no trainable matrix to which Muon applies.
     """
     return build(config, model, [p for p in model.parameters() if p.requires_grad], dtype)
 
 
 def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, TensorSpec]:
-    """Return types and shapes, by name, of the tensors that an optimizer keeps per parameter after its first gradient.
+    """Return dtype and shape, by name, of the state tensors that an optimizer keeps for a parameter that has had a gradient.
 
-    An optimizer that is not PyTorch's defines a method ``state_specs(parameter)``.
+    An optimizer that is not from PyTorch, such as ``MuonAndAdamW``, must have a method ``state_specs(parameter)``.
     """
     if own := getattr(optimizer, "state_specs", None):
         return own(parameter)
@@ -52,19 +52,19 @@ def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> di
 
 @implements(SgdConfig)
 def build_sgd(config: SgdConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.SGD:
-    """Build stochastic gradient descent."""
+    """Build fused SGD with the momentum and weight decay of ``config``."""
     return torch.optim.SGD(parameters, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
 @implements(AdamConfig)
 def build_adam(config: AdamConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.Adam:
-    """Build Adam."""
+    """Build fused Adam, without weight decay."""
     return torch.optim.Adam(parameters, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
 @implements(AdamWConfig)
 def build_adamw(config: AdamWConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.AdamW:
-    """Build AdamW, which decays weight matrices only."""
+    """Build fused AdamW, with weight decay on weight matrices only."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -76,24 +76,25 @@ def build_adamw(config: AdamWConfig, model: nn.Module, parameters: list[nn.Param
 
 @implements(MuonConfig)
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for the attention and feed-forward matrices of blocks, PyTorch's fused AdamW for all the rest; one state, one learning rate.
+    """Muon for the attention and feed-forward matrices of blocks, PyTorch's fused AdamW for all other parameters.
 
-    Experts and routers use AdamW: Muon would update a matrix that no token reached with a full-size step along its old momentum.
-    PyTorch's own Muon is not used because it always multiplies in bfloat16, which is very slow on processors without support for it.
+    Both share one state and one learning rate. Experts and routers use AdamW: Muon would update the matrix of an expert that no token
+    reached with a full-size step along its old momentum. PyTorch's own Muon is not used because it always multiplies in bfloat16, which
+    is very slow on processors without bfloat16 instructions.
     """
 
     def __init__(self, config: MuonConfig, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> None:
-        """Split the parameters between Muon and AdamW.
+        """Split ``parameters`` between Muon and AdamW; other arguments as for ``build_optimizer``.
 
         Raises:
-            ConfigError: Muon applies to none of them.
+            ConfigError: Muon applies to none of ``parameters``.
         """
         muon_ids = {id(p) for p in _block_matrices(model)}
         matrices, rest = list[nn.Parameter](), list[nn.Parameter]()
         for p in parameters:
             (matrices if id(p) in muon_ids else rest).append(p)
         if not matrices:
-            raise ConfigError("training.optimizer: muon requires trainable matrices in blocks, found none; use 'adamw'")
+            raise ConfigError("training.optimizer = 'muon': expected trainable matrices in the model's blocks, found none; use 'adamw'")
         self.momentum, self.weight_decay = config.momentum, config.weight_decay
         self.dtype = dtype if dtype == torch.bfloat16 else None
         self.adamw = build_adamw(config, model, rest, dtype)
@@ -101,23 +102,23 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._share_state()
 
     def _share_state(self) -> None:
-        """Make AdamW use its parameter groups and the state of this optimizer."""
+        """Let AdamW use the state of this optimizer and all its parameter groups but the first, which is Muon's."""
         self.adamw.param_groups, self.adamw.state = self.param_groups[1:], self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of ``state_dict``."""
+        """Load the result of ``state_dict`` for both Muon and AdamW."""
         super().load_state_dict(state_dict)
         self._share_state()
 
     def state_specs(self, parameter: nn.Parameter) -> dict[str, TensorSpec]:
-        """Return the types and shapes of the state of a parameter: Muon's momentum, or AdamW's state."""
+        """Return dtype and shape, by name, of the state tensors of ``parameter``: Muon's momentum, or the state of AdamW."""
         muon_ids = any(parameter is p for p in self.param_groups[0]["params"])
         return {"momentum": TensorSpec.of(parameter)} if muon_ids else state_specs(self.adamw, parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step with both."""
-        assert closure is None, "the gradients are there"
+        """Update all parameters from their gradients: first those of AdamW, then those of Muon."""
+        assert closure is None, "closures are not supported"
         self.adamw.step()
         (matrices, lr) = (self.param_groups[0][name] for name in ("params", "lr"))
         for p in matrices:
@@ -131,7 +132,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def _block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the weights of linear layers in blocks, without experts; with LoRA, the low-rank matrices instead."""
+    """Return the matrices of linear layers in blocks, without experts and routers; with LoRA, also A and B of each adapted layer."""
     excluded = {id(m) for mixture in model.modules() if isinstance(mixture, MixtureOfExperts | DepthRouter) for m in mixture.modules()}
     blocks = (m for m in model.modules() if isinstance(m, Block))
     linears = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear) and id(m) not in excluded)
@@ -139,11 +140,13 @@ def _block_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def newton_schulz_orthogonalize(x: Float[Tensor, "rows columns"], dtype: torch.dtype | None = None) -> Float[Tensor, "rows columns"]:
-    """Return U p(S) V^T of x = U S V^T with p near 1, by five Newton-Schulz steps on x divided by its norm (Jordan et al. 2024).
+    """Orthogonalize a matrix approximately by five Newton-Schulz steps (Jordan et al. 2024).
+
+    For x = U S V^T, the result is U S' V^T with all singular values S' near 1. The steps start from x divided by its Frobenius norm.
 
     Args:
         x: any matrix.
-        dtype: precision of the products; by default that of ``x``.
+        dtype: dtype of the products and of the result; by default that of ``x``.
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     x = (x / x.norm().clamp(min=1e-7)).to(dtype or x.dtype)

@@ -1,4 +1,4 @@
-"""The process of a rank other than 0: it takes the same training steps as rank 0 and nothing else."""
+"""Program of the data-parallel processes other than rank 0: they take the same training steps, but do not validate or write files."""
 
 import sys
 from importlib import import_module
@@ -26,20 +26,27 @@ from transom.training.train_state import gather_rng_states, load_optimizer, rest
 from transom.training.train_step import TrainStep
 
 NO_CHECKPOINT = -1
-"""Broadcast by rank 0 instead of a step if there is no checkpoint."""
+"""Value that rank 0 broadcasts in place of a checkpoint's step if the run has no checkpoint."""
 
 STEP, SAVE, END = range(3)
-"""Commands that rank 0 broadcasts."""
+"""Commands that rank 0 broadcasts: take a training step, send the random state for a checkpoint, exit."""
 
 
 class RankProcess:
-    """State of the training of one rank: model, optimizer, and the rows of each batch that the rank processes."""
+    """Training on a rank other than 0: its copies of model and optimizer, and its part of each batch."""
 
     def __init__(self, folder: Path, data: str, read: BuildTask, rank: int, n_ranks: int) -> None:
-        """Read recipe, tokenizers and data of the run in ``folder``, as rank 0 wrote them; ``read`` builds its task.
+        """Build task, model and optimizer from the run folder that rank 0 has written.
+
+        Args:
+            folder: the run folder.
+            data: hash of the training and validation data that rank 0 has read.
+            read: reads the data and builds the task.
+            rank: rank of this process, from 1.
+            n_ranks: number of data-parallel processes.
 
         Raises:
-            DataError: the hash of the data differs from ``data``.
+            DataError: the data read by this process has another hash than ``data``.
             ConfigError: a plugin differs from that of rank 0.
         """
         self.folder = RunFolder.open(folder)
@@ -48,7 +55,7 @@ class RankProcess:
         self.rank = rank
         self.task = read(self.recipe, TaskContext(folder, self.folder, lambda _: None, rank, n_ranks))
         if self.task.data_hash != data:
-            raise DataError(f"{folder}: the data changed while the run started; start it again")
+            raise DataError(f"{folder}: expected the data that rank 0 has read, found changed files; start the run again")
         torch.manual_seed(self.recipe.training.seed)
         self.model = build_model(self.recipe.model).train()
         if (adapter := self.recipe.training.adapter) is not None:
@@ -81,10 +88,16 @@ class RankProcess:
 
 
 def main(rank: int, n_ranks: int, rendezvous: Path, folder: Path, data: str, task: str, *plugins: str) -> None:
-    """Run as one rank of a training run; ``task`` is the class of its task, as ``module:name``.
+    """Run one data-parallel process of a training run until rank 0 ends the run.
 
-    Rank 0 passes the plugins it uses, each preceded by the folder from which it is found. The run folder has their hashes, so a plugin that
-    has changed is refused.
+    Args:
+        rank: rank of this process, from 1.
+        n_ranks: number of data-parallel processes.
+        rendezvous: path of the rendezvous file.
+        folder: the run folder, which also holds the hashes of the plugins.
+        data: hash of the training and validation data that rank 0 has read.
+        task: class of the run's task, as ``module:name``.
+        *plugins: for each plugin of rank 0, the folder from which it is imported, then its path or module name.
     """
     sys.path.extend(home for home in plugins[::2] if home and home not in sys.path)
     import_plugins(plugins[1::2])

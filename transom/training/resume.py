@@ -1,4 +1,4 @@
-"""Read a checkpoint and compare all of it with the run before assigning any tensor."""
+"""Read a checkpoint, and check that all of it fits the run before any tensor of the run is changed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,15 +22,15 @@ from transom.training.train_step import TrainStep
 
 
 class ResumeState(NamedTuple):
-    """A checkpoint that matches the run, not yet loaded into it.
+    """Content of a checkpoint that fits the run; the run's model and optimizer are not changed yet.
 
     Attributes:
-        state: its validated JSON.
-        model: trainable tensors and saved buffers.
-        optimizer: optimizer tensors by ``parameter.entry``.
-        generators: states of the random number generators.
-        ema: the moving average; empty if the run keeps none.
-        snapshots: trainable tensors of the checkpoints that are averaged, by step.
+        state: the validated ``state.json``.
+        model: trainable parameters and persistent buffers, by name.
+        optimizer: state tensors of the optimizer, by ``parameter.entry``.
+        generators: states of the random generators of all processes.
+        ema: moving average of the weights; empty if the run keeps none.
+        snapshots: trainable tensors of the earlier checkpoints that weight averaging needs, by step.
     """
 
     state: CheckpointState
@@ -42,16 +42,16 @@ class ResumeState(NamedTuple):
 
 
 def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep, task: Task) -> ResumeState:
-    """Read the checkpoint of ``step`` and compare every name, shape, type and count with the run's.
+    """Read the checkpoint of ``step``, and check each tensor's name, shape and dtype and each counter against the run.
 
     Args:
         checkpoints: checkpoints of the run.
         step: step of the checkpoint.
-        train_step: the model and the new optimizer that the checkpoint must match.
-        task: the task, whose data the run must have been started with.
+        train_step: holds the model and the new optimizer that the checkpoint must fit.
+        task: the task; the run must have been started with the data of this task.
 
     Raises:
-        CheckpointError: the checkpoint contradicts the run or the step.
+        CheckpointError: the checkpoint does not fit the run or is not of this step.
         DataError: the run was started with other data.
     """
     folder = checkpoints.path(step)
@@ -68,7 +68,7 @@ def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep
     if isinstance(train_step.training.average, EmaConfig) and (state.progress.n_averaged or version == 1):
         expected.add("ema")
     if groups.keys() != expected:
-        raise CheckpointError(f"{folder}: expected the groups {sorted(expected)}, found {sorted(groups)}")
+        raise CheckpointError(f"{folder}: expected the files {sorted(expected)} (.safetensors), found {sorted(groups)}")
     trainable = {name: TensorSpec.of(x) for name, x in trainable_tensors(model).items()}
     averages = {old: checkpoints.load(old, ["model"]).groups["model"] for old in state.snapshots}
     weights = {"model": (folder, groups["model"]), "ema": (folder, groups.get("ema"))}
@@ -87,18 +87,18 @@ def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep
 
 
 def _check_state(folder: Path, step: int, state: CheckpointState, train_step: TrainStep, task: Task) -> None:
-    """Compare steps, position, loss scaler, best metrics and window sums with the run's."""
+    """Raise an error if the progress, loss scaler or data hash in ``state`` do not fit the run and the checkpoint's step."""
     file, progress, n_samples = folder / "state.json", state.progress, task.loader.n_samples
     if progress.step != step:
         raise CheckpointError(f"{file}: expected progress.step = {step}, found {progress.step}")
     # A batch holds one sample at least and never reaches into the next epoch.
     if not step <= progress.position <= step * n_samples:
         raise CheckpointError(
-            f"{file}: expected a position of {step:,} to {step * n_samples:,} samples after {step:,} steps, found {progress.position:,}"
+            f"{file}: expected progress.position from {step:,} to {step * n_samples:,} samples at step {step:,}, found {progress.position}"
         )
     if train_step.scaler.is_enabled() != (state.scaler is not None):
-        expected_scaler = "the state of the loss scaler" if train_step.scaler.is_enabled() else "no loss scaler outside float16"
-        raise CheckpointError(f"{file}: expected {expected_scaler}, found {state.scaler}")
+        expected_scaler = "the state of the float16 loss scaler" if train_step.scaler.is_enabled() else "no loss scaler without float16"
+        raise CheckpointError(f"{file}: expected {expected_scaler} under 'scaler', found {state.scaler}")
     if progress.best and train_step.training.best_checkpoint_metric not in progress.best:
         raise CheckpointError(
             f"{file}: expected {train_step.training.best_checkpoint_metric!r} among the metrics of the best validation,"
@@ -110,12 +110,12 @@ def _check_state(folder: Path, step: int, state: CheckpointState, train_step: Tr
     if state.data not in (task.data_hash, None):
         raise DataError(
             f"{folder.parent.parent}: expected the run's original data, found changed files;"
-            " a resumed run keeps its data: restore the files or give another --out"
+            " restore the files, or start a new run with another --out"
         )
 
 
 def _check_tensors(file: Path, found: Mapping[str, Tensor], expected: Mapping[str, TensorSpec]) -> None:
-    """Compare the names, types and shapes of tensors."""
+    """Raise an error unless the tensors in ``file`` have exactly the expected names, dtypes and shapes."""
     if mismatched := sorted(found.keys() ^ expected.keys()):
         kind = "missing" if mismatched[0] in expected else "unexpected"
         raise CheckpointError(f"{file}: expected the {len(expected)} tensors of this run, found {mismatched[0][:200]!r} {kind}")
@@ -125,12 +125,12 @@ def _check_tensors(file: Path, found: Mapping[str, Tensor], expected: Mapping[st
 
 
 def _name_v1_entries(file: Path, tensors: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    """Rename an optimizer's tensors of format 1, which numbered the parameters, by the parameters' names."""
+    """Convert ``number.entry``, the keys of optimizer tensors in checkpoints of format 1, to ``parameter.entry``."""
     named: dict[str, Tensor] = {}
     for key, x in tensors.items():
         number, _, entry = key.partition(".")
         if not (number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(names)):
-            raise CheckpointError(f"{file}: expected tensors of {len(names)} parameters, found {key[:200]!r}")
+            raise CheckpointError(f"{file}: expected keys such as '0.exp_avg' with a number below {len(names)}, found {key[:200]!r}")
         named[f"{names[int(number)]}.{entry}"] = x
     return named
 
@@ -138,39 +138,39 @@ def _name_v1_entries(file: Path, tensors: Mapping[str, Tensor], names: list[str]
 def _check_optimizer(
     file: Path, found: Mapping[str, Tensor], state: CheckpointState, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Compare the optimizer's tensors with its parameters: each has all entries, or none before its first gradient."""
+    """Raise an error unless each parameter has all of its optimizer state, or none before its first gradient, and valid step counts."""
     parameters = dict(model.named_parameters())
     present = {name.rpartition(".")[0] for name in found}
     owned = {name: state_specs(optimizer, parameters[name]) for name in optimizer_parameter_names(model, optimizer)}
     if unexpected := sorted(present - owned.keys()):
-        raise CheckpointError(f"{file}: expected state of this run's parameters, found some of {unexpected[0][:200]!r}")
+        raise CheckpointError(f"{file}: expected state of this run's parameters, found state of {unexpected[0][:200]!r}")
     _check_tensors(file, found, {f"{name}.{entry}": spec for name in owned if name in present for entry, spec in owned[name].items()})
     progress = state.progress
     n_updates = progress.step - progress.n_skipped
     if n_updates and not present and any(owned.values()):
-        raise CheckpointError(f"{file}: expected the optimizer's state after {n_updates:,} steps, found none")
+        raise CheckpointError(f"{file}: expected the optimizer's state after {n_updates:,} updates, found none")
     counts = [x.item() for name, x in found.items() if name.endswith(".step")]
     if counts and not all(1 <= count <= progress.step and count == int(count) for count in counts):
-        raise CheckpointError(f"{file}: expected 1 to {progress.step:,} steps of every parameter, found {min(counts):g} to {max(counts):g}")
+        raise CheckpointError(f"{file}: expected 1 to {progress.step:,} updates per parameter, found {min(counts):g} to {max(counts):g}")
     if counts and max(counts) < n_updates:
-        raise CheckpointError(f"{file}: expected an optimizer after {n_updates:,} steps, found one after {max(counts):g}")
+        raise CheckpointError(f"{file}: expected the optimizer's state after {n_updates:,} updates, found that after {max(counts):g}")
 
 
 def _check_rng_states(file: Path, found: Mapping[str, Tensor], n_processes: int) -> None:
-    """Check that the random number generator of every process accepts its state."""
+    """Raise an error unless there is a valid random generator state for every process."""
     expected = {"cpu", *(f"rank-{rank}.cpu" for rank in range(1, n_processes))}
     if missing := sorted(expected - found.keys()):
         raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes, found none under {missing[0]!r}")
     for name, x in found.items():
         if name not in expected and not (name.startswith("cuda.") and name[5:].isdigit()):
-            raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes, found {name[:200]!r}")
+            raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes only, found {name[:200]!r}")
         if x.dtype != torch.uint8 or x.ndim != 1:
-            raise CheckpointError(f"{file}: expected {name!r} as a row of bytes, found {_format_spec(TensorSpec.of(x))}")
+            raise CheckpointError(f"{file}: expected {name!r} as a vector of uint8, found {_format_spec(TensorSpec.of(x))}")
         if name in expected:
             try:
                 torch.Generator().set_state(x)
             except RuntimeError as error:
-                raise CheckpointError(f"{file}: expected the state of a generator under {name!r}, found other bytes") from error
+                raise CheckpointError(f"{file}: expected the state of a torch.Generator under {name!r}, found other bytes") from error
 
 
 def _format_spec(spec: TensorSpec) -> str:

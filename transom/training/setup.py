@@ -1,4 +1,4 @@
-"""Set up a run from its recipe: task, model, optimizer, precision, and the facts known before step 1."""
+"""Set up a training run from its recipe: task, model, optimizer, precision, and the facts known before step 1."""
 
 import copy
 import hashlib
@@ -24,6 +24,7 @@ from transom.files.regular_files import resolve_path
 from transom.models.base import Network
 from transom.models.build import build_model
 from transom.planning.adapters import count_adapter_parameters
+from transom.planning.disk_space import check_disk_space
 from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.memory import check_fits_in_memory
 from transom.planning.parameters import count_parameters, position_table_error
@@ -36,21 +37,21 @@ from transom.training.task_protocol import BuildTask, Task, TaskContext
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A run that is set up.
+    """A training run that is ready for ``train``.
 
     Attributes:
-        recipe: the recipe with the values chosen during set-up.
+        recipe: the recipe, with values chosen during set-up filled in, such as precision and vocabulary sizes.
         folder: the run folder, open and locked.
-        task: the task.
-        model: the model in training.
-        eval_model: a second model of the same shape for the weights to validate.
-        optimizer: optimizer of the model's parameters.
-        precision: type of the matrix products, with the reason.
-        threads: number of threads, with the reason.
-        processes: data-parallel processes and threads per process.
-        peak: highest measured FLOP/s of the machine in this precision.
-        notes: sentences for the user.
-        facts: facts known before the run.
+        task: data, losses and metrics of the run.
+        model: the model to train.
+        eval_model: a copy of the model, into which the weights to validate are loaded.
+        optimizer: optimizer of the model's trainable parameters.
+        precision: dtype of the matrix products, with the reason for the choice.
+        threads: number of threads of the whole run, with the reason for the choice.
+        processes: number of data-parallel processes, and of threads per process.
+        peak: highest measured FLOP/s of matrix products on this machine, in the dtype of ``precision``.
+        notes: sentences to print for the user.
+        facts: facts known before step 1, by name: data report, number of parameters, precision, threads and others.
     """
 
     recipe: Recipe
@@ -77,25 +78,26 @@ def build_training_setup(
 ) -> TrainingSetup:
     """Read the data, train or load the tokenizers, build the model, and measure the machine.
 
-    This sets the process's threads and random state; ``planning.process_state`` restores those of the caller.
+    PyTorch's thread count and random state change in this process. Call this function inside
+    ``planning.process_state.preserved_process_state`` to restore them.
 
     Args:
-        recipe: the recipe.
-        base: folder to which ``data.root`` is relative.
-        folder: the run folder; if it holds a recipe, the run is resumed and keeps its choices.
+        recipe: recipe of the run.
+        base: folder to which a relative ``data.root`` refers.
+        folder: the run folder. If it holds a recipe, the run is resumed with the values that were chosen when it started.
         read: reads the data and builds the task.
-        notify: called with short descriptions of the current work.
-        user_overrides: fields set by the user; when fine-tuning, only these change the model's shape.
+        notify: called with a short description of each stage, such as "measuring the machine".
+        user_overrides: fields set by the user. In fine-tuning only these change the model's shape.
 
     Raises:
-        TransomError: data, recipe and folder contradict each other.
+        TransomError: data, recipe and run folder contradict each other.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe, shape_notes = _resolve_paths(recipe, base), list[str]()
     if folder.has_recipe:
         recipe = _resume_recipe(recipe, folder, user_overrides)
     elif folder.checkpoints.steps() or (folder.path / WEIGHTS).exists():
-        raise CheckpointError(f"{folder.path / RECIPE}: expected the recipe of the resumed run, found none; put it back")
+        raise CheckpointError(f"{folder.path / RECIPE}: expected the recipe of the resumed run, found none; restore this file")
     elif recipe.training.init_from is not None:
         recipe, shape_notes = inherit_model_shape(recipe, Path(recipe.training.init_from), user_overrides)
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
@@ -109,16 +111,16 @@ def build_training_setup(
     if (problem := position_table_error(recipe.model)) is not None:
         raise ConfigError(problem)
     if (adapter := recipe.training.adapter) is not None:
-        count_adapter_parameters(recipe.model, adapter)  # refuses maps that are not there
+        count_adapter_parameters(recipe.model, adapter)  # raises ConfigError for maps that the model lacks
         if recipe.training.init_from is None:
             raise ConfigError("training.adapter: expected a base run to add the adapter to, found none; give one with --init-from")
     notify("measuring the machine")
-    peak = measure_peak(device)
-    model = build_model(recipe.model).to(device)
+    peak, model = measure_peak(device), build_model(recipe.model).to(device)
     origin = recipe.training.init_from
     init = init_from(model, Path(origin)) if origin is not None and not folder.checkpoints.steps() else None
     eval_model = copy.deepcopy(model).eval()
-    task.write(folder)  # only now: what could not begin leaves nothing
+    check_disk_space(folder.path, model, recipe.training)
+    task.write(folder)  # only now, so that a run that cannot start leaves no files
     for path in (path for part in recipe.data.test_parts for path in part.paths):
         folder.access_log.record(Path(recipe.data.root) / expand_path(path), "train")  # the data report has read it
     folder.write(RECIPE, dump_recipe(recipe).encode())
@@ -147,7 +149,7 @@ def build_training_setup(
 def _facts(
     recipe: Recipe, report: DataReport, precision: Precision, threads: ThreadPlan, processes: ProcessPlan, peak: PeakRates
 ) -> dict[str, Any]:
-    """Return the facts known before the run."""
+    """Return the facts known before step 1, by name."""
     return {
         "data": report.to_json(),
         "unit": recipe.UNIT,
@@ -163,19 +165,19 @@ def _facts(
 
 
 def _trainable_notes(recipe: Recipe, model: Network) -> list[str]:
-    """Return a note on the number of trainable parameters of an adapter."""
+    """Return one note on the number of trainable parameters if the recipe sets an adapter; otherwise an empty list."""
     if (adapter := recipe.training.adapter) is None:
         return []
     trainable, total = sum(p.numel() for p in model.parameters() if p.requires_grad), count_parameters(recipe.model).total
     return [
-        f"{adapter.kind} of rank {adapter.rank} on {', '.join(adapter.target_modules)}: {trainable:,} numbers learn,"
+        f"{adapter.kind} of rank {adapter.rank} on {', '.join(adapter.target_modules)}: {trainable:,} parameters are trained,"
         f" {trainable / total:.2%} of the model's"
-        f" {total:,} parameters; the others are kept"
+        f" {total:,} parameters; the others are frozen"
     ]
 
 
 def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
-    """Make ``data.root`` and ``training.init_from`` absolute, so that the run's recipe does not depend on where it is read."""
+    """Make ``data.root`` and ``training.init_from`` absolute, so that the recipe in the run folder refers to the same files."""
     root = str(resolve_path(base / expand_path(recipe.data.root)))
     recipe = recipe.with_fields("data", root=root)
     if (origin := recipe.training.init_from) is None:
@@ -183,19 +185,25 @@ def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
     return recipe.with_fields("training", init_from=str(resolve_path(base / expand_path(origin))))
 
 
-MUTABLE_ON_RESUME = {
-    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard"},
+_NOT_IN_RUN_ID = {
+    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard", "checkpoint_minutes"},
     "data": {"root", "train", "valid", "test", "languages"},
 }
-"""Fields that may change when a run resumes. Files may move: only the hash of their content must stay the same."""
+"""Recipe fields, by table, that do not determine a run's steps."""
+
+MUTABLE_ON_RESUME = {
+    "training": _NOT_IN_RUN_ID["training"] | {"validate_every", "validate_bleu", "validate_samples", "checkpoint_every"},
+    "data": _NOT_IN_RUN_ID["data"],
+}
+"""Recipe fields, by table, that may change when a run is resumed. Data files may move, but their content must not change."""
 
 
 def _run_id(recipe: Recipe, task: Task, model: Network, threads: ThreadPlan, plugins: Sequence[PluginRecord]) -> str:
-    """Return a hash of everything that determines a run's bits: recipe, plugins, data, initial weights, threads, PyTorch's version.
+    """Return a hash of what determines a run's results bit for bit: recipe, plugins, data, initial weights, threads, PyTorch version.
 
-    The same training therefore writes the same files, and files of different trainings are distinguished.
+    A repeated run therefore writes the same files, and files of different runs have different IDs.
     """
-    kept = recipe.model_dump(mode="json", exclude=MUTABLE_ON_RESUME)
+    kept = recipe.model_dump(mode="json", exclude=_NOT_IN_RUN_ID)
     facts = [
         kept,
         task.data_hash,
@@ -208,11 +216,17 @@ def _run_id(recipe: Recipe, task: Task, model: Network, threads: ThreadPlan, plu
 
 
 def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverrides) -> Recipe:
-    """Check that the resumed run has this recipe, and fill in what the run chose: precision, origin, vocabulary, classes."""
+    """Fill in the values chosen when the resumed run started, such as precision and vocabulary sizes.
+
+    Raises:
+        ConfigError: another field of ``recipe`` differs from the run's recipe.
+    """
     folder.require_plugins()
     original = load_recipe(folder.path / RECIPE)[0]
     if original.task != recipe.task:
-        raise ConfigError(f"{folder.path}: the run was started with task = {original.task!r}, found {recipe.task!r}; give another --out")
+        raise ConfigError(
+            f"{folder.path}: expected task = {original.task!r} as in the resumed run, found {recipe.task!r}; give another --out"
+        )
     chosen: dict[str, str | None] = {"precision": original.training.precision} if recipe.training.precision == "auto" else {}
     if recipe.training.init_from is None:
         chosen["init_from"] = original.training.init_from

@@ -1,30 +1,36 @@
-"""Measure the recent time per step, from which the time left is estimated."""
+"""Average the time per training step, from which the remaining time of a run is estimated."""
 
-MIN_STEPS_FOR_FORECAST = 100
-"""Number of steps after which the estimate is reliable."""
+FORECAST_STEPS, FORECAST_SECONDS, MIN_FORECAST_STEPS = 100, 20.0, 3
+"""The average is reliable enough for a forecast after 100 steps, or after 20 seconds and at least 3 steps."""
 
 AVERAGING_STEPS = 100
-"""Number of steps in the weighted mean of step times; a machine's speed changes, and the first steps are slow."""
+"""The average gives a new step at least the weight 1 / 100: a machine's speed changes, and the first steps are slow."""
 
 
 class StepTimer:
-    """Seconds per step: a recent mean of the steps, and the mean over the whole process of pauses (validation, checkpoints)."""
+    """Averages seconds per step: a moving average of step times, plus all pauses (validations, checkpoints) divided by the steps."""
 
     def __init__(self) -> None:
-        """Start with no step."""
-        self.n_steps = 0
+        """Start with no steps and no pauses."""
+        self.n_steps, self.total_seconds = 0, 0.0
         self._step_seconds = self._pause_seconds = 0.0
 
     def after_step(self, seconds: float) -> None:
-        """Add the time of a step."""
+        """Add a step that took ``seconds``, pauses excluded."""
         self.n_steps += 1
+        self.total_seconds += seconds
         self._step_seconds += (seconds - self._step_seconds) / min(self.n_steps, AVERAGING_STEPS)
 
     def after_pause(self, seconds: float) -> None:
-        """Add the time of a pause between two steps."""
+        """Add a pause of ``seconds`` between two steps."""
         self._pause_seconds += seconds
 
     @property
+    def is_reliable(self) -> bool:
+        """Whether the average is reliable enough for a forecast."""
+        return self.n_steps >= FORECAST_STEPS or (self.total_seconds >= FORECAST_SECONDS and self.n_steps >= MIN_FORECAST_STEPS)
+
+    @property
     def seconds_per_step(self) -> float:
-        """Return the time per step, including its share of the pauses."""
+        """Average seconds per step, including an equal share of all pauses so far."""
         return self._step_seconds + self._pause_seconds / max(self.n_steps, 1)

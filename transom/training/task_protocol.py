@@ -24,12 +24,12 @@ ScoredPredictions = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
 
 
 class TaskContext(NamedTuple):
-    """The context in which a task reads its data.
+    """Folders, progress callback and rank with which a task is built.
 
     Attributes:
-        base: folder to which ``data.root`` is relative.
-        folder: the run folder, with the tokenizer of a resumed run.
-        notify: called with short descriptions of the current work.
+        base: folder to which a relative ``data.root`` refers.
+        folder: the run folder; a resumed run has its tokenizers there.
+        notify: called with a short description of each stage, such as "preparing the tokenizer".
         rank: rank of this process, from 0.
         n_ranks: number of data-parallel processes.
     """
@@ -41,7 +41,7 @@ class TaskContext(NamedTuple):
     n_ranks: int = 1
 
     def micro_batching(self, training: TrainingConfig) -> MicroBatching:
-        """Return the division of each batch into micro-batches of this process."""
+        """Return how batches are divided into micro-batches, and which micro-batches this process computes."""
         return MicroBatching(training.grad_accum_steps, self.rank, self.n_ranks)
 
 
@@ -55,7 +55,7 @@ class TrainLoader(Protocol):
         ...
 
     def batches_from(self, position: int) -> Iterator[tuple[int, Sequence[Batch]]]:
-        """Yield each batch as micro-batches, with the position after it."""
+        """Yield (position after the batch, micro-batches of this process) per batch, from the given position, without end."""
         ...
 
 
@@ -84,19 +84,19 @@ class Task(Protocol):
         ...
 
     def write(self, folder: RunFolder) -> None:
-        """Write to the run folder what inference needs besides the model."""
+        """Write the files that inference needs besides the model, such as tokenizers, to the run folder."""
         ...
 
     def describe_sample(self, sample: int) -> str:
-        """Describe where a training sample is in the data, for messages."""
+        """Return the place of training sample number ``sample`` in the data, such as file and line, for messages."""
         ...
 
     def objective(self, model: Network) -> Objective:
-        """Choose the training loss of the task."""
+        """Return the training loss that the recipe sets for ``model``."""
         ...
 
     def flops(self, batch: Any) -> float:
-        """Return the FLOPs of forward and backward pass of a batch, padding included."""
+        """Return the FLOPs of one forward and backward pass over ``batch``, padding included."""
         ...
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
@@ -104,5 +104,5 @@ class Task(Protocol):
         ...
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Generate predictions for validation data; return the metrics that need them, and a few samples."""
+        """Generate predictions for validation data; return metrics of the predictions, and a few predictions with their inputs."""
         ...

@@ -30,7 +30,7 @@ from transom.training.metrics_window import MetricsWindow, read_metrics_history
 from transom.training.rank_process import END, NO_CHECKPOINT, SAVE, STEP
 from transom.training.resume import load_resume_state
 from transom.training.setup import TrainingSetup
-from transom.training.step_timer import MIN_STEPS_FOR_FORECAST, StepTimer
+from transom.training.step_timer import StepTimer
 from transom.training.train_state import (
     TrainState,
     gather_rng_states,
@@ -43,6 +43,9 @@ from transom.training.train_state import (
 from transom.training.train_step import StepResult, TrainStep
 from transom.training.weight_averaging import WeightAverager
 
+MAX_CHECKPOINT_SHARE = 0.01
+"""Maximum fraction of the time that checkpoints between those by steps may take."""
+
 MAX_CONSECUTIVE_SKIPS = 20
 """Number of consecutive steps that may be skipped for a non-finite loss or gradient before the run stops."""
 
@@ -51,12 +54,12 @@ def train(setup: TrainingSetup, callbacks: Sequence[Callback] = (), should_stop:
     """Train until the steps or minutes are used up, validation stops improving, or ``should_stop`` returns True; then save a checkpoint.
 
     Args:
-        setup: from ``build_training_setup``.
+        setup: the run, from ``build_training_setup``.
         callbacks: called with each event of ``training.events``.
-        should_stop: called after each step.
+        should_stop: called after each step; True ends the run.
 
     Returns:
-        The last event.
+        The last event, which callbacks receive too.
 
     Raises:
         TransomError: twenty consecutive steps had a non-finite loss or gradient; the last checkpoint is kept.
@@ -81,7 +84,8 @@ class _TrainingLoop:
         self.callbacks = callbacks
         self.state = TrainState()
         self.notes: tuple[str, ...] = ()
-        self.step_timer = StepTimer()
+        self.step_timer, self.forecast_sent = StepTimer(), False
+        self.saved_at, self.save_seconds = time.perf_counter(), 0.0
         self.previous_snapshots: list[int] = []
         self.averager = WeightAverager(self.training.average, setup.model)
         model, task = setup.model, setup.task
@@ -93,7 +97,7 @@ class _TrainingLoop:
             callback(event)
 
     def restore(self) -> None:
-        """Resume from the latest checkpoint that matches the run, if there is one; check all of it before assigning anything."""
+        """Resume from the latest checkpoint that fits the run, if there is one. All of it is checked before anything is loaded."""
         saved = None
         checkpoints = self.setup.folder.checkpoints
 
@@ -120,7 +124,7 @@ class _TrainingLoop:
         self.notes = (*newest.rejected, *averaging_notes)
 
     def fit(self, should_stop: Callable[[], bool]) -> TrainingFinished:
-        """Take steps until the run ends."""
+        """Take steps until the run ends; return the last event."""
         self.setup.model.train()
         p, t = self.state, self.training
         notes = (*self.setup.task.report.lines(), *self.setup.notes, *self.notes)
@@ -145,7 +149,7 @@ class _TrainingLoop:
         return self.finish(reason)
 
     def after_step(self, result: StepResult, lr: float, seconds: float) -> None:
-        """Update the counters after a step, and log it."""
+        """Update counters and averages after a step, send ``StepFinished``, and write to ``metrics.jsonl``."""
         p, t = self.state, self.training
         p.step += 1
         p.seconds += seconds
@@ -169,13 +173,14 @@ class _TrainingLoop:
         if p.step % t.log_every == 0:
             metrics = {"epochs": self.epochs, "learning_rate": lr, **self.window.flush(self.setup.peak)}
             self.setup.folder.metrics.append({"step": p.step, "kind": "train", **metrics})
-        if self.step_timer.n_steps == MIN_STEPS_FOR_FORECAST:
+        if self.step_timer.is_reliable and not self.forecast_sent:
+            self.forecast_sent = True
             self.forecast()
         if p.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
             kept = self.setup.folder.checkpoints.steps()
             where = f"the checkpoint of step {kept[-1]} is kept" if kept else "no checkpoint was written yet"
             raise TransomError(
-                f"expected a finite loss and gradient, found {MAX_CONSECUTIVE_SKIPS} consecutive steps with neither, up to step {p.step};"
+                f"expected a finite loss and gradient, found none in {MAX_CONSECUTIVE_SKIPS} consecutive steps up to step {p.step};"
                 f" {where}; lower training.learning_rate, set training.max_grad_norm, or set training.precision = 'fp32'"
             )
 
@@ -185,7 +190,7 @@ class _TrainingLoop:
         return self.state.position / self.setup.task.loader.n_samples
 
     def forecast(self) -> None:
-        """Emit a forecast of the run's end."""
+        """Send ``Forecast`` with the epochs of the whole run and, if a time limit ends the run too early, a note on it."""
         p, t = self.state, self.training
         notes = [
             f"{t.max_steps:,} steps are about {float(f'{self.epochs / p.step * t.max_steps:.2g}'):,g} epochs, passes over the training data"
@@ -195,7 +200,7 @@ class _TrainingLoop:
         self.notify(Forecast(p.step, tuple(notes)))
 
     def stop_reason(self, should_stop: Callable[[], bool]) -> StopReason | None:
-        """Return the reason to end the run now, or None."""
+        """Return the reason to end the run after the current step; None to continue."""
         p, t = self.state, self.training
         if should_stop():
             return "stopped"
@@ -208,11 +213,11 @@ class _TrainingLoop:
         return None
 
     def validate_and_save(self, reason: StopReason | None) -> StopReason | None:
-        """Validate and save on schedule and at the end; return the reason to end the run, which may come from the validation.
+        """Validate and save if the current step is due or the run ends; return the reason to end the run, perhaps "patience".
 
-        A stop signal or early stopping adds only a checkpoint to the schedule: a run that resumes from it must average and validate the
-        same steps. While steps are skipped, nothing is saved or validated: the weights may be broken, and their checkpoint must not replace
-        the last good one, to which twenty consecutive skips return.
+        If a signal or early stopping ends the run, a checkpoint is written, but averaging and validation keep their schedule: a resumed run
+        must average and validate at the same steps as an uninterrupted one. After a skipped step nothing is due: the weights may be
+        broken, and a checkpoint of them must not replace the last good one.
         """
         step, t = self.state.step, self.training
         over = reason not in (None, "stopped")
@@ -223,13 +228,13 @@ class _TrainingLoop:
         if over or (scheduled and step % t.validate_every == 0):
             self.validate()
             reason = reason or self.stop_reason(lambda: False)  # patience
-        if reason or checkpoint_due:
+        if reason or checkpoint_due or (scheduled and self.is_time_to_save()):
             self.save()
             trim_malloc()
         return reason
 
     def validate(self) -> None:
-        """Validate the raw and the averaged weights; keep the better ones if they are the best so far."""
+        """Validate the raw and the averaged weights; write the better ones to the run folder if they are the best so far."""
         p, t, setup = self.state, self.training, self.setup
         candidates = self.averager.candidates(p.step)
         with num_threads_set_to(setup.threads.count):  # the other processes are waiting
@@ -250,9 +255,14 @@ class _TrainingLoop:
         )
         self.notify(ValidationFinished(p.step, metrics, best, samples, weights))
 
+    def is_time_to_save(self) -> bool:
+        """Return whether the last checkpoint is old enough for another one between those by steps. It changes nothing but what is lost."""
+        minutes, age = self.training.checkpoint_minutes, time.perf_counter() - self.saved_at
+        return minutes is not None and age >= max(60 * minutes, self.save_seconds / MAX_CHECKPOINT_SHARE)
+
     def save(self) -> None:
-        """Write a checkpoint, then delete older ones."""
-        p, setup = self.state, self.setup
+        """Write a checkpoint, then delete older ones that neither resuming nor weight averaging needs."""
+        p, setup, start = self.state, self.setup, time.perf_counter()
         p.window, p.n_averaged = self.window.sums, self.averager.n_averaged
         self.world.broadcast_scalar(SAVE)
         groups: dict[str, dict[str, Tensor]] = {
@@ -275,10 +285,12 @@ class _TrainingLoop:
             keep_full=2, keep_weights={*self.previous_snapshots, *snapshots}
         )  # from which both complete ones resume
         self.previous_snapshots = snapshots
+        self.saved_at = time.perf_counter()
+        self.save_seconds = self.saved_at - start
         self.notify(CheckpointSaved(p.step, setup.folder.path))
 
     def finish(self, reason: StopReason) -> TrainingFinished:
-        """Emit the last event."""
+        """End the other processes, send ``TrainingFinished`` and return it."""
         self.world.broadcast_scalar(END)
         p = self.state
         facts = {

@@ -1,4 +1,4 @@
-"""The training state in a checkpoint, with which a resumed run equals an uninterrupted one bit for bit."""
+"""Training state that checkpoints store, so that a resumed run equals an uninterrupted one bit for bit."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -16,17 +16,17 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class TrainState(BaseModel):
-    """State of a run, besides its tensors.
+    """Progress of a run: the counters and metrics that a checkpoint stores as JSON.
 
     Attributes:
-        step: number of optimizer steps, including skipped ones.
-        position: state of the data loader, in samples.
-        seconds: training time, including that before the run was resumed.
+        step: number of optimizer steps so far, including skipped ones.
+        position: position of the data loader: number of training samples read so far.
+        seconds: training time in seconds, including the time before the run was resumed.
         n_target_tokens: number of target tokens so far, without padding.
-        n_skipped: steps skipped because loss or gradient was not finite.
-        consecutive_skips: skipped steps since the last good one.
-        best: validation metrics of the best weights, with their ``step``; empty before the first validation.
-        best_weights: "raw" or "averaged", whichever the best weights are; None without averaging or before the first validation.
+        n_skipped: number of steps skipped because loss or gradient was not finite.
+        consecutive_skips: number of skipped steps since the last step that was not skipped.
+        best: validation metrics of the best weights, and the ``step`` of that validation; empty before the first validation.
+        best_weights: the best weights, "raw" or "averaged"; None without weight averaging or before the first validation.
         validations_since_best: number of validations since the best one.
         last_validation_step: step of the last validation.
         window: sums of losses, token counts and seconds since the last line of metrics.jsonl.
@@ -53,7 +53,7 @@ class TrainState(BaseModel):
     @classmethod
     def _require_step_and_loss(cls, best: dict[str, int | float]) -> dict[str, int | float]:
         if best and not (isinstance(best.get("step"), int) and "loss" in best):
-            raise ValueError("expected the step and the loss of the best validation")
+            raise ValueError(f"expected an integer step and a loss in the best validation, found {best}")
         return best
 
     @field_validator("window")
@@ -66,11 +66,11 @@ class TrainState(BaseModel):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if max(self.n_skipped, self.last_validation_step, self.best.get("step", 0)) > self.step:
-            raise ValueError(f"expected n_skipped, last_validation_step and best.step of at most step = {self.step}")
+            raise ValueError(f"expected n_skipped, last_validation_step and best.step of at most step = {self.step}, found a larger one")
         if self.n_averaged > self.step - self.n_skipped:
-            raise ValueError(f"expected n_averaged of at most step - n_skipped = {self.step - self.n_skipped}")
+            raise ValueError(f"expected n_averaged of at most step - n_skipped = {self.step - self.n_skipped}, found {self.n_averaged}")
         if self.consecutive_skips > self.n_skipped:
-            raise ValueError(f"expected consecutive_skips of at most n_skipped = {self.n_skipped}")
+            raise ValueError(f"expected consecutive_skips of at most n_skipped = {self.n_skipped}, found {self.consecutive_skips}")
         return self
 
 
@@ -87,12 +87,12 @@ class GradScalerState(BaseModel):
 
 
 class CheckpointState(BaseModel):
-    """The JSON of a checkpoint.
+    """The file ``state.json`` of a checkpoint.
 
     Attributes:
-        progress: state of the run.
-        scaler: state of the loss scaler in float16; None in other precisions, written as an empty object.
-        snapshots: steps of the checkpoints that are averaged.
+        progress: counters and metrics of the run.
+        scaler: state of the float16 loss scaler; None in other precisions, written as an empty object.
+        snapshots: steps of the checkpoints whose weights are averaged.
         data: hash of the training and validation data; the first checkpoints of format 1 have none.
     """
 
@@ -107,7 +107,7 @@ class CheckpointState(BaseModel):
     @classmethod
     def _require_all_fields(cls, value: Any) -> Any:
         if isinstance(value, dict) and (missing := TrainState.model_fields.keys() - {"best_weights", "n_averaged"} - value.keys()):
-            raise ValueError(f"expected {min(missing)}, found none")  # the two came with format 2
+            raise ValueError(f"expected the field {min(missing)!r}, found none")  # the two came with format 2
         return value
 
     @field_validator("scaler", mode="before")
@@ -123,19 +123,19 @@ class CheckpointState(BaseModel):
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Flatten the optimizer's state to tensors named ``parameter.entry``."""
+    """Return all tensors of the optimizer's state, named ``parameter.entry`` as in ``unembedding.weight.exp_avg``."""
     names = optimizer_parameter_names(model, optimizer)
     return {f"{names[number]}.{entry}": x for number, entries in optimizer.state_dict()["state"].items() for entry, x in entries.items()}
 
 
 def optimizer_parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """List the names of an optimizer's parameters in PyTorch's order."""
+    """List the names of an optimizer's parameters in the order in which its ``state_dict`` numbers them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load the result of ``optimizer_tensors``, after ``load_resume_state`` has compared every name, shape and type with the model."""
+    """Load the result of ``optimizer_tensors``, whose names, shapes and dtypes ``load_resume_state`` has checked."""
     numbers = {name: number for number, name in enumerate(optimizer_parameter_names(model, optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
@@ -145,7 +145,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
 
 
 def gather_rng_states(world: World) -> dict[str, Tensor]:
-    """Gather the states of all random number generators of all processes; every process must call it."""
+    """Return the random generator states of all processes by name; a collective operation that every process must call."""
     first, *others = world.all_gather(torch.get_rng_state())
     states = {"cpu": first, **{f"rank-{rank}.cpu": x for rank, x in enumerate(others, 1)}}
     if torch.cuda.is_available():
@@ -154,7 +154,7 @@ def gather_rng_states(world: World) -> dict[str, Tensor]:
 
 
 def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0) -> None:
-    """Restore the result of ``gather_rng_states`` for one process."""
+    """Set the random generators of this process to the states that ``gather_rng_states`` returned for its rank."""
     torch.set_rng_state(states[f"rank-{rank}.cpu" if rank else "cpu"])
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if (x := states.get(f"cuda.{i}")) is not None:
@@ -162,7 +162,7 @@ def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0) -> None:
 
 
 def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that training changes, tied ones once: parameters that require gradients, and persistent buffers."""
+    """Return the tensors that training changes, by name: parameters that require gradients (tied ones once), and persistent buffers."""
     saved = model.state_dict().keys()
     trainable_parameters = {name: x for name, x in model.named_parameters() if x.requires_grad}
     return {**trainable_parameters, **{name: x for name, x in model.named_buffers() if name in saved}}
@@ -170,8 +170,8 @@ def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the trainable tensors; names and shapes must be equal."""
+    """Copy ``tensors`` into the model's trainable tensors, which must have the same names and shapes."""
     trainable = trainable_tensors(model)
-    assert trainable.keys() == tensors.keys(), f"expected the learned tensors, found a difference at {trainable.keys() ^ tensors.keys()}"
+    assert trainable.keys() == tensors.keys(), f"expected the trainable tensors, found a difference at {trainable.keys() ^ tensors.keys()}"
     for name, x in trainable.items():
         x.copy_(tensors[name])

@@ -19,16 +19,16 @@ from transom.training.objectives.objective import Objective, RatioMetric, forwar
 
 @dataclass(frozen=True)
 class StepResult:
-    """Metrics of a step, over the whole batch and all processes.
+    """Result of an optimizer step, over the whole batch and all processes.
 
     Attributes:
-        loss: smoothed loss summed over the batch's target tokens, without padding, in nats.
-        nll: negative log-likelihood, likewise.
-        n_target_tokens: number of target tokens.
+        loss: training loss with label smoothing, in nats, summed over the target tokens of the batch without padding.
+        nll: negative log-likelihood, in nats, summed over the same tokens.
+        n_target_tokens: number of these target tokens.
         grad_norm: norm of the gradient of the mean loss, before clipping.
-        flops: FLOPs of forward and backward pass, padding included.
-        skipped: samples that made loss or gradient non-finite; empty if the update was made.
-        aux_metrics: metrics of auxiliary objectives, whose terms are not part of the loss above.
+        flops: FLOPs of the forward and backward passes, padding included.
+        skipped: IDs of the samples that made loss or gradient non-finite; empty if the weights were updated.
+        aux_metrics: sums, by name, from which the metrics of auxiliary objectives are computed.
     """
 
     loss: float
@@ -61,13 +61,13 @@ class TrainStep:
         objective: Objective,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        """Keep the model and its optimizer.
+        """Keep model and optimizer, and build the auxiliary objectives that the model needs.
 
         Args:
             model: the model in training mode, equal in all processes.
-            optimizer: optimizer of its parameters.
+            optimizer: optimizer of the model's parameters.
             training: the recipe's training settings.
-            dtype: precision of the matrix products.
+            dtype: dtype of the matrix products.
             objective: the task's training objective.
             world: the data-parallel processes.
         """
@@ -87,12 +87,12 @@ class TrainStep:
     def step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
         """Update the weights once from the micro-batches of one batch.
 
-        A non-finite loss or gradient leaves weights and optimizer unchanged, and the samples that caused it are returned.
+        A non-finite loss or gradient leaves weights and optimizer unchanged; ``StepResult.skipped`` then lists the samples that caused it.
 
         Args:
             micro_batches: micro-batches of this process.
             learning_rate: learning rate of this step.
-            flops: FLOPs of one forward and backward pass over the micro-batches with all weights trainable.
+            flops: FLOPs of one forward and backward pass over these micro-batches if all weights were trainable.
         """
         flops *= self.objective.n_copies * self.backward_flops_fraction
         n_target_tokens, flops = self.world.all_reduce_scalars(sum(batch.n_target_tokens for batch in micro_batches), flops)
@@ -117,14 +117,14 @@ class TrainStep:
         )
 
     def _forward(self, batch: Batch, n_target_tokens: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
-        """Compute a micro-batch's contribution to the mean loss of the whole batch, its loss and its negative log-likelihood."""
+        """Return a micro-batch's contribution to the mean loss of the whole batch, and its summed loss and negative log-likelihood."""
         with self.autocast():
             forward = forward_pass(self.model, batch, self.sites)
             backward_loss, loss, nll = self.objective.loss(forward)
             return backward_loss / n_target_tokens + sum(each.loss(forward) for each in self.auxiliary), loss, nll
 
     def _update(self, finite: bool, learning_rate: float) -> None:
-        """Take the optimizer's step; with a loss scaler, non-finite steps are passed to it too, and it skips them itself."""
+        """Update the weights if the step is finite. A loss scaler receives non-finite steps too, skips them itself and lowers its scale."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if finite or self.scaler.is_enabled():
@@ -137,7 +137,7 @@ class TrainStep:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def _all_reduce_gradients(self) -> None:
-        """Sum the gradients over all processes; one whose part of the batch is empty contributes zeros."""
+        """Sum the gradients over all processes; a process whose part of the batch is empty contributes zeros."""
         if self.world.size > 1:
             parameters = [p for p in self.model.parameters() if p.requires_grad]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -145,7 +145,7 @@ class TrainStep:
                 parameter.grad = gradient
 
     def _non_finite_samples(self, micro_batches: Sequence[Batch]) -> tuple[int, ...]:
-        """Return the samples with non-finite logits; all samples of the batch if there are none."""
+        """Return the IDs of the batch's samples with non-finite logits; all its sample IDs if no logits are non-finite."""
         non_finite: list[int] = []
         with torch.no_grad(), self.autocast():
             for batch in micro_batches:

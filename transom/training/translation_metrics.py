@@ -18,15 +18,15 @@ MOSES_LANGUAGES = (
     *("as", "bn", "ca", "cs", "de", "el", "en", "es", "et", "fi", "fr", "ga", "gu", "hi", "hu", "is", "it", "ja", "kn", "ko", "lt", "lv"),
     *("ml", "mni", "mr", "nl", "or", "pa", "pl", "pt", "ro", "ru", "sk", "sl", "sv", "ta", "tdt", "te", "yue", "zh"),
 )
-"""Languages for which the Moses scripts have rules; they would silently treat any other as English."""
+"""Languages for which the Moses scripts have rules; for any other language they silently use the rules of English."""
 
 
 class MetricScore(NamedTuple):
-    """A score with the signature of its computation.
+    """A score, and the settings with which sacreBLEU computed it.
 
     Attributes:
-        value: from 0 to 100.
-        signature: sacreBLEU's.
+        value: the score, from 0 to 100.
+        signature: sacreBLEU's signature, a string of the settings.
     """
 
     value: float
@@ -34,7 +34,7 @@ class MetricScore(NamedTuple):
 
 
 class ReferenceLengthBucket(NamedTuple):
-    """BLEU of the sentences whose reference has ``min_words`` to ``max_words`` words; None is without end."""
+    """BLEU of the sentences whose reference has ``min_words`` to ``max_words`` words; ``max_words`` None means no upper bound."""
 
     min_words: int
     max_words: int | None
@@ -44,19 +44,19 @@ class ReferenceLengthBucket(NamedTuple):
 
 @dataclass(frozen=True)
 class BootstrapComparison:
-    """Two systems' BLEU on the same sentences.
+    """BLEU of two systems on the same sentences, and the significance of the difference.
 
     Attributes:
-        a: first system's score.
-        b: second system's score.
+        a: BLEU of the first system.
+        b: BLEU of the second system.
         difference: b - a.
-        p_value: chance of a difference at least as large, either way, if both were equally good.
-        a_interval: where the score lies with 95% confidence.
-        b_interval: the same for the second system.
-        difference_interval: the same for the difference.
-        n_samples: resampled test sets.
-        seed: seed of the samples.
-        signature: sacreBLEU's.
+        p_value: probability of a difference at least as large, in either direction, if both systems were equally good.
+        a_interval: 95% confidence interval of ``a``.
+        b_interval: 95% confidence interval of ``b``.
+        difference_interval: 95% confidence interval of ``difference``.
+        n_samples: number of resampled test sets.
+        seed: random seed of the resampling.
+        signature: sacreBLEU's signature, a string of the settings of BLEU.
     """
 
     a: float
@@ -75,12 +75,12 @@ def bleu(translations: Sequence[str], references: Sequence[str], lowercase: bool
     """Compute corpus BLEU (Papineni et al. 2002) by sacreBLEU (Post 2018) on plain, detokenized text.
 
     Args:
-        translations: one per sentence.
-        references: one per translation.
+        translations: one translation per sentence.
+        references: one reference per translation.
         lowercase: ignore case.
 
     Raises:
-        DataError: the numbers differ, or the lists are empty.
+        DataError: the lists differ in length, or are empty.
     """
     _check_lengths(translations, references)
     from sacrebleu.metrics.bleu import BLEU
@@ -99,7 +99,7 @@ def chrf(translations: Sequence[str], references: Sequence[str], lowercase: bool
 
 
 def corpus_scores(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> dict[str, float]:
-    """Return ``bleu`` and ``chrf`` as plain numbers."""
+    """Return the scores of ``bleu`` and ``chrf`` under these names, from 0 to 100."""
     return {score.__name__: score(translations, references, lowercase).value for score in (bleu, chrf)}
 
 
@@ -112,18 +112,18 @@ def exact_match(translations: Sequence[str], references: Sequence[str]) -> float
 def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> MetricScore:
     """Compute tokenized lower-cased BLEU as Wu et al. (2021) and others report it on Multi30k.
 
-    Both sides are lower-cased, punctuation-normalized and tokenized by the Moses scripts, in this order (the data set's
-    ``lc.norm.tok``), and compared without further tokenization or smoothing, as ``multi-bleu.perl`` does. German test_2016 then has
-    12,103 reference tokens. Not comparable with ``bleu``.
+    Translations and references are lower-cased, punctuation-normalized and tokenized by the Moses scripts, in this order (the data set's
+    ``lc.norm.tok``). They are compared without further tokenization or smoothing, as ``multi-bleu.perl`` does. The German references of
+    test_2016 then have 12,103 tokens. The score is not comparable with that of ``bleu``.
 
     Args:
-        translations: plain text, one per sentence.
-        references: plain text, one per translation.
-        language: language of both, such as "de".
+        translations: plain text, one translation per sentence.
+        references: plain text, one reference per translation.
+        language: language of translations and references, such as "de".
 
     Raises:
         ConfigError: the language is none of ``MOSES_LANGUAGES``, or sacremoses is not installed.
-        DataError: the numbers differ, or the lists are empty.
+        DataError: the lists differ in length, or are empty.
     """
     _check_lengths(translations, references)
     prepare = moses_normalizer(language)
@@ -135,17 +135,18 @@ def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language
 
 
 def moses_normalizer(language: str) -> Callable[[str], str]:
-    """Return a function that converts a line to its ``lc.norm.tok`` form.
+    """Return a function that lower-cases, punctuation-normalizes and tokenizes a line by the Moses scripts (``lc.norm.tok``).
 
     Raises:
         ConfigError: the language is none of ``MOSES_LANGUAGES``, or sacremoses is not installed.
     """
     if language not in MOSES_LANGUAGES:
         raise ConfigError(
-            f"tokenized BLEU (--tokenized): expected one of {', '.join(MOSES_LANGUAGES)}, found {language!r:.50}; name one, or leave it out"
+            f"tokenized BLEU (--tokenized): expected a language among {', '.join(MOSES_LANGUAGES)}, found {language!r:.50};"
+            " give one of these, or omit --tokenized"
         )
     if importlib.util.find_spec("sacremoses") is None:
-        raise ConfigError("tokenized BLEU needs the package sacremoses, found none; install transom[bench]")
+        raise ConfigError("tokenized BLEU (--tokenized): expected the package sacremoses, found none; install transom[bench]")
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
     normalize, tokenize = MosesPunctNormalizer(lang=language).normalize, MosesTokenizer(lang=language).tokenize
@@ -172,19 +173,19 @@ def paired_bootstrap(
 
     Test sets of the same size are drawn with replacement from the sentences, the same for both systems. The two-sided p-value is the
     fraction of samples in which the difference deviates from its mean by at least as much as the observed difference deviates from 0, with
-    one added to numerator and denominator. The samples are those of sacreBLEU's paired test with this seed. Its p-value is one-sided, about
-    half of this one.
+    one added to numerator and denominator. sacreBLEU's paired test with the same seed draws the same test sets, but reports a one-sided
+    p-value, about half of the two-sided one.
 
     Args:
-        a: first system's translations.
-        b: second system's translations of the same sentences.
-        references: one per sentence.
+        a: translations of the first system.
+        b: translations of the same sentences by the second system.
+        references: one reference per sentence.
         lowercase: ignore case.
-        n_samples: resampled test sets.
-        seed: seed of the samples.
+        n_samples: number of resampled test sets.
+        seed: random seed of the resampling.
 
     Raises:
-        DataError: the numbers differ, or the lists are empty.
+        DataError: the lists differ in length, or are empty.
     """
     _check_lengths(a, references)
     _check_lengths(b, references)
@@ -212,7 +213,7 @@ def paired_bootstrap(
 
 
 def _bleu_statistics(metric: Any, translations: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
-    """Return the sufficient statistics of a ``BLEU`` metric per sentence: both lengths, matching n-grams and all n-grams."""
+    """Return, per sentence, the counts from which BLEU is computed: both lengths, then matching n-grams and all n-grams per order."""
     scores = [metric.sentence_score(t, [r]) for t, r in zip(translations, references, strict=True)]
     return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores])
 
@@ -226,11 +227,11 @@ def _bleu_from_statistics(counts: NDArray[np.int64]) -> float:
 
 
 def _confidence_interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the interval without the lowest and highest 2.5%."""
+    """Return the range of ``values`` without the lowest and the highest 2.5%."""
     ordered, cut = np.sort(values), len(values) // 40
     return float(ordered[cut]), float(ordered[-cut - 1])
 
 
 def _check_lengths(translations: Sequence[str], references: Sequence[str]) -> None:
     if len(translations) != len(references) or not references:
-        raise DataError(f"expected as many translations as references, and at least one, found {len(translations)} and {len(references)}")
+        raise DataError(f"expected as many translations as references (at least one), found {len(translations)} and {len(references)}")

@@ -1,4 +1,4 @@
-"""Validation: the loss by teacher forcing, BLEU and chrF by translating."""
+"""Validation metrics: loss and accuracy by teacher forcing, and BLEU and chrF of generated translations."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ def validation_loss(model: Network, batches: Sequence[Batch], autocast: torch.au
 
 
 def validation_losses(model: Network, batches: Mapping[str | None, Sequence[Batch]], autocast: torch.autocast) -> dict[str, float]:
-    """Return the metrics of ``validation_loss`` over all languages, and of each one as ``loss/de``."""
+    """Return ``validation_loss`` over all batches and, under keys such as ``loss/de``, over the batches of each target language."""
     sums = {to: _sum_nll(model, of_language, autocast) for to, of_language in batches.items()}
     return _overall_and_per_language(sums, _loss_and_perplexity)
 
@@ -50,7 +50,7 @@ def _loss_and_perplexity(sums: Sequence[tuple[float, int]]) -> dict[str, float]:
 
 
 def _overall_and_per_language(parts: Mapping[str | None, Part], metrics: Callable[[Sequence[Part]], dict[str, float]]) -> dict[str, float]:
-    """Return the metrics of all parts together and, as ``loss/de``, of each part with a tag."""
+    """Return the metrics of all parts together and, under keys such as ``loss/de``, of each part that has a language tag."""
     each = {f"{key}/{to}": value for to, part in parts.items() if to is not None for key, value in metrics([part]).items()}
     return metrics(list(parts.values())) | each
 
@@ -82,9 +82,18 @@ def validation_translation_scores(
     decoding: BeamSearchConfig,
     dtype: torch.dtype,
 ) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
-    """Translate the first validation sentences into each language, with products in ``dtype``; return BLEU, chrF and samples.
+    """Translate validation sentences; return BLEU and chrF, and a few translations with source and reference.
 
-    The scores are over all these sentences and, as ``bleu/de``, per language. Case is ignored if the tokenizer lower-cases.
+    The scores are computed over all translated sentences and, under keys such as ``bleu/de``, per target language. Case is ignored if the
+    tokenizer lower-cases.
+
+    Args:
+        model: the model to validate.
+        pairs: validation pairs by tag of the target language; the tag is None for models without tags.
+        n_sentences: number of sentences to translate per target language, from the first.
+        tokenizers: tokenizers of source and target.
+        decoding: search settings.
+        dtype: dtype of the matrix products.
     """
     translator = Translator(model, tokenizers, decoding, decoder_backend=build_decoder_backend(model, dtype))
     found = dict[str | None, _Translations]()

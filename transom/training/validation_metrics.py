@@ -13,11 +13,11 @@ COMMON_METRICS = (
     Metric("bleu", "BLEU", 2),
     Metric("chrf", "chrF", 2),
 )
-"""Metrics shared by several tasks, the most general first; a validation has some of them."""
+"""Metrics shared by several tasks, the most general first; each task reports some of these."""
 
 
 def all_metrics() -> list[Metric]:
-    """List all metrics that validations can have: the shared ones, then those of single tasks."""
+    """List all metrics that a validation can report: first those shared by several tasks, then those of single tasks."""
     found = dict[str, Metric]()
     for metric in (*COMMON_METRICS, *(metric for recipe in registered_recipes() for metric in recipe.METRICS)):
         found.setdefault(metric.key, metric)
@@ -25,7 +25,7 @@ def all_metrics() -> list[Metric]:
 
 
 def format_metrics(metrics: Mapping[str, float | None]) -> list[str]:
-    """Format the metrics present; those of one language, whose keys end in its tag, are grouped after the others.
+    """Format metrics with their names and units. Metrics of one target language (``loss/de``) form one string at the end.
 
     >>> format_metrics({"chrf": 51.234, "loss": 1.5, "step": 300})
     ['loss 1.5000 nats', 'chrF 51.23']
@@ -41,7 +41,7 @@ def _format_metrics(metrics: Mapping[str, float | None], suffix: str) -> list[st
 
 
 def language_tags(metrics: Mapping[str, object]) -> list[str]:
-    """Return the target languages that have metrics.
+    """Return the tags of the target languages that have metrics of their own.
 
     >>> language_tags({"loss": 1.5, "loss/de": 1.4, "loss/fr": 1.6, "bleu/de": 20.1})
     ['de', 'fr']

@@ -14,16 +14,16 @@ from transom.training.train_state import trainable_tensors
 WeightsName = Literal["raw", "averaged"]
 RAW: WeightsName = "raw"
 AVERAGED: WeightsName = "averaged"
-"""Names of the weights that a validation compares: those of the optimizer, and their average."""
+"""Names of the weights that a validation compares: the weights that the optimizer updates, and their average."""
 
 
 class WeightAverager:
     """Averages the weights of a model during training.
 
     Attributes:
-        n_averaged: number of optimizer steps so far that the average includes or could include; 0 if there is no average yet.
-        ema: moving average of the weights after each step, in their own type; empty before the first step.
-        snapshots: weights of the last checkpoints, by step; empty for other kinds of averages.
+        n_averaged: number of optimizer steps since averaging began; 0 if there is no average yet.
+        ema: moving average of the weights, in the dtype of the weights; empty before the first step, or if checkpoints are averaged.
+        snapshots: weights of the last checkpoints, by step; empty unless checkpoints are averaged.
     """
 
     def __init__(self, config: ComponentConfig, model: nn.Module) -> None:
@@ -37,8 +37,8 @@ class WeightAverager:
     def after_step(self) -> None:
         """Update the average after an optimizer step.
 
-        With decay d, the average of the weights w_1 ... w_t after t steps is (1 - d) sum_i d^(t - i) w_i / (1 - d^t): Adam's correction of
-        the bias (Kingma & Ba 2015, section 3), so the coefficients sum to 1 at every t. It is computed as a recursion:
+        With decay d, the moving average of the weights w_1 ... w_t after t steps is (1 - d) sum_i d^(t - i) w_i / (1 - d^t). The divisor
+        is Adam's bias correction (Kingma & Ba 2015, section 3), so the coefficients sum to 1 at every t. Each step computes the recursion
         average += (1 - d) / (1 - d^t) (w_t - average).
         """
         self.n_averaged += 1
@@ -62,11 +62,11 @@ class WeightAverager:
     def restore(self, n_averaged: int, ema: Mapping[str, Tensor], snapshots: Mapping[int, Mapping[str, Tensor]]) -> list[str]:
         """Continue from a checkpoint's moving average and from the weights of the last checkpoints, on the model's device.
 
-        A moving average without a count is from a version that included the initial weights. They cannot be removed from it, so it is
-        discarded and the average starts again.
+        If ``ema`` is not empty although ``n_averaged`` is 0, an earlier version wrote the moving average, which includes the initial
+        weights. Such an average is discarded, and averaging starts again.
 
         Returns:
-            A note in this case, otherwise nothing.
+            One note if a moving average was discarded, otherwise an empty list.
         """
         device = next(self._model.parameters()).device
         self.n_averaged = n_averaged
@@ -74,12 +74,12 @@ class WeightAverager:
         self.snapshots = {step: {name: x.to(device) for name, x in weights.items()} for step, weights in snapshots.items()}
         if not ema or n_averaged:
             return []
-        return ["the checkpoint's average of weights began at the initial ones, as earlier versions did; it begins anew from here"]
+        return ["the checkpoint's weight average includes the initial weights, as in earlier versions; averaging starts again from here"]
 
     def candidates(self, step: int) -> dict[WeightsName, dict[str, Tensor]]:
-        """Return the weights to validate after ``step``, by name, the average first; it is omitted if it equals the raw weights.
+        """Return the weights to validate after ``step``: the averaged weights (unless equal to the raw weights), then the raw weights.
 
-        Between checkpoints, the mean of the last ones includes the current weights in place of the next checkpoint.
+        Between two checkpoints, the mean of the last checkpoints includes the current weights in place of the next checkpoint.
         """
         raw = self._current_weights()
         if isinstance(self._config, EmaConfig) and self.n_averaged > 1:
@@ -99,7 +99,7 @@ class WeightAverager:
 
 
 def foreach_lerp_(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
-    """Move each average towards its weights by a fraction ``weight`` of the distance, fused on a GPU where PyTorch supports it."""
+    """Move each average, in place, towards the tensor of ``weights`` at the same index, by ``weight`` times their difference."""
     kernel = getattr(torch, "_foreach_lerp_", None)  # private
     if kernel is not None:
         kernel(averages, weights, weight)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transom.data.images import layouts
+from transom.data.images.layouts import label_images, split_folders
 from transom.errors import ConfigError, DataError
 from transom.files.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from transom.files.regular_files import open_regular_file
@@ -38,64 +40,105 @@ MAX_CACHED_BYTES = 2**31
 
 @dataclass(frozen=True)
 class ImageListing:
-    """The image files of a folder or zip file.
+    """The image files of a folder or zip file, or of one of its splits.
 
     Attributes:
-        names: names of the images as CLASS/NAME.jpg, sorted.
+        names: paths of the images, such as CLASS/NAME.jpg, sorted.
+        labels: class of each image.
         read: returns the bytes of the image with this name.
         origin: the folder or zip file, for messages.
         n_ignored: number of other files, whose suffix is not that of an image.
+        notes: what was recognized in the layout, one sentence each.
     """
 
     names: list[str]
+    labels: list[str]
     read: Callable[[str], bytes]
     origin: str
     n_ignored: int
+    notes: tuple[str, ...] = ()
 
 
-def list_images(path: Path) -> ImageListing:
-    """List the images of a folder or zip file; hidden files are skipped, and so are folders that contain all class folders.
+def list_images(path: Path, split: str | None = None) -> ImageListing:
+    """List the images of a folder or zip file; hidden files are left out, and an outer folder that wraps all class folders is ignored.
+
+    Args:
+        path: a folder or zip file, with a layout that ``layouts.label_images`` recognizes.
+        split: "train", "valid" or "test", to list only this split of a folder with split folders; ignored for other folders.
+
+    Raises:
+        DataError: the folder or zip file does not exist, is damaged, contains no images, or contains splits and ``split`` is None.
+    """
+    files = _find_files(path)
+    folders = split_folders(list(files.images))
+    if folders and split is None:
+        found = " and ".join(sorted(folders.values()))
+        raise DataError(
+            f"{path}: expected class folders, found the split folders {found}; give one of them, such as {path / found.split()[0]}"
+        )
+    prefix = f"{folders[split]}/" if folders and split is not None else ""
+    images = {name.removeprefix(prefix): member for name, member in files.images.items() if name.startswith(prefix)}
+    tables = {} if folders else {name: member for name, member in files.others.items() if _is_table(name, member)}
+    names, labels, notes, table = label_images(list(images), str(path), tables)
+    if bad := next((label for label in labels if re.search("[\ud800-\udfff]", label)), None):
+        raise DataError(f"{path}: expected classes whose names are UTF-8, found {bad!a}; rename the folder")
+    n_ignored = len(files.others) - (table is not None)
+    origin = f"{path}/{folders[split]}" if folders and split is not None else str(path)
+    return ImageListing(names, labels, lambda name: files.read(images[name]), origin, n_ignored, notes)
+
+
+def list_splits(path: Path) -> list[str]:
+    """Return the splits of a folder or zip file: those of "train", "valid" and "test" for which it has a folder.
 
     Raises:
         DataError: the folder or zip file does not exist, is damaged, or contains no images.
     """
+    return list(split_folders(list(_find_files(path).images)))
+
+
+class _Files(NamedTuple):
+    """Visible files of a folder or zip file by name: the images, without the parent folders that all share, and the others."""
+
+    images: dict[str, Any]
+    others: dict[str, Any]
+    read: Callable[[Any], bytes]
+
+
+def _find_files(path: Path) -> _Files:
     if path.is_dir():
-        found = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
-        return _select_images(found, read_file, str(path))
+        return _select_images({file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}, read_file, str(path))
     if not path.exists():
         raise DataError(f"{path}: expected a folder of images or a .zip of one, found nothing there; check the path")
     try:
         open_regular_file(path, DataError).close()
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as error:
-        raise DataError(f"{path}: expected a folder of images or a .zip of one, found another file ({error}); name another path") from error
+        raise DataError(f"{path}: expected a folder of images or a .zip of one, found another file ({error}); give another path") from error
     members = {member.filename: member for member in archive.infolist() if not member.is_dir()}
     return _select_images(members, lambda member: _read_member(archive, member, path), str(path))
 
 
-def _select_images(found: dict[str, Any], read: Callable[[Any], bytes], origin: str) -> ImageListing:
-    """Select the visible image files and strip the parent folders that all images share."""
+def _select_images(found: dict[str, Any], read: Callable[[Any], bytes], origin: str) -> _Files:
+    """Separate the visible image files from the others and strip the parent folders that all images share."""
     visible = [name for name in found if not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)]
     images = {name: PurePosixPath(name).parts for name in visible if PurePosixPath(name).suffix.lower() in SUFFIXES}
     if not images:
         raise DataError(
-            f"{origin}: expected images as CLASS/NAME.jpg, found none with a suffix such as {', '.join(SUFFIXES[:3])}; name another folder"
+            f"{origin}: expected images as CLASS/NAME.jpg, found none with a suffix such as {', '.join(SUFFIXES[:3])}; give another folder"
         )
-    n_shared_folders = 0
+    n_shared = 0
     while (
-        all(len(parts) > n_shared_folders + 2 for parts in images.values())
-        and len({parts[n_shared_folders] for parts in images.values()}) == 1
+        all(len(parts) > n_shared + 2 for parts in images.values())
+        and len({parts[n_shared] for parts in images.values()}) == 1
+        and next(iter(images.values()))[n_shared].casefold() not in layouts.SPLITS
     ):
-        n_shared_folders += 1
-    short = {"/".join(parts[n_shared_folders:]): name for name, parts in images.items()}
-    for name in short:
-        if "/" not in name:
-            raise DataError(
-                f"{origin}: expected each image in a folder named after its class, found {name} outside of any; move it into one"
-            )
-        if re.search("[\ud800-\udfff]", label := name.split("/", 1)[0]):
-            raise DataError(f"{origin}: expected classes whose names are UTF-8, found {label!a}; rename the folder")
-    return ImageListing(sorted(short), lambda name: read(found[short[name]]), origin, len(visible) - len(images))
+        n_shared += 1
+    short = {"/".join(parts[n_shared:]): found[name] for name, parts in images.items()}
+    return _Files(short, {name: found[name] for name in visible if name not in images}, read)
+
+
+def _is_table(name: str, member: Any) -> bool:
+    return isinstance(member, Path) and PurePosixPath(name).suffix.lower() in (".csv", ".tsv", ".jsonl")
 
 
 def read_file(file: Path) -> bytes:
@@ -200,12 +243,13 @@ class Images:
     """A data set of labeled images.
 
     Attributes:
-        names: names of the images as CLASS/NAME.jpg.
+        names: paths of the images, such as CLASS/NAME.jpg.
         labels: class of each image.
         digests: hash of each image's file; equal files have equal hashes.
         name: origin of the images, for messages.
         n_ignored: number of other files, whose suffix is not that of an image.
         load: returns the pixels of the images at some indices, (images, channels, size, size).
+        notes: what was recognized in the layout, one sentence each.
     """
 
     names: list[str]
@@ -214,6 +258,7 @@ class Images:
     name: str
     n_ignored: int
     load: Callable[[Sequence[int]], UInt8[Tensor, "images channels size size"]]
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -231,23 +276,25 @@ class Images:
         def load(some: Sequence[int]) -> UInt8[Tensor, "images channels size size"]:
             return self.load([samples[i] for i in some])
 
-        return Images(chosen(self.names), chosen(self.labels), chosen(self.digests), name, self.n_ignored, load)
+        notes = self.notes if name == self.name else ()
+        return Images(chosen(self.names), chosen(self.labels), chosen(self.digests), name, self.n_ignored, load, notes)
 
 
-def read_images(path: Path, size: int, channels: int) -> Images:
+def read_images(path: Path, size: int, channels: int, split: str | None = None) -> Images:
     """Read all images of a folder or zip file, and keep their pixels in memory if they fit.
 
     Each image is decoded once here, so that a damaged file is reported before training starts.
 
     Args:
-        path: folder or zip file of CLASS/NAME.jpg.
+        path: a folder or zip file; see ``list_images``.
         size: width and height in pixels to which images are resized.
         channels: 3 for RGB, 1 for grayscale.
+        split: the split to read from a folder with split folders.
 
     Raises:
         DataError: an image cannot be read.
     """
-    files = list_images(path)
+    files = list_images(path, split)
     keep = len(files.names) * channels * size**2 <= MAX_CACHED_BYTES
     kept = np.empty((len(files.names) if keep else 1, channels, size, size), np.uint8)
     digests = []
@@ -263,5 +310,4 @@ def read_images(path: Path, size: int, channels: int) -> Images:
         names = [files.names[i] for i in samples]
         return torch.from_numpy(np.stack([decode_image(files.read(name), f"{files.origin}, {name}", size, channels) for name in names]))
 
-    labels = [name.split("/", 1)[0] for name in files.names]
-    return Images(files.names, labels, digests, files.origin, files.n_ignored, load)
+    return Images(files.names, files.labels, digests, files.origin, files.n_ignored, load, files.notes)

@@ -3,21 +3,23 @@
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from transom.config.data import DataConfig, DigitsConfig, ImageFilesConfig
+from transom.config.data import DataConfig, DigitsConfig
 from transom.config.training import ImageAugmentationConfig
 from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import ImageBatch, Indices
 from transom.data.images.augmentation import Augmenter
 from transom.data.images.digits import load_digits
-from transom.data.images.image_files import Images, read_images
+from transom.data.images.image_files import Images, list_splits, read_images
 from transom.data.labeled.class_labels import encode_labels
 from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, stateless_uniform
 from transom.data.split import Splits, holdout, read_splits
 from transom.data.text.text_io import expand_path
+from transom.errors import DataError
 
 MAX_STATISTICS_IMAGES = 10_000
 """Maximum number of images used to estimate the mean and standard deviation of the channels."""
@@ -37,8 +39,8 @@ def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, vali
     """
     root = base / expand_path(data.root)
 
-    def read(files: ImageFilesConfig) -> Images:
-        return read_images(root / expand_path(files.images), model.image_size, model.channels)
+    def read(files: Any, split: str | None = None) -> Images:
+        return read_images(root / expand_path(files.images), model.image_size, model.channels, split)
 
     def split(images: Images) -> tuple[Images, Images]:
         return holdout(images, images.digests, valid_fraction, "images")
@@ -46,7 +48,19 @@ def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, vali
     if isinstance(data.generate, DigitsConfig):
         digits, test = load_digits(data.generate, model.image_size, model.channels)
         return Splits(*split(digits), test)
-    return read_splits(data, read, split)
+    files: Any = data.train
+    folder = root / expand_path(files.images)
+    splits = list_splits(folder)
+    if splits and "train" not in splits:
+        raise DataError(f"{folder}: expected a split folder train, found {' and '.join(splits)} only; give a folder of class folders")
+    if not splits:
+        return read_splits(data, read, split)
+    train = read(files, "train")
+    if data.valid is None and "valid" not in splits:
+        train, valid = split(train)
+    else:
+        valid = read(data.valid or files, "valid")
+    return Splits(train, valid, read(data.test or files, "test") if data.test or "test" in splits else None)
 
 
 def pixel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -13,14 +13,17 @@ from typing import Literal
 import numpy as np
 import torch
 
-from transom.config.data import DataConfig, ExercisesConfig, InstructionFilesConfig
+from transom.config.data import ChatTemplateConfig, DataConfig, ExercisesConfig, InstructionFilesConfig
 from transom.data.batch import Indices, LanguageBatch, PaddedSequences, sequence_lengths
+from transom.data.labeled.chat import CONVERSATION_KEYS, conversation_samples
 from transom.data.pairs.loader import encode
 from transom.data.pairs.pairs import Pairs, split_validation
 from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, stateless_uniform
 from transom.data.split import Splits, read_splits
 from transom.data.synthetic.exercises import generate_exercises
-from transom.data.text.tabular import read_columns
+from transom.data.text.json_lines import short_json
+from transom.data.text.table_columns import ANSWER, CONTEXT, PROMPT
+from transom.data.text.tabular import read_records, read_table, table_suffix
 from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
 from transom.data.tokenizer.tokenizer import Tokenizer
@@ -45,23 +48,57 @@ def load_instructions(data: DataConfig, base: Path) -> Splits[Pairs]:
     if isinstance(data.generate, ExercisesConfig):
         return generate_exercises(data.generate)
     root = base / expand_path(data.root)
-    return read_splits(data, lambda files: read_instructions(files, root), split_validation)
+    template = getattr(data, "chat_template", None)
+    return read_splits(data, lambda files: read_instructions(files, root, template), split_validation)
 
 
-def read_instructions(files: InstructionFilesConfig, root: Path) -> Pairs:
+def read_instructions(files: InstructionFilesConfig, root: Path, template: ChatTemplateConfig | None = None) -> Pairs:
     """Read prompts with their answers.
+
+    A JSON or Parquet file may hold conversations (``data.labeled.chat``) instead. A column such as ``input`` in Alpaca's data, to which the
+    prompt refers, is appended to the prompt after a blank line.
 
     Raises:
         DataError: the file cannot be read, or a record has no prompt or no answer.
         ConfigError: the file's format is unknown, or a field does not fit the format.
     """
     path = root / expand_path(files.file)
-    lines, (prompts, answers) = read_columns(path, (files.prompt_field, files.answer_field), ("prompt", "answer"))
+    fields = (files.prompt_field, files.answer_field)
+    if fields == (None, None) and _holds_conversations(path):
+        return _read_conversations(path, template or ChatTemplateConfig())
+    lines, (prompts, answers, contexts), notes = read_table(path, (PROMPT, ANSWER, CONTEXT), (*fields, None), files.header)
+    prompts = [f"{prompt}\n\n{context}" if context.strip() else prompt for prompt, context in zip(prompts, contexts, strict=True)]
     for line, prompt, answer in zip(lines, prompts, answers, strict=True):
         if not prompt.strip() or not answer.strip():
             missing = "answer" if prompt.strip() else "prompt"
             raise DataError(f"{path}:{line}: expected a prompt and its answer, found no {missing}; remove the line")
-    return Pairs(prompts, answers, str(path), lines)
+    return Pairs(prompts, answers, str(path), lines, notes)
+
+
+def _holds_conversations(path: Path) -> bool:
+    """Return whether the first record of a JSON or Parquet file is a conversation."""
+    if table_suffix(path) in (".tsv", ".csv"):
+        return False
+    _, record = next(read_records(path), (0, {}))
+    return isinstance(record, dict) and any(key in record for key in CONVERSATION_KEYS)
+
+
+def _read_conversations(path: Path, template: ChatTemplateConfig) -> Pairs:
+    """Read one instruction per message of the assistant."""
+    prompts, answers, lines, n_conversations = list[str](), list[str](), list[int](), 0
+    for number, record in read_records(path):
+        if not isinstance(record, dict) or not any(key in record for key in CONVERSATION_KEYS):
+            raise DataError(
+                f"{path}:{number}: expected a conversation as in the first record, found {short_json(record)}; correct or remove it"
+            )
+        n_conversations += 1
+        for prompt, answer in conversation_samples(record, f"{path}:{number}", template):
+            prompts.append(prompt)
+            answers.append(answer)
+            lines.append(number)
+    if not prompts:
+        raise DataError(f"{path}: expected conversations with answers of the assistant, found none; add conversations")
+    return Pairs(prompts, answers, str(path), lines, (f"conversations: {n_conversations:,}; answers: {len(prompts):,}",))
 
 
 @dataclass(frozen=True)

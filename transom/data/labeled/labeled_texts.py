@@ -15,7 +15,8 @@ from transom.data.pairs.pairs import Pairs
 from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, plan_epoch
 from transom.data.split import Splits, holdout, read_splits
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
-from transom.data.text.tabular import read_columns
+from transom.data.text.table_columns import LABEL, TEXT
+from transom.data.text.tabular import read_table
 from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.special_tokens import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer
@@ -51,14 +52,16 @@ def read_labeled_texts(files: LabeledFilesConfig, root: Path) -> Pairs:
         ConfigError: the file's format is unknown, or a field does not fit the format.
     """
     path = root / expand_path(files.file)
-    lines, (texts, labels) = read_columns(path, (files.text_field, files.label_field), ("text", "label"), numbers_as_text=True)
+    lines, (texts, labels), notes = read_table(
+        path, (TEXT, LABEL), (files.text_field, files.label_field), files.header, numbers_as_text=True
+    )
     labels = [label.strip() for label in labels]
     for line, text, label in zip(lines, texts, labels, strict=True):
         if not text.strip() or not label:
             raise DataError(
                 f"{path}:{line}: expected a text and its class, found no {'class' if text.strip() else 'text'}; remove the line"
             )
-    return Pairs(texts, labels, str(path), lines)
+    return Pairs(texts, labels, str(path), lines, notes)
 
 
 def labeled_text_batch(rows: Sequence[Sequence[int]], labels: Sequence[int], samples: Sequence[int]) -> LabeledTextBatch:

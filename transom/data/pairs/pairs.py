@@ -9,7 +9,8 @@ import numpy as np
 
 from transom.config.data import PairFilesConfig
 from transom.data.split import holdout
-from transom.data.text.tabular import read_columns
+from transom.data.text.table_columns import SOURCE, TARGET
+from transom.data.text.tabular import read_table
 from transom.data.text.text_io import expand_path, read_lines
 from transom.errors import DataError
 
@@ -23,12 +24,14 @@ class Pairs:
         target: their translations, in the same order.
         name: origin of the pairs, for messages.
         lines: line number of each pair in its file, from 1; None if pair ``i`` is line ``i + 1``.
+        notes: what was recognized or guessed while reading the file, one sentence each.
     """
 
     source: list[str]
     target: list[str]
     name: str
     lines: list[int] | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.source)
@@ -42,11 +45,13 @@ class Pairs:
 
     def select(self, samples: list[int], name: str) -> "Pairs":
         """Return the pairs at these indices with their line numbers, as a data set of this name."""
-        return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, [self.line_number(i) for i in samples])
+        notes = self.notes if name == self.name else ()
+        lines = [self.line_number(i) for i in samples]
+        return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, lines, notes)
 
     def swapped(self) -> "Pairs":
         """Return the pairs with source and target swapped."""
-        return Pairs(self.target, self.source, f"{self.name}, reversed", self.lines)
+        return Pairs(self.target, self.source, f"{self.name}, reversed", self.lines, self.notes)
 
 
 def load_pairs(files: PairFilesConfig, root: Path) -> Pairs:
@@ -69,8 +74,8 @@ def load_pairs(files: PairFilesConfig, root: Path) -> Pairs:
         assert files.source is not None and files.target is not None
         return _load_aligned_files(root / expand_path(files.source), root / expand_path(files.target))
     path = root / expand_path(files.pairs)
-    lines, (source, target) = read_columns(path, (files.source_field, files.target_field), ("source", "target"))
-    return Pairs(source, target, str(path), lines)
+    lines, (source, target), notes = read_table(path, (SOURCE, TARGET), (files.source_field, files.target_field), files.header)
+    return Pairs(source, target, str(path), lines, notes)
 
 
 def split_validation(pairs: Pairs, fraction: float = 0.01) -> tuple[Pairs, Pairs]:

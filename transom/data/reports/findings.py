@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,11 @@ Distribution = dict[str, int | float]
 def count_noun(n: int, noun: str) -> str:
     """Return a number with its noun, as in "2 texts"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def reading_notes(parts: Mapping[str, Any]) -> list[str]:
+    """Return the notes that were made while reading each split's files."""
+    return [f"{name}: {note}" for name, part in parts.items() for note in part.notes]
 
 
 def split_sizes(parts: Mapping[str, SplittableData], keys: Mapping[str, Sequence[object]], noun: str) -> dict[str, SplitStatistics]:

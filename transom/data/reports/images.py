@@ -34,4 +34,4 @@ def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "i
     ]
     sizes = findings.split_sizes(parts, keys, noun)
     lines = findings.summarize_sizes(sizes, noun, lambda name: [f"classes: {findings.format_class_fractions(counts[name])}"])
-    return DataReport(problems, {f"{noun}s": sizes, "classes": counts}, lines)
+    return DataReport(problems, {f"{noun}s": sizes, "classes": counts}, lines, findings.reading_notes(parts))

@@ -66,4 +66,4 @@ def report_instructions(
         f"loss: {statistics['answer_fraction']:.1%} of the tokens contribute, those of the answers and their end-of-sequence tokens",
         f"padding: {statistics['padding_waste']:.1%} of the tokens in the first epoch's batches",
     ]
-    return DataReport(problems, statistics, lines)
+    return DataReport(problems, statistics, lines, findings.reading_notes(parts))

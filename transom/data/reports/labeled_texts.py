@@ -52,4 +52,4 @@ def report_labeled_texts(splits: Splits[Pairs], classes: Sequence[str], tokenize
         return [f"classes: {findings.format_class_fractions(counts[name])}", f"tokens: {findings.format_distribution(tokens[name])}"]
 
     statistics = {"texts": texts, "classes": counts, "tokens": tokens, "too_long": longer, "unseen": unseen}
-    return DataReport(problems, statistics, findings.summarize_sizes(texts, "text", details))
+    return DataReport(problems, statistics, findings.summarize_sizes(texts, "text", details), findings.reading_notes(parts))

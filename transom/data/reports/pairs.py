@@ -48,10 +48,11 @@ def report_languages(
             statistics[name] |= {f"{to} {key}": value for key, value in report.statistics[name].items()}
         statistics["pairs"][f"{to} train"]["samples per epoch"] = mixture.samples_per_epoch[str(to)]
         statistics["longest"] += [{"to": to, **pair} for pair in report.statistics["longest"]]
-    return _report([f"{to} {problem}" for to, report in reports.items() for problem in report.problems], statistics)
+    problems = [f"{to} {problem}" for to, report in reports.items() for problem in report.problems]
+    return _report(problems, statistics, [f"{to} {note}" for to, report in reports.items() for note in report.notes])
 
 
-def _report(problems: list[str], statistics: dict[str, Any]) -> DataReport:
+def _report(problems: list[str], statistics: dict[str, Any], notes: list[str]) -> DataReport:
     longest = ", ".join(
         f"{pair.get('to', '')} {pair['line']:,} ({max(pair['source_tokens'], pair['target_tokens'])} tokens)".strip()
         for pair in statistics["longest"]
@@ -64,7 +65,7 @@ def _report(problems: list[str], statistics: dict[str, Any]) -> DataReport:
         *(f"dropped from training: {n:,} {reason}" for reason, n in statistics["dropped"].items()),
         f"padding: {statistics['padding_waste']:.1%} of the tokens in the first epoch's batches",
     ]
-    return DataReport(problems, statistics, lines)
+    return DataReport(problems, statistics, lines, notes)
 
 
 def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: PairLoader) -> DataReport:
@@ -115,7 +116,7 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: PairLoad
         "dropped": loader.n_dropped,
         "unseen": unseen,
     }
-    return _report(problems, {**statistics, "padding_waste": loader.padding_waste})
+    return _report(problems, {**statistics, "padding_waste": loader.padding_waste}, findings.reading_notes(splits.parts))
 
 
 def _distributions(name: str, source: Indices, target: Indices) -> dict[str, findings.Distribution]:

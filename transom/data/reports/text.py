@@ -50,18 +50,18 @@ def report_text(splits: Splits[Documents], streams: dict[str, TokenStream], toke
     order = np.argsort(-streams["train"].lengths, kind="stable")[: findings.MAX_EXAMPLES].tolist()
     longest = [{"document": splits.train.origins[i], "tokens": int(streams["train"].lengths[i])} for i in order]
     windows = {"windows": loader.n_samples, "tokens": loader.window_length, "windows per batch": loader.windows_per_batch}
+    statistics = {"text": text, "tokens": lengths, "longest": longest, "unseen": never, "windows": windows}
     lines = []
-    for name, statistics in text.items():
+    for name, sizes in text.items():
         lines += [
-            f"{name}: {findings.count_noun(int(statistics['documents']), 'document')}, {statistics['bytes']:,} bytes"
-            f" ({statistics['from']})",
-            f"  {statistics['tokens']:,} tokens, {statistics['bytes per token']:g} bytes per token;"
+            f"{name}: {findings.count_noun(int(sizes['documents']), 'document')}, {sizes['bytes']:,} bytes ({sizes['from']})",
+            f"  {sizes['tokens']:,} tokens, {sizes['bytes per token']:g} bytes per token;"
             f" median document {lengths[name]['median']:g}, longest {lengths[name]['longest']:,}",
         ]
     lines.append(
         f"windows: {loader.n_samples:,} of {loader.window_length:,} tokens per epoch, at most {loader.windows_per_batch:,} per batch"
     )
-    return DataReport(problems, {"text": text, "tokens": lengths, "longest": longest, "unseen": never, "windows": windows}, lines)
+    return DataReport(problems, statistics, lines, findings.reading_notes(parts))
 
 
 def _sizes(documents: Documents, stream: TokenStream) -> dict[str, str | int | float]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from transom.config.data import StandardLibraryConfig, TextDataConfig, TextFilesConfig
 from transom.data.split import Splits, holdout, read_splits, text_hash
-from transom.data.text.json_lines import read_json_records
+from transom.data.text.table_columns import TEXT
+from transom.data.text.tabular import SUFFIXES, read_table
 from transom.data.text.text_io import expand_path, read_lines
 from transom.errors import DataError
 from transom.files.limits import MAX_DOCUMENT_LINE_BYTES
@@ -29,11 +30,13 @@ class Documents:
         texts: one string per document.
         origins: origin of each document: a file, or a file and a line.
         name: origin of all documents, for messages.
+        notes: what was skipped or recognized while reading the files, one sentence each.
     """
 
     texts: list[str]
     origins: list[str]
     name: str
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -45,7 +48,8 @@ class Documents:
 
     def select(self, samples: Sequence[int], name: str) -> "Documents":
         """Return the documents at these indices, as a data set of this name."""
-        return Documents([self.texts[i] for i in samples], [self.origins[i] for i in samples], name)
+        notes = self.notes if name == self.name else ()
+        return Documents([self.texts[i] for i in samples], [self.origins[i] for i in samples], name, notes)
 
     def slice(self, start: float, end: float) -> "Documents":
         """Return the text between two positions, as fractions of all characters; a document across a border is cut there."""
@@ -58,7 +62,7 @@ class Documents:
             if kept.strip():
                 texts.append(kept)
                 origins.append(place)
-        return Documents(texts, origins, f"{start:.4g} to {end:.4g} of {self.name}")
+        return Documents(texts, origins, f"{start:.4g} to {end:.4g} of {self.name}", self.notes)
 
 
 def load_text(data: TextDataConfig, base: Path) -> Splits[Documents]:
@@ -85,13 +89,14 @@ def read_documents(files: TextFilesConfig, root: Path) -> Documents:
         root: folder to which paths are relative.
 
     Raises:
-        DataError: a file is missing or not clean text, or the files contain no text.
+        DataError: a file is missing, is not UTF-8 or contains NUL characters, or the files contain no text.
     """
-    texts, origins = list[str](), list[str]()
-    names = _names(files)
-    for path in list_files(files, root):
+    texts, origins, empty = list[str](), list[str](), list[str]()
+    names, paths, notes = _names(files), list_files(files, root), list[str]()
+    for path in paths:
+        n_before = len(texts)
         try:
-            for place, text in _split_documents(path, files):
+            for place, text in _split_documents(path, files, notes):
                 if text.strip():
                     texts.append(text)
                     origins.append(place)
@@ -99,7 +104,13 @@ def read_documents(files: TextFilesConfig, root: Path) -> Documents:
             if path in (root / expand_path(name) for name in names):
                 raise
             raise DataError(f"{error}; or exclude the file: select suffixes (--suffix .txt), or name other files") from error
-    found = Documents(texts, origins, ", ".join(names))
+        if len(texts) == n_before:
+            empty.append(path.name)
+    if empty:
+        notes.append(
+            f"skipped {len(empty):,} of {len(paths):,} files, which have no text: {', '.join(empty[:5])}{', ...' * (len(empty) > 5)}"
+        )
+    found = Documents(texts, origins, ", ".join(names), tuple(notes))
     if files.start > 0 or files.end < 1:
         found = found.slice(files.start, files.end)
     if not found.texts:
@@ -171,13 +182,17 @@ def _files_in(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
     return wanted
 
 
-def _split_documents(path: Path, files: TextFilesConfig) -> Iterator[tuple[str, str]]:
-    """Yield the origin and the text of each document in a file."""
-    lines = read_lines(path, allow_empty=True, max_line_bytes=MAX_DOCUMENT_LINE_BYTES)
-    if path.name.removesuffix(".gz").endswith(".jsonl"):
-        for number, (text,) in read_json_records(path, lines, [files.text_field], "set text_field to the key of the text"):
-            yield f"{path}:{number}", text
+def _split_documents(path: Path, files: TextFilesConfig, notes: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the origin and the text of each document in a file; add to ``notes`` which column is read."""
+    suffixes = (".jsonl", ".parquet") if files.text_field is None else SUFFIXES
+    if path.name.removesuffix(".gz").endswith(suffixes):
+        if path.stat().st_size == 0:
+            return
+        table = read_table(path, (TEXT,), (files.text_field,))
+        notes += [note for note in table.notes if note not in notes]
+        yield from ((f"{path}:{line}", text) for line, text in zip(table.lines, *table.columns, strict=True))
         return
+    lines = read_lines(path, allow_empty=True, max_line_bytes=MAX_DOCUMENT_LINE_BYTES)
     if files.document == "line":
         yield from ((f"{path}:{number}", line) for number, line in enumerate(lines, 1))
         return

@@ -1,61 +1,60 @@
-"""JSON lines: one JSON object per line, with text fields."""
+"""JSON records: one object per line, or one array of objects per file."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transom.data.text.text_io import check_text
+from transom.data.text.text_io import read_lines
 from transom.errors import DataError
+from transom.files.limits import MAX_DOCUMENT_LINE_BYTES
 from transom.files.regular_files import parse_json
 
 
-def read_json_records(
-    path: Path, lines: Iterable[str], fields: Sequence[str | int], hint: str, numbers_as_text: bool = False
-) -> Iterator[tuple[int, list[str]]]:
-    """Read fields of JSON lines; an empty line is a record of empty texts.
-
-    Args:
-        path: the file, for messages.
-        lines: the file's lines.
-        fields: keys of an object or indices of a list.
-        hint: what to do if a field is missing; the end of the error message.
-        numbers_as_text: convert integers and booleans to text, because class labels are often numbers.
-
-    Yields:
-        The line number, from 1, and the fields of each record.
+def read_json_lines(path: Path, allow_empty: bool = False) -> Iterator[tuple[int, Any]]:
+    """Yield the line number, from 1, and the object or list of each line; blank lines are skipped.
 
     Raises:
-        DataError: a line is not a JSON object or list, or a field is missing or not text.
+        DataError: the file cannot be read or is empty, or a line is not a JSON object or list.
     """
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            yield number, [""] * len(fields)
-            continue
-        where = f"{path}:{number}"
-        record = _parse(line, where)
-        yield number, [_field(record, field, where, hint, numbers_as_text) for field in fields]
+    for number, line in enumerate(read_lines(path, allow_empty), 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            yield number, _require_record(_parse(line, where, "one JSON object per line"), where)
 
 
-def _parse(line: str, where: str) -> Any:
-    try:
-        return parse_json(line)
-    except json.JSONDecodeError as error:
+def read_json_array(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the position, from 1, and the object or list of each element of a JSON array.
+
+    Raises:
+        DataError: the file cannot be read, or is not an array of JSON objects or lists.
+    """
+    text = "\n".join(read_lines(path, max_line_bytes=MAX_DOCUMENT_LINE_BYTES))
+    value = _parse(text, str(path), "a JSON array of objects")
+    if not isinstance(value, list):
         raise DataError(
-            f"{where}:{error.colno}: expected one JSON object per line, found an error: {error.msg}; correct or remove the line"
-        ) from error
+            f"{path}: expected a JSON array of objects, found {short_json(value)}; write one object per line and name it .jsonl"
+        )
+    for number, record in enumerate(value, 1):
+        yield number, _require_record(record, f"{path}:{number}")
+
+
+def _require_record(value: Any, where: str) -> Any:
+    if not isinstance(value, dict | list) or not value:
+        raise DataError(f"{where}: expected a JSON object with fields, found {short_json(value)}; correct or remove it")
+    return value
+
+
+def _parse(text: str, where: str, expected: str) -> Any:
+    try:
+        return parse_json(text)
+    except json.JSONDecodeError as error:
+        at = error.colno if error.lineno == 1 else f"{error.lineno}:{error.colno}"
+        raise DataError(f"{where}:{at}: expected {expected}, found an error: {error.msg}; correct or remove it") from error
     except ValueError as error:
-        raise DataError(f"{where}: expected one plain JSON object per line, found {error}; correct or remove the line") from error
+        raise DataError(f"{where}: expected {expected}, found {error}; correct or remove it") from error
 
 
-def _field(record: Any, field: str | int, where: str, hint: str, numbers_as_text: bool) -> str:
-    places = range(len(record)) if isinstance(record, list) else record if isinstance(record, dict) else ()
-    if field not in places:
-        found = f"fields {', '.join(map(repr, record)) or '(none)'}" if isinstance(record, dict) else f"a {type(record).__name__}"
-        raise DataError(f"{where}: expected JSON with the field {field!r}, found {found:.100}; {hint}")
-    value = record[field]
-    if numbers_as_text and isinstance(value, int):
-        return json.dumps(value)
-    if not isinstance(value, str):
-        raise DataError(f"{where}: expected text in the field {field!r}, found {json.dumps(value)[:100]}; correct or remove the line")
-    return check_text(value, f"{where}: field {field!r}")
+def short_json(value: Any) -> str:
+    """Return a value as JSON for messages, at most 100 characters of it."""
+    return json.dumps(value, default=repr)[:100]

@@ -1,100 +1,208 @@
-"""Tabular files of texts: tab-separated, comma-separated and JSON lines."""
+"""Tabular files of texts: tab-separated, comma-separated, JSON and Parquet."""
 
 import csv
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from transom.data.text.json_lines import read_json_records
-from transom.data.text.text_io import read_lines
+from transom.data.text.json_lines import read_json_array, read_json_lines, short_json
+from transom.data.text.table_columns import Column, Field, choose_columns, describe_columns, find_layout
+from transom.data.text.text_io import check_text, read_lines
 from transom.errors import ConfigError, DataError
 
-Field = str | int
-Rows = Iterator[tuple[int, list[str]]]
+Rows = list[tuple[int, list[str]]]
+Record = dict[str, Any] | list[Any]
+
+SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+"""Suffixes of the formats; all but Parquet may be followed by ``.gz``."""
 
 
-def read_columns(
-    path: Path, fields: Sequence[Field | None], names: Sequence[str], numbers_as_text: bool = False
-) -> tuple[list[int], tuple[list[str], ...]]:
+class Table(NamedTuple):
+    """Columns of a file.
+
+    Attributes:
+        lines: line number of each sample, from 1; in JSON arrays and Parquet files its position.
+        columns: the texts of each column.
+        notes: what was recognized or guessed in the file, one sentence each.
+    """
+
+    lines: list[int]
+    columns: tuple[list[str], ...]
+    notes: tuple[str, ...]
+
+
+def read_table(
+    path: Path, columns: Sequence[Column], fields: Sequence[Field | None], header: bool | None = None, numbers_as_text: bool = False
+) -> Table:
     """Read columns of a tabular file.
 
     Args:
-        path: a .tsv, .csv or .jsonl file, optionally gzipped.
-        fields: name or index, from 0, of each column to read; None selects the default column, which is the position among ``names`` in a
-            .tsv and the name elsewhere.
-        names: default names of the columns, such as "source"; with the suffix ``_field`` they are the recipe's fields.
-        numbers_as_text: convert JSON integers and booleans to text, because class labels are often numbers.
-
-    Returns:
-        The line number of each record, and one list of texts per column.
+        path: a .tsv, .csv, .jsonl, .json or .parquet file; all but the last may be gzipped.
+        columns: the columns to read.
+        fields: name, or index from 0, of each column; None finds the column by its usual names, or by its position in a file without names.
+        header: whether the first line of a .tsv or .csv file is a header; None decides by its names.
+        numbers_as_text: convert integers and booleans to text, because class labels are often numbers.
 
     Raises:
-        DataError: the file cannot be read, a record is malformed, or the file has no record.
+        DataError: the file cannot be read, a sample is malformed, a column is not found, or the file has no sample.
+        AmbiguousHeaderError: the first line may be a header, and ``header`` is None.
         ConfigError: the file's format is unknown, or a field does not fit the format.
     """
-    suffix = Path(path.name.removesuffix(".gz")).suffix
-    if suffix not in (".jsonl", *_READERS):
-        raise ConfigError(
-            f"{path}: expected a .tsv, .csv or .jsonl file (or one of them with .gz), found {suffix or 'no suffix'!r}; name another file"
-        )
-    usual: Sequence[Field] = range(len(names)) if suffix == ".tsv" else names
-    chosen = [default if field is None else field for field, default in zip(fields, usual, strict=True)]
-    hint = f"set {' and '.join(f'{name}_field' for name in names)}"
-    lines, columns = [], tuple(list[str]() for _ in names)
-    records = (
-        read_json_records(path, read_lines(path), chosen, hint, numbers_as_text)
-        if suffix == ".jsonl"
-        else _READERS[suffix](path, chosen, hint)
-    )
-    for line, texts in records:
-        lines.append(line)
-        for column, text in zip(columns, texts, strict=True):
-            column.append(text)
+    suffix = table_suffix(path)
+    if suffix in _DELIMITED:
+        lines, texts, notes = _read_delimited(path, _DELIMITED[suffix](path), columns, fields, header)
+    else:
+        lines, texts, notes = _read_records(path, read_records(path), columns, fields, numbers_as_text)
     if not lines:
-        raise DataError(f"{path}: expected at least one record, found only a header; add records")
-    return lines, columns
+        raise DataError(f"{path}: expected at least one sample, found {'only a header' if suffix in _DELIMITED else 'none'}; add samples")
+    return Table(lines, tuple([row[place] for row in texts] for place in range(len(columns))), tuple(notes))
 
 
-def _tsv_rows(path: Path, fields: Sequence[Field], hint: str) -> Rows:
-    records = ((number, line.split("\t") if line else []) for number, line in enumerate(read_lines(path), 1))
-    return _select_columns(path, fields, records, "tabs", hint)
+def table_suffix(path: Path) -> str:
+    """Return the suffix that names the format of a tabular file, without ``.gz``.
+
+    Raises:
+        ConfigError: the suffix is none of ``SUFFIXES``.
+    """
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{path}: expected a .tsv, .csv, .jsonl, .json or .parquet file (.gz too), found {suffix or 'no suffix'!r}; give another file"
+        )
+    return suffix
 
 
-def _csv_rows(path: Path, fields: Sequence[Field], hint: str) -> Rows:
-    return _select_columns(path, fields, _csv_records(path), "commas", hint)
+def read_records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yield the number, from 1, and the fields of each record of a JSON or Parquet file; blank lines are skipped.
+
+    Raises:
+        DataError: the file cannot be read, or a record is malformed.
+        ConfigError: the file is a Parquet file, and pyarrow is not installed.
+    """
+    suffix = table_suffix(path)
+    if suffix == ".parquet":
+        return _parquet_records(path)
+    return read_json_lines(path) if suffix == ".jsonl" else read_json_array(path)
 
 
-def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+def record_text(record: Record, field: Field, where: str, numbers_as_text: bool = False) -> str:
+    """Return a field of a record as text.
+
+    Raises:
+        DataError: the record has no such field, or it is not text.
+    """
+    places = record if isinstance(record, dict) else range(len(record))
+    if field not in places:
+        found = f"fields {', '.join(map(repr, record)) or '(none)'}" if isinstance(record, dict) else f"a list of {len(record)}"
+        raise DataError(f"{where}: expected the field {field!r}, found {found:.100}; correct or remove the record")
+    value = record[field]  # type: ignore[index]  # a name of an object, or an index of a list
+    if numbers_as_text and isinstance(value, int):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        raise DataError(f"{where}: expected text in the field {field!r}, found {short_json(value)}; correct or remove the record")
+    return check_text(value, f"{where}: field {field!r}")
+
+
+def _read_delimited(
+    path: Path, rows: Rows, columns: Sequence[Column], fields: Sequence[Field | None], header: bool | None
+) -> tuple[list[int], list[list[str]], list[str]]:
+    layout = find_layout(str(path), [row for _, row in rows], columns, fields, header)
+    needed = max(index for index in layout.indices if index is not None) + 1
+    lines, texts = list[int](), list[list[str]]()
+    for line, row in rows[layout.has_header :]:
+        if row and len(row) < needed:
+            separator = "tabs" if table_suffix(path) == ".tsv" else "commas"
+            raise DataError(
+                f"{path}:{line}: expected at least {needed} columns separated by {separator}, found {len(row)}; correct the line"
+            )
+        if row:
+            lines.append(line)
+            texts.append(["" if index is None else row[index] for index in layout.indices])
+    if (n_blank := len(rows) - layout.has_header - len(lines)) > 0:
+        layout.notes.append(f"blank lines skipped: {n_blank:,}")
+    return lines, texts, layout.notes
+
+
+def _read_records(
+    path: Path,
+    records: Iterator[tuple[int, Record]],
+    columns: Sequence[Column],
+    fields: Sequence[Field | None],
+    numbers_as_text: bool,
+) -> tuple[list[int], list[list[str]], list[str]]:
+    """Read fields of records. The first record decides which fields hold the columns, optional ones excepted."""
+    required = [column for column in columns if not column.is_optional]
+    optional = columns[len(required) :]
+    lines, texts, notes, chosen = list[int](), list[list[str]](), list[str](), list[Field]()
+    for number, record in records:
+        where = f"{path}:{number}"
+        if not chosen:
+            chosen, notes = _choose_fields(where, record, required, fields[: len(required)])
+        lines.append(number)
+        cells = [record_text(record, field, where, numbers_as_text) for field in chosen]
+        texts.append([*cells, *(_optional_text(record, column, chosen, where) for column in optional)])
+    return lines, texts, notes
+
+
+def _optional_text(record: Record, column: Column, chosen: Sequence[Field], where: str) -> str:
+    """Return a field that some records lack."""
+    if isinstance(record, list):
+        return ""
+    return next((record_text(record, name, where) for name in column.aliases if name not in chosen and record.get(name) is not None), "")
+
+
+def _choose_fields(where: str, record: Record, columns: Sequence[Column], fields: Sequence[Field | None]) -> tuple[list[Field], list[str]]:
+    """Return the field that holds each column, chosen from the first record, and a note if a field is named differently."""
+    if isinstance(record, list):
+        return [place if field is None else field for place, field in enumerate(fields)], []
+    usual = {alias for column in columns for alias in column.aliases}.union(field for field in fields if isinstance(field, str))
+    names = [name for name, value in record.items() if isinstance(value, str | int) or name in usual]
+    indices, notes = choose_columns(where, names, columns, fields)
+    chosen: list[Field] = [names[index] for index in indices if index is not None]
+    if chosen != [column.name for column in columns] and not notes:
+        notes = [describe_columns(names, columns, indices)]
+    return chosen, notes
+
+
+def _tsv_rows(path: Path) -> Rows:
+    return [(number, line.split("\t") if line else []) for number, line in enumerate(read_lines(path), 1)]
+
+
+def _csv_rows(path: Path) -> Rows:
     reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
-    start = 1
+    start, rows = 1, Rows()
     try:
         for row in reader:
-            yield start, row
+            rows.append((start, row))
             start = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
             f"{path}:{start}: expected a CSV record, found an error at line {reader.line_num}: {error}; correct the record"
         ) from error
+    return rows
 
 
-def _select_columns(path: Path, fields: Sequence[Field], records: Iterator[tuple[int, list[str]]], separator: str, hint: str) -> Rows:
-    named = any(isinstance(field, str) for field in fields)
-    columns = _column_indices(path, fields, next(records)[1] if named else [], hint)
-    for start, row in records:
-        if row and len(row) <= max(columns):
-            raise DataError(
-                f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}; correct the line"
-            )
-        yield start, [row[column] for column in columns] if row else [""] * len(columns)
+_DELIMITED: dict[str, Callable[[Path], Rows]] = {".tsv": _tsv_rows, ".csv": _csv_rows}
 
 
-def _column_indices(path: Path, fields: Sequence[Field], header: list[str], hint: str) -> list[int]:
-    for field in fields:
-        if isinstance(field, str) and field not in header:
-            found = ", ".join(map(repr, header)) or "an empty line"
-            raise DataError(f"{path}:1: expected a header with the column {field!r}, found {found}; {hint}")
-        if isinstance(field, int) and field < 0:
-            raise ConfigError(f"{path}: expected a column index of at least 0, found {field}; {hint}")
-    return [header.index(field) if isinstance(field, str) else field for field in fields]
-
-
-_READERS: dict[str, Callable[[Path, Sequence[Field], str], Rows]] = {".tsv": _tsv_rows, ".csv": _csv_rows}
+def _parquet_records(path: Path) -> Iterator[tuple[int, Record]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError(
+            f"{path}: reading Parquet requires pyarrow: pip install 'transom[parquet]', or export the file as .jsonl"
+        ) from None
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(1024):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield number, record
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; check the path") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path}: expected a Parquet file, found an error after record {number}: {reason}; write the file again") from error

@@ -41,18 +41,18 @@ FUSABLE_MODULES = {
 """Modules that can be fused, by exact type; ``_can_fuse_module`` checks their settings."""
 
 ADDITIVE_POSITIONS = {PositionEncoding, Sinusoidal, Sinusoidal2d, LearnedPosition}
-"""Position encodings that are only added to the embeddings."""
+"""Position encodings that add a vector to each embedding and do nothing else."""
 
 ModelT = TypeVar("ModelT", bound=Network)
 
 
 def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8: bool = False) -> StepModel[Any, Any]:
-    """Return the fastest backend for searches with ``model``; its weights must not change afterwards.
+    """Return the fastest backend for searches with ``model``; the weights of ``model`` must not change afterwards.
 
     Args:
         model: the model; it is copied only if its dtype differs from ``dtype``.
         dtype: dtype of the matrix products; the dtype of the weights by default.
-        int8: use int8 products in the decoder, whatever ``dtype`` is.
+        int8: use int8 matrix products in the decoder, whatever ``dtype`` is.
 
     Raises:
         ConfigError: int8 is requested, and this model or this machine does not support it.
@@ -68,7 +68,7 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
         if isinstance(model, Seq2SeqTransformer):
             return NativeSeq2Seq(library, model, weight_type, FusedEncoder(model) if _can_fuse(model, model.config) else model.encode)
     if int8:
-        raise ConfigError(f"precision: int8 requires the native decoder, but {reason}; choose auto")
+        raise ConfigError(f"precision = 'int8' requires the native decoder, but {reason}; set precision to 'auto'")
     assert isinstance(model, StepModel)
     return FusedSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _can_fuse(model, model.config) else model
 
@@ -76,7 +76,8 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
 def build_encoder_backend(model: ModelT) -> ModelT:
     """Return the fastest backend for an encoder of texts or images: the model with a fused stack if that is possible.
 
-    It shares all weights except those of the stack, whose later changes have no effect. Its stack cannot be observed.
+    A model with a fused stack shares all other weights with ``model``. Later changes of the weights of the original stack have no effect,
+    and activations of the fused stack cannot be recorded.
     """
     if model.device.type != "cpu" or not isinstance(model, EncoderOnlyTransformer | VisionTransformer):
         return model

@@ -1,7 +1,7 @@
-"""Fused inference of the encoder-decoder: the same function as the model, with few PyTorch operations per token.
+"""Fused inference of encoder-decoders: the same results as the model, with few PyTorch operations per token.
 
-At one token per step, reading weights and calling operations dominate the time. So W_Q, W_K and W_V are one product, products add bias and
-residual, and a step is a plain loop over blocks. Everything here is derived from a model and never saved.
+At one token per step, reading weights and calling operations dominate the time. Therefore one product computes q, k and v, products add
+bias and residual, and a step is a plain loop over blocks. All weights here come from a model and are never saved.
 """
 
 from typing import NamedTuple
@@ -38,14 +38,20 @@ class FusedCache:
     """
 
     def __init__(self, memories: list[SourceKeyValues], bias: Tensor | None, buffers: list[Tensor]) -> None:
-        """Hold the sources' keys and values per block, the bias of their scores, and one buffer per block."""
+        """Start an empty cache.
+
+        Args:
+            memories: keys and values of the sources, per block.
+            bias: additive mask of the cross-attention scores; None if no source has padding.
+            buffers: one empty buffer per block.
+        """
         self.memories, self.bias = memories, bias
         self.length = 0
         self._buffers = buffers
         self._spare: Tensor | None = None
 
     def update(self, block: int, new: Float[Tensor, "rows new width"]) -> Float[Tensor, "tokens rows width"]:
-        """Store the keys and values of new tokens of a block; return those of all its tokens."""
+        """Store the keys and values of new tokens of a block; return the keys and values of all tokens of the block so far."""
         buffer, n_new = self._buffers[block], new.shape[1]
         assert self.length + n_new <= len(buffer), f"expected at most {len(buffer)} tokens in the cache, found {self.length + n_new}"
         buffer.narrow(0, self.length, n_new).copy_(new.transpose(0, 1))
@@ -53,7 +59,7 @@ class FusedCache:
 
     @torch.inference_mode()
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue old row ``rows[i]``; rows that are not listed are dropped."""
+        """Make row i a copy of the previous row ``rows[i]``; rows that are not in ``rows`` are dropped."""
         for i, buffer in enumerate(self._buffers):
             if self._spare is None or self._spare.shape[1] != len(rows):
                 self._spare = buffer.new_empty(len(buffer), len(rows), buffer.shape[2])
@@ -61,13 +67,13 @@ class FusedCache:
             self._buffers[i], self._spare = self._spare, buffer
 
     def select_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Keep only these sources; ``reorder`` must select their rows in the same order."""
+        """Drop all other sources; ``reorder`` must select the rows of the kept sources in the same order."""
         self.memories = [SourceKeyValues(k[sources], v[sources]) for k, v in self.memories]
         self.bias = None if self.bias is None else self.bias[sources]
 
 
 class FusedEncoder:
-    """The encoder of a model, on its device; later changes of the model have no effect."""
+    """Fused encoder of an encoder-decoder, on the device of the model; later changes of the model have no effect."""
 
     def __init__(self, model: Seq2SeqTransformer) -> None:
         """Pack the weights of ``model``."""
@@ -90,7 +96,7 @@ class FusedSeq2Seq:
 
     @torch.inference_mode()
     def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> FusedCache:
-        """Project the memory once per source and allocate a cache of ``max_length`` tokens per row."""
+        """Project the encoder output to keys and values, once per source, and allocate a cache of ``max_length`` tokens per row."""
         n_rows = n_beams * len(memory.states)
         decoder = self.decoder
         dtype = decoder.dtype if n_beams == 1 else torch.promote_types(decoder.dtype, torch.float32)
@@ -101,7 +107,7 @@ class FusedSeq2Seq:
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: FusedCache) -> Float[Tensor, "rows new vocab"]:
-        """Process the next tokens of each row; return the logits of the tokens that follow."""
+        """Process the next tokens of each row; return the logits of the token after each."""
         end, decoder = cache.length + tokens.shape[1], self.decoder
         x = decoder.embed(tokens, slice(cache.length, end))
         bias = _additive_mask(causal_mask(tokens.shape[1], end, x.device), x.dtype) if tokens.shape[1] > 1 else None
@@ -114,7 +120,7 @@ class FusedSeq2Seq:
 
 
 class FusedDecoder:
-    """Tokens to logits, in one dtype."""
+    """Embedding, blocks and output projection of the decoder, in one dtype."""
 
     def __init__(self, model: Seq2SeqTransformer) -> None:
         arithmetic = LinearFactory(DECODE_ROWS, model.unembedding.weight.dtype)
@@ -125,7 +131,7 @@ class FusedDecoder:
 
 
 class _Embedding:
-    """sqrt(d_model) E[x] + p."""
+    """Embedding of tokens: sqrt(d_model) E[x] + p, with the sinusoidal position encoding p."""
 
     def __init__(self, embedding: Embedding, dtype: torch.dtype) -> None:
         assert isinstance(embedding.position, Sinusoidal)
@@ -163,12 +169,12 @@ class _SublayerNorms(NamedTuple):
 
 
 class FusedStack(nn.Module):
-    """A fused encoder stack that replaces a ``Stack`` without sparse patterns; it cannot be observed."""
+    """A fused encoder stack in place of a ``Stack`` without sparse patterns; activations in it cannot be recorded."""
 
     routed = False
 
     def __init__(self, stack: Stack, like: Tensor) -> None:
-        """Pack the weights of ``stack`` with the dtype and device of ``like``; later changes have no effect."""
+        """Pack the weights of ``stack`` in the dtype of ``like``; later changes of ``stack`` have no effect."""
         super().__init__()
         self._stack = _Stack(stack, LinearFactory(PREFILL_ROWS, like.dtype))
 
@@ -180,21 +186,21 @@ class FusedStack(nn.Module):
 
 
 class _Stack:
-    """Blocks and the final norm."""
+    """Fused blocks and the final norm of a stack."""
 
     def __init__(self, stack: Stack, arithmetic: LinearFactory) -> None:
         self.blocks = [FusedBlock(block, arithmetic) for block in stack.blocks]
         self.norm = FusedNorm(stack.norm, arithmetic.dtype)
 
     def read(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Process whole sequences; ``bias`` is added to the scores of each block."""
+        """Process whole sequences; ``bias`` is added to the attention scores of every block."""
         for block in self.blocks:
             x = block.feed_forward(block.self_attention(x, bias))
         return self.norm(x)
 
 
 class FusedBlock:
-    """One block; each method applies a sub-layer to the residual stream, with residual sum and norm."""
+    """A fused block; each method applies a sub-layer to the residual stream, including the residual sum and the norm."""
 
     def __init__(self, block: Block, arithmetic: LinearFactory) -> None:
         assert isinstance(block, SequentialBlock)
@@ -213,7 +219,7 @@ class FusedBlock:
         self.ff_norms = _SublayerNorms.of(block, block.ff_residual, dtype)
 
     def self_attention(self, x: Tensor, bias: Tensor | None, cache: FusedCache | None = None, block_index: int = 0) -> Tensor:
-        """Attend to the tokens of the row, including those in the cache."""
+        """Apply self-attention; keys and values come from ``x`` and, with a cache, also from the earlier tokens of each row."""
         q, new = self.qkv(self.attn_norms.pre_norm(x)).split_with_sizes([self.split[0], self.width], -1)
         all_tokens = new.transpose(0, 1) if cache is None else cache.update(block_index, new)
         k, v = all_tokens.split_with_sizes(self.split[1:], -1)
@@ -225,7 +231,7 @@ class FusedBlock:
         return self.attn_norms.post_norm(_project_and_add(self.o, z.transpose(1, 2).reshape(rows, n_new, -1), x))
 
     def cross_attention(self, x: Tensor, memory: SourceKeyValues, bias: Tensor | None) -> Tensor:
-        """Attend to the sources; all beams of a source are queries of one product."""
+        """Apply cross-attention; one product computes the scores of all beams of a source."""
         k, v = memory
         rows, n_new, _ = x.shape
         q = self.q(self.cross_norms.pre_norm(x)).view(len(k), -1, self.n_heads, self.d_head).transpose(1, 2)
@@ -240,7 +246,7 @@ class FusedBlock:
         return self.ff_norms.post_norm(self.down(self.up(self.ff_norms.pre_norm(x)), x))
 
     def project_source(self, memory: Tensor, dtype: torch.dtype, n_beams: int) -> SourceKeyValues:
-        """Project the sources to keys and values; for several beams the keys are stored transposed, as the score product reads them."""
+        """Project the encoder output to keys and values; for several beams, keys are stored transposed, for the matrix product q k^T."""
         k, v = self.kv(memory).to(dtype).split_with_sizes(self.split[1:], -1)
         k, v = (x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in (k, v))  # (sources, n_heads, source, head width)
         k = k.contiguous() if n_beams == 1 else k.transpose(-2, -1).contiguous().transpose(-2, -1)
@@ -263,5 +269,5 @@ def _project_and_add(product: PackedLinear | None, x: Tensor, residual: Tensor) 
 
 
 def _additive_mask(mask: Bool[Tensor, "..."], dtype: torch.dtype) -> Tensor | None:
-    """Convert a boolean mask to an additive mask; None if every pair may attend."""
+    """Convert a boolean attention mask to an additive one; return None if the mask is True everywhere."""
     return None if bool(mask.all()) else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)

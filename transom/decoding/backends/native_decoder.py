@@ -30,7 +30,7 @@ from transom.models.seq2seq import EncoderOutput, Seq2SeqTransformer
 WeightType = Literal["bf16", "int8"]
 WEIGHT_TYPES: dict[WeightType, int] = {"bf16": 0, "int8": 1}
 LANES = 16
-"""Floats per SIMD vector; head widths are multiples of it."""
+"""Floats per SIMD vector; d_head and d_value must be multiples of this number."""
 MAX_THREADS = 8
 """Maximum threads per step: each computes a part of every product, and a small part is not worth the synchronization."""
 
@@ -45,10 +45,10 @@ SUPPORTED_MODULES = {
     *(Stack, PreNormBlock, PostNormBlock, Attention, FeedForward, GatedFeedForward, ResidualConnection, Norm, LayerNorm, RmsNorm, Dropout),
     *(nn.Linear, nn.Identity, nn.ModuleList),
 }
-"""Supported modules of a decoder, by exact type; ``unsupported_reason`` checks their settings."""
+"""Modules that a supported decoder may contain, by exact type; ``unsupported_reason`` checks their settings."""
 
 SUPPORTED_POSITIONS = {PositionEncoding, Sinusoidal, LearnedPosition, Rotary}
-"""Supported position encodings: those without a bias of the scores."""
+"""Supported position encodings: those that add no bias to the attention scores."""
 
 
 @operation("decoder_step")
@@ -82,7 +82,7 @@ def unsupported_reason(model: Network) -> str | None:
 
 
 def is_plain_attention(attention: Attention) -> bool:
-    """Return whether attention is eq. 1 of Vaswani et al. 2017: no QK norm, no softcap, no sinks, no other score function."""
+    """Return whether attention is eq. 1 of Vaswani et al. 2017, without QK norm, softcap, sinks or another score function."""
     return all(part is None for part in (attention.q_norm, attention.softcap, attention.sinks, attention.score))
 
 
@@ -131,7 +131,7 @@ class TiledLinear:
 
 
 class NativeCache:
-    """KV cache of the native decoder: keys and values stay where they were written; each row has a table of the slots of its tokens."""
+    """KV cache of the native decoder. Reordering rows does not move keys and values: each row has a table of its tokens' slots."""
 
     def __init__(
         self,
@@ -146,17 +146,17 @@ class NativeCache:
 
         Args:
             library: the native library.
-            read: keys and values of the tokens that each row has read, per block.
-            memories: keys and values of the sources, per block; empty without sources.
-            lengths: tokens per source.
-            n_beams: rows per source.
-            max_length: maximum tokens per row, including those already read.
+            read: keys and values of the tokens that each row has read before, per block.
+            memories: keys and values of the sources, per block; empty without cross-attention.
+            lengths: number of tokens per source; None without cross-attention.
+            n_beams: number of rows per source.
+            max_length: maximum number of tokens per row, including the tokens read before.
         """
         cached, memory = _pack_keys_values(read), _pack_keys_values(memories)
         n_blocks, n_read, rows, width = cached.shape
         n_sources = memory.shape[1] and memory.shape[2]
         if n_read > max_length or (n_sources and rows != n_beams * n_sources):
-            raise ValueError(f"expected room for {n_read} tokens and {n_sources} x {n_beams} rows, found {max_length} and {rows}")
+            raise ValueError(f"expected max_length >= {n_read} and {n_sources} x {n_beams} rows, found {max_length} and {rows} rows")
         self._tokens = torch.empty(n_blocks, max_length, rows, width, dtype=torch.bfloat16)
         self._tokens[:, :n_read] = cached
         self._slots = torch.zeros(rows, max_length, dtype=torch.int32)
@@ -175,21 +175,21 @@ class NativeCache:
 
     @property
     def length(self) -> int:
-        """Tokens read so far."""
+        """Number of tokens that each row has read so far."""
         return int(self.state.length)
 
     def _update_pointers(self) -> None:
         self.state.rows, self.state.slots, self.state.sources = len(self._slots), self._slots.data_ptr(), self._sources.data_ptr()
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue old row ``rows[i]``; only the slot table is copied."""
+        """Make row i continue the previous row ``rows[i]``, by copying only the slot table."""
         if len(rows) > self.state.capacity:
             raise IndexError(f"expected at most {self.state.capacity} rows, found {len(rows)}")
         self._slots, self._sources = self._slots[rows], self._sources[rows]
         self._update_pointers()
 
     def select_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Keep only some sources; nothing to do, because ``reorder`` keeps each row's source index."""
+        """Do nothing: ``reorder`` keeps the source index of each row, so that no row refers to a dropped source."""
 
 
 def _pack_keys_values(blocks: Sequence[KeyValues]) -> Tensor:
@@ -199,7 +199,7 @@ def _pack_keys_values(blocks: Sequence[KeyValues]) -> Tensor:
 
 
 class NativeDecoder:
-    """A decoder stack and its output projection packed for ``step.cpp``; the model still embeds the tokens and must not change."""
+    """A decoder stack and its output projection, packed for ``step.cpp``. The model still embeds the tokens and must not change."""
 
     def __init__(self, library: ctypes.CDLL, kind: WeightType, model: Seq2SeqTransformer | DecoderOnlyTransformer) -> None:
         """Pack the decoder of ``model``, for which ``unsupported_reason`` must return None."""
@@ -223,7 +223,7 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: NativeCache) -> Float[Tensor, "rows new vocab"]:
-        """Process the next tokens of each row one by one; return the logits of the tokens that follow."""
+        """Process the next tokens of each row, one by one; return the logits of the token after each."""
         logits = [self._step(column, cache) for column in tokens.split(1, 1)]
         return logits[0] if len(logits) == 1 else torch.cat(logits, 1)
 
@@ -243,7 +243,7 @@ class NativeDecoder:
         return logits
 
     def _shapes(self, cache: NativeCache) -> tuple[int, int, int, int]:
-        """Return the cache shapes that this decoder requires; the memory's shape only with cross-attention."""
+        """Return the value that ``cache.shapes`` must have; without cross-attention, the memory in the cache may have any shape."""
         layout = self._layout
         width = layout.n_kv_heads * (layout.d_head + layout.d_value)
         return layout.n_blocks, width, *((layout.n_blocks, width) if self._has_cross_attention else cache.shapes[2:])
@@ -301,14 +301,14 @@ class NativeSeq2Seq:
     def __init__(
         self, library: ctypes.CDLL, model: Seq2SeqTransformer, kind: WeightType, encode: Callable[[PaddedSequences], EncoderOutput]
     ) -> None:
-        """Pack the decoder of ``model``, which still projects the memory and must not change; ``encode`` encodes the sources."""
+        """Pack the decoder of ``model``, which still projects the encoder output and must not change; ``encode`` encodes the sources."""
         self._model, self.encode = model, encode
         self.decoder = NativeDecoder(library, kind, model)
         self.step = self.decoder.step
 
     @torch.inference_mode()
     def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> NativeCache:
-        """Project the memory once per source and allocate a cache of ``max_length`` tokens per row."""
+        """Project the encoder output to keys and values, once per source, and allocate a cache of ``max_length`` tokens per row."""
         cache = self._model.start(memory, n_beams, 0)
         memories = [each for each in cache.memories if isinstance(each, KeyValues)]
         lengths = (memory.segments > 0).sum(1)
@@ -323,14 +323,14 @@ class NativeLanguageModel:
     """
 
     def __init__(self, library: ctypes.CDLL, model: DecoderOnlyTransformer, kind: WeightType) -> None:
-        """Pack the decoder of ``model``, which still reads the prompts and must not change."""
+        """Pack the decoder's weights for the native library; they must not change, since ``model`` still processes the prompts."""
         self._model, self.encode, self.kind = model, model.encode, kind
         self.decoder = NativeDecoder(library, kind, model)
         self.step = self.decoder.step
 
     @torch.inference_mode()
     def start(self, prompt: PaddedSequences, n_beams: int, max_length: int) -> NativeCache:
-        """Read all but the last token of each prompt and allocate a cache for ``max_length`` more; see ``DecoderOnlyTransformer``."""
+        """Read all but the last token of each prompt into a cache that has room for ``max_length`` more tokens per row."""
         cache = self._model.start(prompt, n_beams, 0)
         return NativeCache(self.decoder.library, _cached_keys_values(cache.blocks), [], None, n_beams, cache.length + max_length)
 

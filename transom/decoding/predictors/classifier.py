@@ -26,10 +26,10 @@ class ClassPrediction(Record):
 
     Attributes:
         label: the most probable class.
-        p: its probability.
+        p: probability of ``label``.
         probabilities: probability of every class, in decreasing order.
-        n_dropped_tokens: number of truncated tokens of the text.
-        windows: number of windows the text was read in; their log-probabilities are averaged.
+        n_dropped_tokens: number of tokens cut off at the end of the text.
+        windows: number of windows in which the text was read; log-probabilities are averaged over the windows.
     """
 
     label: str
@@ -48,7 +48,7 @@ class ClassPrediction(Record):
 
 
 def rank_classes(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> ClassPrediction:
-    """Sort the classes by decreasing probability."""
+    """Return the prediction for log-probabilities in the order of ``classes``."""
     probabilities = dict(sorted(zip(classes, log_p.exp().tolist(), strict=True), key=lambda entry: -entry[1]))
     label = next(iter(probabilities))
     return ClassPrediction(label, probabilities[label], probabilities)
@@ -65,7 +65,7 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
     def predict_proba(
         self, texts: Sequence[str], too_long: LongTextPolicy = "truncate", notify: ProgressCallback = ignore_progress
     ) -> NDArray[np.float64]:
-        """Return the probability of each class, (texts, classes); columns as in ``classes_``; arguments and errors as of ``classify``."""
+        """Return class probabilities, (texts, classes), in the order of ``classes_``; arguments and errors as for ``classify``."""
         log_p = self._log_probabilities(self.split_windows(texts, too_long), notify)
         probabilities: NDArray[np.float64] = torch.stack(log_p).exp().numpy() if log_p else np.empty((0, len(self.classes_)))
         return probabilities
@@ -77,8 +77,9 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
 
         Args:
             texts: any number of texts.
-            too_long: for a text longer than the context window: "truncate" it, average over all its "window"s, or "refuse" it.
-            notify: progress callback, called with the number of windows done.
+            too_long: treatment of texts longer than the context window: "truncate" reads the first tokens, "window" averages over
+                consecutive windows, "refuse" raises an error.
+            notify: progress callback, called with the number of windows done and the total.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
@@ -91,7 +92,7 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
         )
 
     def _log_probabilities(self, read: Windows, notify: ProgressCallback) -> list[Float[Tensor, "classes"]]:
-        """Return log p of the classes of each text, the mean over its windows, normalized."""
+        """Return log-probabilities of the classes per text: the mean over the windows of the text, normalized."""
         result = torch.empty(len(read.rows), len(self.model.config.classes), dtype=torch.float64)
         of_texts = self.run_batched(read.rows, result, lambda model, batch: log_probabilities(model(batch)), notify).split(read.counts)
         return [log_probabilities(log_p.mean(0)) for log_p in of_texts]
@@ -102,8 +103,8 @@ class ClassMetrics(NamedTuple):
 
     Attributes:
         n: number of texts of the class.
-        recall: fraction of these texts that are predicted as the class.
-        precision: fraction of the texts predicted as the class that belong to it.
+        recall: fraction of these texts for which the class is predicted.
+        precision: fraction of correct predictions among all predictions of the class.
     """
 
     n: int
@@ -119,7 +120,7 @@ class ClassificationMetrics(NamedTuple):
         n: number of texts.
         classes: recall and precision of every class that occurs or is predicted.
         n_too_long: number of texts longer than the context window.
-        n_dropped_tokens: total number of truncated tokens.
+        n_dropped_tokens: total number of tokens cut off at the ends of texts.
     """
 
     accuracy: float
@@ -137,7 +138,7 @@ def evaluate_predictions(
     Args:
         predictions: prediction for each sample.
         references: reference class of each sample.
-        where: the samples, for error messages.
+        where: source of the samples, for error messages.
         classes: the classes of the model.
 
     Raises:

@@ -20,8 +20,8 @@ class Embeddings(NamedTuple):
 
     Attributes:
         vectors: one embedding per text.
-        n_dropped_tokens: number of truncated tokens of each text.
-        windows: number of windows each text was read in.
+        n_dropped_tokens: number of tokens cut off at the end of each text.
+        windows: number of windows in which each text was read.
     """
 
     vectors: Float[Tensor, "texts d_model"]
@@ -35,7 +35,7 @@ class Embeddings(NamedTuple):
 
 
 class Embedder(EncoderPredictor[EncoderOnlyTransformer]):
-    """Embeds texts."""
+    """Embeds texts as vectors."""
 
     def embed_with_details(
         self,
@@ -49,9 +49,9 @@ class Embedder(EncoderPredictor[EncoderOnlyTransformer]):
         Args:
             texts: any number of texts.
             normalize: scale every embedding to unit L2 norm, so that dot products are cosine similarities.
-            too_long: for a text longer than the context window: "truncate" it, average over the tokens of all its "window"s, or
-                "refuse" it.
-            notify: progress callback, called with the number of windows done.
+            too_long: treatment of texts longer than the context window: "truncate" reads the first tokens, "window" averages over the
+                tokens of consecutive windows, "refuse" raises an error.
+            notify: progress callback, called with the number of windows done and the total.
 
         Raises:
             ConfigError: ``too_long`` is invalid.

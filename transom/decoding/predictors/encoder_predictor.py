@@ -33,7 +33,7 @@ class EncoderPredictor(Generic[Encoder]):
         inference_config: inference settings of the recipe.
         precision: dtype of the matrix products with the reason for the choice; None if none was chosen.
         encoder_backend: a faster implementation of the same encoder; None runs the model itself.
-        origin: folder it was loaded from; None if it was not loaded.
+        origin: run folder from which the predictor was loaded, for ``repr``; None if it was not loaded.
     """
 
     model: Encoder
@@ -44,7 +44,7 @@ class EncoderPredictor(Generic[Encoder]):
     origin: str | None = None
 
     def __repr__(self) -> str:
-        """Return classes, size, precision and origin on one line."""
+        """Return classes, number of parameters, precision and origin on one line."""
         n_parameters = sum(each.numel() for each in self.model.parameters())
         precision = None if self.precision is None else self.precision.name
         return described(
@@ -58,7 +58,7 @@ class EncoderPredictor(Generic[Encoder]):
         too_long: LongTextPolicy = "truncate",
         notify: ProgressCallback = ignore_progress,
     ) -> NDArray[np.float32]:
-        """Embed texts: the mean of the encoder's last vectors, (texts, d_model); see ``Embedder.embed_with_details``."""
+        """Return the mean of the last hidden states of each text, (texts, d_model); arguments as in ``Embedder.embed_with_details``."""
         from transom.decoding.predictors.embedder import Embedder
 
         embedder = Embedder(self.model, self.tokenizer, self.inference_config, self.precision, self.encoder_backend)
@@ -66,7 +66,7 @@ class EncoderPredictor(Generic[Encoder]):
         return vectors
 
     def split_windows(self, texts: Sequence[str], too_long: LongTextPolicy) -> Windows:
-        """Tokenize texts and split those longer than the context window.
+        """Tokenize texts, and split or truncate texts longer than the context window.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
@@ -80,7 +80,7 @@ class EncoderPredictor(Generic[Encoder]):
         return self.tokenizer.encode(text)
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[LabeledTextBatch, list[str]]:
-        """Build a batch of one text from its token IDs, for ``inspection.given``."""
+        """Return a batch of one text, given by its token IDs, and no notes; see ``inspection.example_batch``."""
         return labeled_text_batch([tokens], [0], [0]), []
 
     @torch.inference_mode()
@@ -95,9 +95,9 @@ class EncoderPredictor(Generic[Encoder]):
 
         Args:
             rows: token IDs of each window, without special tokens.
-            result: output buffer, filled in place and returned.
+            result: tensor that is filled with the outputs and returned.
             forward: computes the outputs of a batch from (encoder, batch).
-            notify: progress callback, called with the number of windows done.
+            notify: progress callback, called with the number of windows done and the total.
         """
         n_done = 0
         with eval_mode(self.model):
@@ -109,7 +109,7 @@ class EncoderPredictor(Generic[Encoder]):
 
 
 def classes_in_short(classes: Sequence[str], max_tokens: int = 5) -> list[str]:
-    """Return the number of classes and the first few names, for ``repr``; an empty list without classes.
+    """Return the number of classes and the first few names as one string in a list, for ``repr``; an empty list without classes.
 
     >>> classes_in_short(["cat", "dog"]), classes_in_short("abcdef")
     (['2 classes (cat, dog)'], ['6 classes (a, b, c, d, e, ...)'])

@@ -17,7 +17,7 @@ from transom.errors import DataError
 from transom.models.encoder import MaskedEncoderTransformer
 
 MASK = "[MASK]"
-"""Marks a token to predict in a text."""
+"""String in a text that stands for a token to predict."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TokenPrediction(Record):
 
     Attributes:
         text: the token without its leading space.
-        p: its probability given the text, with all other masks kept masked.
+        p: probability of the token given the text, in which the other masks stay masked.
     """
 
     text: str
@@ -42,7 +42,7 @@ class MaskPredictions(Record):
 
     Attributes:
         masks: the most probable tokens for each mask, in decreasing order of probability.
-        n_dropped_tokens: number of truncated tokens; the tokens farthest from the masks are truncated.
+        n_dropped_tokens: number of tokens cut off at the ends of the text, away from the masks.
     """
 
     masks: list[list[TokenPrediction]]
@@ -63,7 +63,7 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         too_long: Literal["window", "refuse"] = "window",
         notify: ProgressCallback = ignore_progress,
     ) -> list[list[list[TokenPrediction]]]:
-        """Predict the masked tokens of texts; ``fill_with_details`` also returns the number of truncated tokens."""
+        """Return the ``top_k`` predictions of each mask of each text; arguments and errors as for ``fill_with_details``."""
         return [each.masks for each in self.fill_with_details(texts, top_k, too_long, notify)]
 
     def fill_with_details(
@@ -78,12 +78,13 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         Args:
             texts: each contains at least one ``[MASK]``.
             top_k: number of predictions per mask.
-            too_long: for a text longer than the context window: read the "window" around its masks, or "refuse" it.
-            notify: progress callback, called with the number of texts done.
+            too_long: treatment of texts longer than the context window: "window" reads one window around the masks, "refuse" raises an
+                error.
+            notify: progress callback, called with the number of texts done and of all texts.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
-            DataError: a text contains no mask or is too long.
+            DataError: a text contains no mask, is too long and ``too_long`` is "refuse", or its masks do not fit one window.
         """
         check_long_text_policy(too_long, "window", "refuse")
         found = Results[MaskPredictions]()
@@ -96,7 +97,7 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
     def fill_tokens(
         self, pieces: Sequence[Sequence[int]], top_k: int = 5, too_long: Literal["window", "refuse"] = "window"
     ) -> MaskPredictions:
-        """Predict the masked token between each two consecutive pieces of a text; arguments as in ``fill_with_details``."""
+        """Predict the token between each two consecutive pieces, which are token IDs; other arguments as in ``fill_with_details``."""
         mask, full_row = self.tokenizer.vocab_size, [EOS]
         for number, piece in enumerate(pieces):
             full_row += [mask, *piece] if number else [*piece]
@@ -116,7 +117,7 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         return MaskPredictions(guesses, len(full_row) - len(row))
 
     def _pieces(self, text: str) -> list[list[int]]:
-        """Tokenize the pieces of a text between its masks; a BPE token contains its leading space, which is removed before a mask."""
+        """Tokenize the pieces of a text between masks. For BPE, the space before a mask is removed: the predicted token contains it."""
         parts = text.split(MASK)
         if len(parts) == 1:
             raise DataError(f"expected {MASK} in the text, found {text[:60]!r}; write {MASK} in place of each word to predict")
@@ -131,7 +132,7 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         first, last = row.index(mask), len(row) - 1 - row[::-1].index(mask)
         if too_long == "refuse" or last - first >= max_tokens - 1:
             raise DataError(
-                f"expected a text of at most {max_tokens:,} tokens, start token included, found {len(row):,}; shorten it"
+                f"expected a text of at most {max_tokens:,} tokens, start token included, found {len(row):,}; shorten the text"
                 + ("" if too_long == "refuse" else ", or place the masks closer together")
             )
         start = min(max((first + last - max_tokens) // 2 + 1, 0), len(row) - max_tokens)

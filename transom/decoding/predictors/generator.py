@@ -48,9 +48,9 @@ class Continuation(Record):
         text: the generated text, without the prompt and the stop string.
         n_tokens: number of sampled tokens.
         finish_reason: "end" for the model's end token, "stop" for a stop string, "length" for ``max_new_tokens``.
-        windows: number of times the context was full and generation continued from its last half.
+        windows: number of times the context window was full and generation continued from its last half.
         tokens: the text of each sampled token.
-        probabilities: p(token | prompt, previous tokens) of the model, before temperature, truncation and penalties; one per token.
+        probabilities: p(token | prompt, previous tokens) per token, before temperature, top-k and other truncation, and penalties.
     """
 
     text: str
@@ -65,14 +65,14 @@ class Continuation(Record):
 
 
 class Continuations(Results[list[Continuation]]):
-    """Continuations of each prompt.
+    """List with the continuations of each prompt.
 
     Attributes:
         early_exit: early-exit statistics of the call; None without early exit.
     """
 
     def __init__(self, found: Iterable[list[Continuation]], early_exit: EarlyExitDecoder | None) -> None:
-        """Build from the continuations of each prompt."""
+        """Store the continuations of each prompt and the early-exit decoder that generated them, if any."""
         super().__init__(found)
         self.early_exit = early_exit
 
@@ -81,17 +81,18 @@ class GenerateOptions(TypedDict, total=False):
     """Options of text generation. An option that is missing or None uses the setting of the recipe or the default given here.
 
     Attributes:
-        temperature, top_k, top_p, min_p, typical_p: reshape the distribution; see ``config.decoding.SamplingConfig``.
+        temperature, top_k, top_p, min_p, typical_p: settings of sampling; see ``config.decoding.SamplingConfig``.
         repetition_penalty, frequency_penalty, presence_penalty: see ``config.decoding.SamplingConfig``.
-        early_exit_threshold: confidence at which a token skips the remaining blocks.
+        early_exit_threshold: minimum confidence for a token to skip the remaining blocks; 1 disables early exit.
         max_new_tokens: maximum number of generated tokens per text.
         min_new_tokens: minimum number of generated tokens before the end token.
-        stop: stop strings.
+        stop: strings that end a text; the text ends before the string.
         seed: random seed of sampling.
         batch_rows: maximum number of texts per batch; default 32.
-        too_long: when prompt and text exceed the context window: "window" continues from its last half, "refuse" raises an error.
+        too_long: treatment of prompts and texts that exceed the context window: "window" continues from the last half of the tokens,
+            "refuse" raises an error.
         name: origin of the prompts, for messages; default "prompt".
-        notify: progress callback, called with the number of texts done.
+        notify: progress callback, called with the number of texts done and of all texts.
     """
 
     temperature: float | None
@@ -125,7 +126,7 @@ class _Generation:
     log_p: list[float] = field(default_factory=list)
 
     def context(self, max_tokens: int) -> list[int]:
-        """Return the tokens to continue from: all of them, or the last half of the context window if they fill it."""
+        """Return the tokens to continue from: all tokens or, if these fill the context window, the last ``max_tokens // 2``."""
         tokens = self.prompt + self.generated
         return tokens if len(tokens) < max_tokens else tokens[-max(max_tokens // 2, 1) :]
 
@@ -138,7 +139,7 @@ class TextStream(Iterator[str]):
     """
 
     def __init__(self, text: _Generation, pieces: Iterator[str], early_exit: EarlyExitDecoder | None) -> None:
-        """Wrap an iterator of pieces and the generation state that it advances."""
+        """Iterate over ``pieces``, whose generation advances the state ``text``."""
         self._text, self._pieces, self.early_exit = text, pieces, early_exit
 
     def __next__(self) -> str:
@@ -146,7 +147,7 @@ class TextStream(Iterator[str]):
 
     @property
     def windows(self) -> int:
-        """Number of times the context was full and generation continued from its last half."""
+        """Number of times the context window was full and generation continued from its last half."""
         return self._text.windows
 
 
@@ -154,7 +155,7 @@ class Generator:
     """Generates and scores text with a trained language model and its tokenizer.
 
     Attributes:
-        early_exit_trained: whether earlier blocks were trained to predict tokens, so that early exit makes sense.
+        early_exit_trained: whether earlier blocks were trained to predict tokens, as early exit requires.
     """
 
     def __init__(
@@ -168,18 +169,18 @@ class Generator:
         early_exit_trained: bool = True,
         origin: str | None = None,
     ) -> None:
-        """Build a generator.
+        """Wrap a model and its tokenizer.
 
         Args:
-            model: used as is; ``load`` prepares a model for fast inference.
+            model: a language model, used as it is; ``transom.load`` prepares a model for fast inference.
             tokenizer: the tokenizer of the model.
             sampling: default sampling settings.
-            precision: dtype of the matrix products with the reason for the choice, for display.
-            decoder_backend: a faster implementation of the decoding steps, perhaps built on first use; by default the model, which may
-                still be in training.
-            instruction_tuned: append the answer token to each prompt, and decode the answer as a text of its own.
-            early_exit_trained: earlier blocks were trained to predict tokens, or this is unknown.
-            origin: folder it was loaded from, for ``repr``.
+            precision: dtype of the matrix products with the reason for the choice, for ``repr``.
+            decoder_backend: a faster implementation of the decoding steps, perhaps built on first use. By default the model itself, which
+                may still be in training.
+            instruction_tuned: append ``[SOS]``, after which an answer begins, to each prompt, and decode the answer without the prompt.
+            early_exit_trained: whether earlier blocks were trained to predict tokens; True if this is unknown.
+            origin: run folder from which the generator was loaded, for ``repr``.
         """
         self.instruction_tuned, self.early_exit_trained = instruction_tuned, early_exit_trained
         self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = decoder_backend or model
@@ -187,7 +188,7 @@ class Generator:
         self.sampling, self.origin = sampling or SamplingConfig(), origin
 
     def __repr__(self) -> str:
-        """Return vocabulary, context window, size, precision and origin on one line."""
+        """Return vocabulary, context window, number of parameters, precision and origin on one line."""
         window, n_parameters = self.model.config.max_seq_len, sum(each.numel() for each in self.model.parameters())
         parts = [f"{self.tokenizer.vocab_size:,} {self.tokenizer.kind} tokens", f"context window {window:,}"]
         return described("Generator", parts, n_parameters, None if self.precision is None else self.precision.name, self.origin)
@@ -201,7 +202,7 @@ class Generator:
         return self.tokenizer.encode(text)
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[LanguageBatch, list[str]]:
-        """Build a batch of one text from its token IDs, for ``inspection.given``."""
+        """Return a batch of one text, given by its token IDs, and no notes; see ``inspection.example_batch``."""
         read = PaddedSequences.pad([[EOS, *tokens]])
         return LanguageBatch(read, read.tokens, (0,)), []
 
@@ -217,7 +218,7 @@ class Generator:
     def continuations(self, prompts: Sequence[str], n: int = 1, **options: Unpack[GenerateOptions]) -> Continuations:
         """Sample ``n`` continuations of each prompt.
 
-        The random number of a token depends on the seed, the prompt, the sample index and the position only, not on the rest of the batch.
+        The random number for a token depends only on seed, prompt, sample index and position, not on the other texts of the batch.
 
         Raises:
             ConfigError: an option is invalid.
@@ -279,14 +280,15 @@ class Generator:
 
         Args:
             texts: each is a separate document.
-            overlap: number of tokens of the previous window that every further window of a long text repeats; validation uses 0.
+            overlap: number of tokens of the previous window that every further window of a long text repeats as context; validation uses 0.
             batch_tokens: maximum tokens per batch, padding included.
             name: origin of the texts, for messages.
-            too_long: for a text longer than the context window: score all its "window"s, "truncate" it to the first, or "refuse" it.
-            notify: progress callback, called with the number of tokens done.
+            too_long: treatment of texts longer than the context window: "window" scores all windows, "truncate" scores the first window,
+                "refuse" raises an error.
+            notify: progress callback, called with the number of tokens done and of all tokens.
 
         Raises:
-            ConfigError: the overlap is not smaller than a window, or is given without windows.
+            ConfigError: the overlap is not smaller than the context window, or is not 0 although ``too_long`` is not "window".
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         reject_single_item(texts, "text")
@@ -295,13 +297,13 @@ class Generator:
         if not 0 <= overlap < max_tokens:
             raise ConfigError(f"expected an overlap from 0 to {max_tokens - 1}, below model.max_seq_len, found {overlap}")
         if overlap and too_long != "window":
-            raise ConfigError(f"expected an overlap with too_long = 'window', found {overlap} with {too_long!r}; leave it out")
+            raise ConfigError(f"expected an overlap with too_long = 'window', found {overlap} with {too_long!r}; omit overlap or too_long")
         rows = self.tokenizer.encode_batch(list(texts))
         long_rows = [number for number, row in enumerate(rows) if len(row) >= max_tokens]
         if long_rows and too_long == "refuse":
             raise DataError(
                 f"{name}: expected at most {max_tokens - 1} tokens per text, found {len(rows[long_rows[0]])} in text {long_rows[0] + 1};"
-                " shorten it, or set too_long to 'window'"
+                " shorten the text, or set too_long to 'window'"
             )
         totals, windows, counts = [0.0] * len(rows), [0] * len(rows), [0] * len(rows)
         whole, cut = [[EOS, *row] for row in rows], too_long == "truncate"
@@ -321,10 +323,10 @@ class Generator:
         return [TextScore(*each) for each in zip(totals, counts, sizes, windows, n_dropped, unknown, strict=True)]
 
     def _settings(self, n: int, options: GenerateOptions) -> tuple[SamplingConfig, EarlyExitDecoder | None]:
-        """Override the settings of the recipe by the options and validate them; return them with the early-exit decoder, if enabled."""
+        """Return the recipe's settings, overridden by ``options`` and validated, and the early-exit decoder, or None without early exit."""
         settings = merge_options(self.sampling, options, GenerateOptions.__annotations__)
         if n < 1:
-            raise ConfigError(f"decoding: expected at least 1 text per prompt, found {n}")
+            raise ConfigError(f"decoding: n: expected at least 1 text per prompt, found {n}")
         if (rows := options.get("batch_rows")) is not None and rows < 1:
             raise ConfigError(f"decoding: batch_rows: expected at least 1, found {rows}")
         if (too_long := options.get("too_long")) is not None:
@@ -354,11 +356,11 @@ class Generator:
         return rows
 
     def _text(self, prompt: str, row: list[int], sample: int) -> _Generation:
-        """Start a text; its sample ID combines a hash of the prompt with the index of the sample."""
+        """Return the initial state of a text, with a sample ID from a hash of the prompt and the sample index."""
         return _Generation(row, (text_hash(prompt) << 32) + sample, windows=int(len(row) >= self.model.config.max_seq_len))
 
     def _batches(self, texts: list[_Generation], batch_rows: int, n_workers: int) -> list[list[_Generation]]:
-        """Group texts by context length, so that no padding is needed; longest first, in batches small enough for all workers."""
+        """Return batches of texts with equal context lengths, which need no padding; longest first, and enough batches for all workers."""
         rows, max_tokens = min(batch_rows, -(-len(texts) // n_workers)), self.model.config.max_seq_len
 
         def length_key(text: _Generation) -> tuple[int, int]:
@@ -375,7 +377,7 @@ class Generator:
             self._append(text, list(hypothesis.tokens), request.limits.largest_max_length - 1, settings)
 
     def _steps(self, text: _Generation, settings: SamplingConfig, early_exit: EarlyExitDecoder | None) -> Iterator[list[int]]:
-        """Continue one text; after every step yield all tokens sampled so far in this window."""
+        """Continue one text; after every step, yield all tokens sampled since the last change of window."""
         request, sampled = self._search([text], settings), list[int]()
         for state in search_steps(early_exit or self._decoder_backend, request):
             sampled = [token for token in state.tokens_so_far[0, 1:].tolist() if token != EOS]
@@ -383,7 +385,7 @@ class Generator:
         self._append(text, sampled, request.limits.largest_max_length - 1, settings)
 
     def _append(self, text: _Generation, sampled: list[int], max_new: int, settings: SamplingConfig) -> None:
-        """Append the sampled tokens and set the finish reason if the text has ended."""
+        """Append sampled tokens to a text; if the text has ended, set its finish reason."""
         text.generated += sampled
         if find_stop_string(self._new_text(text), settings.stop) is not None:
             text.finish_reason = "stop"
@@ -395,7 +397,7 @@ class Generator:
             text.windows += 1
 
     def _search(self, texts: list[_Generation], settings: SamplingConfig) -> SearchRequest:
-        """Build the search that continues texts of equal length."""
+        """Return the search request that continues texts of equal length."""
         max_tokens, device = self.model.config.max_seq_len, self.model.device
         contexts, n_generated = [text.context(max_tokens) for text in texts], len(texts[0].generated)
         max_new = min(settings.max_new_tokens - n_generated, max(max_tokens - len(contexts[0]), 1))
@@ -415,7 +417,7 @@ class Generator:
         return SearchRequest(rows, strategy, limits, rows.tokens[:, -1], EOS, logits_processors)
 
     def _new_text(self, text: _Generation) -> str:
-        """Decode the generated tokens: as a continuation of the prompt, or as an answer of its own."""
+        """Decode the generated tokens, as a continuation of the prompt; after instruction tuning, as a separate text."""
         return self.tokenizer.decode_continuation([] if self.instruction_tuned else text.prompt, text.generated)
 
     def _to_continuation(self, text: _Generation, settings: SamplingConfig) -> Continuation:
@@ -430,7 +432,7 @@ class Generator:
 
 
 def _settled_length(text: str, stops: Sequence[str]) -> int:
-    """Return the number of leading characters that later tokens cannot change or turn into a part of a stop string."""
+    """Return the number of leading characters that later tokens can neither change nor make part of a stop string."""
     stop = find_stop_string(text, stops)
     if stop is not None:
         return stop

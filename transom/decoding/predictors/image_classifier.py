@@ -28,18 +28,18 @@ Pixels = UInt8[Tensor, "images channels size size"]
 
 @dataclass(frozen=True, repr=False)
 class ImageClassifier:
-    """Predicts the classes of images. A subclass that overrides ``pixels`` classifies files of another kind.
+    """Predicts the classes of images; a subclass that overrides ``pixels`` can classify files of another kind.
 
     Attributes:
         model: an image classifier, prepared for inference.
         inference_config: inference settings of the recipe.
         precision: dtype of the matrix products with the reason for the choice; None if none was chosen.
         encoder_backend: a faster implementation of the same network; None runs the model itself.
-        origin: folder it was loaded from; None if it was not loaded.
+        origin: run folder from which the classifier was loaded, for ``repr``; None if it was not loaded.
     """
 
     NOUN: ClassVar[str] = "image"
-    """Name of the content of a file, for messages."""
+    """Noun for the content of a file, for messages."""
 
     model: VisionTransformer | ConvolutionalNetwork
     inference_config: ImageInferenceConfig = field(default_factory=ImageInferenceConfig)
@@ -48,7 +48,7 @@ class ImageClassifier:
     origin: str | None = None
 
     def __repr__(self) -> str:
-        """Return classes, size, precision and origin on one line."""
+        """Return classes, number of parameters, precision and origin on one line."""
         n_parameters = sum(each.numel() for each in self.model.parameters())
         precision = None if self.precision is None else self.precision.name
         return described(type(self).__name__, classes_in_short(self.model.config.classes), n_parameters, precision, self.origin)
@@ -59,7 +59,7 @@ class ImageClassifier:
         return np.array(self.model.config.classes)
 
     def predict_proba(self, images: Sequence[str | Path], notify: ProgressCallback = ignore_progress) -> NDArray[np.float64]:
-        """Return the probability of each class, (images, classes); columns as in ``classes_``; arguments and errors as of ``classify``."""
+        """Return class probabilities, (images, classes), in the order of ``classes_``; arguments and errors as for ``classify``."""
         parts = [self._log_probabilities(part).exp() for part in self._read(images, notify)]
         probabilities: NDArray[np.float64] = torch.cat(parts).numpy() if parts else np.empty((0, len(self.classes_)))
         return probabilities
@@ -71,12 +71,12 @@ class ImageClassifier:
         """Return the last hidden states, (images, d_model), which the output layer maps to logits.
 
         Args:
-            images: files.
-            normalize: scale each vector to length 1, so that products of two are cosines.
-            notify: is called with the number of images done and of all.
+            images: image files.
+            normalize: scale every vector to unit L2 norm, so that dot products are cosine similarities.
+            notify: progress callback, called with the number of images done and of all images.
 
         Raises:
-            DataError: one cannot be read.
+            DataError: a file cannot be decoded.
         """
         with eval_mode(self.model):
             parts = [
@@ -92,7 +92,7 @@ class ImageClassifier:
 
         Args:
             images: image files.
-            notify: progress callback, called with the number of images done.
+            notify: progress callback, called with the number of images done and of all images.
 
         Raises:
             DataError: a file cannot be decoded.
@@ -100,7 +100,7 @@ class ImageClassifier:
         return Results(found for part in self._read(images, notify) for found in self.classify_pixels(part))
 
     def _read(self, images: Sequence[str | Path], notify: ProgressCallback) -> Iterator[Pixels]:
-        """Yield the files' pixels, one batch after another; a batch counts as done when the next one is asked for."""
+        """Yield the pixels of the files in batches; ``notify`` is called for a batch when the next batch is requested."""
         reject_single_item(images, f"{self.NOUN} file")
         for start in range(0, len(images), self.inference_config.batch_size):
             part = [Path(image) for image in images[start : start + self.inference_config.batch_size]]
@@ -108,7 +108,7 @@ class ImageClassifier:
             notify(start + len(part), len(images))
 
     def pixels(self, file: Path) -> UInt8[Tensor, "channels size size"]:
-        """Decode a file to the input size of the model, as 8-bit pixels.
+        """Decode a file to 8-bit pixels at the input size of the model.
 
         Raises:
             DataError: the file cannot be decoded.
@@ -125,7 +125,7 @@ class ImageClassifier:
         return self._batch(self.pixels(file)[None])
 
     def classify_pixels(self, pixels: Pixels) -> Results[ClassPrediction]:
-        """Predict the class of each image, given as pixels from 0 to 255 at the input size of the model."""
+        """Predict the class of each image; images are given as pixels from 0 to 255 at the input size of the model."""
         classes, rows = self.model.config.classes, pixels.split(self.inference_config.batch_size)
         return Results(rank_classes(classes, p) for part in rows for p in self._log_probabilities(part))
 

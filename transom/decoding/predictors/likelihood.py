@@ -33,9 +33,9 @@ class TextScore(Record):
         log_p: natural logarithm of p(text), end token included.
         n_tokens: number of scored tokens, end token included.
         n_bytes: UTF-8 length of the scored text, in bytes.
-        windows: number of windows the text was read in.
-        n_dropped_tokens: number of truncated tokens.
-        n_unknown: number of [UNK] tokens; with any of them the bits per byte are underestimated.
+        windows: number of windows in which the text was read.
+        n_dropped_tokens: number of tokens cut off at the end of the text.
+        n_unknown: number of [UNK] tokens; if there are any, the bits per byte are underestimated.
     """
 
     log_p: float
@@ -51,7 +51,7 @@ class TextScore(Record):
 
 
 def bits_per_byte(scores: Sequence[TextScore]) -> float:
-    """Return -sum log2 p / bytes. Unlike perplexity, it is comparable across tokenizers.
+    """Return -sum log2 p of all texts divided by their UTF-8 bytes. Unlike perplexity, the result is comparable across tokenizers.
 
     Raises:
         DataError: the texts are empty.
@@ -63,7 +63,7 @@ def bits_per_byte(scores: Sequence[TextScore]) -> float:
 
 
 def perplexity(scores: Sequence[PairScore] | Sequence[TextScore]) -> float:
-    """Return exp(-sum log p / sum n) over all tokens, end tokens included.
+    """Return exp(-sum log p / n) over all n tokens, end tokens included.
 
     Raises:
         DataError: there are no tokens.

@@ -6,16 +6,16 @@ from typing import Literal, NamedTuple
 from transom.errors import ConfigError, DataError
 
 LongTextPolicy = Literal["truncate", "window", "refuse"]
-"""Treatment of a text longer than the context window: keep its first tokens, read it in windows, or raise an error."""
+"""Treatment of a text longer than the context window: keep the first tokens, read the text in windows, or raise an error."""
 
 
 class Windows(NamedTuple):
     """Texts split into windows that fit the context window.
 
     Attributes:
-        rows: token IDs of each window, text by text; a text that fits is one window.
+        rows: token IDs of each window, text after text; a text that fits is one window.
         counts: number of windows of each text.
-        n_dropped_tokens: number of truncated tokens of each text.
+        n_dropped_tokens: number of tokens cut off at the end of each text.
     """
 
     rows: list[Sequence[int]]
@@ -29,7 +29,7 @@ def split_windows(rows: Sequence[Sequence[int]], max_tokens: int, too_long: Long
     Args:
         rows: token IDs of each text, without special tokens.
         max_tokens: maximum tokens per window, without special tokens.
-        too_long: treatment of a longer text.
+        too_long: treatment of texts with more tokens.
 
     Raises:
         ConfigError: ``too_long`` is invalid.
@@ -38,7 +38,10 @@ def split_windows(rows: Sequence[Sequence[int]], max_tokens: int, too_long: Long
     check_long_text_policy(too_long, "truncate", "window", "refuse")
     long_rows = [number for number, row in enumerate(rows) if len(row) > max_tokens]
     if long_rows and too_long == "refuse":
-        raise DataError(f"text {long_rows[0] + 1}: expected at most {max_tokens:,} tokens, found {len(rows[long_rows[0]]):,}; shorten it")
+        raise DataError(
+            f"text {long_rows[0] + 1}: expected at most {max_tokens:,} tokens, found {len(rows[long_rows[0]]):,}; shorten the text, or set"
+            " too_long to 'truncate' or 'window'"
+        )
     cut = too_long == "truncate"
     starts = [range(0, 1 if cut else max(len(row), 1), max_tokens) for row in rows]
     windows = [row[start : start + max_tokens] for row, of_text in zip(rows, starts, strict=True) for start in of_text]
@@ -46,7 +49,7 @@ def split_windows(rows: Sequence[Sequence[int]], max_tokens: int, too_long: Long
 
 
 def check_long_text_policy(found: object, *known: str) -> None:
-    """Check a ``too_long`` option.
+    """Check the value of a ``too_long`` option.
 
     Raises:
         ConfigError: ``found`` is not among the ``known`` values.

@@ -1,4 +1,4 @@
-"""Results of predictors: small typed records that print well and draw themselves in a notebook."""
+"""Results of predictors: records that print as text and are drawn in notebooks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -15,17 +15,17 @@ Item = TypeVar("Item")
 def inspection(module: Literal["alignment", "notebook"]) -> ModuleType:
     """Import a module of ``inspection/`` on first use.
 
-    Only drawings and alignments need that package, which is above ``decoding/``. This is the only import from above, and
-    ``tests/test_architecture.py`` lists it.
+    Drawings and alignments need ``inspection/``, which itself imports ``decoding/``. A late import avoids the cycle;
+    ``tests/test_architecture.py`` lists this exception.
     """
     return import_module(f"transom.inspection.{module}")
 
 
 class Record:
-    """Base of results, which are frozen dataclasses."""
+    """Base class of results, all of which are frozen dataclasses."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain data, without those that are not shown in ``repr``."""
+        """Return the fields that ``repr`` shows, as data for JSON."""
         shown = (each.name for each in fields(self) if each.repr)  # type: ignore[arg-type]
         return {name: _plain(getattr(self, name)) for name in shown}
 
@@ -35,10 +35,10 @@ class Record:
 
 
 class Results(list[Item]):
-    """A list of results, one per input, that prints one per line and draws itself in a notebook."""
+    """List of results, one per input; ``str`` gives one line per result, and notebooks draw the results."""
 
     def __str__(self) -> str:
-        """Return each result as text, in order."""
+        """Return the results as text, one after another."""
         return "\n".join(_lines(self))
 
     def _repr_html_(self) -> str:
@@ -66,10 +66,10 @@ class Alignment(Record):
 
     Attributes:
         source: source symbols, including the end symbol unless it was omitted.
-        target: the target's symbols; a row's weights are those with which its symbol was predicted.
-        weights: attention from each target symbol to each source symbol; a full row sums to 1, or to 0 where the
-            symbol's token passed the block by.
-        origin: where the weights come from, in words.
+        target: target symbols, one per row of ``weights``.
+        weights: attention weights with which each target symbol was predicted, over the source symbols. A row sums to 1 if no source symbol
+            was omitted, or to 0 if the token skipped the block (mixture of depths).
+        origin: layer and heads of the weights, such as "decoder.blocks.3.cross, mean of 8 heads".
     """
 
     source: tuple[str, ...]
@@ -79,7 +79,7 @@ class Alignment(Record):
 
     @property
     def pairs(self) -> list[tuple[str, str, float]]:
-        """Each target symbol with the source symbol that it attends to most, and the weight."""
+        """(target symbol, source symbol with the highest weight, this weight) for each target symbol."""
         weights, columns = self.weights.max(-1)
         rows = zip(self.target, columns.tolist(), weights.tolist(), strict=True)
         return [(target, self.source[column], weight) for target, column, weight in rows]
@@ -89,7 +89,7 @@ class Alignment(Record):
         return str(inspection("notebook").alignment_text(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
+        """Return the fields as data for JSON."""
         return {"source": list(self.source), "target": list(self.target), "weights": self.weights.tolist(), "origin": self.origin}
 
 

@@ -16,14 +16,14 @@ BOUNDARIES = (
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """Split a text into pieces that fit.
+    """Split a text into pieces for which ``fits`` is True.
 
-    A text that fits is one piece. Otherwise every sentence is a piece. A sentence that does not fit is split into as few groups of
-    clauses as possible, and so on down to characters.
+    A text that fits is one piece. Otherwise every sentence is a piece. A sentence that does not fit is split into as few runs of
+    clauses as possible, a clause that does not fit into runs of words, and a word into runs of characters.
 
     Args:
         text: any text.
-        fits: whether a piece is short enough; every part of a fitting piece should fit too.
+        fits: returns whether a piece is short enough; if a piece fits, every part of that piece should fit too.
 
     Returns:
         The pieces in order, stripped of surrounding whitespace; an empty list for a blank text.
@@ -38,11 +38,11 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
 
 
 def _split_recursively(text: str, fits: Callable[[str], bool], level: int) -> list[str]:
-    """Split a text that does not fit: repeatedly take the most parts of this level that fit together."""
+    """Split a text at the boundaries of ``level``, each piece with as many parts as fit; split parts that do not fit at the next level."""
     if fits(text):
         return [text]
     if level == len(BOUNDARIES):
-        raise DataError(f"expected a character that fits model.max_seq_len, found {text!r}; train with a larger model.max_seq_len")
+        raise DataError(f"expected every character to fit model.max_seq_len, found {text!r}; train with a larger model.max_seq_len")
     pieces, parts = [], _split_at_boundaries(text, level)
     while parts:
         n = _count_fitting(parts, fits)
@@ -52,7 +52,7 @@ def _split_recursively(text: str, fits: Callable[[str], bool], level: int) -> li
 
 
 def _split_at_boundaries(text: str, level: int) -> list[str]:
-    """Split after every boundary of a level; only whitespace around sentences is removed."""
+    """Split after every boundary of a level; whitespace is removed around sentences only."""
     cuts = [0, *(found.end() for found in BOUNDARIES[level].finditer(text)), len(text)]
     parts = [text[start:end] for start, end in pairwise(cuts) if end > start]
     return [part.strip() for part in parts if part.strip()] if level == 0 else parts

@@ -41,11 +41,11 @@ class Translation(Record):
 
     Attributes:
         text: the translation, in one line.
-        score: log p divided by the length penalty, summed over pieces.
-        log_p: natural logarithm of p(translation | source), summed over pieces.
-        pieces: number of pieces of the source translated separately: 1 if it fits the context window, 0 for a blank text.
+        score: log p divided by the length penalty, summed over the pieces of the source.
+        log_p: natural logarithm of p(translation | source), summed over the pieces of the source.
+        pieces: number of pieces of the source that were translated separately: 1 if the source fits the context window, 0 if it is blank.
         tokens: the translation's tokens, with ``▁`` for a space.
-        alignment: cross-attention weights from the translation to its source; None unless requested.
+        alignment: cross-attention weights from the translation to the source; None unless requested.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Translation(Record):
 
 
 class TranslateOptions(TypedDict, total=False):
-    """Options of a translation. None uses the setting of the recipe or the default given here.
+    """Options of translation. An option that is missing or None uses the setting of the recipe or the default given here.
 
     Attributes:
         beam_size: hypotheses kept per sentence; 1 is greedy search.
@@ -69,9 +69,10 @@ class TranslateOptions(TypedDict, total=False):
         min_length: minimum tokens of a translation.
         max_length: maximum tokens of a translation, end token included.
         batch_tokens: maximum source tokens per batch, padding included; default 1,024.
-        too_long: for a text longer than the context window: "split" it at sentence ends and join the translations, or "refuse" it.
+        too_long: treatment of texts longer than the context window: "split" splits a text at sentence ends and joins the translations,
+            "refuse" raises an error.
         name: origin of the texts, for messages; default "text".
-        notify: progress callback, called with the number of pieces done.
+        notify: progress callback, called with the number of pieces done and of all pieces.
         to: tag of the target language of a multilingual model.
     """
 
@@ -99,24 +100,24 @@ class Translator:
         languages: str | None = None,
         origin: str | None = None,
     ) -> None:
-        """Build a translator.
+        """Wrap a model and its tokenizers.
 
         Args:
-            model: used as is; ``load`` prepares a model for fast inference.
-            tokenizers: tokenizers of the source and target.
+            model: an encoder-decoder, used as it is; ``transom.load`` prepares a model for fast inference.
+            tokenizers: tokenizers of source and target.
             decoding: default search settings.
-            precision: dtype of the matrix products with the reason for the choice, for display.
-            decoder_backend: a faster implementation of the decoding steps, perhaps built on first use; by default the model, which may
-                still be in training.
-            languages: such as "en to de", for ``repr``.
-            origin: folder it was loaded from, for ``repr``.
+            precision: dtype of the matrix products with the reason for the choice, for ``repr``.
+            decoder_backend: a faster implementation of the decoding steps, perhaps built on first use. By default the model itself, which
+                may still be in training.
+            languages: languages of the translator, such as "en to de", for ``repr``.
+            origin: run folder from which the translator was loaded, for ``repr``.
         """
         self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = decoder_backend or model
         self.model, self.tokenizers, self.precision = model, tokenizers, precision
         self.decoding, self.languages, self.origin = decoding or BeamSearchConfig(), languages, origin
 
     def __repr__(self) -> str:
-        """Return languages, size, precision and origin on one line."""
+        """Return languages, number of parameters, precision and origin on one line."""
         tags = self.tokenizers.source.tags
         parts = [f"to {', '.join(tags)}"] if tags else [] if self.languages is None else [self.languages]
         n_parameters = sum(each.numel() for each in self.model.parameters())
@@ -131,7 +132,13 @@ class Translator:
         return self.tokenizers.source.encode(text)
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[TranslationBatch, list[str]]:
-        """Build a batch from the token IDs of a source and its translation by the model, for ``inspection.given``."""
+        """Return a batch of a source and the model's own translation, and a note with the translation.
+
+        The batch is used by ``inspection.example_batch``.
+
+        Args:
+            tokens: token IDs of the source.
+        """
         translation = self.translate([" ".join(self.tokenizers.source.decode(tokens).split())])[0]
         target = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
         return translation_batch([tokens], [target], [0]), [f"the target is the model's own translation: {translation}"]
@@ -146,16 +153,16 @@ class Translator:
         return [best[0].text if best else "" for best in self.n_best(texts, 1, **options)]
 
     def translations(self, texts: Sequence[str], alignments: bool = True, **options: Unpack[TranslateOptions]) -> Results[Translation]:
-        """Translate each text; return text, score, tokens and, by default, the alignment with the source.
+        """Translate each text; return translation, score, tokens and, by default, the alignment with the source.
 
         Args:
             texts: source texts.
             alignments: align each translation with its source, if the model has cross-attention. This takes one more forward pass per
-                text; a text that was translated in pieces is not aligned.
+                text. Texts translated in several pieces are not aligned.
             **options: as for ``translate``.
 
         Raises:
-            ConfigError: an option has no such value, or ``to`` is missing.
+            ConfigError: an option is invalid, or ``to`` is missing.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         found = [best[0] if best else Translation("", 0.0, 0.0, 0) for best in self.n_best(texts, 1, **options)]
@@ -172,9 +179,9 @@ class Translator:
 
         Args:
             source: the source sentence.
-            target: its translation, by the model or from elsewhere.
-            layer: the decoder's layer, from 0; default: the layer whose weights are sharpest, see ``inspection.alignment.clearest_layer``.
-            words: merge sub-words into words.
+            target: a translation of the source, by the model or by others.
+            layer: decoder layer, counted from 0; by default the one that ``inspection.alignment.choose_alignment_layer`` chooses.
+            words: merge subwords into words.
             to: tag of the target language of a multilingual model.
 
         Raises:
@@ -186,10 +193,10 @@ class Translator:
         return found
 
     def n_best(self, texts: Sequence[str], n: int, **options: Unpack[TranslateOptions]) -> Results[list[Translation]]:
-        """Return up to ``n`` translations of each text, in decreasing order of score.
+        """Return up to ``n`` translations of each text, in decreasing order of score; by default the beam has at least ``n`` hypotheses.
 
         Raises:
-            ConfigError: an option is invalid, ``to`` is missing, or ``n`` exceeds ``beam_size``.
+            ConfigError: an option is invalid, ``to`` is missing, or ``n`` exceeds a ``beam_size`` that was given.
             DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is a single text.
         """
         reject_single_item(texts, "text")
@@ -216,18 +223,18 @@ class Translator:
 
         Args:
             sources: source sentences.
-            targets: their translations.
-            batch_tokens: maximum tokens per batch, counted on its longer side, padding included.
+            targets: the translation of each source to score.
+            batch_tokens: maximum source or target tokens per batch, padding included, whichever are more.
             name: origin of the pairs, for messages.
             to: tag of the target language of a multilingual model.
-            notify: progress callback, called with the number of pairs done.
+            notify: progress callback, called with the number of pairs done and of all pairs.
 
         Raises:
             ConfigError: ``to`` is missing or unknown to the model.
-            DataError: the numbers of sources and targets differ, or a pair is longer than the context window.
+            DataError: ``sources`` and ``targets`` differ in length, or a sentence is longer than the context window.
         """
         if len(sources) != len(targets):
-            raise DataError(f"{name}: expected as many targets as sources, found {len(targets)} and {len(sources)}")
+            raise DataError(f"{name}: expected as many targets as sources, found {len(targets)} targets and {len(sources)} sources")
         if not sources:
             return []
         scores, n_done = [PairScore(0.0, 0)] * len(sources), 0
@@ -244,7 +251,7 @@ class Translator:
         return scores
 
     def max_tokens(self, to: str | None = None) -> int:
-        """Return the maximum number of source tokens, special tokens excluded.
+        """Return the maximum number of tokens of a source text that fits the context window, special tokens excluded.
 
         Args:
             to: tag of the target language of a multilingual model.
@@ -252,12 +259,14 @@ class Translator:
         return self.model.config.max_seq_len - 1 - len(self.tokenizers.source.language_prefix(to))
 
     def _settings(self, n: int, options: TranslateOptions) -> BeamSearchConfig:
-        """Override the settings of the recipe by the options and validate them."""
+        """Return the search settings of the recipe, overridden by ``options`` and validated."""
         decoding = merge_options(self.decoding, options, TranslateOptions.__annotations__)
         if (batch_tokens := options.get("batch_tokens")) is not None and batch_tokens < 1:
             raise ConfigError(f"decoding: batch_tokens: expected at least 1, found {batch_tokens}")
         if (too_long := options.get("too_long")) is not None:
             check_long_text_policy(too_long, "split", "refuse")
+        if options.get("beam_size") is None and n > decoding.beam_size:
+            decoding = merge_options(decoding, {"beam_size": n}, ["beam_size"])
         if not 1 <= n <= decoding.beam_size:
             raise ConfigError(
                 f"decoding: expected n_best from 1 to beam_size = {decoding.beam_size}, found {n}; raise beam_size or lower n_best"
@@ -271,7 +280,7 @@ class Translator:
         return decoding
 
     def _pieces(self, texts: Sequence[str], prefix: list[int], too_long: str, name: str) -> list[list[list[int]]]:
-        """Tokenize each text into pieces that fit the context window, each preceded by the prefix; a blank text has no pieces."""
+        """Split each text into pieces that fit the context window; return their token IDs after ``prefix``. A blank text has no pieces."""
         encoder, limit = self.tokenizers.source, self.model.config.max_seq_len - len(prefix)
         pieces: list[list[list[int]]] = []
         for number, (text, tokens) in enumerate(zip(texts, encoder.encode_batch(texts), strict=True), 1):
@@ -282,7 +291,7 @@ class Translator:
             elif too_long == "refuse":
                 raise DataError(
                     f"{name}:{number}: expected at most model.max_seq_len = {limit + len(prefix)} tokens, special tokens included,"
-                    f" found {len(prefix) + len(tokens) + 1}; shorten the line, or set too_long to 'split'"
+                    f" found {len(prefix) + len(tokens) + 1}; shorten the text, or set too_long to 'split'"
                 )
             else:
                 cut = split_text(text, lambda piece: len(encoder.encode(piece)) < limit)
@@ -294,7 +303,7 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Search in batches of similar length, longest first; return the results in the order of the sources.
 
-        On a CPU the batches run in parallel on as many workers as PyTorch has threads; they are small enough that every worker gets one.
+        On a CPU the batches run in parallel on as many workers as PyTorch has threads, and are small enough that every worker gets a batch.
         """
         found: list[list[Hypothesis]] = [[] for _ in sources]
         lengths, n_done = sequence_lengths(sources) + 1, 0
@@ -329,7 +338,7 @@ class Translator:
 
 
 def join_pieces(pieces: list[list[Translation]]) -> list[Translation]:
-    """Join the k-th best translations of all pieces of a text, for every k that all pieces have; no pieces give an empty line."""
+    """Join the k-th best translations of all pieces of a text, for every k that all pieces have; no piece gives an empty text."""
     if not pieces:
         return [Translation("", 0.0, 0.0, 0)]
     return [

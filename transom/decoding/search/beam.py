@@ -14,17 +14,18 @@ from transom.decoding.search.loop import fast_topk
 class BeamSearch:
     """Keep the ``n_beams`` most probable unfinished hypotheses of each source, and the ``n_best`` finished ones of highest score.
 
-    A step extends every live hypothesis by every token and ranks all extensions of a source by log p. Those among the first
-    ``n_beams`` that end are finished and scored log p / lp(length). The first ``n_beams`` that do not end stay live.
+    A step extends every live (unfinished) hypothesis by every token and ranks all extensions of a source by log p. Extensions among the
+    first ``n_beams`` that end with the end token are finished, with score log p / lp(length). The first ``n_beams`` that do not end stay
+    live.
 
     **Stopping rule.** A source is done when the worst of its ``n_best`` kept scores is at least max over live h of
-    log p(h) / lp(L), with L the maximum length of the source. No hypothesis that finishes later can enter the kept ones:
+    log p(h) / lp(L), with L the maximum length of the source's output. No hypothesis that finishes later can score higher than a kept one:
 
-    1. A later one, f of length l <= L, extends some live h, so log p(f) <= log p(h): each token adds log p <= 0.
+    1. A hypothesis f of length l <= L that finishes later extends some live h, so log p(f) <= log p(h): each token adds log p <= 0.
     2. lp grows with length and log p(f) <= 0, so score(f) = log p(f) / lp(l) <= log p(f) / lp(L) <= log p(h) / lp(L).
 
     Both steps also hold in floating point: sums of non-positive numbers, division and rounding are monotonic. Stopping therefore only
-    saves time. (The common rule, stopping once ``n_beams`` hypotheses are finished, can miss the best one.)
+    saves time. (The common rule, stopping once ``n_beams`` hypotheses are finished, can miss the best hypothesis.)
 
     Args:
         end: the end token.
@@ -43,10 +44,10 @@ class BeamSearch:
 
 
 class BeamSelector:
-    """Live and finished hypotheses of all sources as tensors; the number of operations per step does not depend on the number of beams."""
+    """Live and finished hypotheses of all sources, in tensors, so that a step takes equally many operations for any number of beams."""
 
     def __init__(self, strategy: BeamSearch, limits: LengthLimits) -> None:
-        """Start with one live hypothesis per source, the empty one, and no finished ones."""
+        """Start with one live hypothesis per source, which is empty, and with no finished hypotheses."""
         n_sources, n_best, device = len(limits.max_length), strategy.n_best, limits.max_length.device
         self._strategy = strategy
         self._penalties = [length_penalty(length, strategy.length_penalty) for length in range(limits.largest_max_length + 1)]
@@ -61,10 +62,10 @@ class BeamSelector:
         self._tokens = torch.zeros(n_sources, n_best, limits.largest_max_length, dtype=torch.long, device=device)
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> SearchUpdate:
-        """Extend and rank all live hypotheses, store those that ended, and keep the best of the rest.
+        """Extend and rank all live hypotheses, store those that ended, and keep the best of the others live.
 
         At most one extension of a live hypothesis ends it, so the first ``2 * n_beams`` extensions contain ``n_beams`` unfinished ones.
-        All of them are among the first ``2 * n_beams`` tokens of their row.
+        All these extensions are among the first ``2 * n_beams`` tokens of their row.
         """
         n_sources, n_beams = self._live.shape
         best, candidates = fast_topk(log_p, min(2 * n_beams, log_p.shape[1]))
@@ -83,7 +84,7 @@ class BeamSelector:
         return SearchUpdate(tokens.gather(1, order).flatten(), rows.flatten(), self._done)
 
     def _finish(self, log_p: Float[Tensor, "sources beams"], parents: Int[Tensor, "sources beams"], state: SearchState) -> None:
-        """Merge the hypotheses that ended in this step with the kept ones; log p is minus infinity for those that did not end."""
+        """Keep the best of all finished hypotheses; ``log_p`` is minus infinity for hypotheses that did not end in this step."""
         length = state.length + 1
         tokens_so_far = state.tokens_so_far[parents + self._first_row, 1:]  # (sources, beams, length - 1)
         self._scores, chosen = torch.cat([self._scores, log_p / self._penalties[length]], 1).topk(self._strategy.n_best)

@@ -15,7 +15,7 @@ from transom.models.decoder import DecoderOnlyTransformer
 
 @dataclass
 class EarlyExitDecoder:
-    """Step model with early exit per token. All blocks are run for the tokens of a prompt, except the last one.
+    """Step model with early exit per token. All tokens of a prompt but the last one pass through all blocks.
 
     Attributes:
         model: a decoder in evaluation mode.
@@ -36,8 +36,8 @@ class EarlyExitDecoder:
         """
         if not isinstance(model, DecoderOnlyTransformer) or model.decoder.routed:
             raise ConfigError(
-                f"decoding.early_exit_threshold = {threshold:g} needs model.kind = 'decoder' with model.depth = 'full', found"
-                f" {model.config.kind!r} or mixture-of-depths; set it to 1"
+                f"decoding.early_exit_threshold = {threshold:g} requires model.kind = 'decoder' with model.depth = 'full', found"
+                f" another model, of kind {model.config.kind!r}; set early_exit_threshold to 1"
             )
         return cls(model, threshold)
 
@@ -46,12 +46,12 @@ class EarlyExitDecoder:
         return prompt
 
     def start(self, prompt: PaddedSequences, n_beams: int, max_length: int) -> DecoderCache:
-        """Fill the cache with all but the last token of each prompt."""
+        """Return a cache that holds all but the last token of each prompt."""
         return self.model.start(prompt, n_beams, max_length)
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
-        """Return the logits of the next tokens from the first block at which they are confident."""
+        """Return the logits of the token after each of ``tokens``, from the first block whose logits are confident."""
         logits, blocks = self.model.early_exit_step(tokens, cache, self.is_confident)
         self.depth_stats.append((blocks.numel(), int(blocks.sum())))
         return logits

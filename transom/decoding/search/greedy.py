@@ -33,10 +33,10 @@ class GreedySearch:
 
 
 class GreedySelector:
-    """Log-probabilities of the rows so far, and which rows have ended."""
+    """State of greedy search: log p of each row so far, and whether the row has ended."""
 
     def __init__(self, strategy: GreedySearch, limits: LengthLimits) -> None:
-        """Start with log p = 0 everywhere."""
+        """Start all rows with log p = 0."""
         self._strategy = strategy
         self._log_p = torch.zeros(len(limits.max_length), device=limits.max_length.device)
         self._done = torch.zeros_like(limits.max_length, dtype=torch.bool)

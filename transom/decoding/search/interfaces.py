@@ -1,6 +1,6 @@
 """Interfaces of the decoding loop, and the data passed between them: length limits, search state, updates, hypotheses.
 
-A step model computes logits, logits processors suppress tokens, and a strategy's selection chooses the next tokens.
+A step model computes logits, logits processors suppress tokens, and a strategy's selector chooses the next tokens.
 
 The loop depends on these interfaces only, so a new strategy or constraint is a new class and needs no change to the loop.
 """
@@ -108,11 +108,11 @@ class SearchCache(Protocol):
     """State of a step model between steps, such as a KV cache."""
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Replace row i by the previous row ``rows[i]``, as after a beam search step; the number of rows may decrease."""
+        """Replace row i by the previous row ``rows[i]``, for example after a step of beam search; the number of rows may decrease."""
         ...
 
     def select_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Drop all other sources; their rows are dropped by ``reorder``."""
+        """Drop all sources that are not in ``sources``; ``reorder`` drops their rows."""
         ...
 
 
@@ -133,16 +133,16 @@ class StepModel(Protocol[MemoryT, CacheT]):
         ...
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: CacheT) -> Float[Tensor, "rows new vocab"]:
-        """Append tokens to each row of the cache; return the logits of the token after each."""
+        """Append tokens to each row of the cache; return the logits of the token after each of ``tokens``."""
         ...
 
 
 @dataclass
 class SearchState:
-    """State of a search, read by logits processors and selections.
+    """State of a search, read by logits processors and selectors.
 
     Attributes:
-        tokens_so_far: start token and tokens so far of each row.
+        tokens_so_far: tokens of each row so far, from the start token.
         sources: batch index of each source that is still in the search.
         limits: length limits of these sources.
         n_beams: number of rows per source.
@@ -161,7 +161,7 @@ class SearchState:
 
 @runtime_checkable
 class LogitsProcessor(Protocol):
-    """Modifies the log-probabilities of the next tokens, as a logits processor of the transformers library does."""
+    """Modifies the log-probabilities of the next tokens, like a ``LogitsProcessor`` of the transformers library."""
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> Float[Tensor, "rows vocab"]:
         """Return log p with suppressed tokens at minus infinity, modified in place or copied; all other values stay unchanged."""
@@ -209,5 +209,5 @@ class Strategy(Protocol):
         ...
 
     def begin(self, limits: LengthLimits) -> Selector:
-        """Start a search with one source per length limit."""
+        """Start a search over as many sources as ``limits`` has."""
         ...

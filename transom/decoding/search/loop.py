@@ -24,7 +24,7 @@ from transom.decoding.search.interfaces import (
 )  # fmt: skip
 
 DROP_FRACTION = 0.25
-"""Finished sources leave the batch once they make up this fraction of it; dropping each at once would copy the caches too often."""
+"""Finished sources are dropped once they are this fraction of the batch; dropping each one at once would copy the caches too often."""
 
 TOPK_BLOCK_SIZE = 128
 """Number of tokens per block in ``fast_topk``."""
@@ -37,8 +37,8 @@ class SearchRequest(NamedTuple):
     """Input and settings of a search.
 
     Attributes:
-        source: one sequence per row.
-        strategy: selects the tokens.
+        source: the sources or prompts, one per row.
+        strategy: decoding strategy, which selects the tokens.
         limits: length limits of the output of each source; always enforced.
         start: the first token of the decoder input, for all rows or per source.
         end: the end token.
@@ -61,7 +61,7 @@ class SuppressTokens:
         self.tokens = tokens
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> Float[Tensor, "rows vocab"]:
-        """Set log p of the tokens to minus infinity in every row."""
+        """Set log p of the suppressed tokens to minus infinity in every row."""
         return log_p.index_fill_(1, self.tokens, NEG_INF)
 
 
@@ -89,7 +89,7 @@ class EnforceLengthLimits:
 
 
 def search(model: StepModel[MemoryT, CacheT], request: SearchRequest) -> HypothesesPerSource:
-    """Run a search to its end; see ``search_steps``."""
+    """Run a search to its end; return the hypotheses of each source, best first."""
     steps = search_steps(model, request)
     while True:
         try:
@@ -156,7 +156,7 @@ def fast_topk(values: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor
     """Return the ``k`` largest values of each row in decreasing order, and their indices: a faster ``values.topk(k)`` for CPUs.
 
     The vocabulary is split into blocks. Each of the k largest values lies in one of the k blocks with the largest maxima: otherwise k
-    blocks would each contain a value at least as large. So only these blocks and the remainder after the last whole block are sorted.
+    other blocks would each contain a value at least as large. So only these blocks and the remainder after the last whole block are sorted.
     Ties may be broken in a different order than by ``topk``.
     """
     n_blocks = values.shape[1] // TOPK_BLOCK_SIZE
@@ -178,12 +178,12 @@ def sequence_log_probs(model: Callable[[Any], Tensor], batch: Any, token_mask: B
 
 
 def _append_tokens(tokens_so_far: Int[Tensor, "rows prefix"], update: SearchUpdate) -> Int[Tensor, "rows longer"]:
-    """Append the new token of each row to the tokens of its parent."""
+    """Append the new token of each row to the tokens of the row that it continues."""
     return torch.cat([tokens_so_far if update.parents is None else tokens_so_far[update.parents], update.tokens[:, None]], 1)
 
 
 def _finished_sources(update: SearchUpdate, state: SearchState) -> Bool[Tensor, "sources"]:
-    """Return which sources are done: according to the selection, or at their maximum length even if the logits are NaN."""
+    """Return which sources are done: those that the strategy declares done, and those at their maximum length, even with NaN logits."""
     if state.length < state.limits.smallest_max_length:
         return update.done
     return update.done | (state.length >= state.limits.max_length)

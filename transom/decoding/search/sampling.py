@@ -1,7 +1,7 @@
 """Sampling: temperature, top-k, top-p (nucleus), min-p and typical sampling, with repetition, frequency and presence penalties.
 
-Each rule is a function of log-probabilities, with one row per text. A token at minus infinity stays suppressed, at least one token per
-row is kept, and tokens of equal probability are treated alike: no rule depends on the order of the vocabulary or on the batch.
+Each rule is a function of log-probabilities, with one row per text. A token at minus infinity stays suppressed, and at least one token
+per row is kept. Tokens of equal probability are treated alike, so that no rule depends on the order of the vocabulary or on the batch.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from transom.decoding.search.interfaces import NEG_INF, Hypothesis, LengthLimits
 from transom.decoding.search.loop import fast_topk
 
 INITIAL_CANDIDATES = 64
-"""Number of tokens sorted first to find a nucleus; most nuclei are smaller, and sorting the whole vocabulary is slow."""
+"""Number of tokens that are sorted first to find a nucleus (top-p); most nuclei are smaller, and sorting all tokens is slow."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MultinomialSampling:
         settings: the rules and the seed; at temperature 0 the most probable token is taken, after penalties.
         samples: sample ID of each source, at least 0; sources with equal IDs get the same random numbers.
         first: position of the first new token in the whole text.
-        seen: tokens that occur in the prompt of each source, for the repetition penalty, on the device of the search.
+        seen: for the repetition penalty, True at tokens that occur in each source's prompt or in its text before this search.
     """
 
     end: int
@@ -54,10 +54,10 @@ class MultinomialSampling:
 
 
 class SamplingSelector:
-    """Random numbers and log-probabilities of the rows, and which rows have ended."""
+    """State of sampling: random numbers and log p of each row, and whether the row has ended."""
 
     def __init__(self, strategy: MultinomialSampling, limits: LengthLimits) -> None:
-        """Draw all random numbers and start with log p = 0."""
+        """Draw all random numbers, and start all rows with log p = 0."""
         assert len(strategy.samples) == len(limits.max_length)
         device, n = limits.max_length.device, strategy.first + limits.largest_max_length
         noise = np.stack([_uniform_noise(n, strategy.settings.seed, sample) for sample in strategy.samples])
@@ -96,7 +96,7 @@ class SamplingSelector:
         return apply_count_penalties(log_p, counts, settings.frequency_penalty, settings.presence_penalty)
 
     def finalize(self, indices: list[int], state: SearchState) -> list[list[Hypothesis]]:
-        """Return the single hypothesis of each source; its log p and score are those of the model, before any rule."""
+        """Return the single hypothesis of each source; its log p and score are those of the model before reshaping."""
         by_token = torch.stack(self._token_log_p, 1)[indices].tolist()
         rows = zip(state.tokens_so_far[indices, 1:].tolist(), self._log_p[indices].tolist(), by_token, strict=True)
         return [[self._hypothesis(*row)] for row in rows]
@@ -117,12 +117,12 @@ def apply_repetition_penalty(
 ) -> Float[Tensor, "rows vocab"]:
     """Multiply log p of previously seen tokens by the penalty.
 
-    p_i ~ exp(x_i / theta) for logits x and seen i (Keskar et al. 2019, section 4.1). This implementation differs: dividing logits depends
-    on their arbitrary shift, log p has none. Since log p is negative, it is multiplied where a positive logit would be divided.
+    Keskar et al. (2019, section 4.1) divide the logits of seen tokens: p_i ~ exp(x_i / theta). The result then depends on the arbitrary
+    shift of the logits x. This implementation uses log p, which has no such shift, and multiplies because log p is negative.
 
     Args:
-        log_p: rows need not be normalized.
-        seen: tokens of the prompt and of the text so far.
+        log_p: log-probabilities; rows need not be normalized.
+        seen: True at tokens of the prompt and of the text so far.
         penalty: theta; values above 1 discourage repetition, values below 1 encourage it.
 
     Returns:
@@ -201,7 +201,7 @@ def keep_top_k(log_p: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "row
 
 
 def keep_top_p(log_p: Float[Tensor, "rows vocab"], p: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the smallest set of most probable tokens with total probability at least p, and ties (nucleus; Holtzman et al. 2020).
+    """Keep the fewest most probable tokens whose total probability is at least p, and ties (nucleus; Holtzman et al. 2020).
 
     Args:
         log_p: normalized log-probabilities.
@@ -227,7 +227,7 @@ def keep_min_p(log_p: Float[Tensor, "rows vocab"], fraction: float) -> Float[Ten
 
 
 def keep_typical(log_p: Float[Tensor, "rows vocab"], mass: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the smallest set of tokens with total probability at least ``mass`` whose surprisal is closest to the entropy, and ties.
+    """Keep the fewest tokens of surprisal closest to the entropy whose total probability is at least ``mass``, and ties.
 
     The distance is |-log p_i - H|, H = -sum_i p_i log p_i (locally typical sampling; Meister et al. 2023).
 
@@ -245,12 +245,12 @@ def keep_typical(log_p: Float[Tensor, "rows vocab"], mass: float) -> Float[Tenso
 def sample_inverse_cdf(log_p: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
     """Sample by inversion of the cumulative distribution: return the first token i of each row with p_1 + ... + p_i > noise.
 
-    A token of probability 0 is never sampled: its cumulative sum is masked, and the total always exceeds its product with noise below 1,
-    also after rounding.
+    A token of probability 0 is never sampled: its cumulative sum is masked. Some token is always found: the total probability exceeds its
+    product with a noise below 1, also after rounding.
 
     Args:
         log_p: normalized log-probabilities in float64.
-        noise: uniform in [0, 1).
+        noise: uniform random numbers in [0, 1).
     """
     p = log_p.exp()
     sums = p.cumsum(1).masked_fill(p == 0, 0.0)
@@ -258,7 +258,7 @@ def sample_inverse_cdf(log_p: Float[Tensor, "rows vocab"], noise: Float[Tensor, 
 
 
 def _mask_and_renormalize(log_p: Float[Tensor, "rows vocab"], kept_tokens: Bool[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Suppress all other tokens and renormalize."""
+    """Suppress all tokens that are not kept, and renormalize."""
     return log_p.masked_fill(~kept_tokens, NEG_INF).log_softmax(1)
 
 
@@ -278,6 +278,6 @@ def _smallest_set(order: Float[Tensor, "rows vocab"], log_p: Float[Tensor, "rows
 
 
 def _uniform_noise(n: int, seed: int, sample: int) -> NDArray[np.float64]:
-    """Draw n uniform numbers from [0, 1) with the bit generator only, whose stream is the same in every version of NumPy."""
+    """Draw n uniform numbers in [0, 1) from the raw bits of Philox, which are the same in every version of NumPy."""
     bits = np.random.Philox(np.random.SeedSequence([seed, sample])).random_raw(n)
     return np.asarray((bits >> 11) * 2.0**-53, np.float64)  # 53 bits, so that none is rounded up to 1

@@ -16,7 +16,7 @@ class StopStrings:
         """Store the stop strings and the tokens generated before this search.
 
         Args:
-            stop_strings: non-empty stop strings.
+            stop_strings: strings that end a text; none is empty.
             tokenizer: the tokenizer of the generated text.
             end: the end token.
             context: for each source, the last token of its prompt and the tokens generated before this search.

@@ -1,4 +1,4 @@
-"""Multi-head attention with an approximation of softmax attention, and the builder that selects it."""
+"""Multi-head attention with an approximation of softmax attention, and functions that build the attention layer of a configuration."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +18,7 @@ from transom.layers.value_residual import ValueResidualTerm
 
 
 def build_approximation(config: ApproximationConfig, d_head: int, n_positions: int) -> Approximation:
-    """Build the approximation of a configuration, for heads of width ``d_head`` and at most ``n_positions`` tokens."""
+    """Build the approximation that ``config`` selects, for heads of width ``d_head`` and at most ``n_positions`` tokens."""
     return build(config, d_head, n_positions)
 
 
@@ -43,7 +43,7 @@ class ApproximateAttention(Attention):
     def _step(
         self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Compute a decoding step from sums: those of the encoder output, or those of the cached tokens."""
+        """Compute a decoding step of linear attention from the sums over the encoder output or over the cached tokens."""
         assert isinstance(self.approximation, LinearAttention)
         if isinstance(memory, LinearAttentionState):
             return self.approximation.read_out(q.to(memory.sums), memory).to(q.dtype)
@@ -57,19 +57,19 @@ class ApproximateAttention(Attention):
         return z.to(q.dtype)
 
     def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> ProjectedMemory:
-        """Return the sums over the encoder output, which are all that decoding steps need."""
+        """Return the sums of linear attention over the encoder output; decoding steps need no keys and values."""
         return self._sums(self.project_kv(memory, AttentionContext())[0], segments > 0)
 
     def update_cache(
         self, x: Float[Tensor, "rows new d_model"], ctx: AttentionContext, value_residual: ValueResidualTerm | None = None
     ) -> None:
-        """Add ``x`` to the cached sums without computing attention, for tokens that exited early."""
+        """Add the keys and values of ``x`` to the cached sums without computing attention; early exit needs this for skipped blocks."""
         assert isinstance(ctx.cache, LinearAttentionCache)
         before, new = ctx.cache.read(), self._sums(self.project_kv(x, ctx, value_residual)[0])
         ctx.cache.write(LinearAttentionState(before.sums + new.sums), x.shape[1])
 
     def _sums(self, memory: KeyValues, key_mask: Bool[Tensor, "batch key"] | None = None) -> LinearAttentionState:
-        """Return sum_j phi(k_j) [v_j, 1]^T, in float32 or wider."""
+        """Return sum_j phi(k_j) [v_j, 1]^T over keys with ``key_mask`` True, in float32 or wider."""
         assert isinstance(self.approximation, LinearAttention)
         with torch.autocast(memory.k.device.type, enabled=False):
             k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in memory)
@@ -83,16 +83,16 @@ class ApproximateAttention(Attention):
     def attention_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Return the attention weights that the approximation implies, as a matrix."""
+        """Return the matrix W of attention weights that the approximation implies, so that the output is W V."""
         return self.approximation.implied_weights(q, k, ctx)
 
 
 @implements(MultiHeadAttentionConfig)
 def build_multi_head(config: TransformerConfig) -> Attention:
-    """Build exact or approximate attention."""
+    """Build multi-head attention, exact or with the approximation that ``config.attention.approximation`` selects."""
     return Attention(config) if config.attention.approximation.kind == "none" else ApproximateAttention(config)
 
 
 def build_attention(config: TransformerConfig) -> Attention:
-    """Build the attention layer of a configuration."""
+    """Build the attention layer that ``config.attention`` selects: multi-head attention, or a plugin's layer."""
     return implementation(config.attention)(config)

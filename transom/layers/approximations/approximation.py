@@ -1,4 +1,4 @@
-"""Base class of approximations of attention: handling of packed sequences, and the implied attention weights as a matrix."""
+"""Base class of approximations of attention, which unpacks packed rows and returns the implied attention weights for inspection."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from transom.layers.context import AttentionContext, SegmentMask
 
 
 class Approximation(nn.Module, ABC):
-    """Z = W V with weights W that approximate A = softmax(Q K^T / sqrt(d_k)), without computing all query-key pairs.
+    """Approximate attention Z = W V, with weights W that approximate softmax(Q K^T / sqrt(d_k)) without computing all query-key pairs.
 
-    It runs in float32 or wider, which sums of exponentials over a whole sequence and the pseudo-inverse require.
+    Computed in float32 or wider, because of sums of exponentials over a whole sequence and of the pseudo-inverse.
 
     Attributes:
-        supports_packing: whether rows may hold several sequences; if False, segments are not inspected.
+        supports_packing: whether a row may hold several sequences; if False, every row is processed as one sequence, without a check.
     """
 
     supports_packing = True
@@ -28,7 +28,7 @@ class Approximation(nn.Module, ABC):
         v: Float[Tensor, "batch kv_heads key d_value"],
         segment_mask: SegmentMask | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Attend within segments; a query with no visible key gives 0."""
+        """Compute Z, where each query attends to keys of its own segment; a query without a visible key gives 0."""
         dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
@@ -55,7 +55,7 @@ class Approximation(nn.Module, ABC):
         v: Float[Tensor, "batch kv_heads key d_value"],
         key_mask: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Attend bidirectionally in rows of one sequence each, padded on the right.
+        """Compute Z of bidirectional attention for rows of one sequence each, padded on the right.
 
         Args:
             q: queries.
@@ -71,7 +71,7 @@ class Approximation(nn.Module, ABC):
         v: Float[Tensor, "batch kv_heads length d_value"],
         segments: Int[Tensor, "#batch length"],
     ) -> Float[Tensor, "batch n_heads length d_value"]:
-        """Attend causally within segments."""
+        """Compute Z, where each token attends to itself and earlier tokens of its own segment."""
         raise AssertionError("the schema allows causal attention only where it is implemented")
 
     def implied_weights(
@@ -80,7 +80,7 @@ class Approximation(nn.Module, ABC):
         k: Float[Tensor, "batch kv_heads key d_head"],
         ctx: AttentionContext = AttentionContext(),
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Return the implied weights W as a matrix, computed sequence by sequence without padding: the slow reference."""
+        """Return the implied weights W as a matrix. This slow reference computes sequence by sequence, without padding."""
         wide = torch.promote_types(q.dtype, torch.float32)
         weights = q.new_zeros(len(q), q.shape[1], q.shape[2], k.shape[2], dtype=wide)
         for row, seen in enumerate(dense_mask(q, k, ctx)):
@@ -99,7 +99,7 @@ class Approximation(nn.Module, ABC):
 
 
 def dense_mask(q: Tensor, k: Tensor, ctx: AttentionContext) -> Bool[Tensor, "batch query key"]:
-    """Return the mask of visible keys per query; padding has none."""
+    """Return True where a query may attend to a key; queries at padding attend to no key."""
     mask = torch.ones(len(q), 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     if ctx.mask is not None:
         mask = mask & ctx.mask
@@ -114,7 +114,7 @@ class _SequenceLayout(NamedTuple):
     Attributes:
         source: index of each token in the flattened packed rows.
         target: index of the same token in the flattened layout.
-        rows: rows of the layout: batch times the largest number of sequences in a row.
+        rows: rows of the layout: batch times the largest number of sequences in a packed row.
         length: length of each row of the layout.
         shape: (batch, length) of the packed rows.
     """
@@ -127,7 +127,7 @@ class _SequenceLayout(NamedTuple):
 
     @classmethod
     def of(cls, segments: Int[Tensor, "batch length"], n_sequences: int) -> "_SequenceLayout":
-        """Build the layout of packed rows."""
+        """Build the layout for packed rows of at most ``n_sequences`` sequences each."""
         rows, length = segments.shape
         inside = segments[:, :, None] == torch.arange(1, n_sequences + 1, device=segments.device)
         row, source, sequence = inside.nonzero(as_tuple=True)
@@ -139,7 +139,7 @@ class _SequenceLayout(NamedTuple):
 
     @property
     def token_mask(self) -> Bool[Tensor, "batch length"]:
-        """True at tokens of the layout."""
+        """True at tokens of the layout, False at its padding."""
         token_mask = torch.zeros(self.rows * self.length, dtype=torch.bool, device=self.target.device)
         return token_mask.index_fill(0, self.target, True).view(self.rows, self.length)
 
@@ -154,6 +154,6 @@ class _SequenceLayout(NamedTuple):
 
 
 def _scatter_rows(x: Tensor, source: Tensor, target: Tensor, n: int) -> Tensor:
-    """Copy the vectors of (rows, heads, length, width) at flat token indices ``source`` to indices ``target`` of ``n``; others are 0."""
+    """Return (n, heads, width): the vectors of ``x`` at flat token indices ``source``, moved to indices ``target``; all others are 0."""
     x = x.transpose(1, 2).flatten(0, 1)
     return x.new_zeros(n, *x.shape[1:]).index_copy(0, target, x.index_select(0, source))

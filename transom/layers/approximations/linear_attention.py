@@ -15,14 +15,16 @@ from transom.layers.cache import LinearAttentionState
 from transom.layers.context import AttentionContext
 
 CHUNK = 64
-"""Tokens per chunk of a causal pass: scores within a chunk, a running state across chunks."""
+"""Tokens per chunk of a causal pass. Scores are computed within a chunk; a running state summarizes earlier chunks."""
 
 MAX_EXPONENT = 60.0
-"""Bound on exponents: a million terms of exp(BOUND) still sum without overflow in float32, forward and backward."""
+"""Bound on the exponents of features: a million terms exp(60) can be summed in float32 without overflow, forward and backward."""
 
 
 class LinearAttention(Approximation):
-    """z_i = phi(q_i)^T sum_j phi(k_j) v_j^T / phi(q_i)^T sum_j phi(k_j), phi >= 0 (Katharopoulos et al. 2020, eq. 4 and 5).
+    """Linear attention with a feature map phi >= 0 (Katharopoulos et al. 2020, eq. 4 and 5).
+
+    z_i = (phi(q_i)^T sum_j phi(k_j) v_j^T) / (phi(q_i)^T sum_j phi(k_j)).
 
     Attributes:
         features: dimension of phi.
@@ -32,11 +34,11 @@ class LinearAttention(Approximation):
 
     @abstractmethod
     def query_features(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Compute phi of queries; a factor common to all features of a query cancels."""
+        """Compute phi of queries, up to a factor per query, which cancels in z."""
 
     @abstractmethod
     def key_features(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Compute phi of keys; a factor common to all keys cancels."""
+        """Compute phi of keys, up to a factor common to all keys, which cancels in z."""
 
     def attend(
         self,
@@ -45,7 +47,7 @@ class LinearAttention(Approximation):
         v: Float[Tensor, "batch kv_heads key d_value"],
         key_mask: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Attend bidirectionally: one state over all keys, read by every query."""
+        """Compute Z of bidirectional attention: every query reads the same state over all keys."""
         return self.read_out(q, self.compute_state(k, v, key_mask))
 
     def compute_state(
@@ -63,7 +65,7 @@ class LinearAttention(Approximation):
     def read_out(
         self, q: Float[Tensor, "batch n_heads query d_head"], sums: LinearAttentionState
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Compute the output of each query from a state."""
+        """Compute the output z of each query from a state over keys."""
         return _normalize(self.query_features(q) @ repeat_kv(sums.sums, q.shape[1]))
 
     def attend_causal(
@@ -73,7 +75,7 @@ class LinearAttention(Approximation):
         v: Float[Tensor, "batch kv_heads length d_value"],
         segments: Int[Tensor, "#batch length"],
     ) -> Float[Tensor, "batch n_heads length d_value"]:
-        """Attend causally within segments."""
+        """Compute Z, where each token attends to itself and earlier tokens of its own segment, in linear time."""
         return self.chunked_scan(q, k, v, segments)[0]
 
     def chunked_scan(
@@ -84,10 +86,10 @@ class LinearAttention(Approximation):
         segments: Int[Tensor, "#batch length"],
         initial_state: LinearAttentionState | None = None,
     ) -> tuple[Float[Tensor, "batch n_heads length d_value"], LinearAttentionState | None]:
-        """Attend causally within segments by a scan over chunks.
+        """Compute causal attention within segments by a scan over chunks of tokens.
 
-        A query attends to the keys of its chunk pair by pair, and to earlier keys through the state of the segment in which the previous
-        chunk ended.
+        Scores are computed for the query-key pairs within a chunk. Keys of earlier chunks contribute through a state: the sum over the keys
+        of the segment in which the previous chunk ended.
 
         Args:
             q: queries.
@@ -97,7 +99,7 @@ class LinearAttention(Approximation):
             initial_state: state over cached tokens, which belong to the first token's segment; None without a cache.
 
         Returns:
-            The output, and the final state of the last token's segment; None for a single chunk without ``initial_state``.
+            The output, and the state over the segment of the last token. The state is None for a single chunk without ``initial_state``.
         """
         length, size = q.shape[2], min(CHUNK, q.shape[2])
         n_pad = -length % size
@@ -125,7 +127,7 @@ class LinearAttention(Approximation):
         k: Float[Tensor, "batch kv_heads key d_head"],
         ctx: AttentionContext = AttentionContext(),
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Return the implied weights phi(q_i) . phi(k_j) over their sum, under the mask, as a matrix: the slow reference."""
+        """Return the implied weights, phi(q_i) . phi(k_j) over their sum at visible keys, as a matrix: the slow reference."""
         wide = torch.promote_types(q.dtype, torch.float32)
         w = self.unmasked_weights(q.to(wide), k.to(wide)).masked_fill(~dense_mask(q, k, ctx)[:, None], 0.0)
         return _safe_divide(w, w.sum(-1, keepdim=True))
@@ -133,17 +135,17 @@ class LinearAttention(Approximation):
     def unmasked_weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Return phi(q_i) . phi(k_j)."""
+        """Return phi(q_i) . phi(k_j), not divided by their sum."""
         return self.query_features(q) @ repeat_kv(self.key_features(k), q.shape[1]).transpose(-2, -1)
 
 
 def _append_ones(v: Float[Tensor, "*axes d_value"]) -> Float[Tensor, "*axes width"]:
-    """Append 1 to each value, whose sum is the denominator."""
+    """Append 1 to each value vector; the weighted sum of the ones is the denominator of z."""
     return F.pad(v, (0, 1), value=1.0)
 
 
 def _normalize(x: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes d_value"]:
-    """Divide the numerator by the denominator, the last column."""
+    """Divide the numerator of z, all columns but the last, by the denominator, the last column."""
     return _safe_divide(x[..., :-1], x[..., -1:])
 
 
@@ -153,7 +155,7 @@ def _safe_divide(x: Tensor, total: Tensor) -> Tensor:
 
 
 def _in_chunks(x: Float[Tensor, "batch heads length width"], n_pad: int, size: int) -> Float[Tensor, "batch heads chunks chunk width"]:
-    """Split into chunks; the last one is padded with zeros."""
+    """Split the tokens into chunks of ``size``, after padding the last chunk with ``n_pad`` zeros."""
     return F.pad(x, (0, 0, 0, n_pad)).unflatten(2, (-1, size))
 
 
@@ -162,10 +164,15 @@ def _carry_states(
     continues: Bool[Tensor, "#batch chunks"],
     initial_state: LinearAttentionState | None,
 ) -> tuple[Float[Tensor, "batch kv_heads chunks features width"], Float[Tensor, "batch kv_heads features width"]]:
-    """Accumulate the states of chunks; restart at each chunk that ends in another segment than the previous one.
+    """Accumulate the states of chunks; the sum restarts at each chunk where ``continues`` is False.
+
+    Args:
+        chunk_states: state over the keys of each chunk that belong to the segment in which the chunk ends.
+        continues: False if a chunk ends in another segment than the previous chunk.
+        initial_state: state before the first chunk; None for zeros.
 
     Returns:
-        The state that enters each chunk, and the state after the last.
+        The state before each chunk, and the state after the last chunk.
     """
     total = torch.zeros_like(chunk_states[:, :, 0]) if initial_state is None else initial_state.sums
     entering_states = []
@@ -179,16 +186,17 @@ def _carry_states(
 class FeatureMapAttention(LinearAttention):
     """Linear attention with an elementwise feature map: phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 7) or max(0, x).
 
-    For float32, the features of a query are divided by their maximum, which cancels, and exponents are clamped to -``MAX_EXPONENT``.
+    So that float32 suffices, the features of a query are divided by their maximum (this factor cancels), and exponents are at least
+    -``MAX_EXPONENT``.
     """
 
     def __init__(self, config: approximations.LinearAttentionConfig, d_head: int, n_positions: int) -> None:
-        """Set the feature map; its dimension is ``d_head``."""
+        """Select the feature map, whose dimension is ``d_head``."""
         super().__init__()
         self.feature_map, self.features = config.feature_map, d_head
 
     def query_features(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Compute phi of queries, divided by its maximum per query."""
+        """Compute phi of queries, divided by the largest feature of each query."""
         features = self.phi(q)
         return _safe_divide(features, features.detach().amax(-1, keepdim=True))
 
@@ -197,7 +205,7 @@ class FeatureMapAttention(LinearAttention):
         return self.phi(k)
 
     def phi(self, x: Tensor) -> Tensor:
-        """Compute phi; elu(x) + 1 is exp(x) for x < 0, which does not round to 0 for large negative x."""
+        """Compute phi elementwise. For x < 0, elu(x) + 1 is computed as exp(x), which does not round to 0 for large negative x."""
         return F.relu(x) if self.feature_map == "relu" else F.relu(x) + x.clamp(-MAX_EXPONENT, 0).exp()
 
 
@@ -205,12 +213,12 @@ class FeatureMapAttention(LinearAttention):
 class Performer(LinearAttention):
     """Performer (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4) (Choromanski et al. 2021, lemma 1).
 
-    The expectation of phi(q) . phi(k) over w is exp(q . k / sqrt(d_k)); 1 / sqrt(m) cancels. For float32, the features of a query are
-    divided by their maximum, which cancels too, and a key's exponent is clamped to +-``MAX_EXPONENT``. The paper's code subtracts the
-    maximum over all keys instead, which leaks information from later tokens.
+    The expectation of phi(q) . phi(k) / m over w is exp(q . k / sqrt(d_k)), with m features; the factor 1 / m cancels in z. So that float32
+    suffices, the features of a query are divided by their maximum, which cancels too, and the exponents of keys are limited to
+    +-``MAX_EXPONENT``. The paper's code instead subtracts the maximum over all keys, which leaks information from later tokens.
 
     Attributes:
-        w: random projections, (features, d_head), Gaussian; orthogonal within each block of d_k rows.
+        w: Gaussian random projections, (features, d_head); with ``orthogonal``, orthogonal to each other in each block of d_head rows.
     """
 
     w: Tensor
@@ -223,7 +231,11 @@ class Performer(LinearAttention):
 
     @torch.no_grad()
     def sample_projections(self) -> None:
-        """Sample from the default random generator: orthogonal directions by QR, norms of Gaussian vectors (appendix B.2)."""
+        """Sample ``w`` from the default random generator.
+
+        With ``orthogonal``, the directions come from QR decompositions and the norms from Gaussian vectors (Choromanski et al. 2021,
+        appendix B.2).
+        """
         m, d_head = self.w.shape
         w = torch.randn(m, d_head)
         if self.orthogonal:
@@ -233,7 +245,7 @@ class Performer(LinearAttention):
         self.w.copy_(w)
 
     def query_features(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Compute phi of queries, divided by its maximum per query."""
+        """Compute phi of queries, divided by the largest feature of each query."""
         log = self.log_features(q)
         return (log - log.detach().amax(-1, keepdim=True)).exp()
 

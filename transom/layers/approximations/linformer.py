@@ -17,7 +17,7 @@ class Linformer(Approximation):
     """
 
     def __init__(self, config: approximations.LinformerConfig, d_head: int, n_positions: int) -> None:
-        """Initialize E and F."""
+        """Initialize E and F for sequences of at most ``n_positions`` tokens."""
         super().__init__()
         self.e, self.f = (nn.Linear(n_positions, config.rank, bias=False) for _ in range(2))
 
@@ -28,7 +28,7 @@ class Linformer(Approximation):
         v: Float[Tensor, "batch kv_heads key d_value"],
         key_mask: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Project keys and values along the sequence axis to ``rank`` rows, and attend to those."""
+        """Project keys and values along the sequence axis to ``rank`` rows, and attend to these rows."""
         if key_mask is not None:
             k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
         return attention_weights(attention_scores(q, self._columns(self.e, k) @ k)) @ repeat_kv(self._columns(self.f, v) @ v, q.shape[1])
@@ -40,5 +40,5 @@ class Linformer(Approximation):
         return attention_weights(attention_scores(q, self._columns(self.e, k) @ k)) @ self._columns(self.f, k)
 
     def _columns(self, mixing: nn.Linear, of: Tensor) -> Tensor:
-        """Return the columns of E or F for the length of ``of``."""
+        """Return the first columns of E or F (``mixing``), one per token of ``of``."""
         return mixing.weight[:, : of.shape[2]].to(of)

@@ -14,12 +14,12 @@ from transom.layers.attention import AttentionArgs, attention_scores, attention_
 class Nystrom(Approximation):
     """Nystromformer: softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T) V, scores over sqrt(d_k) (Xiong et al. 2021, eq. 13 and 14).
 
-    Landmarks are means of segments of nearly equal length (eq. 12 requires equal length). In a sequence with at most ``n_landmarks`` tokens
-    each token is its own landmark; attention is then exact up to the error of the pseudo-inverse.
+    The landmarks Q' and K' are the means of queries and keys over runs of tokens of nearly equal length (eq. 12 requires equal length). In
+    a sequence of at most ``n_landmarks`` tokens each token is a landmark; attention is then exact up to the error of the pseudo-inverse.
     """
 
     def __init__(self, config: approximations.NystromConfig, d_head: int, n_positions: int) -> None:
-        """Set the number of landmarks and of iterations of the pseudo-inverse."""
+        """Set the number of landmarks, and the number of iterations of the pseudo-inverse."""
         super().__init__()
         self.n_landmarks, self.n_iterations = config.n_landmarks, config.n_iterations
 
@@ -54,7 +54,7 @@ class Nystrom(Approximation):
 
 
 def segment_means(token_mask: Bool[Tensor, "batch length"], n: int, dtype: torch.dtype) -> Float[Tensor, "batch landmarks length"]:
-    """Return the matrix that averages ``n`` segments of tokens of nearly equal length; with fewer tokens, each is its own segment."""
+    """Return the matrix that averages ``n`` runs of tokens of nearly equal length; with fewer than ``n`` tokens, each token is a run."""
     length = token_mask.shape[1]
     n = min(n, length)
     tokens = token_mask.sum(1, keepdim=True)
@@ -64,9 +64,9 @@ def segment_means(token_mask: Bool[Tensor, "batch length"], n: int, dtype: torch
 
 
 def pseudo_inverse(a: Float[Tensor, "*axes landmarks landmarks"], n_iterations: int) -> Float[Tensor, "*axes landmarks landmarks"]:
-    """Compute the Moore-Penrose pseudo-inverse of matrices iteratively (Xiong et al. 2021, section 3.3, after Razavi et al. 2014).
+    """Compute the Moore-Penrose pseudo-inverse of each matrix iteratively (Xiong et al. 2021, section 3.3, after Razavi et al. 2014).
 
-    Z_0 = A^T / (|A|_1 |A|_inf), Z' = Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4. The norms are taken per matrix.
+    Z_0 = A^T / (|A|_1 |A|_inf), Z' = Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4.
     """
     size = a.abs()
     z = a.transpose(-2, -1) / (size.sum(-1).amax(-1) * size.sum(-2).amax(-1)).clamp(min=torch.finfo(a.dtype).tiny)[..., None, None]

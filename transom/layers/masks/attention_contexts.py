@@ -13,7 +13,7 @@ from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, Implic
 from transom.layers.position_encoding import PositionEncoding, RotaryCosSin
 
 MAX_GATHERED_FRACTION = 0.5
-"""A decoding step gathers its visible keys if they are at most this fraction of all keys; otherwise it masks."""
+"""A decoding step gathers the visible keys if they are at most this fraction of all keys; otherwise it masks the other keys."""
 
 
 def build_contexts(
@@ -32,7 +32,7 @@ def build_contexts(
         keys: positions and segments of the keys.
         rules: mask rules; block i uses ``rules[i % len(rules)]``.
         dense: build masks and biases as matrices, also where block-sparse tiles would be faster.
-        n_rows: batch size where ``queries`` and ``keys`` have a single row for all.
+        n_rows: batch size, if ``queries`` and ``keys`` have a single row that all rows of the batch share; else 1.
 
     Returns:
         One context per rule.
@@ -87,7 +87,7 @@ def build_decode_contexts(
 def _last_token_context(
     position: PositionEncoding, rule: MaskRule, new_tokens: TokenPositions, all_tokens: TokenPositions, rotary: RotaryCosSin | None
 ) -> AttentionContext:
-    """Build the context of a single new token; gather the keys that the rule allows where they are few."""
+    """Build the context of a single new token. If the rule allows few keys, the context has their indices instead of a mask."""
     mask, keys, gathered = None, all_tokens.positions, None
     if rule not in (CAUSAL_IN_SEGMENT, PREFIX_LM):
         mask = rule.dense(new_tokens, all_tokens)
@@ -99,5 +99,5 @@ def _last_token_context(
 
 
 def context_of(contexts: Sequence[AttentionContext], attention: str) -> AttentionContext:
-    """Return the context of an attention layer by its address, such as ``decoder.blocks.3.attn``."""
+    """Return the context of the attention layer with address ``attention``, such as ``decoder.blocks.3.attn``."""
     return contexts[int(attention.split(".blocks.")[1].split(".")[0]) % len(contexts)]

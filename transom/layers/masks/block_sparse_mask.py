@@ -13,22 +13,22 @@ from transom.layers.masks.mask_rules import MaskRule, TokenPositions
 from transom.layers.position_encoding import PositionEncoding
 
 MIN_QUERIES = 1024
-"""Fewest queries for which a block-sparse mask is built; for fewer, dense attention takes less time than planning."""
+"""Minimum number of queries for a block-sparse mask; with fewer, finding the visible tiles takes longer than dense attention."""
 
 MAX_DENSITY = 0.4
-"""Largest fraction of visible query-key pairs for which a block-sparse mask is used: gathering takes 2.2 times a dense kernel's time per
-pair. A plain causal mask has 0.5."""
+"""Largest fraction of query-key pairs in visible tiles for which a block-sparse mask is used, because a gathered pair takes 2.2 times as
+long as a pair in a dense kernel. In a plain causal mask the fraction is 0.5."""
 
 MULTI_PART_COST = 1.5
-"""Cost per pair of a mask of several parts, relative to a mask of one part."""
+"""Time per query-key pair if a mask is computed in several parts, relative to a mask of one part."""
 
 
 @dataclass(frozen=True)
 class BlockSparseMask:
-    """Block-sparse mask of long sequences, planned by a kernel.
+    """Block-sparse mask of long sequences: the visible tiles, in the layout of the kernel that computes attention over them.
 
     Attributes:
-        parts: disjoint parts of the mask in the kernel's own layout; ``part.pairs`` is the number of pairs that it computes.
+        parts: disjoint parts of the mask in the kernel's own layout; ``part.pairs`` is the number of query-key pairs computed for a part.
         rule: mask rule.
         queries: positions and segments of the queries.
         keys: positions and segments of the keys.
@@ -57,21 +57,21 @@ class BlockSparseMask:
 def plan_block_sparse_mask(
     rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None
 ) -> BlockSparseMask | None:
-    """Plan attention over the visible tiles of a mask. This reference returns None: without a kernel the mask is dense."""
+    """Find the visible tiles of a mask, in the layout of a kernel. This reference returns None: without a kernel the mask is dense."""
     return None
 
 
 def build_block_sparse_mask(
     rule: MaskRule, queries: TokenPositions, keys: TokenPositions, position: PositionEncoding | None = None, n_rows: int = 1
 ) -> BlockSparseMask | None:
-    """Build the block-sparse form of a mask; return None where dense attention is faster.
+    """Build the block-sparse form of a mask; return None if dense attention is faster.
 
     Args:
         rule: mask rule.
         queries: positions and segments of the queries.
         keys: positions and segments of the keys.
         position: position encoding whose bias is added to the scores.
-        n_rows: batch size where ``queries`` and ``keys`` have a single row for all.
+        n_rows: batch size, if ``queries`` and ``keys`` have a single row that all rows of the batch share; else 1.
     """
     if queries.segments.shape[1] < MIN_QUERIES or torch.compiler.is_compiling():
         return None

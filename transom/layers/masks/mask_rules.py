@@ -1,11 +1,12 @@
-"""Mask rules: which query may attend to which key, as objects that combine with ``&``, ``|`` and ``~``.
+"""Mask rules: objects that decide which query may attend to which key, and that combine with ``&``, ``|`` and ``~``.
 
 A rule is evaluated in three ways:
 
-- ``mask_mod``: for given queries and keys, which broadcast, as FlexAttention's mask_mod;
-- ``dense``: for all of them, as a dense boolean mask;
-- ``classify_tile``: per pair of tiles, whether some or all pairs are visible, from bounds on the positions and without the matrix. The
-  status may be conservative (visible instead of empty, partial instead of full), never the reverse.
+- ``mask_mod``: elementwise, for tensors of queries and keys that broadcast, as in FlexAttention;
+- ``dense``: for all queries and all keys, as a boolean matrix;
+- ``classify_tile``: for every query tile and key tile, whether some and whether all query-key pairs are visible. The status is computed
+  from bounds on the positions, without the matrix. It may be conservative (visible instead of empty, partial instead of full), never the
+  reverse.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ UNBOUNDED = 2**40
 """Larger than any distance between two tokens."""
 
 MAX_BLOCKS_PER_TILE = 4
-"""Random blocks that a tile may span and still be classified exactly."""
+"""Maximum number of blocks of random attention that a tile may span and still be classified exactly."""
 
 
 class TokenPositions(NamedTuple):
@@ -58,7 +59,7 @@ class TokenPositions(NamedTuple):
 
 
 class TileStatus(NamedTuple):
-    """Whether a tile of queries and a tile of keys have some visible pair, and whether all of their pairs are visible."""
+    """Whether some, and whether all query-key pairs of a query tile and a key tile are visible."""
 
     any_visible: Bool[Tensor, "#batch #query_tiles #key_tiles"]
     all_visible: Bool[Tensor, "#batch #query_tiles #key_tiles"]
@@ -72,7 +73,7 @@ class TileBounds(NamedTuple):
 
 
 def _tile_bounds(queries: Tensor, keys: Tensor) -> tuple[TileBounds, TileBounds]:
-    """Return bounds over tiles of queries, (batch, query_tiles, 1), and over tiles of keys, (batch, 1, key_tiles)."""
+    """Return the bounds of ``queries`` per query tile, (batch, query_tiles, 1), and of ``keys`` per key tile, (batch, 1, key_tiles)."""
     (a, b), (c, d) = queries.aminmax(dim=-1), keys.aminmax(dim=-1)
     return TileBounds(a[:, :, None], b[:, :, None]), TileBounds(c[:, None], d[:, None])
 
@@ -82,14 +83,14 @@ class MaskRule:
     """A rule that decides which query may attend to which key."""
 
     reordered: ClassVar[bool] = False
-    """Whether tokens must be sorted by ``sort_key`` before tiling, since those that attend to each other are not contiguous."""
+    """Whether tokens must be sorted by ``sort_key`` before tiling, since tokens that attend to each other are far apart."""
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
         """Return whether each query may attend to each key; the arguments broadcast."""
         raise AssertionError("implemented by each rule")
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Classify all pairs of a tile of queries and a tile of keys; the arguments are (batch, tiles, tile) each."""
+        """Return the status of every query tile and key tile; the tensors of both arguments have shape (batch, tiles, tile)."""
         raise AssertionError("implemented by each rule")
 
     def sort_key(self, tokens: TokenPositions) -> Int[Tensor, "..."]:
@@ -100,15 +101,15 @@ class MaskRule:
         return self.mask_mod(queries.map(lambda x: x[:, :, None]), keys.map(lambda x: x[:, None]))[:, None]
 
     def __and__(self, other: "MaskRule") -> "MaskRule":
-        """Return a rule that allows what both rules allow."""
+        """Return the rule that allows a query-key pair if both rules allow it."""
         return other if isinstance(self, FullRule) else self if isinstance(other, FullRule) else AndRule(self, other)
 
     def __or__(self, other: "MaskRule") -> "MaskRule":
-        """Return a rule that allows what either rule allows."""
+        """Return the rule that allows a query-key pair if at least one of the rules allows it."""
         return OrRule(self, other)
 
     def __invert__(self) -> "MaskRule":
-        """Return a rule that allows what this one does not."""
+        """Return the rule that allows a query-key pair if this rule does not allow it."""
         return NotRule(self)
 
 
@@ -120,11 +121,10 @@ class AndRule(MaskRule):
     right: MaskRule
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Combine both masks."""
         return self.left.mask_mod(query, key) & self.right.mask_mod(query, key)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Combine both statuses; ``any_visible`` is conservative, since the visible pairs of the two rules may be disjoint."""
+        """Combine the statuses of both rules. ``any_visible`` may be True for an empty tile: the visible pairs may be disjoint."""
         a, b = self.left.classify_tile(queries, keys), self.right.classify_tile(queries, keys)
         return TileStatus(a.any_visible & b.any_visible, a.all_visible & b.all_visible)
 
@@ -137,11 +137,10 @@ class OrRule(MaskRule):
     right: MaskRule
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Combine both masks."""
         return self.left.mask_mod(query, key) | self.right.mask_mod(query, key)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Combine both statuses; ``all_visible`` is conservative, since two partial tiles may together be full."""
+        """Combine the statuses of both rules. ``all_visible`` may be False for a full tile: two partial tiles may together be full."""
         a, b = self.left.classify_tile(queries, keys), self.right.classify_tile(queries, keys)
         return TileStatus(a.any_visible | b.any_visible, a.all_visible | b.all_visible)
 
@@ -166,7 +165,7 @@ class FullRule(MaskRule):
     """Full attention: no restriction."""
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Return True for every pair; the comparison with 0 gives the broadcast shape, since no position is negative."""
+        """Return True for every pair of positions, computed as position >= 0 so that the result has their broadcast shape."""
         return (query.positions >= 0) & (key.positions >= 0)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
@@ -176,7 +175,7 @@ class FullRule(MaskRule):
 
 @dataclass(frozen=True)
 class ImplicitMask(MaskRule):
-    """A rule that linear and low-rank attention follow without building its matrix."""
+    """Wraps a rule that linear and low-rank attention apply without building the mask matrix."""
 
     rule: MaskRule
 
@@ -189,18 +188,17 @@ class ImplicitMask(MaskRule):
 
 @dataclass(frozen=True)
 class DistanceRule(MaskRule):
-    """Key j is visible to query i if least <= i - j <= most: causal masks and sliding windows."""
+    """Key j is visible to query i if min_distance <= i - j <= max_distance: causal masks and sliding windows."""
 
     min_distance: int = -UNBOUNDED
     max_distance: int = UNBOUNDED
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Compare the distance i - j with the bounds."""
         distance = query.positions - key.positions
         return (distance >= self.min_distance) & (distance <= self.max_distance)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Bound the distance over each tile."""
+        """Classify by the smallest and the largest distance between a query tile and a key tile."""
         q, k = _tile_bounds(queries.positions, keys.positions)
         nearest, farthest = q.low - k.high, q.high - k.low
         return TileStatus(
@@ -211,19 +209,18 @@ class DistanceRule(MaskRule):
 
 @dataclass(frozen=True)
 class Window2dRule(MaskRule):
-    """Sliding window on a grid of ``width`` patches per row: less than ``size`` rows and columns away (Ramachandran et al. 2019)."""
+    """2D window: patches less than ``size`` rows and columns away, on a grid of ``width`` patches per row (Ramachandran et al. 2019)."""
 
     size: int
     width: int
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Compare the distances in rows and in columns with ``size``."""
         rows = query.positions // self.width - key.positions // self.width
         columns = query.positions % self.width - key.positions % self.width
         return (rows.abs() < self.size) & (columns.abs() < self.size)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Bound the distances in rows and in columns independently."""
+        """Classify by the smallest and the largest distance, for rows and columns independently."""
         rows = self._classify_axis(queries.positions // self.width, keys.positions // self.width)
         columns = self._classify_axis(queries.positions % self.width, keys.positions % self.width)
         return TileStatus(rows.any_visible & columns.any_visible, rows.all_visible & columns.all_visible)
@@ -236,17 +233,17 @@ class Window2dRule(MaskRule):
 
 @dataclass(frozen=True)
 class LogSparseRule(MaskRule):
-    """LogSparse attention: distances below ``local``, and powers of two (Li et al. 2019, section 4.2)."""
+    """LogSparse attention: tokens attend at distances below ``local`` and at powers of two (Li et al. 2019, section 4.2)."""
 
     local: int
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Test the distance d; it is a power of two if d & (d - 1) = 0."""
+        """Return whether the distance d is below ``local`` or a power of two: d & (d - 1) = 0."""
         distance = (query.positions - key.positions).abs()
         return (distance < self.local) | ((distance & (distance - 1)) == 0)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Test whether a power of two lies between the bounds of the distance."""
+        """Classify by whether a power of two, or a distance below ``local``, lies between the smallest and the largest distance."""
         q, k = _tile_bounds(queries.positions, keys.positions)
         below, above = q.low - k.high, q.high - k.low
         nearest, farthest = torch.maximum(below, -above).clamp(min=0), torch.maximum(above, -below)
@@ -257,17 +254,16 @@ class LogSparseRule(MaskRule):
 
 @dataclass(frozen=True)
 class SameGroupRule(MaskRule):
-    """Tokens attend within their own group."""
+    """Tokens attend to all tokens with the same ``group_id``."""
 
     def group_id(self, tokens: TokenPositions) -> Int[Tensor, "..."]:
         raise AssertionError("implemented by each rule")
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Compare the group ids."""
         return self.group_id(query) == self.group_id(key)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Compare the bounds of the group ids."""
+        """Classify by the smallest and the largest group id of each tile."""
         q, k = _tile_bounds(self.group_id(queries), self.group_id(keys))
         return TileStatus((q.low <= k.high) & (k.low <= q.high), (q.low == k.high) & (k.low == q.high))
 
@@ -303,27 +299,26 @@ class StridedRule(SameGroupRule):
         return tokens.positions % self.stride
 
     def sort_key(self, tokens: TokenPositions) -> Int[Tensor, "..."]:
-        """Return position modulo ``stride``: tokens that attend to each other lie ``stride`` apart."""
+        """Return position modulo ``stride``, so that tokens that attend to each other become adjacent."""
         return self.group_id(tokens)
 
 
 @dataclass(frozen=True)
 class SummaryRule(MaskRule):
-    """All tokens attend to the last ``columns`` tokens of each block of ``stride`` (Child et al. 2019, section 4.3)."""
+    """All tokens attend to the last ``columns`` tokens of each block of ``stride`` tokens (Child et al. 2019, section 4.3)."""
 
     reordered = True
     stride: int
     columns: int
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Test the key's position in its block."""
         return (query.positions >= 0) & self._is_summary(key)
 
     def _is_summary(self, tokens: TokenPositions) -> Tensor:
         return tokens.positions % self.stride >= self.stride - self.columns
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Test whether a tile of keys has summary tokens, and whether it has only those."""
+        """Classify by whether a key tile contains summary tokens, and whether it contains only summary tokens."""
         _, k = _tile_bounds(queries.positions, self._is_summary(keys).long())
         return TileStatus(k.high > 0, k.low > 0)
 
@@ -339,11 +334,10 @@ class GlobalRule(MaskRule):
     size: int
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Compare both positions with ``size``."""
         return (query.positions < self.size) | (key.positions < self.size)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Compare the bounds of both positions with ``size``."""
+        """Classify by whether a query or key tile contains global tokens, and whether one of them contains only global tokens."""
         q, k = _tile_bounds(queries.positions, keys.positions)
         return TileStatus((q.low < self.size) | (k.low < self.size), (q.high < self.size) | (k.high < self.size))
 
@@ -353,14 +347,13 @@ class PrefixRule(MaskRule):
     """All tokens attend to the prefix (Raffel et al. 2020, section 3.2.1); combine with ``SAME_SEGMENT`` in packed rows."""
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Test whether the key is in a prefix."""
         return (query.positions >= 0) & self._in_prefix(key)
 
     def _in_prefix(self, tokens: TokenPositions) -> Tensor:
         return tokens.positions < 0 if tokens.prefix is None else tokens.prefix
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Test whether a tile of keys has prefix tokens, and whether it has only those."""
+        """Classify by whether a key tile contains prefix tokens, and whether it contains only prefix tokens."""
         _, k = _tile_bounds(queries.positions, self._in_prefix(keys).long())
         return TileStatus(k.high > 0, k.low > 0)
 
@@ -377,7 +370,7 @@ class RandomRule(MaskRule):
     seed: int
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        """Test whether the blocks of query and key are linked."""
+        """Return whether the block of the query has drawn the block of the key, or the other way around."""
         return self._linked(query.positions // self.size, key.positions // self.size)
 
     def _linked(self, a: Tensor, b: Tensor) -> Tensor:
@@ -385,11 +378,11 @@ class RandomRule(MaskRule):
         return reduce(or_, links)
 
     def _draw_block(self, block: Tensor, number: int) -> Tensor:
-        """Draw an earlier block; block 0 draws itself."""
+        """Return the earlier block that ``block`` draws as its choice ``number``; block 0 draws itself."""
         return _hash32(block * 64 + number, self.seed) % block.clamp(min=1)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Test all pairs of blocks that two tiles span, if there are few; a tile with several sequences may span many."""
+        """Classify by all blocks that two tiles span; tiles that span many, as with several short sequences, count as partial."""
         q, k = _tile_bounds(queries.positions // self.size, keys.positions // self.size)
         n_spanned = min(
             (queries.positions.shape[-1] - 2) // self.size + 2, MAX_BLOCKS_PER_TILE
@@ -436,7 +429,7 @@ implements(patterns.PrefixPatternConfig)(lambda p, width: PrefixRule())
 
 @implements(patterns.CombinedPatternConfig)
 def combine_rules(pattern: patterns.CombinedPatternConfig, width: int) -> MaskRule:
-    """Build the rule of a combined pattern."""
+    """Build the rule of a combined pattern: a token is visible if any, all or none (``not``) of the parts allow it."""
     parts = [build_rule(part, width) for part in pattern.patterns]
     return reduce(and_, parts) if pattern.kind == "all" else reduce(or_, parts) if pattern.kind == "any" else ~reduce(or_, parts)
 
@@ -452,7 +445,7 @@ def build_rule(pattern: ComponentConfig, width: int = 0) -> MaskRule:
 
 
 def build_mask_rules(attention: MultiHeadAttentionConfig, base_rule: MaskRule) -> list[MaskRule]:
-    """Build the mask rules of a stack: ``base_rule`` and the sparsity pattern. Block i uses rule i modulo their number."""
+    """Build the mask rules of a stack, ``base_rule`` combined with each sparsity pattern; block i uses ``rules[i % len(rules)]``."""
     if attention.approximation.kind != "none":
         return [ImplicitMask(base_rule)]
     return [base_rule & build_rule(part) for part in block_patterns(attention.pattern)]

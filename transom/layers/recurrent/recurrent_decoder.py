@@ -1,4 +1,4 @@
-"""Recurrent decoders with the attention of Bahdanau et al. (2015), of Luong et al. (2015), or none. Decoding runs ``forward`` too."""
+"""Recurrent decoders with the attention of Bahdanau et al. (2015), of Luong et al. (2015), or none; decoding also runs ``forward``."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from transom.layers.recurrent.recurrent_layers import RecurrentStack, State
 
 
 class ProjectedSource(NamedTuple):
-    """Encoder states projected for attention, with one head.
+    """Encoder states projected for attention with a single head.
 
     Attributes:
         k: keys.
@@ -45,7 +45,7 @@ class SourceAttention(nn.Module, ABC):
     def scores(
         self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"]
     ) -> Float[Tensor, "batch 1 query key"]:
-        """Compute the score of each query and key."""
+        """Compute the score of each pair of a query and a key."""
 
     def attention_weights(
         self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"], ctx: AttentionContext
@@ -56,7 +56,7 @@ class SourceAttention(nn.Module, ABC):
     def project_source(
         self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"], ctx: LayerContext = LayerContext()
     ) -> ProjectedSource:
-        """Project the encoder states, once for all decoding steps."""
+        """Project the encoder states, once for all decoding steps; ``segments`` is 0 at padding."""
         k, v = self.k(memory)[:, None], memory[:, None]
         k = observe(ctx, self, "k", k)
         v = observe(ctx, self, "v", v)
@@ -65,7 +65,7 @@ class SourceAttention(nn.Module, ABC):
     def forward(
         self, h: Float[Tensor, "rows query d_model"], source: ProjectedSource, ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "rows query d_model"]:
-        """Compute the context vector of each state; ``h`` may have several rows (beams) per source."""
+        """Return the context vector c_t of each decoder state in ``h``, which may have several rows (beams) per source."""
         q = self.q(h).view(len(source.k), 1, -1, source.k.shape[-1])
         q = observe(ctx, self, "q", q)
         z = self.attention_weights(q, source.k, AttentionContext(mask=source.mask)).to(source.v.dtype) @ source.v
@@ -77,7 +77,7 @@ class DotAttention(SourceAttention):
     """Luong's dot score s_t^T h_j, or general score s_t^T W h_j (Luong et al. 2015, section 3.1)."""
 
     def __init__(self, d_model: int, general: bool) -> None:
-        """Initialize W (``k``) of the general score; it is applied to the encoder states, once per sentence."""
+        """Initialize W of the general score as layer ``k``, which maps the encoder states once per sentence."""
         super().__init__()
         self.q = nn.Identity()
         self.k = nn.Linear(d_model, d_model, bias=False) if general else nn.Identity()
@@ -85,7 +85,7 @@ class DotAttention(SourceAttention):
     def scores(
         self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"]
     ) -> Float[Tensor, "batch 1 query key"]:
-        """Compute q k^T, unscaled."""
+        """Compute q k^T, without the factor 1 / sqrt(d_head)."""
         return q @ k.transpose(-2, -1)
 
 
@@ -127,7 +127,7 @@ class PlainDecoder(RecurrentStack):
     """A decoder without attention: the source enters through the initial state only (Sutskever et al. 2014)."""
 
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
-        """Initialize the layers and the linear layers to their initial states."""
+        """Initialize the recurrent layers, and for each a linear layer that computes its initial state (``bridge``)."""
         super().__init__(config.cell, config.decoder_inputs, config.d_model, config.dropout)
         n_states, d_model = config.cell.N_STATES, config.d_model
         self.bridge = cast(Sequence[nn.Linear], nn.ModuleList(nn.Linear(d_model, n_states * d_model) for _ in self.layers))
@@ -135,7 +135,8 @@ class PlainDecoder(RecurrentStack):
     def initial_state(self, final_states: Sequence[Float[Tensor, "batch d_model"]]) -> DecoderState:
         """Compute initial states from the encoder's final states: s_0 = tanh(W h_end + b) (Bahdanau et al. 2015, A.2.2); c_0 likewise.
 
-        Layers are matched from the top; a deeper decoder uses the lowest encoder layer for the rest.
+        The top decoder layer starts from the top encoder layer, and so on downwards. If the decoder has more layers than the encoder, its
+        other layers start from the lowest encoder layer.
         """
         n_above = range(len(self.layers) - 1, -1, -1)
         matched = [final_states[max(len(final_states) - 1 - n, 0)] for n in n_above]
@@ -155,11 +156,11 @@ class PlainDecoder(RecurrentStack):
         source: ProjectedSource | None,
         ctx: LayerContext = LayerContext(),
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Run the next tokens of each row; return the output vectors and the new state.
+        """Process the next tokens of each row; return the output vectors, and the state after these tokens.
 
         Args:
-            y: embedded tokens.
-            state: current state.
+            y: embeddings of the next tokens.
+            state: state before these tokens.
             source: result of ``project_source``; ``y`` may have several rows (beams) per source.
             ctx: context with the observer.
         """
@@ -179,12 +180,12 @@ class AttendingDecoder(PlainDecoder):
     def project_source(
         self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], ctx: LayerContext = LayerContext()
     ) -> ProjectedSource | None:
-        """Project the encoder states, once for all decoding steps."""
+        """Project the encoder states, once for all decoding steps; ``segments`` is 0 at padding."""
         return self.cross.project_source(memory, segments, ctx)
 
 
 class LuongDecoder(AttendingDecoder):
-    """RNN, then attention by its states: h~_t = tanh(W_c [c_t; h_t]) (Luong et al. 2015, eq. 5)."""
+    """Decoder that runs the RNN, then attends with its states h_t: h~_t = tanh(W_c [c_t; h_t]) (Luong et al. 2015, eq. 5)."""
 
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
         """Initialize the attention and W_c (``output_proj``)."""
@@ -204,14 +205,14 @@ class LuongDecoder(AttendingDecoder):
         source: ProjectedSource | None,
         ctx: LayerContext = LayerContext(),
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Run the RNN over all tokens, then attend; arguments as in ``PlainDecoder``."""
+        """Run the RNN over all tokens, then attend with its states; arguments as in ``PlainDecoder``."""
         h, layers = self.forward_from(y, state.layers, ctx)
         return self.attentional_vector(h, source, ctx), DecoderState(layers)
 
     def attentional_vector(
         self, h: Float[Tensor, "rows new d_model"], source: ProjectedSource | None, ctx: LayerContext
     ) -> Float[Tensor, "rows new d_model"]:
-        """Compute h~_t = tanh(W_c [c_t; h_t])."""
+        """Compute the attentional vectors h~_t = tanh(W_c [c_t; h_t])."""
         assert source is not None
         c = self.cross(h, source, ctx)
         return self.dropout(torch.tanh(self.output_proj(torch.cat([c, h.to(c.dtype)], -1))))
@@ -221,7 +222,7 @@ class InputFeedingDecoder(LuongDecoder):
     """Luong's decoder with input feeding: h~_{t-1} is concatenated to the embedding of token t (Luong et al. 2015, section 3.3)."""
 
     def initial_state(self, final_states: Sequence[Float[Tensor, "batch d_model"]]) -> DecoderState:
-        """Compute the initial states; the first fed vector is 0."""
+        """Compute the initial states; the vector that is fed to the first step is 0."""
         return super().initial_state(final_states)._replace(input_feed=torch.zeros_like(final_states[-1]))
 
     def forward(
@@ -231,7 +232,7 @@ class InputFeedingDecoder(LuongDecoder):
         source: ProjectedSource | None,
         ctx: LayerContext = LayerContext(),
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Run token by token; arguments as in ``PlainDecoder``."""
+        """Process the next tokens one by one; arguments as in ``PlainDecoder``."""
         (layers, input_feed), vectors = state, list[Tensor]()
         ctx = unrolled_context(ctx, y.shape[1])
         for token in y.unbind(1):
@@ -244,10 +245,10 @@ class InputFeedingDecoder(LuongDecoder):
 
 @implements(AdditiveAttentionConfig)
 class AdditiveDecoder(AttendingDecoder):
-    """A decoder whose step t first attends to the source by state s_{t-1} (Bahdanau et al. 2015, eq. 4 to 6)."""
+    """A decoder whose step t attends to the source with state s_{t-1}, then runs the RNN (Bahdanau et al. 2015, eq. 4 to 6)."""
 
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
-        """Initialize the attention and the maxout layer T."""
+        """Initialize the attention and the maxout layer before the output projection (``maxout``)."""
         super().__init__(config)
         d_model, options = config.d_model, config.attention
         assert isinstance(options, AdditiveAttentionConfig)
@@ -261,7 +262,7 @@ class AdditiveDecoder(AttendingDecoder):
         source: ProjectedSource | None,
         ctx: LayerContext = LayerContext(),
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Run token by token; arguments as in ``PlainDecoder``."""
+        """Process the next tokens one by one; arguments as in ``PlainDecoder``."""
         assert source is not None
         layers, contexts, states = state.layers, list[Tensor](), list[Tensor]()
         ctx = unrolled_context(ctx, y.shape[1])
@@ -276,7 +277,7 @@ class AdditiveDecoder(AttendingDecoder):
 
 
 def unrolled_context(ctx: LayerContext, n_steps: int) -> LayerContext:
-    """Return a context for a loop over ``n_steps`` time steps, in which each site has one tensor for all steps."""
+    """Return a context for a loop over ``n_steps`` time steps; each observed activation site records one tensor for all steps."""
     return ctx if ctx.observer is None else replace(ctx, observer=UnrolledObserver(ctx.observer, n_steps))
 
 
@@ -288,26 +289,26 @@ def build_luong(config: RecurrentSeq2SeqConfig) -> LuongDecoder:
 
 
 def build_recurrent_decoder(config: RecurrentSeq2SeqConfig) -> PlainDecoder:
-    """Build the recurrent decoder of a configuration."""
+    """Build the recurrent decoder that ``config.attention`` selects."""
     return implementation(config.attention)(config)
 
 
 class RecurrentCache:
-    """State of a recurrent decoder between decoding steps; rows are source-major.
+    """State of a recurrent decoder between decoding steps.
 
     Attributes:
-        state: state of each row.
-        source: projected encoder states, one row per source, shared by its beams; None without attention.
+        state: state of each row; row ``source * n_beams + beam`` belongs to this source and beam.
+        source: projected encoder states, one row per source, which all beams of the source share; None without attention.
     """
 
     def __init__(self, state: DecoderState, source: ProjectedSource | None = None) -> None:
         self.state, self.source = state, source
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Set row i to old row ``rows[i]``, which must belong to the same source; the batch shrinks to ``len(rows)``."""
+        """Move old row ``rows[i]`` to row i of the state, for every i; afterwards the state has ``len(rows)`` rows."""
         self.state = self.state.select_rows(rows)
 
     def select_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Keep only these sources; select their rows with ``reorder``, in the same order."""
+        """Keep the projected encoder states of these sources only. Select their rows of the state with ``reorder``, in the same order."""
         if self.source is not None:
             self.source = ProjectedSource(*(part[sources] for part in self.source))

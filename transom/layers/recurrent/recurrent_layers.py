@@ -22,7 +22,7 @@ class CellFunctions(NamedTuple):
     """PyTorch's implementations of a cell.
 
     Attributes:
-        sequence: module that runs whole sequences.
+        sequence: module class that runs whole sequences.
         step: function of one time step, with the same weights.
     """
 
@@ -36,11 +36,11 @@ implements(GruConfig)(lambda cell: CellFunctions(nn.GRU, torch.gru_cell))
 
 
 class LengthBucket(NamedTuple):
-    """Sequences of similar length from packed rows.
+    """Sequences of similar length, unpacked from packed rows to one row per sequence.
 
     Attributes:
-        indices: index of each token in the flattened rows; padding repeats the index of the first token.
-        token_mask: True at tokens.
+        indices: index of each token in the flattened packed rows; padding repeats the index of the sequence's first token.
+        token_mask: True at tokens, False at padding.
     """
 
     indices: Int[Tensor, "rows length"]
@@ -48,7 +48,7 @@ class LengthBucket(NamedTuple):
 
 
 class RecurrentLayer(nn.Module):
-    """One unidirectional recurrent layer; ``config.recurrent`` gives the equations of the cells.
+    """One unidirectional recurrent layer; ``transom/config/recurrent.py`` gives the equations of the cells.
 
     PyTorch stacks the weights of all gates: ``weight_ih_l0`` (W) and ``weight_hh_l0`` (U), each with a bias.
     """
@@ -73,7 +73,7 @@ class RecurrentLayer(nn.Module):
         return y, tuple(each[0] for each in (after if self.n_states > 1 else (after,)))
 
     def forward_packed(self, x: Float[Tensor, "batch length d_in"], buckets: Sequence[LengthBucket]) -> Float[Tensor, "batch length d_out"]:
-        """Run packed rows group by group, each sequence from a zero state; return h at each token, 0 at padding."""
+        """Run each sequence of packed rows from a zero state, bucket by bucket; return h at each token, 0 at padding."""
         flat, n = x.flatten(0, 1), x.shape[0] * x.shape[1]
         states, order = [x.new_zeros(1, self.rnn.hidden_size)], [torch.zeros(1, dtype=torch.long, device=x.device)]
         for indices, token_mask in buckets:
@@ -106,9 +106,9 @@ def reversal_indices(segments: Int[Tensor, "batch length"]) -> Int[Tensor, "batc
 
 
 def bucket_by_length(segments: Int[Tensor, "batch length"]) -> list[LengthBucket] | None:
-    """Split packed rows into sequences, grouped by length; return None if each row is one sequence without padding.
+    """Split packed rows into sequences, in buckets of similar length; return None if each row is one sequence without padding.
 
-    The longest sequence of a group has less than twice the tokens of the shortest, so that less than half of a group is padding.
+    The longest sequence of a bucket has less than twice the tokens of the shortest, so that less than half of a bucket is padding.
 
     >>> [bucket.indices.tolist() for bucket in bucket_by_length(torch.tensor([[1, 1, 2, 3, 3], [1, 1, 1, 1, 0]]))]
     [[[2]], [[0, 1], [3, 4]], [[5, 6, 7, 8]]]
@@ -130,11 +130,11 @@ def bucket_by_length(segments: Int[Tensor, "batch length"]) -> list[LengthBucket
 class RecurrentEncoderLayer(nn.Module):
     """One encoder layer: a forward RNN, or a forward and a backward RNN of half the width each (Bahdanau et al. 2015).
 
-    Padding follows the last token in both directions, so that it influences no state that is used.
+    In both directions padding is read after all tokens, so that it does not influence the states at tokens.
     """
 
     def __init__(self, config: RecurrentSeq2SeqConfig, d_in: int) -> None:
-        """Initialize one or two RNNs."""
+        """Initialize the forward RNN and, if the configuration is bidirectional, the backward RNN."""
         super().__init__()
         width = config.d_model // config.n_directions
         self.forward_rnn = RecurrentLayer(config.cell, d_in, width)
@@ -143,7 +143,7 @@ class RecurrentEncoderLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch source d_in"], reversal: Int[Tensor, "batch source"]
     ) -> Float[Tensor, "batch source d_model"]:
-        """Return the states at each token, both directions concatenated."""
+        """Return the state at each token, both directions concatenated; ``reversal`` is the result of ``reversal_indices``."""
         y = self.forward_rnn(x)[0]
         if self.backward_rnn is None:
             return y
@@ -153,7 +153,7 @@ class RecurrentEncoderLayer(nn.Module):
     def final_states(
         self, y: Float[Tensor, "batch source d_model"], reversal: Int[Tensor, "batch source"]
     ) -> Float[Tensor, "batch d_model"]:
-        """Return the final state of each direction: at the last token, and at the first."""
+        """Return the final states, concatenated: of the forward RNN at the last token, of the backward RNN at the first token."""
         width, last = self.forward_rnn.rnn.hidden_size, y.take_along_dim(reversal[:, :1, None], 1)[:, 0]
         return torch.cat([last[:, :width], y[:, 0, width:]], -1)
 
@@ -190,7 +190,7 @@ class RecurrentStack(nn.Module):
     """A stack of unidirectional recurrent layers with dropout between them (Zaremba et al. 2014, section 3.1).
 
     Attributes:
-        supports_packing: whether rows may hold several sequences; if False, segments are not inspected.
+        supports_packing: whether a row may hold several sequences; if False, every row is processed as one sequence, without a check.
     """
 
     supports_packing = True
@@ -215,7 +215,7 @@ class RecurrentStack(nn.Module):
     def forward_packed(
         self, x: Float[Tensor, "batch length d_in"], segments: Int[Tensor, "batch length"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch length d_model"]:
-        """Run packed rows, each sequence from a zero state; return h of the last layer at each token, 0 at padding."""
+        """Run each sequence of packed rows from a zero state; return h of the last layer at each token, 0 at padding."""
         buckets = bucket_by_length(segments) if self.supports_packing else None
         for i, layer in enumerate(self.layers):
             x = self.dropout(x) if i else x

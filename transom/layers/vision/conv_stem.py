@@ -14,11 +14,11 @@ from transom.layers.observe import observe
 from transom.layers.vision.channel_attention import build_channel_attention
 
 MAX_GROUPS = 8
-"""Maximum number of groups of GroupNorm (Wu & He 2018); unlike batch norm, it makes an image independent of its batch."""
+"""Maximum number of groups of GroupNorm (Wu & He 2018). Unlike batch norm, GroupNorm does not mix the images of a batch."""
 
 
 class ConvBlock(nn.Module):
-    """Attention(relu(GroupNorm(Conv_3x3(x))))."""
+    """Convolution, norm, ReLU and channel attention: Attention(relu(GroupNorm(Conv_3x3(x))))."""
 
     def __init__(self, options: ConvStemConfig, in_channels: int, out_channels: int) -> None:
         """Initialize a convolution from ``in_channels`` to ``out_channels`` channels."""
@@ -28,12 +28,11 @@ class ConvBlock(nn.Module):
         self.attention = build_channel_attention(options.attention, out_channels)
 
     def forward(self, x: Float[Tensor, "batch in_channels height width"]) -> Float[Tensor, "batch out_channels height width"]:
-        """Apply convolution, norm, ReLU and channel attention."""
         return self.attention(F.relu(self.norm(self.conv(x))))
 
 
 class ConvStem(nn.Module):
-    """Stages of convolutions, each of which halves height and width; without stages, the identity."""
+    """Stages of convolutions and pooling, each of which halves height and width; the identity if there are no stages."""
 
     def __init__(self, config: ImageClassifierConfig) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class ConvStem(nn.Module):
 
 
 class PixelNormalization(nn.Module):
-    """Normalize pixels from [0, 1] to mean 0 and standard deviation 1 of the training images."""
+    """Shifts and scales pixels in [0, 1] so that the training images have mean 0 and standard deviation 1 per channel."""
 
     def __init__(self, config: ImageClassifierConfig) -> None:
         """Take mean and standard deviation from the configuration; they are not saved with the weights."""

@@ -14,7 +14,7 @@ from transom.layers.vision.conv_stem import ConvStem, PixelNormalization
 
 
 def patchify(x: Float[Tensor, "batch channels height width"], patch_size: int) -> Float[Tensor, "batch patches patch_width"]:
-    """Split a feature map into square patches, row by row; a patch is flattened channel by channel, then row by row."""
+    """Split a feature map into square patches, row by row; each patch is flattened with the axes in the order channel, row, column."""
     batch, channels, height, width = x.shape
     rows, columns = height // patch_size, width // patch_size
     # (batch, rows, columns, channels, side, side)
@@ -23,10 +23,13 @@ def patchify(x: Float[Tensor, "batch channels height width"], patch_size: int) -
 
 
 class PatchEmbedding(nn.Module):
-    """z_0 = [x_cls; x_p^1 E; ...; x_p^N E] + E_pos (Dosovitskiy et al. 2021, eq. 1); x_cls only with ``pooling = "cls"``."""
+    """Patch embedding: z_0 = [x_cls; x_p^1 E; ...; x_p^N E] + E_pos (Dosovitskiy et al. 2021, eq. 1).
+
+    The class token x_cls exists only with ``pooling = "cls"``.
+    """
 
     def __init__(self, config: VisionTransformerConfig) -> None:
-        """Initialize the stem, E with its bias (``patchify``), positions, and x_cls (``cls``, zeros)."""
+        """Initialize the stem, E with its bias (``projection``), positions, and x_cls (``cls``, zeros)."""
         super().__init__()
         self.patch_size = config.patch_size
         self.pixels, self.stem = PixelNormalization(config), ConvStem(config)
@@ -38,7 +41,7 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "batch channels height width"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch tokens d_model"]:
-        """Embed images."""
+        """Return the embedded patches of each image, preceded by the class token if there is one."""
         x = self.projection(patchify(self.stem(self.pixels(pixels), ctx), self.patch_size))
         if self.cls is not None:
             x = torch.cat([self.cls.to(x).expand(len(x), 1, -1), x], 1)

@@ -23,13 +23,13 @@ class ClassTokenRule(MaskRule):
         return (query.segments == CLASS_SEGMENT) | (key.segments == CLASS_SEGMENT)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
-        """Test whether either tile has the class token, and whether it has only that."""
+        """Classify by whether a query or key tile contains the class token, and whether one of them contains only the class token."""
         q, k = (queries.segments == CLASS_SEGMENT)[:, :, None], (keys.segments == CLASS_SEGMENT)[:, None]
         return TileStatus(q.any(-1) | k.any(-1), q.all(-1) | k.all(-1))
 
 
 def image_positions(config: VisionTransformerConfig, device: torch.device | None = None) -> TokenPositions:
-    """Return the positions of the patches, row by row from 0; the class token, if any, precedes them."""
+    """Return the positions of the class token, if any, and of the patches, which are numbered row by row from 0."""
     patches = torch.arange(config.grid**2, device=device)
     token = patches.new_zeros(config.n_positions - len(patches))
     positions = torch.cat([token, patches])[None]
@@ -38,6 +38,6 @@ def image_positions(config: VisionTransformerConfig, device: torch.device | None
 
 
 def image_mask_rules(config: VisionTransformerConfig) -> list[MaskRule]:
-    """Build the mask rules of the stack: the sparsity pattern, and global attention of the class token if there is one."""
+    """Build the mask rules of the stack: each sparsity pattern, combined with global attention of the class token if there is one."""
     rules = [build_rule(pattern, config.grid) for pattern in block_patterns(config.attention.pattern)]
     return [rule if rule == FULL or config.pooling != "cls" else rule | ClassTokenRule() for rule in rules]

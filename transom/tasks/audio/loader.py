@@ -128,7 +128,7 @@ def spec_augment(
 
 
 class AudioLoader(ImageLoader):
-    """Endless training batches of spectrograms from any position, with new SpecAugment masks in each epoch."""
+    """Endless training batches of spectrograms, resumable at any position, with new SpecAugment masks in each epoch."""
 
     def __init__(
         self, sounds: Images, classes: Sequence[str], *, spec_augment_config: SpecAugmentConfig, seed: int, **options: Any

@@ -17,9 +17,7 @@ from transom.config.vision import VisionTransformerConfig
 
 ABOUT = TaskHelp(
     options=(
-        DataOption(
-            "--audio", "FOLDER", "Train an audio classifier on a folder with files CLASS/NAME.wav.", "train", "audio", is_text=False
-        ),
+        DataOption("--audio", "FOLDER", "For an audio classifier: a folder with files CLASS/NAME.wav.", "train", "audio", is_text=False),
         DataOption(
             "--valid-audio",
             "FOLDER",

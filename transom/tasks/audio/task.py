@@ -51,7 +51,7 @@ class AudioClassifyCommand(ImageClassifyCommand):
 
     classifier: AudioClassifier
 
-    def labeled_data(self, path: Path) -> Images:
+    def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Images:
         """Read labeled sounds as spectrograms.
 
         Raises:

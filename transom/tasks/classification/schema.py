@@ -8,7 +8,7 @@ from transom.config.data import DataConfig, LabeledFilesConfig, PhrasebookConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import TextClassifierConfig
 from transom.config.recipe import TextRecipe
-from transom.config.task_options import Command, DataOption, TaskHelp
+from transom.config.task_options import HEADER, TABLES, TEXT_FIELD, Command, DataOption, TaskHelp, column_option
 from transom.config.task_registry import register_task
 from transom.config.training import EncoderTrainingConfig, RDropTrainingConfig
 
@@ -17,7 +17,7 @@ ABOUT = TaskHelp(
         DataOption(
             "--labeled-data",
             "FILE",
-            "Train a text classifier on a .tsv, .csv or .jsonl file of texts and classes, or .gz.",
+            f"For a text classifier: a {TABLES} file of texts and classes.",
             "train",
             "file",
         ),
@@ -30,9 +30,12 @@ ABOUT = TaskHelp(
             "--labeled-data",
             "the texts to train on",
         ),
+        TEXT_FIELD,
+        column_option("label", "class"),
+        HEADER,
     ),
     order=5,
-    scored_by="a .tsv, .csv or .jsonl file of texts and classes",
+    scored_by=f"a {TABLES} file of texts and classes",
     commands=(Command("classify", "Predict the class of a text, or of each line of a file."),),
 )
 

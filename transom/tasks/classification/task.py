@@ -19,8 +19,10 @@ from transom.data.labeled.labeled_texts import (
     reject_too_long,
 )
 from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.baseline import class_baseline
 from transom.data.reports.labeled_texts import report_labeled_texts
 from transom.data.split import Splits
+from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.inference import ProgressCallback
@@ -59,13 +61,20 @@ class TextClassifyCommand:
         """Predict the class of each text."""
         return self.classifier.classify(items, too_long, notify)
 
-    def score(self, labeled_data: Path, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
-        """Return classification metrics on a file of labeled texts.
+    def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Pairs:
+        """Read a file of labeled texts.
 
         Raises:
-            TransomError: the file cannot be read, or a class is unknown to the model.
+            TransomError: the file cannot be read.
         """
-        known = read_labeled_texts(LabeledFilesConfig(file=str(labeled_data.absolute())), Path.cwd())
+        return read_labeled_texts(LabeledFilesConfig(file=str(path.absolute()), **columns), Path.cwd())
+
+    def score(self, known: Pairs, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
+        """Return classification metrics on labeled texts.
+
+        Raises:
+            TransomError: a class is unknown to the model.
+        """
         return evaluate_predictions(
             self.classify(known.source, too_long, notify), known.target, known, self.classifier.model.config.classes
         )
@@ -113,14 +122,16 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
         labels, rows = encode_labels(splits.valid.target, classes, splits.valid), tokenizer.encode_batch(splits.valid.source)
         if recipe.data.too_long == "refuse":
             reject_too_long(splits.valid, rows, max_seq_len)
+        baseline = class_baseline(encode_labels(splits.train.target, classes, splits.train), labels, classes)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=splits.valid,
             valid_batches=labeled_text_batches(rows, labels, max_seq_len, training.batch_tokens),
-            report=report_labeled_texts(splits, classes, tokenizer, loader),
+            report=report_labeled_texts(splits, classes, tokenizer, loader).with_baseline(baseline),
             data_hash=fingerprint(splits.train, splits.valid),
+            input_profile=InputProfile.from_texts(splits.train.source, splits.valid.source),
         )
 
     def objective(self, model: Network) -> Objective:

@@ -10,7 +10,9 @@ from transom.config.decoding import TextInferenceConfig
 from transom.data.batch import ContrastiveBatch, contrastive_batch
 from transom.data.pairs.loader import PairLoader, length_sorted_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.baseline import uniform_baseline
 from transom.data.reports.pairs import report_pairs
+from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.predictors.embedder import Embedder
@@ -48,14 +50,17 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
         splits, tokenizers, loader = pairs.splits[None], pairs.tokenizers, pairs.loaders[None]
         recipe = recipe.with_fields("model", vocab_size=tokenizers.source.vocab_size)
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
+        valid_batches = length_sorted_batches(splits.valid, tokenizers, batch_tokens, max_seq_len, collate_fn=contrastive_batch)
+        baseline = uniform_baseline([batch.n_target_tokens for batch in valid_batches], min(len(splits.valid), MAX_RETRIEVAL_PAIRS))
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,
             loader=loader,
             valid=splits.valid,
-            valid_batches=length_sorted_batches(splits.valid, tokenizers, batch_tokens, max_seq_len, collate_fn=contrastive_batch),
-            report=report_pairs(splits, tokenizers, loader),
+            valid_batches=valid_batches,
+            report=report_pairs(splits, tokenizers, loader).with_baseline(baseline),
             data_hash=fingerprint(splits.train, splits.valid),
+            input_profile=InputProfile.from_texts(splits.train.source + splits.train.target, splits.valid.source + splits.valid.target),
         )
 
     def flops(self, batch: ContrastiveBatch) -> float:

@@ -16,7 +16,12 @@ from transom.config.vision import VisionTransformerConfig
 ABOUT = TaskHelp(
     options=(
         DataOption(
-            "--images", "PATH", "Train an image classifier on a folder or .zip with files CLASS/NAME.jpg.", "train", "images", is_text=False
+            "--images",
+            "PATH",
+            "For an image classifier: a folder or .zip with files CLASS/NAME.jpg, with train and val folders, or with a labels.csv.",
+            "train",
+            "images",
+            is_text=False,
         ),
         DataOption(
             "--valid-images",

@@ -18,6 +18,7 @@ from transom.data.batch import ImageBatch
 from transom.data.images.image_files import Images, import_pillow, read_images
 from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
 from transom.data.labeled.class_labels import collect_classes, encode_labels
+from transom.data.reports.baseline import class_baseline
 from transom.data.reports.images import report_images
 from transom.data.reports.report import DataReport
 from transom.data.sampler import MicroBatching
@@ -56,19 +57,19 @@ class ImageClassifyCommand:
         """Predict the class of each file."""
         return self.classifier.classify(items, notify)
 
-    def score(self, labeled_data: Path, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
+    def score(self, known: Images, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
         """Return classification metrics on labeled images.
 
         Raises:
-            TransomError: an image cannot be read, or a class is unknown to the model.
+            TransomError: a class is unknown to the model.
         """
-        known, batch, found = self.labeled_data(labeled_data), self.classifier.inference_config.batch_size, list[ClassPrediction]()
+        batch, found = self.classifier.inference_config.batch_size, list[ClassPrediction]()
         for start in range(0, len(known), batch):
             found += self.classifier.classify_pixels(known.load(range(start, min(start + batch, len(known)))))
             notify(len(found), len(known))
         return evaluate_predictions(found, known.labels, known, self.classifier.model.config.classes)
 
-    def labeled_data(self, path: Path) -> Images:
+    def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Images:
         """Read labeled images at the input size of the model.
 
         Raises:
@@ -117,12 +118,14 @@ class ImageTask:
         if not recipe.model.pixel_mean:
             found |= dict(zip(("pixel_mean", "pixel_std"), pixel_statistics(splits.train), strict=True))
         recipe = recipe.with_fields("model", **found)
+        labels = encode_labels(splits.valid.labels, classes, splits.valid)
+        baseline = class_baseline(encode_labels(splits.train.labels, classes, splits.train), labels, classes)
         return cls(
             recipe=recipe,
             loader=cls.make_loader(recipe, splits.train, classes, context.micro_batching(recipe.training)),
             valid=splits.valid,
-            labels=encode_labels(splits.valid.labels, classes, splits.valid),
-            report=report_images(splits, classes, cls.PREDICTOR.NOUN),
+            labels=labels,
+            report=report_images(splits, classes, cls.PREDICTOR.NOUN).with_baseline(baseline),
             data_hash=image_fingerprint(splits.train, splits.valid),
         )
 

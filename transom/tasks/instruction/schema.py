@@ -4,19 +4,19 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.data import DataConfig, ExercisesConfig, InstructionFilesConfig, TokenizerConfig
+from transom.config.data import ChatTemplateConfig, DataConfig, ExercisesConfig, InstructionFilesConfig, TokenizerConfig
 from transom.config.decoding import SamplingConfig
 from transom.config.model import AnyLanguageModel, DecoderConfig
 from transom.config.patterns import Coverage
 from transom.config.recipe import TextRecipe
-from transom.config.task_options import DataOption, TaskHelp
+from transom.config.task_options import HEADER, TABLES, DataOption, TaskHelp, column_option
 from transom.config.task_registry import register_task
 from transom.config.training import AdamWConfig, AdamWTrainingConfig, AnyOptimizer, TextTrainingConfig
 
 ABOUT = TaskHelp(
     options=(
         DataOption(
-            "--instructions", "FILE", "Train an instruction model on a .tsv, .csv or .jsonl file of prompts and answers.", "train", "file"
+            "--instructions", "FILE", f"For instruction tuning: a {TABLES} file of prompts and answers, or of chats.", "train", "file"
         ),
         DataOption(
             "--valid-instructions",
@@ -27,6 +27,9 @@ ABOUT = TaskHelp(
             "--instructions",
             "the instructions to train on",
         ),
+        column_option("prompt", "prompt"),
+        column_option("answer", "answer"),
+        HEADER,
     ),
     order=3,
 )
@@ -43,6 +46,7 @@ class InstructionDataConfig(DataConfig):
         None, description="test instructions; only the data report reads them, to find those that are also in train"
     )
     generate: ExercisesConfig | None = Field(None, description="built-in instructions instead of files")
+    chat_template: ChatTemplateConfig = Field(ChatTemplateConfig(), description="template of conversations")
     too_long: Literal["truncate", "drop", "refuse"] = Field(
         "truncate",
         description="treatment of an instruction of more than model.max_seq_len tokens: truncate its prompt from the left, drop it, or"

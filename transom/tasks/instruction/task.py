@@ -9,7 +9,9 @@ import torch
 from transom.data.batch import LanguageBatch
 from transom.data.labeled.instructions import InstructionLoader, Instructions, evaluation_batches, load_instructions
 from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.baseline import count_tokens, frequency_baseline, validation_labels
 from transom.data.reports.instructions import report_instructions
+from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.predictors.generator import Generator
@@ -51,14 +53,18 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
             seed=training.seed,
             micro_batching=context.micro_batching(training),
         )
+        valid_batches = evaluation_batches(read["valid"], max_seq_len, training.batch_tokens)
+        counts = count_tokens(read["train"].answers, tokenizer.vocab_size)
+        baseline = frequency_baseline(counts, validation_labels(valid_batches), "token")
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=splits.valid,
-            valid_batches=evaluation_batches(read["valid"], max_seq_len, training.batch_tokens),
-            report=report_instructions(splits, read, tokenizer, loader),
+            valid_batches=valid_batches,
+            report=report_instructions(splits, read, tokenizer, loader).with_baseline(baseline),
             data_hash=fingerprint(splits.train, splits.valid),
+            input_profile=InputProfile.from_texts(splits.train.source, splits.valid.source),
         )
 
     def flops(self, batch: LanguageBatch) -> float:

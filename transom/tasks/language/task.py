@@ -8,8 +8,8 @@ from typing import ClassVar, Self
 import torch
 
 from transom.data.batch import LanguageBatch
-from transom.data.reports.text import report_text
 from transom.data.text.documents import Documents, load_text
+from transom.data.text.input_profile import InputProfile
 from transom.data.text.windows import WindowLoader, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_decoder_backend
@@ -45,14 +45,16 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
         text = load_tokenized_text(recipe, recipe.data, context, recipe.training.blank_noising)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        valid_batches = [batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)]
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(text.tokenizer),
             loader=text.windows,
             valid=text.splits.valid,
-            valid_batches=[batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)],
-            report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
+            valid_batches=valid_batches,
+            report=text.report(valid_batches),
             data_hash=text.fingerprint,
+            input_profile=InputProfile.from_texts(text.splits.train.texts, text.splits.valid.texts, any_length=True),
         )
 
     def objective(self, model: Network) -> Objective:

@@ -9,8 +9,8 @@ import torch
 
 from transom.config.decoding import TextInferenceConfig
 from transom.data.batch import MaskedBatch
-from transom.data.reports.text import report_text
 from transom.data.text.documents import Documents, load_text
+from transom.data.text.input_profile import InputProfile
 from transom.data.text.masking import MaskedLoader, mask_tokens
 from transom.data.text.windows import TokenStream, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizers
@@ -57,14 +57,16 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         mask = text.tokenizer.vocab_size
+        valid_batches = _masked_batches(text.streams["valid"], max_seq_len, training.batch_tokens, training.mlm_probability, mask)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(text.tokenizer),
             loader=MaskedLoader(text.windows, training.mlm_probability, mask, training.seed),
             valid=text.splits.valid,
-            valid_batches=_masked_batches(text.streams["valid"], max_seq_len, training.batch_tokens, training.mlm_probability, mask),
-            report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
+            valid_batches=valid_batches,
+            report=text.report(valid_batches),
             data_hash=text.fingerprint,
+            input_profile=InputProfile.from_texts(text.splits.train.texts, text.splits.valid.texts, any_length=True),
         )
 
     def flops(self, batch: MaskedBatch) -> float:

@@ -100,7 +100,7 @@ def inference_batches(read: Sequence[Window], labels: Sequence[Sequence[int]] | 
 
 
 class TaggedLoader:
-    """Endless training batches, from any position.
+    """Endless training batches, resumable at any position.
 
     A position is the number of windows read since the start of training, over all shards; it is the complete state of the loader.
 

@@ -19,7 +19,7 @@ ABOUT = TaskHelp(
         DataOption(
             "--tagged",
             "FILE",
-            "Train a tagger on a file with a word and its tag per line, sentences separated by empty lines.",
+            "For a tagger: a word and its tag per line, sentences separated by empty lines.",
             "train",
             "file",
         ),

@@ -182,8 +182,8 @@ def _validate_tags(read: TaggedSentences) -> TaggedSentences:
             if (at := first_invalid(tags)) is not None:
                 before, found = [OUTSIDE, *tags, OUTSIDE][at : at + 2]
                 raise DataError(
-                    f"{read.describe_sample(sample, min(at, len(tags) - 1))}: expected whole entities, S- or B- to E-, found {found[:50]!r}"
-                    f" after {before[:50]!r}; correct the tags, or use B- and I- alone"
+                    f"{read.describe_sample(sample, min(at, len(tags) - 1))}: expected complete entities (S- alone, or B- and later E-),"
+                    f" found {found[:50]!r} after {before[:50]!r}; correct the tags, or use B- and I- alone"
                 )
     if scheme != "iob":
         return read

@@ -9,8 +9,10 @@ import torch
 from transom.config.data import PhrasebookConfig
 from transom.data.labeled.class_labels import reject_long_names
 from transom.data.labeled.labeled_texts import VALID_FRACTION
+from transom.data.reports.baseline import class_baseline
 from transom.data.split import Splits, holdout, read_splits
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
+from transom.data.text.input_profile import InputProfile
 from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
@@ -91,14 +93,17 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
             micro_batching=context.micro_batching(training),
         )
         read = split_sentences(valid.words, tokenizer, max_seq_len - 1)
+        labels = [label for of_sentence in valid.encode_labels(classes) for label in of_sentence]
+        baseline = class_baseline([label for of_sentence in splits.train.encode_labels(classes) for label in of_sentence], labels, classes)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=valid,
             valid_batches=inference_batches(read, window_labels(read, valid.encode_labels(classes)), training.batch_tokens),
-            report=report_tagged(splits, classes, tokenizer, loader, max_seq_len - 1),
+            report=report_tagged(splits, classes, tokenizer, loader, max_seq_len - 1).with_baseline(baseline),
             data_hash=fingerprint(splits.train, valid),
+            input_profile=InputProfile.from_texts(splits.train.texts, valid.texts),
         )
 
     def objective(self, model: Network) -> Objective:

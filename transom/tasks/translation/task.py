@@ -1,6 +1,7 @@
 """Translation task: training data, loss, and validation by loss, BLEU and chrF."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Self
@@ -12,7 +13,10 @@ from transom.data.batch import TranslationBatch, translation_batch
 from transom.data.pairs.loader import PairLoader, length_sorted_batches
 from transom.data.pairs.multilingual import MultilingualLoader
 from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.baseline import BaselineMetric, count_tokens, frequency_baseline, validation_labels
 from transom.data.reports.pairs import report_languages
+from transom.data.split import Splits
+from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.predictors.results import Alignment
 from transom.decoding.predictors.translator import Translator
@@ -28,6 +32,7 @@ from transom.tasks.translation.schema import TranslationDataConfig, TranslationR
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.task_protocol import ScoredPredictions, TaskContext
+from transom.training.translation_metrics import corpus_scores
 from transom.training.validation import validation_losses, validation_translation_scores
 
 
@@ -50,17 +55,24 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         tagged = {to: loader for to, loader in loaders.items() if to is not None}
         mixture = MultilingualLoader(tagged, recipe.data.sampling_temperature) if tagged else None
+        valid_batches = {
+            to: length_sorted_batches(each.valid, tokenizers, batch_tokens, max_seq_len, source_prefix=loaders[to].source_prefix)
+            for to, each in splits.items()
+        }
+        counts = count_tokens([row for loader in loaders.values() for row in loader.token_rows[1]], tokenizers.target.vocab_size)
+        labels = validation_labels(batch for of_language in valid_batches.values() for batch in of_language)
+        baseline = frequency_baseline(counts, labels, "token")
+        baseline += _most_frequent_translation(splits, recipe.training.validate_bleu, tokenizers.target.lowercase)
+        train, valid = ([text for each in splits.values() for text in each.parts[part].source] for part in ("train", "valid"))
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,
             loader=mixture or loaders[None],
             valid={to: each.valid for to, each in splits.items()},
-            valid_batches={
-                to: length_sorted_batches(each.valid, tokenizers, batch_tokens, max_seq_len, source_prefix=loaders[to].source_prefix)
-                for to, each in splits.items()
-            },
-            report=report_languages(splits, tokenizers, loaders, mixture),
+            valid_batches=valid_batches,
+            report=report_languages(splits, tokenizers, loaders, mixture).with_baseline(baseline),
             data_hash=fingerprint(*(part for each in splits.values() for part in (each.train, each.valid)), tags=list(tagged)),
+            input_profile=InputProfile.from_texts(train, valid),
         )
 
     def objective(self, model: Network) -> Objective:
@@ -110,6 +122,19 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
                     yield align(model, self.tokenizers, sample["source"], sample["translation"], to=sample.get("to"))
                 except DataError:
                     continue
+
+
+def _most_frequent_translation(splits: Mapping[str | None, Splits[Pairs]], n_sentences: int, lowercase: bool) -> list[BaselineMetric]:
+    """Return the validation BLEU of a translator that always answers the most frequent target sentence of its language."""
+    answers, references = list[str](), list[str]()
+    for each in splits.values():
+        references += each.valid.target[:n_sentences]
+        (most_frequent, _), *_ = Counter(each.train.target).most_common(1)
+        answers += [most_frequent] * len(each.valid.target[:n_sentences])
+    if not references:
+        return []
+    bleu = corpus_scores(answers, references, lowercase=lowercase)["bleu"]
+    return [BaselineMetric("bleu", bleu, "always answering the most frequent translation")]
 
 
 def languages_of(data: TranslationDataConfig) -> str | None:

@@ -1,4 +1,4 @@
-"""The table of auxiliary objectives, which components of a model add to the task's loss."""
+"""Table of auxiliary objectives: loss terms and updates that components of a model need besides the task's loss."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,10 +19,10 @@ AUXILIARY_OBJECTIVES: dict[type[nn.Module], Callable[[Network, Mapping[str, Any]
     DepthRouter: DepthRouterLoss,
     BatchNorm: BatchNormStatistics,
 }
-"""Objective by module class; it is built with all modules of that class, by their addresses."""
+"""Auxiliary objective for each module class. An objective is built with all modules of that class in a model, by module path."""
 
 
 def auxiliary_objectives(model: Network, world: World) -> list[AuxiliaryObjective]:
-    """Return the auxiliary objectives of ``model``; most models have none."""
+    """Return the auxiliary objectives that the modules of ``model`` need; most models need none."""
     found = {kind: {name: module for name, module in model.named_modules() if isinstance(module, kind)} for kind in AUXILIARY_OBJECTIVES}
     return [AUXILIARY_OBJECTIVES[kind](model, modules, world) for kind, modules in found.items() if modules]

@@ -13,12 +13,12 @@ class BatchNormStatistics(AuxiliaryObjective):
     """Updates running mean and variance of all batch norms from all forward passes of a step; adds no loss."""
 
     def __init__(self, model: Network, norms: Mapping[str, BatchNorm], world: World) -> None:
-        """Keep the norms of ``model`` by their addresses; batch norm requires a single process."""
+        """Record the batch statistics of ``norms``, which are given by module path; recipes allow batch norm in a single process only."""
         self._norms = norms
         self.sites = [f"{name}.{part}" for name in norms for part in BatchStatistics._fields]
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Reset the collected statistics."""
+        """Discard the statistics of the previous step."""
         self._passes: dict[str, list[BatchStatistics]] = {name: [] for name in self._norms}
 
     def loss(self, forward: ForwardPass) -> float:

@@ -10,20 +10,21 @@ from transom.training.objectives.objective import CrossEntropy, ForwardPass, Mic
 
 
 class EarlyExitLoss(Objective):
-    """Loss = sum_n w_n L_n, L_n the loss of the logits W Norm(x_n) after block n of N; the last block's loss is logged.
+    """Loss = sum_n w_n L_n, where L_n is the loss of the logits W Norm(x_n) after block n of N.
 
-    w_n is n / sum_m m (Schuster et al. 2022, section 3.3) or 1 / N (Elbayad et al. 2020, aligned training).
+    The weight w_n is n / sum_m m (Schuster et al. 2022, section 3.3) or 1 / N (Elbayad et al. 2020, aligned training). Only the loss after
+    the last block is logged.
     """
 
     def __init__(self, final_objective: CrossEntropy, model: Network, exits: EarlyExitConfig) -> None:
-        """Weight the losses after the blocks of ``model``.
+        """Set the weights w_n for the number of blocks in ``model``.
 
         Args:
-            final_objective: the objective after the last block.
-            model: a decoder.
-            exits: weights of the blocks.
+            final_objective: objective that computes the loss after the last block.
+            model: a ``DecoderOnlyTransformer``.
+            exits: setting that chooses the weights w_n.
         """
-        assert isinstance(model, DecoderOnlyTransformer), "the recipe's schema refuses exits elsewhere"
+        assert isinstance(model, DecoderOnlyTransformer), "the recipe's schema allows early exit in decoders only"
         self._final_objective, self._model = final_objective, model
         n_blocks = len(model.decoder.blocks)
         self._weights = exits.weights(n_blocks)
@@ -31,7 +32,7 @@ class EarlyExitLoss(Objective):
         self.n_copies = final_objective.n_copies
 
     def prepare(self, batch: Batch) -> Batch:
-        """Prepare a batch as the last block's objective does."""
+        """Prepare a batch as the objective of the last block does."""
         return self._final_objective.prepare(batch)
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
@@ -48,5 +49,5 @@ class EarlyExitLoss(Objective):
 
 
 def add_early_exit_losses(final_objective: CrossEntropy, model: Network, exits: EarlyExitConfig) -> Objective:
-    """Return ``final_objective``, with the losses after all blocks if the recipe sets ``training.early_exit_loss``."""
+    """Return ``final_objective``, extended by losses after all earlier blocks if the recipe sets ``training.early_exit_loss``."""
     return final_objective if isinstance(exits, NoEarlyExitConfig) else EarlyExitLoss(final_objective, model, exits)

@@ -9,10 +9,10 @@ from transom.training.objectives.objective import CrossEntropy, ForwardPass, Mic
 
 @dataclass
 class MixupCrossEntropy(CrossEntropy):
-    """The cross-entropy of both labels of a mixed image, each weighted by its share (Zhang et al. 2018; Yun et al. 2019)."""
+    """Cross-entropy of both labels of a mixed image, weighted by lam and 1 - lam (Zhang et al. 2018; Yun et al. 2019)."""
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
-        """Compute the loss from logits; images that are not mixed have one label."""
+        """Compute the loss from full logits; a batch that is not mixed gets the cross-entropy of its labels."""
         batch = forward.batch
         if not isinstance(batch, ImageBatch) or batch.mixup is None:
             return super().loss(forward)

@@ -15,14 +15,14 @@ from transom.training.losses import linear_cross_entropy
 
 
 class ForwardPass(NamedTuple):
-    """A forward pass: a micro-batch and what the model computed from it.
+    """Result of a forward pass over a micro-batch.
 
     Attributes:
         batch: the micro-batch.
         hidden: last hidden states, which the output projection maps to logits.
         weight: weight of the output projection.
-        activations: recorded activations by site address, one tensor per pass through the site; none for sites that exist only in training
-            mode, outside of it.
+        activations: recorded activations by site, the path of a module and a name; one tensor per pass through the site. Sites that exist
+            only in training mode have an empty list in evaluation mode.
     """
 
     batch: Batch
@@ -57,8 +57,8 @@ class RatioMetric(NamedTuple):
     """A metric of ``metrics.jsonl``: the ratio of two sums over the steps since the last line.
 
     Attributes:
-        sum: name of the numerator.
-        per: name of the denominator; None if the metric is the sum itself.
+        sum: name of the sum in the numerator.
+        per: name of the sum in the denominator; None if the metric is the first sum itself.
     """
 
     sum: str
@@ -73,15 +73,15 @@ class Objective(ABC):
     """The training loss of a task.
 
     Attributes:
-        sites: addresses of the activations that ``loss`` uses.
-        n_copies: number of forward passes per sample that ``prepare`` arranges.
+        sites: names of the activations to record for ``loss``.
+        n_copies: number of copies of each sample in the batch that ``prepare`` returns; 2 for R-Drop.
     """
 
     sites: Sequence[str] = ()
     n_copies: int = 1
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return the micro-batch on which the model runs."""
+        """Return the micro-batch for the forward pass; by default ``batch`` itself."""
         return batch
 
     @abstractmethod
@@ -94,7 +94,7 @@ class CrossEntropy(Objective):
     """Cross-entropy with label smoothing over the labels in the loss mask; padding contributes nothing.
 
     Attributes:
-        label_smoothing: probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016, section 7).
+        label_smoothing: probability spread evenly over the vocabulary or the classes (Szegedy et al. 2016, section 7).
     """
 
     label_smoothing: float
@@ -109,26 +109,26 @@ class CrossEntropy(Objective):
 class AuxiliaryObjective:
     """A term that model components add to the mean loss of a batch, or an update that they need per step.
 
-    A step calls ``prepare`` once, ``loss`` after the forward pass of each micro-batch, and ``after_update`` once. Token sums are divided
-    once, by the number of tokens of the whole batch over all micro-batches and processes.
+    A step calls ``prepare`` once, ``loss`` after the forward pass of each micro-batch, and ``after_update`` once. Losses summed over tokens
+    are divided once, by the number of tokens of the whole batch over all micro-batches and processes.
 
     Attributes:
         metrics: metrics by their keys in ``metrics.jsonl``.
-        sites: addresses of the activations that ``loss`` uses.
+        sites: names of the activations to record for ``loss``.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {}
     sites: Sequence[str] = ()
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Prepare for a step on micro-batches, which are on the model's device."""
+        """Start a step with these micro-batches, which are on the model's device."""
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
         """Compute a micro-batch's contribution to the mean loss of the batch."""
         return 0.0
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
-        """Finish a step and return its metrics over all processes.
+        """Finish a step; return the sums over all processes from which its metrics are computed.
 
         Args:
             updated: False if the step was skipped for a non-finite loss or gradient.

@@ -10,7 +10,7 @@ from transom.training.objectives.objective import CrossEntropy, ForwardPass, Mic
 
 @dataclass
 class RDrop(CrossEntropy):
-    """-log p - log q + alpha / 2 (KL(p || q) + KL(q || p)) per label, p and q its two predictions (Liang et al. 2021, eq. 4).
+    """R-Drop (Liang et al. 2021, eq. 4): per label, -log p - log q + alpha / 2 (KL(p || q) + KL(q || p)), p and q two predictions.
 
     Attributes:
         alpha: weight of the divergence.
@@ -20,12 +20,12 @@ class RDrop(CrossEntropy):
     n_copies = 2
 
     def prepare(self, batch: Batch) -> Batch:
-        """Duplicate the batch, so that one forward pass draws both dropout masks."""
+        """Duplicate the batch, so that one forward pass makes two predictions per label with different dropout masks."""
         duplicated: Batch = duplicate_batch(batch)
         return duplicated
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
-        """Compute the loss with the two predictions of each label in consecutive rows."""
+        """Compute the loss from the two predictions of each label in a duplicated batch."""
         loss_mask, labels = forward.batch.loss_mask, forward.batch.labels
         hidden, labels = (x[loss_mask].unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for x in (forward.hidden, labels))
         loss, nll = linear_cross_entropy(hidden, forward.weight, labels, self.label_smoothing, self.alpha)

@@ -1,4 +1,4 @@
-"""The losses and counts of mixtures of experts and of depths, computed from the logits of their routers."""
+"""Losses and metrics of mixtures of experts and mixtures of depths, computed from the logits of their routers."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -16,7 +16,7 @@ from transom.parallel.collectives import World
 from transom.training.objectives.objective import N_UPDATES, AuxiliaryObjective, ForwardPass, RatioMetric, forward_pass
 
 _Passes = list[tuple[Float[Tensor, "_ _ ..."], Bool[Tensor, "_ _"]]]
-"""Logits of each pass through a router, (batch, length, ...), with the token mask; passes differ in length."""
+"""Logits, (batch, length, ...), and token mask of each pass through a router; the length may differ between passes."""
 
 
 class _RouterObjective(AuxiliaryObjective):
@@ -37,15 +37,15 @@ class _RouterObjective(AuxiliaryObjective):
             self._n_tokens = dict(zip(self.sites, self._world.all_reduce_scalars(*n_tokens), strict=True))
 
     def _passes(self, site: str, forward: ForwardPass) -> _Passes:
-        """Pair the logits of each pass with the token mask."""
+        """Return logits and token mask of each pass through the router at ``site``."""
         return list(zip(forward.activations[site], self._model.token_masks(site, forward.batch), strict=True))
 
 
 class ExpertLoadBalancing(_RouterObjective):
     """Load balancing of experts, by a loss or by a bias that is updated once per step, and the router z-loss.
 
-    The balancing loss is a product of two sums over tokens. With several micro-batches or processes, a first forward pass without gradients
-    therefore counts how often each expert is chosen.
+    The balancing loss is a product of two sums over the tokens of the whole batch. With several micro-batches or processes, a first forward
+    pass without gradients therefore counts how often each expert is chosen.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {
@@ -54,17 +54,17 @@ class ExpertLoadBalancing(_RouterObjective):
     }
 
     def __init__(self, model: Network, mixtures: Mapping[str, MixtureOfExperts], world: World) -> None:
-        """Keep the mixtures of ``model`` by their addresses."""
+        """Observe the routers of ``mixtures``, which are given by their module paths in ``model``."""
         self._mixtures = {f"{name}.router": mixture for name, mixture in mixtures.items()}
         super().__init__(model, tuple(self._mixtures), world)
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Reset the counts; run the counting pass for the balancing loss."""
+        """Reset the counts. If the balancing loss needs counts over the whole batch, compute these by a first forward pass."""
         super().prepare(micro_batches)
         self._counts, self._n_overflow, self._batch_counts = self._zeros(), 0, dict[str, Tensor]()
         if self._n_tokens and any(isinstance(each.config.load_balancing, AuxLossBalancingConfig) for each in self._mixtures.values()):
             device, counts = self._model.device, self._zeros()
-            with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # what learns draws the same again
+            with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # training draws the same numbers
                 for batch in micro_batches:
                     forward = forward_pass(self._model, batch, self.sites)
                     for site, mixture in self._mixtures.items():
@@ -72,7 +72,7 @@ class ExpertLoadBalancing(_RouterObjective):
             self._batch_counts = dict(zip(counts, self._world.all_reduce(list(counts.values())), strict=True))
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
-        """Compute a micro-batch's contribution to the balancing losses and z-losses."""
+        """Compute a micro-batch's contribution to the balancing losses and router z-losses of all layers."""
         total: Tensor | float = 0.0
         for site, mixture in self._mixtures.items():
             passes = self._passes(site, forward)
@@ -91,7 +91,12 @@ class ExpertLoadBalancing(_RouterObjective):
         return total
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
-        """Update the balancing biases; return the maximum expert load relative to the layer's mean, and the dropped assignments."""
+        """Update the balancing biases, unless the step was skipped.
+
+        Returns:
+            ``max_expert_load``, the highest load of an expert divided by the mean load in its layer, and ``expert_overflow``, the number of
+            assignments dropped because an expert was full.
+        """
         (dropped,) = self._world.all_reduce_scalars(self._n_overflow)
         every = [counts.double() for counts in self._world.all_reduce(list(self._counts.values()))]
         for mixture, counts in zip(self._mixtures.values(), every, strict=True):
@@ -107,7 +112,7 @@ class ExpertLoadBalancing(_RouterObjective):
 
 @torch.no_grad()
 def _count_assignments(mixture: MixtureOfExperts, passes: _Passes) -> tuple[Int[Tensor, "n_experts"], int]:
-    """Count the assignments per expert, and those dropped because the expert was full."""
+    """Return the number of tokens assigned to each expert, and the number of all assignments dropped because an expert was full."""
     routed = [(mixture.route(logits, token_mask), token_mask.flatten()) for logits, token_mask in passes]
     counts = torch.stack([expert_load(routing.experts, token_mask, len(mixture.experts)) for routing, token_mask in routed]).sum(0)
     return counts, sum(int((token_mask[:, None] & ~routing.kept).sum()) for routing, token_mask in routed if routing.kept is not None)
@@ -116,7 +121,7 @@ def _count_assignments(mixture: MixtureOfExperts, passes: _Passes) -> tuple[Int[
 class DepthRouterLoss(_RouterObjective):
     """The loss that trains the router of a mixture of depths to predict its own top-k choice causally (Raposo et al. 2024, section 3.5).
 
-    Its metrics are sums over all routed blocks: tokens, tokens selected by rank, and tokens selected by the causal prediction.
+    The metrics are the fractions of tokens that the routers select in training, by rank, and at inference, by the causal prediction.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {
@@ -125,7 +130,7 @@ class DepthRouterLoss(_RouterObjective):
     }
 
     def __init__(self, model: Network, routers: Mapping[str, DepthRouter], world: World) -> None:
-        """Keep the routers of ``model`` by their addresses."""
+        """Observe ``routers``, which are given by their module paths in ``model``."""
         self._routers = {f"{name}.score": router for name, router in routers.items()}
         super().__init__(model, tuple(self._routers), world)
 
@@ -135,7 +140,7 @@ class DepthRouterLoss(_RouterObjective):
         self._n_routed = [0, 0, 0]
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
-        """Compute a micro-batch's contribution to the cross-entropy between the scores and the choice by rank."""
+        """Compute a micro-batch's contribution to the cross-entropy between the routers' scores and their selection by rank."""
         total: Tensor | float = 0.0
         for site, router in self._routers.items():
             passes = self._passes(site, forward)
@@ -149,7 +154,7 @@ class DepthRouterLoss(_RouterObjective):
         return total
 
     def after_update(self, updated: bool) -> Mapping[str, float]:
-        """Return the numbers of tokens that passed the routed blocks."""
+        """Return three counts over all routed blocks: tokens, tokens selected by rank, and tokens selected by the causal prediction."""
         return dict(
             zip(("routed_tokens", "routed_chosen", "routed_causal"), map(int, self._world.all_reduce_scalars(*self._n_routed)), strict=True)
         )

@@ -55,7 +55,7 @@ class Verb:
 
     Attributes:
         objects: nouns that it can govern; empty for an intransitive verb.
-        where: English preposition of a following place: "to" and "at" for a goal, "in" for any place, "none" for no place.
+        where: which phrase of place may follow the verb: "to" or "at" introduces a goal, "in" a location; "none" if no such phrase.
         state: True for a stative verb, whose Spanish past is the imperfect.
     """
 

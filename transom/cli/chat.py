@@ -1,0 +1,183 @@
+"""``transom chat``: talk with an instruction-tuned model or a language model."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.inputs import typed_lines
+from transom.cli.options import DecodingPrecisionOption, RunArgument, expand_options
+from transom.cli.output import JsonOption, print_note, show_controls
+from transom.cli.sampling import SamplingOptions
+from transom.errors import TransomError
+
+if TYPE_CHECKING:
+    from transom.config.data import ChatTemplateConfig
+    from transom.data.labeled.chat import Turn
+    from transom.decoding.predictors.generator import Generator
+
+EXAMPLES = """
+transom chat runs/assistant
+transom chat runs/assistant --system "Answer in one sentence." --temperature 0.7
+transom chat runs/notes --max-new-tokens 60
+printf 'Hi\\nWho are you?\\n' | transom chat runs/assistant --json
+"""
+
+HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /save FILE writes the conversation, /exit or Ctrl-D ends"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+@expand_options
+def chat(
+    run: RunArgument,
+    *,
+    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="System prompt: text before the conversation.")] = "",
+    sampling: SamplingOptions,
+    precision: DecodingPrecisionOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Answer each line that is typed or piped, with the conversation so far as context.
+
+    The template of the turns is the run's data.chat_template. Turns that no longer fit the context window are dropped, the oldest first.
+    A model that was not trained on instructions continues the conversation as a text.
+
+    Lines that begin with / are commands: /help lists them.
+    """
+    with gc_frozen_imports():
+        from transom.data.text.text_io import decode_lines
+        from transom.decoding.predictors.generator import Generator
+        from transom.tasks.load import load
+
+    generator = load(run, precision, kind=Generator)
+    conversation = Conversation(generator, _template(run), system, sampling.given)
+    if not as_json:
+        sampling.note_unused(generator.sampling.temperature)
+    is_prompt = sys.stdin.isatty()
+    if is_prompt:
+        print_note(f"type a message; {HELP}")
+    for line in typed_lines() if is_prompt else decode_lines(sys.stdin.buffer, "standard input"):
+        try:
+            if line.startswith("/"):
+                if not _obey(conversation, line):
+                    return
+            elif line.strip():
+                _answer(conversation, line, as_json)
+        except TransomError as error:
+            if not is_prompt:
+                raise
+            print_note(f"error: {error}")
+
+
+class Conversation:
+    """The turns so far, and how the next message is answered."""
+
+    def __init__(self, generator: "Generator", template: "ChatTemplateConfig", system: str, options: dict[str, Any]) -> None:
+        """Start a conversation.
+
+        Args:
+            generator: a loaded run.
+            template: template of the turns.
+            system: system prompt.
+            options: options of ``Generator.stream``.
+        """
+        from transom.data.labeled.chat import end_of_answer
+
+        self.generator, self.template, self.system, self.turns = generator, template, system, list["Turn"]()
+        self.max_tokens, self.n_tokens, self.n_dropped = generator.model.config.max_seq_len, 0, 0
+        self._options = {**options, "name": "message"}
+        if not generator.instruction_tuned:
+            self._options["stop"] = [*(options.get("stop") or ()), end_of_answer(template)]
+
+    def answer(self, message: str) -> Iterator[str]:
+        """Yield the answer to a message in pieces, and add the turn."""
+        from transom.data.labeled.chat import Turn
+
+        pieces = list[str]()
+        for piece in self.generator.stream(self._prompt(message), **self._options):
+            text = piece if pieces else piece.lstrip()
+            if text:
+                pieces.append(text)
+                yield text
+        self.turns.append(Turn(message, "".join(pieces).strip()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the conversation as a list of messages, which ``transom train instructions`` reads."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.assistant}]
+        return {"messages": messages}
+
+    def _prompt(self, message: str) -> str:
+        """Return the prompt with as many of the last turns as fit beside an answer."""
+        from transom.data.labeled.chat import format_prompt, open_turn
+
+        wanted = self._options.get("max_new_tokens") or self.generator.sampling.max_new_tokens
+        limit = self.max_tokens - min(wanted, self.max_tokens // 2)
+        last = message if self.generator.instruction_tuned else open_turn(self.template, message)
+        for n_dropped in range(len(self.turns) + 1):
+            prompt = format_prompt(self.template, self.system, self.turns[n_dropped:], last)
+            n_tokens = len(self.generator.tokenizer.encode(prompt))
+            if n_tokens <= limit:
+                break
+        self.n_tokens, self.n_dropped = n_tokens, n_dropped
+        return prompt
+
+
+def _template(run: Path) -> "ChatTemplateConfig":
+    """Return the chat template of a run, or the default one for runs of other tasks."""
+    from transom.checkpoints.run_files import RECIPE
+    from transom.checkpoints.run_folder import RunFolder
+    from transom.config.data import ChatTemplateConfig
+    from transom.config.recipe import load_recipe
+
+    folder = RunFolder.open(run)
+    data = load_recipe(folder.path / RECIPE)[0].data if folder.has_recipe else None
+    template: ChatTemplateConfig = getattr(data, "chat_template", ChatTemplateConfig())
+    return template
+
+
+def _answer(conversation: Conversation, message: str, as_json: bool) -> None:
+    show = show_controls if sys.stdout.isatty() else str
+    for piece in conversation.answer(message):
+        if not as_json:
+            print(show(piece), end="", flush=True)
+    counts = {"n_tokens": conversation.n_tokens, "max_tokens": conversation.max_tokens, "n_dropped_turns": conversation.n_dropped}
+    if as_json:
+        print(json.dumps({**conversation.turns[-1]._asdict(), **counts}, ensure_ascii=False), flush=True)
+        return
+    print(flush=True)
+    dropped = f"; the oldest {conversation.n_dropped:,} turns no longer fit and were left out" if conversation.n_dropped else ""
+    print_note(f"[context: {conversation.n_tokens:,} of {conversation.max_tokens:,} tokens{dropped}]")
+
+
+def _obey(conversation: Conversation, line: str) -> bool:
+    """Carry out a command; return whether the conversation continues."""
+    from transom.files.atomic_io import write_file
+
+    command, _, argument = line.partition(" ")
+    argument = argument.strip()
+    match command:
+        case "/exit" | "/quit":
+            return False
+        case "/reset":
+            conversation.turns.clear()
+            print_note("the conversation is forgotten")
+        case "/system":
+            conversation.system = argument
+            print_note(f"system prompt: {argument or '(none)'}")
+        case "/save" if argument:
+            write_file(Path(argument).expanduser(), (json.dumps(conversation.to_json(), ensure_ascii=False) + "\n").encode())
+            print_note(f"wrote {argument}: {len(conversation.turns):,} turns")
+        case "/save":
+            print_note("error: expected /save FILE, found no file; give one, such as /save chat.jsonl")
+        case "/help":
+            print_note(HELP)
+        case _:
+            print_note(f"error: expected a command, found {command}; {HELP}")
+    return True

@@ -1,0 +1,245 @@
+"""Inputs of the predicting commands: arguments, a file or standard input, answered in batches or line by line."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from transom.cli.output import print_note, print_result, show_controls
+from transom.errors import CheckpointError, ConfigError, TransomError
+
+ProgressCallback = Callable[[int, int], None]
+
+MAX_SHOWN_WARNINGS = 3
+"""Maximum number of inputs of a batch whose warnings are printed; ``--json`` has all."""
+
+
+class InputOptions(NamedTuple):
+    """Options for the source of inputs; each field is an option.
+
+    Attributes:
+        input_file: file of inputs, one per line.
+        line_buffered: answer each line as it arrives.
+    """
+
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", metavar="FILE", help="Inputs, one per line (.gz too). Default: arguments, or standard input."),
+    ] = None
+    line_buffered: Annotated[
+        bool, typer.Option("--line-buffered", help="Answer each line as it arrives, as in a terminal, instead of all lines in batches.")
+    ] = False
+
+    def is_stream(self, arguments: Sequence[str] | None) -> bool:
+        """Return whether the inputs come from a file or a pipe and are answered in batches."""
+        return not arguments and not self.line_buffered and (self.input_file is not None or not sys.stdin.isatty())
+
+
+class Answer(NamedTuple):
+    """The answer to one input.
+
+    Attributes:
+        record: the answer as JSON-serializable data.
+        lines: the answer as lines of text.
+    """
+
+    record: dict[str, Any]
+    lines: Sequence[str]
+
+
+class Inputs(NamedTuple):
+    """The inputs of a command, and how they are answered.
+
+    Attributes:
+        name: name of the source, for messages.
+        given: the inputs that are answered in batches; None to answer ``lines`` one by one.
+        lines: lines that are answered one by one as they arrive.
+        is_stream: whether the inputs come from a file or a pipe, so that progress is shown.
+        is_prompt: whether the lines are typed in a terminal.
+    """
+
+    name: str
+    given: list[str] | None
+    lines: Iterator[str] = iter(())
+    is_stream: bool = False
+    is_prompt: bool = False
+
+
+def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument: str, noun: str) -> Inputs:
+    """Choose the source of the inputs: arguments, ``--input``, or standard input.
+
+    Args:
+        arguments: inputs given as arguments.
+        options: the source options.
+        argument: name of the argument, for messages.
+        noun: plural noun for the inputs, such as "sentences".
+
+    Raises:
+        ConfigError: both arguments and ``--input`` are given.
+        DataError: the file or an argument is not clean UTF-8 text.
+    """
+    from transom.data.text.text_io import check_text, decode_lines, read_lines
+
+    if arguments and options.input_file is not None:
+        raise ConfigError(f"expected {argument} or --input, found both; remove one")
+    if arguments:
+        return Inputs(argument, [check_text(text, argument) for text in arguments])
+    if options.input_file is not None:
+        lines = read_lines(options.input_file)
+        return Inputs(str(options.input_file), None if options.line_buffered else lines, iter(lines), is_stream=True)
+    if sys.stdin.isatty():
+        print_note(f"type {noun}, one per line; Ctrl-D ends")
+        return Inputs("standard input", None, typed_lines(), is_prompt=True)
+    piped = decode_lines(sys.stdin.buffer, "standard input")
+    if options.line_buffered:
+        return Inputs("standard input", None, piped, is_stream=True)
+    lines = list(piped)
+    if not lines:
+        print_note(f"standard input is empty: no {noun}")
+    return Inputs("standard input", lines, is_stream=True)
+
+
+def no_warnings(text: str) -> Sequence[str]:
+    """Return no warnings, for inputs that are no texts."""
+    return ()
+
+
+def input_warnings(run: Path) -> Callable[[str], Sequence[str]]:
+    """Return a function that describes how an input differs from the training inputs of a run; runs of earlier versions know nothing.
+
+    Raises:
+        CheckpointError: the run's profile of its training inputs is damaged.
+    """
+    from transom.checkpoints.run_files import INPUT_PROFILE
+    from transom.checkpoints.run_folder import RunFolder
+    from transom.data.text.input_profile import InputProfile
+    from transom.files.safe_read import read_json
+
+    path = RunFolder.open(run).path / INPUT_PROFILE
+    if not path.exists():
+        return no_warnings
+    value = read_json(path)
+    try:
+        return InputProfile.from_json(value).warnings
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged: {error}; remove the file to predict without warnings about inputs") from error
+
+
+def answer_inputs(
+    inputs: Inputs,
+    answer: Callable[[list[str], ProgressCallback], Sequence[Answer]],
+    *,
+    noun: str,
+    warnings: Callable[[str], Sequence[str]],
+    as_json: bool,
+    stream: Callable[[str], None] | None = None,
+    output_file: Path | None = None,
+    separator: str | None = None,
+    json_lines: bool = False,
+) -> list[str]:
+    """Answer all inputs and print the answers.
+
+    A batch is printed as text, or as one JSON list. Line by line, each answer is printed at once: as text, or as one JSON object per line.
+    Warnings go to standard error, and into the records under ``warnings``.
+
+    Args:
+        inputs: the inputs.
+        answer: answers some inputs, calling its second argument with the numbers of finished inputs and of all.
+        noun: plural noun for the inputs.
+        warnings: describes how an input differs from the training data.
+        as_json: print JSON.
+        stream: answers one input as text and prints it piece by piece; used line by line instead of ``answer``.
+        output_file: file for the text of a batch instead of standard output.
+        separator: line between the texts of two answers of a batch.
+        json_lines: print the JSON of a batch as one object per line as well.
+
+    Returns:
+        The inputs that were answered.
+    """
+    from transom.files.atomic_io import write_file
+    from transom.tasks.progress import show_progress
+
+    if inputs.given is not None:
+        with show_progress(noun, quiet=as_json or not inputs.is_stream) as notify:
+            answers = list(answer(inputs.given, notify))
+        found = [list(warnings(text)) for text in inputs.given]
+        records = [{**each.record, "warnings": of_text} for each, of_text in zip(answers, found, strict=True)]
+        between = [] if separator is None else [separator]
+        lines = [line for number, each in enumerate(answers) for line in (*(between if number else ()), *each.lines)]
+        if as_json and json_lines:
+            for record in records:
+                print(json.dumps(record, ensure_ascii=False))
+        elif output_file is None:
+            print_result(records, as_json, lines)
+        else:
+            write_file(output_file, "".join(f"{line}\n" for line in lines).encode())
+        if not as_json:
+            _note_warnings(found, noun)
+        return inputs.given
+    answered = list[str]()
+    for text in inputs.lines:
+        try:
+            _answer_line(text, answer, list(warnings(text)), as_json, stream)
+        except TransomError as error:
+            if not inputs.is_prompt:
+                raise
+            print_note(f"error: {error}")
+        answered.append(text)
+    return answered
+
+
+def _answer_line(
+    text: str,
+    answer: Callable[[list[str], ProgressCallback], Sequence[Answer]],
+    found: list[str],
+    as_json: bool,
+    stream: Callable[[str], None] | None,
+) -> None:
+    if not as_json:
+        for warning in found:
+            print_note(f"warning: {warning}")
+        if stream is not None:
+            stream(text)
+            return
+    (one,) = answer([text], lambda done, total: None)
+    if as_json:
+        print(json.dumps({**one.record, "warnings": found}, ensure_ascii=False), flush=True)
+    else:
+        for line in one.lines:
+            print(show_controls(line) if sys.stdout.isatty() else line, flush=True)
+
+
+def _note_warnings(found: Sequence[Sequence[str]], noun: str) -> None:
+    """Print the warnings of the first inputs that have some, and the number of the others."""
+    with_warnings = [(number, of_text) for number, of_text in enumerate(found, 1) if of_text]
+    for number, of_text in with_warnings[:MAX_SHOWN_WARNINGS]:
+        where = f"line {number}: " if len(found) > 1 else ""
+        for warning in of_text:
+            print_note(f"warning: {where}{warning}")
+    if (more := len(with_warnings) - MAX_SHOWN_WARNINGS) > 0:
+        print_note(f"warning: {more:,} more of {len(found):,} {noun} have such warnings; --json lists all")
+
+
+def typed_lines() -> Iterator[str]:
+    """Yield the lines that are typed at a prompt, with line editing and the history of this session where the system has them."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  # input() then edits lines
+    while True:
+        try:
+            yield input("> ") if sys.stdout.isatty() else _prompted_line()
+        except EOFError:
+            print_note("")
+            return
+
+
+def _prompted_line() -> str:
+    """Read a line with the prompt on standard error, because standard output is redirected."""
+    print("> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")

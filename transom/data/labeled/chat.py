@@ -1,0 +1,95 @@
+"""Conversations as instructions: the prompt of each answer, with the turns before it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from transom.config.data import ChatTemplateConfig
+from transom.data.text.json_lines import short_json
+from transom.data.text.text_io import check_text
+from transom.errors import DataError
+
+CONVERSATION_KEYS = ("messages", "conversations", "conversation")
+"""Keys of the list of messages: OpenAI's chat format and ShareGPT's."""
+
+_ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "model": "assistant"}
+
+
+class Turn(NamedTuple):
+    """A user's message and the answer."""
+
+    user: str
+    assistant: str
+
+
+def format_prompt(template: ChatTemplateConfig, system: str, history: Sequence[Turn], user: str) -> str:
+    r"""Return the prompt of a message: the system prompt and the previous turns, then the message itself.
+
+    The message itself has no label. Without a system prompt and previous turns, it is the whole prompt, like a prompt in a file of prompts
+    and answers.
+
+    >>> format_prompt(ChatTemplateConfig(), "Be brief.", [Turn("Hi", "Hello.")], "Who are you?")
+    'Be brief.\n\nUser: Hi\nAssistant: Hello.\n\nWho are you?'
+    """
+    return template.separator.join([*([system] if system else []), *(_format_turn(template, turn) for turn in history), user])
+
+
+def open_turn(template: ChatTemplateConfig, user: str) -> str:
+    r"""Return a message in its turn, up to where the answer begins: the prompt of a model that only continues texts.
+
+    >>> open_turn(ChatTemplateConfig(), "Hi")
+    'User: Hi\nAssistant:'
+    """
+    return template.turn.partition("{assistant}")[0].replace("{user}", user).rstrip(" ")
+
+
+def end_of_answer(template: ChatTemplateConfig) -> str:
+    r"""Return the stop string for a model that only continues texts: the label by which it would begin the user's next message.
+
+    >>> end_of_answer(ChatTemplateConfig())
+    '\nUser:'
+    """
+    return "\n" + template.turn.partition("{user}")[0].strip()
+
+
+def _format_turn(template: ChatTemplateConfig, turn: Turn) -> str:
+    before, _, rest = template.turn.partition("{user}")
+    between, _, after = rest.partition("{assistant}")
+    return f"{before}{turn.user}{between}{turn.assistant}{after}"
+
+
+def conversation_samples(record: Mapping[str, Any], where: str, template: ChatTemplateConfig) -> list[tuple[str, str]]:
+    """Return the prompt and answer of each of the assistant's messages.
+
+    Args:
+        record: a conversation: a list of messages with ``role`` and ``content``, or ``from`` and ``value``, under one of
+            ``CONVERSATION_KEYS``.
+        where: position of the record, for messages.
+        template: template of the turns before a message.
+
+    Raises:
+        DataError: a message has another form or role.
+    """
+    key = next(key for key in CONVERSATION_KEYS if key in record)
+    system, history, user, samples = "", list[Turn](), list[str](), list[tuple[str, str]]()
+    for number, message in enumerate(record[key] if isinstance(record[key], list) else [record[key]]):
+        role, text = _read_message(message, f"{where}: {key}[{number}]")
+        if role == "system":
+            system = text
+        elif role == "user":
+            user.append(text)
+        elif user:
+            samples.append((format_prompt(template, system, history, "\n\n".join(user)), text))
+            history.append(Turn("\n\n".join(user), text))
+            user = []
+    return samples
+
+
+def _read_message(message: Any, where: str) -> tuple[str, str]:
+    if isinstance(message, dict):
+        role, text = message.get("role", message.get("from")), message.get("content", message.get("value"))
+        if isinstance(role, str) and role.casefold() in _ROLES and isinstance(text, str):
+            return _ROLES[role.casefold()], check_text(text, where)
+    raise DataError(
+        f"{where}: expected a message with a role (system, user or assistant) and its text as content, found {short_json(message)};"
+        " correct or remove the conversation"
+    )

@@ -1,0 +1,92 @@
+"""Trivial baselines: the validation metrics of a predictor that ignores its input."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transom.data.batch import Batch, Indices
+from transom.data.tokenizer.special_tokens import EOS
+
+
+class BaselineMetric(NamedTuple):
+    """A validation metric of a trivial predictor.
+
+    Attributes:
+        key: key of the metric, as in validations: ``loss``, or one of which more is better.
+        value: value of the metric on the validation data.
+        predictor: what the predictor does, after "worse than": "always answering the class frequencies".
+    """
+
+    key: str
+    value: float
+    predictor: str
+
+
+def frequency_baseline(counts: NDArray[Any], labels: Indices, answers: str, most_frequent: str | None = None) -> list[BaselineMetric]:
+    """Return the metrics of a predictor that always gives each label its frequency in the training data.
+
+    Its loss is the cross-entropy ``-mean(log(counts[label] / counts.sum()))``. A label without training samples counts as one sample.
+
+    Args:
+        counts: number of training samples per label.
+        labels: labels of the validation samples.
+        answers: what the labels are: "class" or "token".
+        most_frequent: name of the most frequent label, for the accuracy; None for tasks without accuracy.
+    """
+    smoothed = np.maximum(counts, 1)
+    loss = float(np.log(smoothed.sum()) - np.log(smoothed[labels]).mean())
+    metrics = [BaselineMetric("loss", loss, f"always answering the {answers} frequencies")]
+    if most_frequent is not None:
+        accuracy = 100 * float((labels == counts.argmax()).mean())
+        metrics.append(BaselineMetric("accuracy", accuracy, f"always answering {most_frequent!r}"))
+    return metrics
+
+
+def class_baseline(train: Sequence[int], valid: Sequence[int], classes: Sequence[str]) -> list[BaselineMetric]:
+    """Return the metrics of a predictor that knows only the class frequencies; see ``frequency_baseline``."""
+    counts = np.bincount(train, minlength=len(classes))
+    return frequency_baseline(counts, np.array(valid), "class", classes[int(counts.argmax())])
+
+
+def uniform_baseline(group_sizes: Sequence[int], n_candidates: int) -> list[BaselineMetric]:
+    """Return the metrics of a contrastive model that finds all candidates equally similar.
+
+    Args:
+        group_sizes: number of pairs of each validation batch, among which the loss chooses.
+        n_candidates: number of candidates, among which the accuracy chooses.
+    """
+    sizes = np.array(group_sizes)
+    loss = float((sizes * np.log(sizes)).sum() / sizes.sum())
+    return [BaselineMetric(key, value, "choosing at random") for key, value in (("loss", loss), ("accuracy", 100 / n_candidates))]
+
+
+def count_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> NDArray[Any]:
+    """Count each token of the rows, and an end-of-sequence token per row."""
+    counts = np.bincount(np.concatenate([np.asarray(row, np.int64) for row in rows]), minlength=vocab_size)
+    counts[EOS] += len(rows)
+    return counts
+
+
+def validation_labels(batches: Iterable[Batch]) -> Indices:
+    """Return the labels over which the validation loss is averaged."""
+    return np.concatenate([batch.labels[batch.loss_mask].numpy() for batch in batches])
+
+
+def worse_than_baseline(metrics: Mapping[str, Any], baseline: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Describe the validation metrics that are worse than those of the trivial predictor.
+
+    Args:
+        metrics: metrics of a validation; missing ones and NaN are not compared.
+        baseline: the baseline as in ``DataReport.to_json``.
+    """
+    problems = []
+    for each in baseline:
+        key, value = each["key"], metrics.get(each["key"])
+        if value is not None and (value > each["value"] if key == "loss" else value < each["value"]):
+            unit, digits = ("%", 1) if key == "accuracy" else ("", 2)
+            problems.append(
+                f"validation {key} {value:.{digits}f}{unit} is worse than {each['predictor']}, {each['value']:.{digits}f}{unit}"
+            )
+    return problems

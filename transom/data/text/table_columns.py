@@ -1,0 +1,356 @@
+"""Find the columns of tabular files (text, class, prompt, ...), and whether their first line is a header."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from transom.errors import AmbiguousHeaderError, ConfigError, DataError
+
+Field = str | int
+"""Name of a column, or its index from 0."""
+
+
+class Column(NamedTuple):
+    """A column that a task reads.
+
+    Attributes:
+        name: what it holds; the recipe's field is ``{name}_field``, the option ``--{name}-field``.
+        aliases: usual names of such a column, in lower case and the most specific first.
+        is_class: whether it holds classes, which repeat from sample to sample.
+        is_language: whether a language's name or code can be its name.
+        is_optional: whether a file may lack it; its cells are then empty.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    is_class: bool = False
+    is_language: bool = False
+    is_optional: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The option that selects the column."""
+        return f"--{self.name}-field"
+
+
+TEXT = Column(
+    "text",
+    (
+        *("text", "sentence", "review", "review_text", "comment", "comment_text", "utterance", "tweet", "message", "content", "body"),
+        *("document", "article", "post", "headline", "title", "description", "question", "query", "input", "sms"),
+    ),
+)
+LABEL = Column(
+    "label",
+    (
+        *("label", "labels", "class", "category", "sentiment", "intent", "emotion", "topic", "polarity", "rating", "stars", "score"),
+        *("language", "lang", "genre", "tag", "target", "y"),
+    ),
+    is_class=True,
+)
+SOURCE = Column("source", ("source", "src", "source_text", "source_sentence", "original", "input", "question"), is_language=True)
+TARGET = Column(
+    "target", ("target", "tgt", "trg", "target_text", "target_sentence", "translation", "reference", "output", "answer"), is_language=True
+)
+PROMPT = Column("prompt", ("prompt", "instruction", "question", "query", "request", "user", "input"))
+ANSWER = Column("answer", ("answer", "response", "completion", "output", "reply", "assistant", "target"))
+CONTEXT = Column("context", ("context", "input"), is_optional=True)
+"""Text that a prompt refers to, in a column of its own: ``input`` in Alpaca's data, ``context`` in Dolly's."""
+
+LANGUAGES = frozenset(
+    [
+        "arabic",
+        "bengali",
+        "chinese",
+        "czech",
+        "danish",
+        "dutch",
+        "english",
+        "finnish",
+        "french",
+        "german",
+        "greek",
+        "hebrew",
+        "hindi",
+        "hungarian",
+        "indonesian",
+        "italian",
+        "japanese",
+        "korean",
+        "norwegian",
+        "persian",
+        "polish",
+        "portuguese",
+        "romanian",
+        "russian",
+        "spanish",
+        "swedish",
+        "thai",
+        "turkish",
+        "ukrainian",
+        "vietnamese",
+        "deutsch",
+        "français",
+        "francais",
+        "español",
+        "espanol",
+        "italiano",
+        "português",
+        "portugues",
+        "nederlands",
+        "polski",
+        "ar",
+        "bn",
+        "cs",
+        "da",
+        "de",
+        "el",
+        "en",
+        "es",
+        "fa",
+        "fi",
+        "fr",
+        "he",
+        "hi",
+        "hu",
+        "id",
+        "it",
+        "ja",
+        "ko",
+        "nl",
+        "no",
+        "pl",
+        "pt",
+        "ro",
+        "ru",
+        "sv",
+        "th",
+        "tr",
+        "uk",
+        "vi",
+        "zh",
+    ]
+)
+"""Names and ISO 639-1 codes of languages that a column of translations can be named after."""
+
+_NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")
+"""Pattern of a column name: at most three words, without punctuation."""
+
+MIN_LINES = 10
+"""Minimum number of lines to decide by the other lines whether the first line is a header."""
+
+
+class Layout(NamedTuple):
+    """Layout of a file: its header and the columns that a task reads.
+
+    Attributes:
+        has_header: whether the first line is a header.
+        indices: index of each column that the task reads; None for an optional column that the file lacks.
+        notes: what was recognized or guessed, one sentence each.
+    """
+
+    has_header: bool
+    indices: list[int | None]
+    notes: list[str]
+
+
+def find_layout(
+    path: str, rows: Sequence[Sequence[str]], columns: Sequence[Column], fields: Sequence[Field | None], header: bool | None
+) -> Layout:
+    """Find the header and the columns of a file of rows.
+
+    Args:
+        path: the file, for messages.
+        rows: the cells of each line, the first line included; blank lines have none.
+        columns: the columns to find; optional ones come last.
+        fields: the name or index of each column, where the user gave one.
+        header: whether the first line is a header; None decides by its names.
+
+    Raises:
+        AmbiguousHeaderError: the first line may be a header, and ``header`` is None.
+        DataError: a column is missing, or several could be meant.
+        ConfigError: an index is negative.
+    """
+    first, required = list(rows[0]), [column for column in columns if not column.is_optional]
+    if header is None:
+        header = any(isinstance(field, str) for field in fields) or _is_header(first, rows, required, fields)
+        if not header:
+            _reject_suspicious(path, rows, required, fields)
+    if header:
+        indices, notes = choose_columns(f"{path}:1", first, columns, fields, rows[1:])
+        return Layout(True, indices, [f"the first line is a header: {describe_columns(first, columns, indices)}", *notes])
+    indices = [_position(path, field, place, columns[place]) for place, field in enumerate(fields)]
+    if fields[0] is fields[1] is None and len(first) == len(columns) == 2 and columns[1].is_class and _classes_come_first(rows):
+        return Layout(False, [1, 0], [f"no header: the classes are in the first column, the {columns[0].name}s in the second"])
+    return Layout(False, indices, [])
+
+
+def choose_columns(
+    where: str, names: Sequence[str], columns: Sequence[Column], fields: Sequence[Field | None], rows: Sequence[Sequence[str]] = ()
+) -> tuple[list[int | None], list[str]]:
+    """Choose columns by the user's fields, then by their usual names, then by elimination.
+
+    Args:
+        where: the file or the line with the names, for messages.
+        names: names of all columns.
+        columns: the columns to find; optional ones come last.
+        fields: the name or index of each column, where the user gave one.
+        rows: cells of the samples; classes repeat, texts do not.
+
+    Returns:
+        The index of each column, None for an optional one that is not there; and a note for each that was found by elimination.
+
+    Raises:
+        DataError: a column is missing, or several could be meant.
+        ConfigError: an index is negative.
+    """
+    chosen: list[int | None] = [None if field is None else _named_index(where, names, field, columns) for field in fields]
+    keys = list(map(_key, names))
+    for place, column in enumerate(columns):
+        if chosen[place] is None:
+            chosen[place] = next((keys.index(alias) for alias in column.aliases if alias in keys and keys.index(alias) not in chosen), None)
+    free = [i for i in range(len(names)) if i not in chosen]
+    unknown = [place for place, index in enumerate(chosen) if index is None and not columns[place].is_optional]
+    by_elimination = _by_language(keys, free, [columns[i] for i in unknown]) or _by_elimination(
+        names, free, [columns[i] for i in unknown], rows
+    )
+    if unknown and by_elimination is None:
+        found = ", ".join(names) or "(none)"
+        raise DataError(
+            f"{where}: expected a column {columns[unknown[0]].name!r}, found the columns {found}; {_advice(names, columns, chosen)}"
+        )
+    indices, notes = by_elimination or ([], [])
+    for place, index in zip(unknown, indices, strict=True):
+        chosen[place] = index
+    return chosen, notes
+
+
+def describe_columns(names: Sequence[str], columns: Sequence[Column], indices: Sequence[int | None]) -> str:
+    """Return which column is read as what.
+
+    >>> describe_columns(["id", "review", "stars"], (TEXT, LABEL), (1, 2))
+    "text from 'review', label from 'stars'"
+    """
+    return ", ".join(
+        f"{column.name} from {names[index].strip()!r}" for column, index in zip(columns, indices, strict=True) if index is not None
+    )
+
+
+def _by_language(keys: Sequence[str], free: Sequence[int], unknown: Sequence[Column]) -> tuple[list[int], list[str]] | None:
+    """Return the columns that are named after languages, in the order of the file; None if there are more or fewer than asked for."""
+    languages = [i for i in free if keys[i] in LANGUAGES]
+    return (languages, []) if len(languages) == len(unknown) and unknown and all(column.is_language for column in unknown) else None
+
+
+def _by_elimination(
+    names: Sequence[str], free: Sequence[int], unknown: Sequence[Column], rows: Sequence[Sequence[str]]
+) -> tuple[list[int], list[str]] | None:
+    """Choose the only column that is left, or of two columns the one whose values repeat as the classes."""
+    if len(unknown) == len(free) == 1:
+        return [free[0]], [f"the {unknown[0].name} is taken from {names[free[0]]!r}, the only column left"]
+    if len(unknown) == len(free) == 2 and unknown[1].is_class:
+        cells = [[row[i] for row in rows if len(row) > max(free)] for i in free]
+        for texts, classes in ((0, 1), (1, 0)):
+            if _are_classes(cells[classes]) and _are_distinct(cells[texts]):
+                return [free[texts], free[classes]], [f"the classes are taken from {names[free[classes]]!r}, whose values repeat"]
+    return None
+
+
+def _advice(names: Sequence[str], columns: Sequence[Column], chosen: Sequence[int | None]) -> str:
+    """Return the options that would select columns: those recognized, and for the others the first that are left."""
+    left = (names[i] for i in range(len(names)) if i not in chosen)
+    required = [(column, index) for column, index in zip(columns, chosen, strict=True) if not column.is_optional]
+    selected = [(column.flag, next(left, None) if index is None else names[index]) for column, index in required]
+    options = [f"{flag} {'NAME' if name is None else repr(name) if ' ' in name else name}" for flag, name in selected]
+    return f"use {' '.join(options)} ({' and '.join(f'{column.name}_field' for column, _ in required)} in a recipe)"
+
+
+def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[Column], fields: Sequence[Field | None]) -> bool:
+    """Return whether the first line contains the usual names of all columns, or of one if it has a class of its own."""
+    if not all(map(_NAME.fullmatch, map(str.strip, first))):
+        return False
+    keys = list(map(_key, first))
+    known = [
+        any(alias in (keys if field is None else keys[int(field) : int(field) + 1]) for alias in column.aliases)
+        for column, field in zip(columns, fields[: len(columns)], strict=True)
+    ]
+    if all(known) and len(keys) >= len(columns) and len(set(keys)) == len(keys):
+        return True
+    if all(column.is_language for column in columns):
+        return sum(key in LANGUAGES for key in keys) == len(columns)
+    return any(known) and columns[-1].is_class and len(first) == len(columns) and _class_counts(rows, 1)[first[1].strip()] == 1
+
+
+def _reject_suspicious(path: str, rows: Sequence[Sequence[str]], columns: Sequence[Column], fields: Sequence[Field | None]) -> None:
+    """Raise AmbiguousHeaderError if the first line differs from the others as a header would."""
+    indices = [place if field is None else int(field) for place, field in enumerate(fields[: len(columns)])]
+    if len(rows) < MIN_LINES or len(rows[0]) <= max(indices):
+        return
+    cells = [rows[0][index] for index in indices]
+    if columns[-1].is_class:
+        counts = _class_counts(rows, indices[-1])
+        most_repeat = sum(count == 1 for count in counts.values()) <= counts.total() / 10
+        reason = f"no other line has the class {cells[-1]!r}" if counts[cells[-1].strip()] == 1 and most_repeat else ""
+    else:
+        others = [[row[index] for index in indices] for row in rows[1:] if len(row) > max(indices)]
+        looks_so = sum(all(map(_looks_like_a_name, row)) for row in others)
+        reason = "it looks like names, unlike other lines" if all(map(_looks_like_a_name, cells)) and looks_so <= len(others) / 100 else ""
+    if reason:
+        shown = ", ".join(repr(cell[:60]) for cell in rows[0])
+        raise AmbiguousHeaderError(
+            f"{path}:1: expected a header or a sample, found {shown}, which may be either: {reason}; use --header or --no-header",
+            f"{path} begins with {shown}: {reason}. Is this line a header?",
+        )
+
+
+def _key(name: str) -> str:
+    """Return a name as it is compared with the usual ones: in lower case, with an underscore between words."""
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())
+
+
+def _looks_like_a_name(cell: str) -> bool:
+    return len(cell.split()) == 1 and _NAME.fullmatch(cell.strip()) is not None
+
+
+def _class_counts(rows: Sequence[Sequence[str]], index: int) -> Counter[str]:
+    return Counter(row[index].strip() for row in rows if len(row) > index)
+
+
+def _classes_come_first(rows: Sequence[Sequence[str]]) -> bool:
+    cells = [[row[i] for row in rows if len(row) > 1] for i in (0, 1)]
+    return _are_classes(cells[0]) and _are_distinct(cells[1])
+
+
+def _are_classes(cells: Sequence[str]) -> bool:
+    return len(cells) >= MIN_LINES and len(set(cells)) <= len(cells) / 5
+
+
+def _are_distinct(cells: Sequence[str]) -> bool:
+    return len(set(cells)) > len(cells) / 2
+
+
+def _position(path: str, field: Field | None, place: int, column: Column) -> int | None:
+    """Return the index of a column of a file without a header."""
+    if isinstance(field, str):
+        raise DataError(f"{path}: expected a header with the column {field!r}, found --no-header; leave it out, or give an index from 0")
+    if field is None:
+        return None if column.is_optional else place
+    return _check_index(path, field, column)
+
+
+def _named_index(where: str, names: Sequence[str], field: Field, columns: Sequence[Column]) -> int:
+    if isinstance(field, int):
+        return _check_index(where, field, columns[0])
+    if field not in names:
+        found = ", ".join(names) or "(none)"
+        raise DataError(
+            f"{where}: expected the column {field!r}, found the columns {found}; {_advice(names, columns, [None] * len(columns))}"
+        )
+    return names.index(field)
+
+
+def _check_index(where: str, field: int, column: Column) -> int:
+    if field < 0:
+        raise ConfigError(f"{where}: expected a column index of at least 0, found {field}; correct {column.flag} ({column.name}_field)")
+    return field
