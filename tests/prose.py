@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "benchmarks/README.md")
+PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "benchmarks/README.md")
 SOURCES = ("transom/**/*.py", "benchmarks/**/*.py")
 RECIPES = ("transom/recipes/*.toml", "transom/presets/*.toml")
 DATA = "transom/data/synthetic/phrasebook/"

@@ -21,7 +21,7 @@ PAGES = (
     "README.md",
     "AGENTS.md",
     "CONTRIBUTING.md",
-    "docs/*.md",
+    "docs/**/*.md",
     "transom/**/*.toml",
     "transom/**/*.py",
     "benchmarks/**/*.py",

@@ -13,11 +13,13 @@ from tests.test_architecture import PACKAGES
 from transom.config import components
 from transom.layers import norm
 
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+
+@pytest.mark.parametrize("page", DOCS)
 def test_examples_give_what_the_page_says(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    failed, attempted = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    failed, attempted = doctest.testfile(str(ROOT / page), module_relative=False, encoding="utf-8")
     assert failed == 0
     assert attempted == len(re.findall(r"^>>> ", text, re.MULTILINE))
 
@@ -35,7 +37,7 @@ def test_the_walk_stops_in_every_room_that_is_built() -> None:
 PAGES = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "benchmarks/README.md")
 
 
-@pytest.mark.parametrize("page", [*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize("page", [*PAGES, *DOCS])
 def test_files_that_are_named_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [(ROOT / page).parent / target for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
