@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,9 +68,18 @@ class Reader:
         printed: everything that the last block of commands printed.
     """
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-        """Go to a folder, with a program ``transom`` on the path that runs this checkout."""
-        self.capfd, self.printed = capfd, ""
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], training_options: Sequence[str] = ()
+    ) -> None:
+        """Go to a folder, with a program ``transom`` on the path that runs this checkout.
+
+        Args:
+            folder: folder in which the page's commands run.
+            monkeypatch: changes folder and environment until the end of the test.
+            capfd: captures what is printed.
+            training_options: options to add to every command that starts a run, such as those of a small model.
+        """
+        self.capfd, self.printed, self.training_options = capfd, "", list(training_options)
         programs = folder / ".programs"
         programs.mkdir(parents=True)
         (programs / "transom").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m transom "$@"\n', encoding="utf-8")
@@ -83,7 +93,8 @@ class Reader:
         short = re.sub(r"--minutes [\d.]+", "--minutes 0.02", command)
         self.capfd.readouterr()
         if short.startswith("transom ") and not set("|<>$;") & set(short):
-            code = main(shlex.split(short, comments=True)[1:])
+            words = shlex.split(short, comments=True)[1:]
+            code = main([*words, *(self.training_options if words[0] == "train" and "--resume" not in words else [])])
         else:
             code = subprocess.run(["bash", "-ec", short], stdin=subprocess.DEVNULL, timeout=120, check=False).returncode
         out, err = self.capfd.readouterr()
