@@ -22,19 +22,20 @@ BY_REFERENCE := $(addprefix tests/,agreement bad_input benchmarks checkpoints cl
 	planning tasks training)
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
-.PHONY: help demo test ci check chaos sanitize soak bench docs notebooks size release-check clean
+.PHONY: help demo test ci check chaos sanitize soak bench docs site notebooks size release-check clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train the built-in phrasebook translator, translate, write a report"
 	@echo "make test    all checks and the fast tests"
-	@echo "make ci      make test, the long checks, and tests without the kernels"
+	@echo "make ci      make test, the site, the long checks, and tests without the kernels"
 	@echo "make check   ruff, mypy, the rules of prose and the size of files"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
 	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
 	@echo "make soak    20,000 bad inputs (SOAK=1000 for fewer): refused in one line, soon, within little memory"
 	@echo "make bench   speed beside the peers, in one run"
 	@echo "make docs    regenerate docs/config.md and docs/components.md from the schema"
+	@echo "make site    build the documentation as a web site in build/site, and check its links"
 	@echo "make notebooks  execute the notebooks and store their outputs"
 	@echo "make size    lines of code per file and per package"
 	@echo "make release-check  build sdist and wheel; install the wheel in a new environment; run the demo and a plugin there"
@@ -58,6 +59,11 @@ $(VENV)/dev.stamp: $(VENV)/core.stamp
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
+$(VENV)/docs.stamp: $(VENV)/core.stamp
+	@echo "installing what the site needs"
+	@$(PIP) --no-build-isolation -e ".[docs]"
+	@touch $@
+
 $(VENV)/bench.stamp: $(VENV)/core.stamp
 	@$(PIP) --no-build-isolation -e ".[bench]"
 	@touch $@
@@ -76,7 +82,7 @@ test: check
 	$(TEST) $(SESSION)
 	$(TEST) $(PLAIN) -m "compile and not long" tests
 
-ci: test
+ci: test site
 	$(TEST) $(SESSION) $(PLAIN) -m long tests
 	TRANSOM_KERNELS=reference $(TEST) $(SESSION) $(PLAIN) -m "not long and not compile and not chaos" $(BY_REFERENCE)
 
@@ -94,6 +100,11 @@ bench: $(VENV)/bench.stamp
 
 docs: $(VENV)/core.stamp
 	$(BIN)/python -m transom.config.config_docs docs
+
+site: $(VENV)/docs.stamp
+	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs -d build/doctrees . build/site
+	$(BIN)/python -m tests.site build/site
+	@echo "open build/site/index.html"
 
 notebooks: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.notebooks

@@ -93,9 +93,9 @@ def test_the_page_has_every_part_and_its_bounds() -> None:
     page = config_page()
     assert "| `max_steps` | whole number, at least 1 | `20000` | optimizer steps |" in page
     assert '| `learning_rate` | number or `"noam"` |' in page
-    assert "## `[training.optimizer]` of kind `adamw`" in page
+    assert "### `[training.optimizer]` of kind `adamw`" in page
     parts = [recipe.model_fields["data"].annotation.model_fields["train"] for recipe in recipes_by_task().values()]  # type: ignore[union-attr]
     kinds_of_files = {schema for part in parts for schema in allowed_schemas(part)}
-    assert page.count("## `[data.train]`") == len(kinds_of_files) == 7
-    assert page.count("## `[model.norm]` of kind `rmsnorm`") == 1, "what tasks share stands once"
+    assert page.count("### `[data.train]`") == len(kinds_of_files) == 7
+    assert page.count("### `[model.norm]` of kind `rmsnorm`") == 1, "what tasks share stands once"
     assert "| `files` | text or list of texts | required |" in page

@@ -39,7 +39,7 @@ def config_page() -> str:
     """Return the content of docs/config.md."""
     parts, written = [HEAD], set[type[Schema]]()
     for task, schema in recipes_by_task().items():
-        parts += [f'# `task = "{task}"`\n', *schema_section(schema, (), written)]
+        parts += [f'## `task = "{task}"`\n', *schema_section(schema, (), written)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -52,7 +52,7 @@ def schema_section(schema: type[Schema], path: tuple[str, ...], written: set[typ
         return
     written.add(schema)
     of_kind, title = kinds(schema), f"`[{'.'.join(path)}]`" if path else "Top level"
-    yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in of_kind) if of_kind else ''}\n"
+    yield f"### {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in of_kind) if of_kind else ''}\n"
     yield split_docstring(schema)[0] + "\n"
     fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
     if fields:
