@@ -42,6 +42,7 @@ include_patterns = ["docs/index.md", *(f"{page}.md" for pages in NAVIGATION.valu
 suppress_warnings = ["toc.not_included", "myst.header"]  # the log's entries are reached by links, and are never edited
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+smartquotes = False  # x' is a symbol, and quoted words are often to be typed
 
 html_theme = "furo"
 html_static_path = ["site.css"]

@@ -45,6 +45,12 @@ def test_files_that_are_named_exist(page: str) -> None:
     assert not [str(path) for path in [*links, *paths] if not path.exists()]
 
 
+def test_the_walk_names_modules_that_exist() -> None:
+    modules = {path.relative_to(ROOT).as_posix() for folder in ("transom", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")}
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    assert not [name for name in named if name not in modules and not any(module.endswith(f"/{name}") for module in modules)]
+
+
 def test_the_table_for_coding_agents_names_files_that_exist() -> None:
     rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "AGENTS.md").read_text(encoding="utf-8"), re.MULTILINE)
     for row in rows:
