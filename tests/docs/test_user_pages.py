@@ -1,6 +1,7 @@
 """The pages for users: questions and installation."""
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -21,7 +22,9 @@ def test_the_answers_to_questions_run(tmp_path: Path, monkeypatch: pytest.Monkey
         for path, language in zip(write_pairs(tmp_path, 120, seed), ("en", "de"), strict=True):
             path.rename(tmp_path / f"{name}.{language}")
     Reader(tmp_path, monkeypatch, capfd, sets(*TINY, "training.max_steps=4")).read(FAQ)
-    assert main(["status", "runs/hour"]) == 0
+    shutil.rmtree(tmp_path / "runs" / "hour" / "checkpoints")
+    (tmp_path / "runs" / "hour").rename(tmp_path / "moved")
+    assert main(["translate", "moved", "ab ba"]) == 0, "a finished run needs no checkpoints, and its folder can be moved"
 
 
 def test_the_questions_name_every_file_of_a_run() -> None:
