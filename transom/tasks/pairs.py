@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transom.config.data import LanguageConfig
 from transom.config.recipe import PairRecipe
@@ -21,11 +22,13 @@ class TokenizedPairs:
     """The pairs of a run, by the tag of their target language; the key is None if there is only one language.
 
     Attributes:
+        recipe: the recipe, fitted to the amount of data.
         splits: training, validation and test pairs.
         tokenizers: tokenizers of source and target.
         loaders: training batches.
     """
 
+    recipe: Any
     splits: Mapping[str | None, Splits[Pairs]]
     tokenizers: Tokenizers
     loaders: Mapping[str | None, PairLoader]
@@ -47,9 +50,11 @@ def load_tokenized_pairs(
     """
     context.notify("reading the data")
     splits = load_multilingual_data(recipe.data, context.base, languages)
+    train_sets = [of_language.train for of_language in splits.values()]
+    recipe = context.fit(recipe, sum(map(len, train_sets)), [text for pairs in train_sets for text in pairs.target])
     context.notify("preparing the tokenizer")
-    tags, train = [to for to in splits if to is not None], [of_language.train for of_language in splits.values()]
-    tokenizers = load_existing_tokenizers(recipe, context.folder) or Tokenizers.train(concatenate(train), recipe.tokenizer, tags)
+    tags = [to for to in splits if to is not None]
+    tokenizers = load_existing_tokenizers(recipe, context.folder) or Tokenizers.train(concatenate(train_sets), recipe.tokenizer, tags)
     _check_tags(tags, tokenizers.source.tags)
     training = recipe.training
     loaders = {
@@ -67,7 +72,7 @@ def load_tokenized_pairs(
         )
         for to, of_language in splits.items()
     }
-    return TokenizedPairs(splits, tokenizers, loaders)
+    return TokenizedPairs(recipe, splits, tokenizers, loaders)
 
 
 def train_pair_tokenizers(

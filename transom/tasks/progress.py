@@ -88,6 +88,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             case StepFinished():
                 self._step(event)
             case Forecast():
+                self._set_total(event.max_steps)
                 for line in event.notes:
                     self.notify(line)
             case ValidationFinished():
@@ -119,6 +120,11 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} steps", "{task.fields[figures]}")
             self._bar.start()
             self._task = self._bar.add_task("", total=max_steps, completed=step, figures="")
+
+    def _set_total(self, max_steps: int) -> None:
+        self._max_steps = max_steps
+        if self._bar is not None:
+            self._bar.update(self._task, total=max_steps)
 
     def _stop(self) -> None:
         if self._bar is not None:

@@ -91,12 +91,14 @@ class TokenizedText:
     """The tokenized text of a run.
 
     Attributes:
+        recipe: the recipe, fitted to the amount of text.
         splits: the documents.
         tokenizer: the tokenizer of all documents.
         streams: token stream of each split, by its name.
         windows: training batches.
     """
 
+    recipe: Any
     splits: Splits[Documents]
     tokenizer: Tokenizer
     streams: dict[str, TokenStream]
@@ -133,6 +135,7 @@ def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskC
     """
     context.notify("reading the text")
     splits = load_text(data, context.base)
+    recipe = context.fit(recipe, len(splits.train.texts), splits.train.texts)
     tokenizer = load_or_train_tokenizer(splits.train.texts, recipe, context)
     context.notify("tokenizing the text")
     streams, training = {name: TokenStream(part, tokenizer) for name, part in splits.parts.items()}, recipe.training
@@ -144,7 +147,7 @@ def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskC
         blank_noising=blank_noising,
         micro_batching=context.micro_batching(training),
     )
-    return TokenizedText(splits, tokenizer, streams, windows)
+    return TokenizedText(recipe, splits, tokenizer, streams, windows)
 
 
 def train_text_tokenizers(texts: Sequence[str], tokenizer: TokenizerConfig, notify: Callable[[str], None]) -> Tokenizers:

@@ -105,6 +105,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
         context.notify("reading the texts")
         splits = cls.load(recipe, context.base)
         classes = collect_classes(splits.train.target, splits.train, recipe.model.classes)
+        recipe = context.fit(recipe, len(splits.train), splits.train.source)
         tokenizer = load_or_train_tokenizer(splits.train.source, recipe, context)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len

@@ -113,6 +113,7 @@ class ImageTask:
         """
         context.notify(f"reading the {recipe.UNIT}")
         splits = cls.load(recipe, context.base)
+        recipe = context.fit(recipe, len(splits.train))
         classes = collect_classes(splits.train.labels, splits.train, recipe.model.classes)
         found: dict[str, Any] = {"classes": classes}
         if not recipe.model.pixel_mean:

@@ -40,6 +40,7 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
         """
         context.notify("reading the instructions")
         splits = load_instructions(recipe.data, context.base)
+        recipe = context.fit(recipe, len(splits.train), splits.train.source + splits.train.target)
         tokenizer = load_or_train_tokenizer(splits.train.source + splits.train.target, recipe, context)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len

@@ -43,7 +43,7 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
             TransomError: the text cannot be read or does not fit the recipe.
         """
         text = load_tokenized_text(recipe, recipe.data, context, recipe.training.blank_noising)
-        recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
+        recipe = text.recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         valid_batches = [batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)]
         return cls(

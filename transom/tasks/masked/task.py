@@ -54,7 +54,7 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
                 " has an embedding row of its own after it; remove the field"
             )
         text = load_tokenized_text(recipe, recipe.data, context)
-        recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
+        recipe = text.recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         mask = text.tokenizer.vocab_size
         valid_batches = _masked_batches(text.streams["valid"], max_seq_len, training.batch_tokens, training.mlm_probability, mask)

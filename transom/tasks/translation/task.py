@@ -51,7 +51,7 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
         text = load_tokenized_pairs(recipe, context, translation_batch, recipe.data.languages)
         splits, tokenizers, loaders = text.splits, text.tokenizers, text.loaders
         sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
-        recipe = recipe.with_fields("model", **sizes)
+        recipe = text.recipe.with_fields("model", **sizes)
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         tagged = {to: loader for to, loader in loaders.items() if to is not None}
         mixture = MultilingualLoader(tagged, recipe.data.sampling_temperature) if tagged else None
