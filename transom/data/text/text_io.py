@@ -28,7 +28,10 @@ class LineStream(Protocol):
     """Interface of a binary stream with ``readline``, such as an open file, a decompressed file or standard input."""
 
     def readline(self, size: int = -1, /) -> bytes:
-        """Return the bytes up to and including the next line end, at most ``size`` of them; empty at the end of the stream."""
+        """Return the bytes up to and including the next line end.
+
+        The result has at most ``size`` bytes unless ``size`` is negative. It is empty at the end of the stream.
+        """
         ...
 
 
@@ -100,7 +103,10 @@ class _DecompressedLines:
         self._n_bytes, self._n_bytes_at_check = 0, 0
 
     def readline(self, size: int = -1, /) -> bytes:
-        """Return the bytes up to and including the next line end, at most ``size`` of them; empty at the end of the stream.
+        """Return the bytes up to and including the next line end, or an empty string of bytes at the end of the stream.
+
+        Args:
+            size: maximum number of bytes to return. A negative value sets no maximum.
 
         Raises:
             DataError: the decompressed size exceeds the limits.

@@ -16,7 +16,7 @@ MAX_WORDS = 10
 """Maximum number of words in a sentence, in either language."""
 
 HELLO = Phrase("hello world", "hola mundo", ("hello world",))
-"""The first test pair; its word combination never occurs in training."""
+"""The first test pair, whose word combination never occurs in training."""
 
 _TEST_FRACTION = 0.10
 _VALID_FRACTION = 0.05
