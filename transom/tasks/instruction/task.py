@@ -90,6 +90,7 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
+        """Build a ``Generator`` from a run."""
         assert isinstance(run.model, LanguageModel)
         return Generator(
             run.model,

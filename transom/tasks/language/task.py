@@ -88,6 +88,7 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
+        """Build a ``Generator`` from a run."""
         assert isinstance(run.model, LanguageModel)
         early_exit_trained = run.recipe is None or run.recipe.training.early_exit_loss.kind != "none"
         return Generator(

@@ -44,7 +44,7 @@ def split_sentences(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens
         max_tokens: maximum number of tokens per window, special tokens excluded.
     """
     known = list(dict.fromkeys(word for words in sentences for word in words))
-    space = " " if tokenizer.kind == "char" else ""  # tokenizers of other kinds prepend the space to a word
+    space = " " if tokenizer.kind == "char" else ""  # a bpe tokenizer prepends the space to each word itself
     rows = tokenizer.encode_batch([space + word for word in known])
     tokens_of = {word: row[:max_tokens] or [UNK] for word, row in zip(known, rows, strict=True)}
     found = list[Window]()
