@@ -1,4 +1,4 @@
-"""Pairs of texts for the tasks that train on them: splits, tokenizers and training batches."""
+"""Loads the splits, tokenizers and training batches of the tasks that train on text pairs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,15 @@ from transom.training.task_protocol import TaskContext
 
 @dataclass(frozen=True)
 class TokenizedPairs:
-    """The pairs of a run, by the tag of their target language; the key is None if there is only one language.
+    """The tokenized text pairs of a run.
+
+    The keys of both mappings are the tags of the target languages. A recipe without ``data.languages`` has the single key None.
 
     Attributes:
         recipe: the recipe, fitted to the amount of data.
-        splits: training, validation and test pairs.
-        tokenizers: tokenizers of source and target.
-        loaders: training batches.
+        splits: training, validation and test pairs of each target language.
+        tokenizers: tokenizers of the source texts and of the target texts.
+        loaders: loader of the training batches of each target language.
     """
 
     recipe: Any
@@ -37,13 +39,16 @@ class TokenizedPairs:
 def load_tokenized_pairs(
     recipe: PairRecipe, context: TaskContext, collate_fn: CollateFn, languages: Sequence[LanguageConfig] = ()
 ) -> TokenizedPairs:
-    """Read the pairs of a recipe, train its tokenizers or load those of another run, and build training batches.
+    """Read the text pairs of a recipe, prepare its tokenizers, and build the loaders of its training batches.
+
+    The tokenizers of a resumed run, or of the original run in fine-tuning, are loaded. Otherwise, tokenizers are trained on the training
+    pairs.
 
     Args:
         recipe: the recipe to train.
-        context: the context in which the data are read.
-        collate_fn: builds a batch.
-        languages: the target languages of a multilingual recipe.
+        context: folders, progress callback and rank of the training run.
+        collate_fn: function that builds a batch from the token IDs and the indices of some pairs.
+        languages: the target languages of a multilingual recipe; empty for other recipes.
 
     Raises:
         TransomError: the data cannot be read or do not fit the recipe.
@@ -78,7 +83,14 @@ def load_tokenized_pairs(
 def train_pair_tokenizers(
     recipe: PairRecipe, base: Path, notify: Callable[[str], None], languages: Sequence[LanguageConfig] = ()
 ) -> Tokenizers:
-    """Train the tokenizers of a recipe on its training pairs; call ``notify`` with a line of progress."""
+    """Train the tokenizers of a recipe on its training pairs.
+
+    Args:
+        recipe: the recipe with the data and the tokenizer settings.
+        base: folder that a relative ``data.root`` is resolved against.
+        notify: called with a line that states the number of pairs, before the tokenizers are trained.
+        languages: the target languages of a multilingual recipe; empty for other recipes.
+    """
     splits = load_multilingual_data(recipe.data, base, languages)
     pairs = concatenate([of_language.train for of_language in splits.values()])
     notify(f"training the tokenizers on {len(pairs.source):,} pairs ...")
@@ -86,9 +98,13 @@ def train_pair_tokenizers(
 
 
 def _check_tags(tags: list[str], known: tuple[str, ...]) -> None:
-    """Check that the languages match the tags of the tokenizer: each has a tag, and there are some if and only if it has tags."""
+    """Raise an error if the tags of the target languages do not match the tags that the tokenizer was trained with.
+
+    If the tokenizer has tags, there must be at least one language, and each language must have one of these tags. If the tokenizer has no
+    tags, there must be no languages.
+    """
     if not set(tags) <= set(known) or bool(tags) != bool(known):
         raise ConfigError(
-            f"data.languages: expected {'tags among ' + ', '.join(known) if known else 'none'}, with which the tokenizer was trained,"
-            f" found {', '.join(tags) or 'none'}; change them or start a new run"
+            f"data.languages: expected {'tags among ' + ', '.join(known) if known else 'no languages'}, as when the tokenizer was trained,"
+            f" found {', '.join(tags) or 'none'}; change data.languages or start a new run"
         )

@@ -14,8 +14,8 @@ FIRST_PLAN_SHARE = 0.05
 WARMUP_SHARE = 0.1
 """Maximum fraction of the steps that a time limit leaves for the warmup."""
 
-MIN_VALIDATIONS, MAX_VALIDATION_SHARE = 10, 0.1
-"""A time limit leaves at least 10 validations, but fewer if they would take more than 10% of the time, and at least 2."""
+WANTED_VALIDATIONS, MIN_VALIDATIONS, MAX_VALIDATION_SHARE = 10, 5, 0.2
+"""A time limit leaves at least 10 validations, but fewer if they would take more than 20% of the time, and never fewer than 5."""
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -73,9 +73,9 @@ def plan_steps(training: TrainingConfig, step: int, seconds: float, seconds_per_
     max_steps = step + max(int(left / (seconds_per_step * (1 + pause_share))), 1)
     if max_steps >= training.max_steps:
         return None
-    wanted = min(training.validate_every, max(max_steps // MIN_VALIDATIONS, 1))
+    wanted = min(training.validate_every, max(max_steps // WANTED_VALIDATIONS, 1))
     affordable = math.ceil(validation_seconds / MAX_VALIDATION_SHARE / seconds_per_step)
-    interval = min(max(wanted, affordable), max(max_steps // 2, 1))
+    interval = min(max(wanted, affordable), max(max_steps // MIN_VALIDATIONS, 1))
     return StepPlan(
         max_minutes=training.max_minutes,
         max_steps=max_steps,
