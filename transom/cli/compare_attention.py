@@ -34,7 +34,7 @@ def compare_attention(
     text: Annotated[str | None, typer.Option("--text", help="Text to run the model on.")] = None,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", metavar="FILE", help="Text file to run the model on (may be gzipped). For a model of images: an image."),
+        typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image for a model of images."),
     ] = None,
     lengths: Annotated[
         str,
@@ -42,16 +42,10 @@ def compare_attention(
             "--lengths", metavar="N,N", help="Also measure at these lengths in tokens. The tokens of the input are repeated or cut off."
         ),
     ] = "",
-    features: Annotated[
-        str, typer.Option("--features", metavar="N,N", help="Numbers of random features to measure (Performer).")
-    ] = "16,64,256",
-    ranks: Annotated[
-        str, typer.Option("--ranks", metavar="N,N", help="Ranks to measure (Linformer) and numbers of landmarks (Nystrom).")
-    ] = "16,64",
+    features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of random features (Performer).")] = "16,64,256",
+    ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks (Linformer) and numbers of landmarks (Nystrom).")] = "16,64",
     windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes in tokens of the sliding windows to measure.")] = "16,64",
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, max=1000, help="Number of timings of each method. The median is printed.")
-    ] = 5,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Number of timings per method. The median is printed.")] = 5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the random features.")] = 1,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="HTML page to write, with the results of every layer.")] = None,
     too_long: CompareTooLong = None,

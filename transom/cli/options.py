@@ -105,6 +105,7 @@ ScoreTooLong = Annotated[
 FillTooLong = Annotated[
     Literal["window", "refuse"], _too_long_option("window (read a window around each [MASK]) or refuse (stop with an error).")
 ]
+TagTooLong = Annotated[Literal["window", "refuse"], _too_long_option("window (tag window by window) or refuse (stop with an error).")]
 GenerateTooLong = Annotated[
     Literal["window", "refuse"],
     _too_long_option("window (drop the first half of the tokens and continue) or refuse (stop with an error)."),

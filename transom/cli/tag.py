@@ -1,13 +1,13 @@
 """``transom tag``: tag the words of a text and find the entities in the text."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
-from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, expand_options, reject_options
+from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, TagTooLong, expand_options, reject_options
 from transom.cli.output import JsonAnswersOption, note_too_long, print_result
 from transom.errors import ConfigError, DataError
 
@@ -45,13 +45,7 @@ def tag(
         int | None,
         typer.Option("--tag-column", metavar="N", help="Column of the tag in --tagged, counted from 0. Default: -1, the last column."),
     ] = None,
-    too_long: Annotated[
-        Literal["window", "refuse"],
-        typer.Option(
-            "--too-long",
-            help="How to treat texts longer than the context window: window (tag window by window) or refuse (stop with an error).",
-        ),
-    ] = "window",
+    too_long: TagTooLong = "window",
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:

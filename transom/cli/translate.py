@@ -41,6 +41,15 @@ tail -f log.en | transom translate runs/en-de --line-buffered
 
 app = typer.Typer(add_completion=False)
 
+NBestOption = Annotated[
+    int,
+    typer.Option(
+        "--n-best",
+        min=1,
+        help="Number of translations per sentence. Above 1, each is printed as: line number from 0 ||| text ||| score ||| log p.",
+    ),
+]
+
 
 @app.command()
 @expand_options
@@ -58,23 +67,14 @@ def translate(
     to: TargetLanguageOption = None,
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,
-    n_best: Annotated[
-        int,
-        typer.Option(
-            "--n-best",
-            min=1,
-            help="Number of translations per sentence. Above 1, each is printed as: line number from 0 ||| text ||| score ||| log p.",
-        ),
-    ] = 1,
+    n_best: NBestOption = 1,
     alignment: Annotated[
         bool,
         typer.Option(
             "--alignment", help="Also print which source words each translated word attends to, as a chart or with --json as numbers."
         ),
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="With --alignment: HTML page to write the alignments to.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="With --alignment: HTML page to write.")] = None,
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,
     too_long: TranslateTooLong = "split",
@@ -90,9 +90,7 @@ def translate(
         reject_options({"--html": html}, "--alignment", "translations alone")
     inputs = read_inputs(sentences, sources, "SENTENCE", "sentences")
     if inputs.given is None and (output_file or html) is not None:
-        raise ConfigError(
-            f"expected --input or a pipe with {'--output' if output_file else '--html'}, found lines that are answered one by one"
-        )
+        raise ConfigError(f"expected --input or a pipe with {'--output' if output_file else '--html'}, found lines answered one by one")
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load
