@@ -79,7 +79,8 @@ def keep_fitted_fields(recipe: RecipeT, original: Recipe, own: UserOverrides) ->
     for table, names in FITTED_FIELDS.items():
         if (section := getattr(recipe, table, None)) is not None:
             kept = {name: getattr(getattr(original, table), name) for name in names if hasattr(section, name) and name not in own.of(table)}
-            recipe = recipe.model_copy(update={table: section.model_copy(update=kept)})
+            new = _reshape(section, kept) if table == "model" else section.model_copy(update=kept)
+            recipe = recipe.model_copy(update={table: new})
     return recipe
 
 
@@ -113,13 +114,9 @@ def _changes(recipe: Recipe, amount: DataAmount) -> dict[str, dict[str, Any]]:
     size = min(_power_of_two(n / STEPS_PER_EPOCH, least), getattr(training, name))
     max_steps = min(training.max_steps, max(int(float(f"{MAX_EPOCHS * n / size:.1e}")), MIN_STEPS))
     warmup, interval = min(training.schedule.warmup_steps, max_steps // 10), max_steps // MAX_VALIDATIONS
-    fitted = {
-        name: size,
-        "max_steps": max_steps,
-        "schedule": training.schedule.model_copy(update={"warmup_steps": warmup}),
-        "validate_every": min(training.validate_every, max(interval, 1)),
-        "checkpoint_every": min(training.checkpoint_every, max(interval, 1)),
-    }
+    fitted = {name: size, "max_steps": max_steps, "schedule": training.schedule.model_copy(update={"warmup_steps": warmup})}
+    if max_steps < training.max_steps:
+        fitted |= {each: min(getattr(training, each), max(interval, 1)) for each in ("validate_every", "checkpoint_every")}
     if amount.n_characters is None or not isinstance(recipe, TextRecipe):
         return {"training": fitted}
     if hasattr(training, "word_dropout") and amount.n_characters < SMALL_CHARACTERS:
@@ -146,6 +143,15 @@ def small_model(model: Any) -> Any:
     d_model = model.d_model // model.n_heads * heads
     shape = {"d_model": d_model, "n_heads": heads, "d_ff": model.d_ff * d_model // model.d_model, **layers}
     try:
-        return type(model).model_validate(model.model_dump(exclude_unset=True) | shape)
+        return _reshape(model, shape)
     except ValidationError:  # a component needs the recipe's shape
         return model
+
+
+def _reshape(model: Any, shape: dict[str, Any]) -> Any:
+    """Return a model with other fields, from which the derived ones follow.
+
+    Raises:
+        ValidationError: the fields contradict the model's components.
+    """
+    return type(model).model_validate(model.model_dump(exclude_unset=True) | shape)
