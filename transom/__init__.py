@@ -1,4 +1,4 @@
-"""transom: train Transformers on your own data and use them.
+"""Train Transformers on your own data, and load the trained models to use them.
 
 import transom
 
@@ -46,12 +46,12 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that ``import transom`` is quick."""
+    """Import a public name of the package on first use, which keeps ``import transom`` fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'transom' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """Return the public names."""
+    """Return the public names of the package."""
     return sorted([*_HOMES, "__version__"])

@@ -1,38 +1,38 @@
 """Errors that a user can cause and correct.
 
-A message states in one line what was expected, what was found, where, and what to change.
-The command line prints it after ``error:`` and exits with 2.
+The message of an error states in one line what was expected, what was found, where, and what to change. The command line prints the message
+after ``error:`` and exits with code 2.
 """
 
 
 class TransomError(ValueError):
-    """A user's mistake in a file, a field, an option or the machine."""
+    """Error that the user can correct, such as a wrong file, recipe field or option."""
 
 
 class ConfigError(TransomError):
-    """A recipe or setting that does not match the schema."""
+    """Error in a recipe, an option or an argument."""
 
 
 class DataError(TransomError):
-    """Input data that cannot be read or that contradict each other."""
+    """Error in input data, which cannot be read or are inconsistent."""
 
 
 class CheckpointError(TransomError):
-    """A run folder or checkpoint that is missing, damaged or incompatible."""
+    """Error in a run folder or checkpoint, which is missing, damaged or incompatible."""
 
 
 class AmbiguousHeaderError(DataError):
-    """A file whose first line may be a header or a sample.
+    """Error in a table whose first line may be either a header or a sample.
 
     Attributes:
-        question: the question that the user has to answer.
+        question: the question to ask in a terminal.
     """
 
     def __init__(self, message: str, question: str = "") -> None:
-        """Store the message, and the question for a terminal."""
+        """Store the message and the question to ask in a terminal."""
         super().__init__(message)
         self.question = question
 
 
 class DiskError(TransomError):
-    """A file that could not be written: disk full, no permission, a folder in its place."""
+    """Error while writing a file, for example because the disk is full, permission is missing, or a folder has the name of the file."""

@@ -1,12 +1,12 @@
-"""Estimators with the interface of scikit-learn: a classifier of texts and an embedder of texts, trained by ``transom.train``.
+"""Estimators with the interface of scikit-learn: a text classifier and a text embedder, trained by ``transom.train``.
 
     from transom.sklearn import TextClassifier
 
     classifier = TextClassifier(minutes=5).fit(texts, labels)
     classifier.predict_proba(["A film to remember."])
 
-Their input is a list of strings. They work in ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``; a fitted one can be pickled, with its
-model as the bytes of a run folder's files (safetensors, JSON, TOML).
+The input of an estimator is a list of strings. Both estimators work in ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``. A fitted
+estimator can be pickled. The pickle contains the files of its run folder (safetensors, JSON, TOML) as bytes.
 """
 
 import json
@@ -32,14 +32,14 @@ except ImportError:
     raise ConfigError("transom.sklearn needs scikit-learn: pip install 'transom[sklearn]'") from None
 
 MODEL_FILES = (CONFIG, RECIPE, TOKENIZER, WEIGHTS, BASE, ADAPTER)
-"""Files of a run folder that a fitted estimator keeps."""
+"""Names of the files of a run folder that a fitted estimator keeps."""
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base of both estimators: a run that is trained, kept as bytes, and loaded at first use.
+    """Base class of both estimators, which trains a model and keeps the files of its run folder as bytes.
 
     Attributes:
-        run_files_: content of the run's files, by name.
+        run_files_: content of each file of ``MODEL_FILES`` in the run folder, by file name.
     """
 
     recipe: str | Path
@@ -50,7 +50,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
     random_state: int | np.random.RandomState | None
 
     def _train(self, arguments: Mapping[str, Any], seed: int, **fields: object) -> None:
-        """Train the recipe and keep its files."""
+        """Train a model with the recipe, and keep the files of its run folder."""
         fields = {"training.seed": seed, **fields, **(self.set or {})}
         with TemporaryDirectory(prefix="transom-") as scratch:
             out = Path(scratch) / "run" if self.out is None else Path(self.out)
@@ -59,7 +59,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_iter_, self.validation_ = result.step, dict(result.best)
 
     def _keep(self, folder: Path) -> None:
-        """Keep the model's files, and load it."""
+        """Keep the files of a run folder, and load the model."""
         self.run_files_ = {name: (folder / name).read_bytes() for name in MODEL_FILES if (folder / name).is_file()}
         self._loaded: Any = self._load(folder)
 
@@ -68,7 +68,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def _model(self) -> Any:
-        """The fitted model; one that was pickled is loaded from its files when it is first used.
+        """The fitted model. After unpickling, it is loaded from the kept files on first use.
 
         Raises:
             NotFittedError: ``fit`` was not called.
@@ -93,34 +93,34 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return int(check_random_state(self.random_state).randint(2**31))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: parameters, classes and the model's files, but not the loaded model."""
+        """Return the state to pickle: all attributes except the loaded model, which the kept files replace."""
         state: dict[str, Any] = super().__getstate__()
         return {name: None if name == "_loaded" else value for name, value in state.items()}
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn's tags: the input is a list of strings."""
+        """Return the tags of scikit-learn, which declare the input as a list of strings."""
         tags = super().__sklearn_tags__()
         tags.input_tags.string, tags.input_tags.two_d_array = True, False
         return tags
 
 
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
-    """A classifier of texts: a Transformer encoder, trained from scratch or from a run.
+    """Text classifier: a Transformer encoder that is trained from scratch or fine-tuned.
 
     Args:
         recipe: name of a packaged recipe of task ``classification``, or path of a TOML file.
-        set: changes of the recipe's fields, such as ``{"training.max_steps": 300}``.
-        minutes: limit of the training time.
-        init_from: run folder to fine-tune, such as one of task ``masked``.
-        validation_fraction: part of the texts that is held out, to choose the best weights and to stop early.
-        out: run folder, which ``fit`` overwrites; default: a temporary one.
+        set: values of recipe fields to override, such as ``{"training.max_steps": 300}``.
+        minutes: maximum training time in minutes; None for no limit.
+        init_from: run folder of a model to fine-tune, such as a masked language model; None to train from scratch.
+        validation_fraction: fraction of the texts to hold out for selecting the best weights and for early stopping.
+        out: run folder to write, which ``fit`` overwrites; None for a temporary folder.
         progress: show the progress of training.
-        random_state: seed of the initial weights, the order of the texts, dropout and the held-out part.
+        random_state: seed of the initial weights, the order of the texts, dropout and the choice of held-out texts.
 
     Attributes:
         classes_: the classes, sorted.
-        n_iter_: training steps.
-        validation_: validation figures of the weights that were kept, with their step.
+        n_iter_: number of training steps.
+        validation_: validation metrics of the selected weights, and the step of these weights.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Iterable[str], y: ArrayLike) -> Self:
-        """Train on texts and their classes.
+        """Train the classifier on the texts ``X`` and their classes ``y``.
 
         Raises:
-            DataError: the texts are no strings, differ in number from the classes, or are all of one class.
-            TransomError: the recipe does not fit.
+            DataError: the texts are not strings, differ in number from the classes, or are all of one class.
+            TransomError: the recipe is invalid or does not train a text classifier.
         """
         if y is None:
             raise DataError("y: TextClassifier requires y to be passed, but the target y is None; give a class for each text")
@@ -179,7 +179,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return predicted
 
     def predict_proba(self, X: Iterable[str]) -> NDArray[np.float64]:
-        """Return the probability of each class, (texts, classes); columns as in ``classes_``."""
+        """Return the probability of each class for each text, (texts, classes). The columns are ordered as in ``classes_``."""
         model = self._model
         found: NDArray[np.float64] = model.predict_proba(check_texts(X))
         columns = {name: column for column, name in enumerate(model.classes_.tolist())}
@@ -187,23 +187,24 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
 
 class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
-    """An embedder of texts: the mean of a Transformer encoder's last vectors.
+    """Text embedder, which maps a text to the mean of the last hidden states of a Transformer encoder.
 
-    The encoder is that of a run, or ``fit`` trains one on the texts themselves, as a masked language model (Devlin et al. 2019).
+    The encoder is loaded from a run folder. Without a run folder, ``fit`` trains an encoder on the texts as a masked language model (Devlin
+    et al. 2019).
 
     Args:
-        run: run folder whose encoder is used, of any task that has one; ``fit`` then trains nothing.
-        recipe: name of a packaged recipe of task ``masked``, or path of a TOML file; used where ``run`` is None.
-        set: changes of the recipe's fields, such as ``{"training.max_steps": 300}``.
-        minutes: limit of the training time.
-        normalize: scale each vector to length 1, so that products of two are cosines.
-        out: run folder, which ``fit`` overwrites; default: a temporary one.
+        run: run folder of an encoder-only model, which ``fit`` uses without further training; None to train an encoder.
+        recipe: name of a packaged recipe of task ``masked``, or path of a TOML file; used if ``run`` is None.
+        set: values of recipe fields to override, such as ``{"training.max_steps": 300}``.
+        minutes: maximum training time in minutes; None for no limit.
+        normalize: scale each vector to unit length, so that the dot product of two vectors is their cosine similarity.
+        out: run folder to write, which ``fit`` overwrites; None for a temporary folder.
         progress: show the progress of training.
-        random_state: seed of the initial weights, the order of the texts, masks and dropout.
+        random_state: seed of the initial weights, the order of the texts, the masks, dropout and the choice of held-out texts.
 
     Attributes:
-        n_iter_: training steps; not there where ``run`` was named.
-        validation_: validation figures of the weights that were kept, with their step; likewise.
+        n_iter_: number of training steps; not set if ``run`` is given.
+        validation_: validation metrics of the selected weights, and the step of these weights; not set if ``run`` is given.
     """
 
     def __init__(
@@ -228,11 +229,11 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Iterable[str], y: object = None) -> Self:
-        """Train a masked language model on the texts, or take the run that was named.
+        """Train a masked language model on the texts ``X``, or load the encoder of ``run`` if it is given.
 
         Raises:
-            DataError: the texts are no strings.
-            TransomError: the recipe does not fit, or the run has no encoder.
+            DataError: the texts are not strings.
+            TransomError: the recipe is invalid or does not train a masked language model, or the model of ``run`` is not encoder-only.
         """
         texts = check_texts(X)
         if self.run is not None:
@@ -249,7 +250,7 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Iterable[str]) -> NDArray[np.float32]:
-        """Return the vector of each text, (texts, d_model)."""
+        """Return the embedding vector of each text, (texts, d_model)."""
         found: NDArray[np.float32] = self._model.embed(check_texts(X), self.normalize)
         return found
 
@@ -257,22 +258,22 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         return load_embedder(folder)
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn's tags: vectors are float32 whatever the input is."""
+        """Return the tags of scikit-learn, which declare that the data type of the vectors does not depend on the input."""
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = []
         return tags
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
-        """Return a name for each column of ``transform``."""
+        """Return a name for each column of the vectors that ``transform`` returns."""
         n_columns = self._model.model.config.d_model
         return np.array([f"textembedder{column}" for column in range(n_columns)], dtype=object)
 
 
 def check_texts(X: Any) -> list[str]:
-    """Return texts as a list.
+    """Return the texts ``X`` as a list of strings.
 
     Raises:
-        DataError: ``X`` is not a sequence of strings, or is empty.
+        DataError: ``X`` is a single string or a sparse matrix, contains something other than strings, or is empty.
     """
     if isinstance(X, str | bytes):
         raise DataError("X: expected a list of texts, found one text; put it in brackets: [text]")
@@ -288,16 +289,17 @@ def check_texts(X: Any) -> list[str]:
 
 
 def class_names(classes: NDArray[Any]) -> list[str]:
-    """Return ``str(label)`` per class, or numbers if two classes print alike or one does not print."""
+    """Return a printable name for each class: ``str(label)``, or the index of the class if these names are ambiguous or unprintable."""
     names = [str(each) for each in classes]
     legible = len(dict.fromkeys(names)) == len(names) and all(name.strip() == name and name.isprintable() and name for name in names)
     return names if legible else [str(number) for number in range(len(names))]
 
 
 def split(numbers: NDArray[np.int_], fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """Split rows into training and held-out rows; each class keeps at least one training row.
+    """Split row numbers at random into training rows and held-out rows, class by class.
 
-    If the fraction amounts to less than one row per class, no row is held out: all rows are both training and held-out rows.
+    ``numbers`` contains the class of each row. Each class keeps at least one training row. If the fraction rounds to zero held-out rows in
+    every class, all rows are returned twice, as training rows and as held-out rows.
 
     Raises:
         ConfigError: the fraction is not between 0 and 1.

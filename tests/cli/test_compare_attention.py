@@ -71,7 +71,7 @@ def test_images(transom: Call, tmp_path: Path) -> None:
     assert any(cost["kind"] == "nystrom, 4 landmarks" for cost in value["kinds"])
     assert "give one with --input" in transom("compare-attention", tmp_path / "run", "--text", "x").error
     refused = transom("compare-attention", tmp_path / "run", "--input", tmp_path / "digit.png", "--too-long", "refuse").error
-    assert "expected --too-long with a model of texts, found it with" in refused
+    assert "expected --too-long only with a model of texts, found --too-long with" in refused
     (tmp_path / "no.png").write_text("no image")
     assert "no.png" in transom("compare-attention", tmp_path / "run", "--input", tmp_path / "no.png").error
 

@@ -61,7 +61,7 @@ def test_classify_a_text_a_file_and_labelled_texts(transom: Call, classifying: P
     (tmp_path / "texts").write_text("a wolf\n\n" + "a cat " * 30 + "\n")
     from_file = transom("classify", classifying, "--input", tmp_path / "texts", "--precision", "fp32")
     assert from_file.code == 0 and len(from_file.out.splitlines()) == 3 and from_file.out.startswith(f"{label}\t{p}")
-    assert "texts longer than the context window of 15 tokens: 1 of 3, truncated" in from_file.err
+    assert "1 of 3 texts exceed the context window of 15 tokens: truncated" in from_file.err
     records = transom("classify", classifying, "--input", tmp_path / "texts", "--too-long", "window", "--json").json
     assert [record["windows"] for record in records][:2] == [1, 1] and records[2]["windows"] > 1 and records[2]["n_dropped_tokens"] == 0
     scored = transom("classify", classifying, "--labeled-data", labelled)
@@ -105,7 +105,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         (["fill", "FILL", "[MASK] " + "sun " * 40 + "[MASK]"], "place the masks closer together"),
         (
             ["embed", "RUN", "--input", "texts"],
-            "expected --output FILE, --nearest FILE or --json, found none; give one for the lines of a file or pipe",
+            "expected --output FILE, --nearest FILE or --json, found none of them; give one of them to embed the lines of a file or pipe",
         ),
         (["embed", "RUN", "a", "--input", "b", "--json"], "expected TEXT or --input, found both"),
         (["embed", "RUN", "a", "--nearest", "b", "--output", "c"], "expected --nearest or --output, found both"),

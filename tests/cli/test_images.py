@@ -103,7 +103,9 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
     )
     assert "found one for transom classify" in transom("translate", seeing, "x").error
     refused = transom("classify", seeing, photos / "dark" / "0.jpg", "--too-long", "window").error
-    assert "expected --too-long with a classifier of texts, found it with a classifier of images; leave it out" in refused
+    assert (
+        "expected --too-long only with a classifier of texts, found --too-long with a classifier of images; leave --too-long out" in refused
+    )
     assert "expected a run of an encoder" in transom("embed", seeing, "x").error
     override = transom("train", "digits-vit", "--set", "model.patch_size=3").error
     assert "expected image_size to be a multiple of 6 pixels, the side of a patch, found 8" in override

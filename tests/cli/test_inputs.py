@@ -142,7 +142,7 @@ def test_inputs_unlike_the_training_data_get_warnings(transom: Call, runs: dict[
     lines.write_text("the cat sat\nso long\n" * 5)
     many = transom("classify", runs["classify"], "--input", lines)
     assert "warning: line 2: 2 of 2 words never seen in training: so, long" in many.err
-    assert "warning: 2 more of 10 texts have such warnings; --json lists all" in many.err
+    assert "warning: 2 more of 10 texts have warnings; --json prints all warnings" in many.err
     long = transom("classify", runs["classify"], "the cat sat " * 20).err
     assert "characters long, but the longest training text has 14" in long
     german = "die Katze schläft heute lange auf dem warmen Dach des alten Hauses"
@@ -170,7 +170,7 @@ def test_n_best_raises_the_beam_and_alignments_are_drawn(transom: Call, runs: di
     assert len(aligned["alignment"]["weights"]) == len(aligned["alignment"]["target"])
     assert "<svg" in page.read_text() and "ab ba" in page.read_text()
     assert aligned["alignment"]["origin"] in page.read_text()
-    assert "expected --html with --alignment" in transom("translate", run, "ab", "--html", page).error
+    assert "expected --html only with --alignment" in transom("translate", run, "ab", "--html", page).error
 
 
 def test_nearest_texts_are_those_of_numpy(transom: Call, runs: dict[str, Path], tmp_path: Path) -> None:

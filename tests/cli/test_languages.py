@@ -57,7 +57,7 @@ def test_a_missing_or_needless_language_is_one_line(joint: Path, trained: Traine
     run = trained.folder
     for command in (("translate", run, "ab"), ("evaluate", run, *files), ("score", run, *files), ("compare", run, run, *files)):
         assert "expected no target language, because the model has only one, found 'de'" in transom(*command, "--to", "de").error
-    assert "leave it out" in transom("score", joint, "--text", joint.parent / "val.en", "--to", "de").error
+    assert "leave --to out" in transom("score", joint, "--text", joint.parent / "val.en", "--to", "de").error
     assert (sorted(path.name for path in joint.iterdir()), ledger.read_bytes() if ledger.exists() else b"") == before, "nothing was noted"
 
 

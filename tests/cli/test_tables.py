@@ -88,7 +88,7 @@ def test_pairs_come_from_one_table(transom: Call, tmp_path: Path) -> None:
             "expected --source and --target, or --pairs, found --source and --pairs"
             in transom(command, out, "--pairs", path, "--source", path).error
         )
-    assert "expected --header with --pairs" in transom("evaluate", out, "--source", path, "--target", path, "--header").error
+    assert "expected --header only with --pairs" in transom("evaluate", out, "--source", path, "--target", path, "--header").error
 
 
 @pytest.mark.parametrize(

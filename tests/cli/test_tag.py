@@ -72,7 +72,10 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
         (["tag", "RUN", "a", "--tagged", "b"], "expected TEXT, --input or --tagged, found several"),
         (["tag", "RUN", "a", "--input", "b"], "expected TEXT or --input, found both; remove one"),
         (["tag", "RUN", "--tagged", "missing"], "missing: expected a file of tagged sentences, found nothing"),
-        (["tag", "RUN", "a", "--tag-column", "1"], "expected --tag-column with --tagged, found it with texts; leave it out"),
+        (
+            ["tag", "RUN", "a", "--tag-column", "1"],
+            "expected --tag-column only with --tagged, found --tag-column with texts; leave --tag-column out",
+        ),
         (["tag", "RUN", "--tagged", "GOOD", "--tag-column", "2"], "names.conll:1: expected at least 3 columns"),
         (["tag", "RUN", "--tagged", "BAD"], "bad.conll:2: expected 2 columns, separated by spaces as in line 1, found 1"),
         (["tag", "RUN", "--tagged", "OTHER"], "other.conll:1: expected one of the tags 'B-PER', 'B-THING', 'I-PER', 'I-THING', 'O', found"),

@@ -36,22 +36,22 @@ PAIRS = ("--source", "SOURCE", "--target", "TARGET")
 CASES = {
     "translate": Case(
         ("TRANSLATING", "--input", "SOURCE"),
-        "sentences longer than the context window of MOST tokens: 1 of 2, split at sentence boundaries",
+        "1 of 2 sentences exceed the context window of MOST tokens: split at sentence boundaries",
         lambda value: [record["translations"][0]["pieces"] > 1 for record in value] == [False, True],
     ),
     "translate --output": Case(
         ("TRANSLATING", "--input", "SOURCE", "--output", "OUT"),
-        "sentences longer than the context window of MOST tokens: 1 of 2, split",
+        "1 of 2 sentences exceed the context window of MOST tokens: split",
         lambda value: value["n_too_long"] == 1,
     ),
     "evaluate": Case(
         ("TRANSLATING", *PAIRS),
-        "sentences longer than the context window of MOST tokens: 1 of 2, split",
+        "1 of 2 sentences exceed the context window of MOST tokens: split",
         lambda value: value["n_too_long"] == 1,
     ),
     "compare": Case(
         ("TRANSLATING", "TRANSLATING", *PAIRS, "--resamples", "5"),
-        "longer than the context window of MOST tokens: 1 of 2, split",
+        " exceed the context window of MOST tokens: split",
         lambda value: (value["a_n_too_long"], value["b_n_too_long"]) == (1, 1),
     ),
     "generate": Case(
@@ -61,52 +61,52 @@ CASES = {
     ),
     "score": Case(
         ("GENERATING", "--text", "TEXTS", "--document", "line"),
-        "texts longer than the context window of 15 tokens: 1 of 2, read in windows",
+        "1 of 2 texts exceed the context window of 15 tokens: read in windows",
         lambda value: value["n_too_long"] == 1 and value["texts"][1]["windows"] > 1,
     ),
     "score --too-long truncate": Case(
         ("GENERATING", "--text", "TEXTS", "--document", "line", "--too-long", "truncate"),
-        "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
+        "1 of 2 texts exceed the context window of 15 tokens: truncated, ",
         lambda value: value["n_too_long"] == 1 and value["n_dropped_tokens"] == value["texts"][1]["n_dropped_tokens"] > 0,
     ),
     "classify": Case(
         ("CLASSIFYING", "--input", "TEXTS"),
-        "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
+        "1 of 2 texts exceed the context window of 15 tokens: truncated, ",
         lambda value: [record["n_dropped_tokens"] > 0 for record in value] == [False, True],
     ),
     "classify --labeled-data": Case(
         ("CLASSIFYING", "--labeled-data", "LABELLED"),
-        "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
+        "1 of 2 texts exceed the context window of 15 tokens: truncated, ",
         lambda value: value["n_too_long"] == 1 and value["n_dropped_tokens"] > 0,
     ),
     "classify --labeled-data --too-long window": Case(
         ("CLASSIFYING", "--labeled-data", "LABELLED", "--too-long", "window"),
-        "texts longer than the context window of 15 tokens: 1 of 2, read in windows\n",
+        "1 of 2 texts exceed the context window of 15 tokens: read in windows\n",
         lambda value: (value["n_too_long"], value["n_dropped_tokens"]) == (1, 0),
     ),
     "fill": Case(
         ("FILLING", "--input", "GAPS"),
-        "texts longer than the context window of 15 tokens: 1 of 2, read in a window around each mask, ",
+        "1 of 2 texts exceed the context window of 15 tokens: read in a window around each mask, ",
         lambda value: [record["n_dropped_tokens"] > 0 for record in value] == [False, True],
     ),
     "embed": Case(
         ("FILLING", "--input", "TEXTS", "--output", "OUT"),
-        "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
+        "1 of 2 texts exceed the context window of 15 tokens: truncated, ",
         lambda value: value["n_too_long"] == 1 and value["n_dropped_tokens"] > 0,
     ),
     "embed --too-long window": Case(
         ("FILLING", "--input", "TEXTS", "--output", "OUT", "--too-long", "window"),
-        "texts longer than the context window of 15 tokens: 1 of 2, read in windows\n",
+        "1 of 2 texts exceed the context window of 15 tokens: read in windows\n",
         lambda value: (value["n_too_long"], value["n_dropped_tokens"]) == (1, 0),
     ),
     "tag": Case(
         ("TAGGING", "--input", "TEXTS"),
-        "texts longer than the context window of 15 tokens: 1 of 2, read in windows\n",
+        "1 of 2 texts exceed the context window of 15 tokens: read in windows\n",
         lambda value: [record["windows"] > 1 for record in value] == [False, True],
     ),
     "tag --tagged": Case(
         ("TAGGING", "--tagged", "TAGGED"),
-        "sentences longer than the context window of 15 tokens: 1 of 2, read in windows\n",
+        "1 of 2 sentences exceed the context window of 15 tokens: read in windows\n",
         lambda value: value["n_too_long"] == 1,
     ),
     "compare-attention": Case(
@@ -148,6 +148,8 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "recipes",
         "tokenizer",
         "demo",
+        "runs",
+        "status",
     }
 
 
@@ -181,4 +183,4 @@ def test_a_text_that_fits_is_not_spoken_of(transom: Call, places: dict[str, Path
 )
 def test_flags_of_texts_are_refused_with_pairs(flag: tuple[str, str], transom: Call, places: dict[str, Path]) -> None:
     refused = transom("score", places["TRANSLATING"], "--source", places["SOURCE"], "--target", places["TARGET"], *flag).error
-    assert f"expected {flag[0]} with --text, found it with --source and --target; leave it out" in refused
+    assert f"expected {flag[0]} only with --text, found {flag[0]} with --source and --target; leave {flag[0]} out" in refused

@@ -139,7 +139,7 @@ def test_a_validation_sentence_that_is_translated_in_pieces_does_not_end_the_run
     short = sets(*TINY, "training.max_steps=2", "model.max_seq_len=24")
     outcome = transom("train", "translation", "--source", source, "--target", target, *valid, "--out", tmp_path / "run", *short)
     assert outcome.code == 0
-    assert "valid: dropped longer than 24 tokens: 1 of 41 pairs, line 1" in outcome.err
+    assert "valid: dropped (longer than 24 tokens): 1 of 41 pairs, line 1" in outcome.err
     assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "run" / "README.md").exists()
 
 

@@ -138,7 +138,7 @@ def test_the_report_names_what_to_look_at() -> None:
     report = report_images(Splits(images, images.select([0, 1], "two"), None), ("a", "b", "c"))
     text = "\n".join(report.lines())
     assert "train: 40 images (some)" in text and "  classes: a " in text
-    assert "train: 3 images with another class than the same file before: a/0.png and b/37.png" in text
+    assert "train: 3 images with another class than an earlier equal file: a/0.png and b/37.png" in text
     assert "valid: 2 of 2 images also in training" in text and "fewer than 10 images of 'c'" in text
     assert report.to_json()["images"]["train"]["duplicates"] == 3
     assert image_fingerprint(images) != image_fingerprint(images.select(list(range(39, -1, -1)), "turned"))

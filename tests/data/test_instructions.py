@@ -159,7 +159,7 @@ def test_the_report_names_what_a_person_should_look_at() -> None:
     made = report_instructions(splits, read, SYMBOLS, InstructionLoader(twice, read["train"], max_seq_len=8, batch_tokens=16, seed=1))
     text = "\n".join(made.lines())
     assert "train: 5 instructions (five)" in text and "of the tokens contribute" in text
-    assert "warning: train: 1 prompt with another answer than before, lines 1 and 5" in text
+    assert "warning: train: 1 prompt with another answer than an earlier equal prompt: lines 1 and 5" in text
     assert "train: 1 instruction longer than the 8 tokens of the context window; only the end of the prompt is kept (line 3)" in text
     assert "train: 1 instruction longer than the 8 tokens of the context window; dropped (line 4)" in text
     assert "valid: 4 of 4 instructions also in training, so its metrics are too optimistic" in text

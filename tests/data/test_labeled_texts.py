@@ -181,6 +181,6 @@ def test_the_report_names_what_to_look_at() -> None:
     made = LabeledTextLoader(train, WORD_LEVEL, ("neg", "pos"), max_seq_len=9, batch_tokens=40, seed=1)
     report = report_labeled_texts(Splits(train, valid), ("neg", "pos"), WORD_LEVEL, made)
     problems = " | ".join(report.problems)
-    assert "1 text with another class than the same text before, lines 3 and 5" in problems
+    assert "1 text with another class than an earlier equal text: lines 3 and 5" in problems
     assert "valid: 1 of 2 texts also in training" in problems and "fewer than 10 texts of 'neg', 'pos'" in problems
     assert report.statistics["classes"]["train"] == {"neg": 2, "pos": 1} and "classes: neg 66.7%, pos 33.3%" in "\n".join(report.lines())

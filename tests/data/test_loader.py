@@ -151,8 +151,8 @@ def test_what_cannot_be_trained_on_is_dropped_by_name() -> None:
     odd = Pairs(source, target, "odd")
     every = Tokenizers.train(Pairs(source, target, ""), TokenizerConfig(kind="whitespace", vocab_size=100))
     made_loader = PairLoader(odd, every, max_seq_len=10, batch_tokens=100, seed=1, max_length_ratio=3)
-    assert made_loader.n_dropped == {"with an empty side": 4, "longer than 10 tokens": 1, "of a length ratio above 3": 2}
-    assert made_loader.dropped == {"with an empty side": [1, 2, 4, 7], "longer than 10 tokens": [5], "of a length ratio above 3": [3, 6]}
+    assert made_loader.n_dropped == {"with an empty side": 4, "longer than 10 tokens": 1, "with a length ratio above 3": 2}
+    assert made_loader.dropped == {"with an empty side": [1, 2, 4, 7], "longer than 10 tokens": [5], "with a length ratio above 3": [3, 6]}
     assert made_loader.n_samples == 1
     assert [row[0] for _, batch in epoch_of(made_loader, 0) for row in batch] == [0]
     assert PairLoader(odd, every, max_seq_len=10, batch_tokens=100, seed=1).n_samples == 3

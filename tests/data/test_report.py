@@ -28,12 +28,12 @@ def reported(train: list[tuple[str, str]], valid: list[tuple[str, str]], test: l
 def test_faults_are_found_and_named() -> None:
     report = reported(TRAIN, VALID)
     assert report.problems == [
-        "dropped with an empty side: 1 of 26 pairs, line 21",
-        "dropped longer than 20 tokens: 1 of 26 pairs, line 24",
-        "train: the same as an earlier pair: 2 of 26 pairs, lines 22, 25",
-        "train: over 3 times off the median length ratio: 1 of 26 pairs, line 23",
+        "train: dropped (with an empty side): 1 of 26 pairs, line 21",
+        "train: dropped (longer than 20 tokens): 1 of 26 pairs, line 24",
+        "train: equal to an earlier pair: 2 of 26 pairs, lines 22, 25",
+        "train: length ratio more than 3 times above or below the median: 1 of 26 pairs, line 23",
         "valid: 1 of 4 pairs also in training, so its scores are too optimistic",
-        "valid: dropped longer than 20 tokens: 1 of 4 pairs, line 4",
+        "valid: dropped (longer than 20 tokens): 1 of 4 pairs, line 4",
         "valid source: 2 symbols absent from the training data, 3 times, such as q r",
         "valid target: 1 symbol absent from the training data, 1 time, such as !",
     ]
@@ -91,4 +91,4 @@ def test_it_reads_as_lines_and_as_json() -> None:
 
 def test_only_some_examples_are_named() -> None:
     report = reported([*GOOD, *GOOD], [("a b", "x y")])
-    assert report.problems == ["train: the same as an earlier pair: 20 of 40 pairs, lines 21, 22, 23, 24, 25, ..."]
+    assert report.problems == ["train: equal to an earlier pair: 20 of 40 pairs, lines 21, 22, 23, 24, 25, ..."]

@@ -87,7 +87,7 @@ def test_a_resumed_run_keeps_its_languages(languages: TranslationRecipe, tmp_pat
     sit(changed(languages, max_steps=3), tmp_path / "run")
     with pytest.raises(DataError, match="restore the files, or start a new run with another --out"):
         sit(other_tags(languages, "2-reverse", "2-copy"), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"expected tags among 2-copy, 2-reverse, .* found 2-copy, sort; change them"):
+    with pytest.raises(ConfigError, match=r"expected tags among 2-copy, 2-reverse, .* found 2-copy, sort; change data.languages"):
         sit(other_tags(languages, "2-copy", "sort"), tmp_path / "run")
     raw = changed(languages, max_steps=4).model_dump()
     raw["data"]["sampling_temperature"] = 1.0

@@ -152,7 +152,7 @@ def test_folders_are_listed_and_mistakes_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a/lost\.wav: expected a WAV file, found a file that cannot be read: No such file"):
         read_sounds(tmp_path, CONFIG)
     (tmp_path / "loose.wav").write_bytes(GOOD)
-    with pytest.raises(DataError, match=r"found loose\.wav in none"):
+    with pytest.raises(DataError, match=r"found loose\.wav outside of such a folder"):
         list_sounds(tmp_path)
     with pytest.raises(DataError, match="No such file"):
         read_file(tmp_path / "gone.wav")

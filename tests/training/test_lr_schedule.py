@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from transom.config.training import CosineScheduleConfig, InverseSqrtScheduleConfig, TrainingConfig, WarmupStableDecayConfig
-from transom.training.lr_schedule import learning_rate, time_limit_notes, warmup_notes
+from transom.training.lr_schedule import learning_rate, warmup_notes
 
 
 def test_the_paper_s_formula() -> None:
@@ -50,17 +50,3 @@ def test_a_run_that_ends_before_the_peak_is_told_of(
     (line,) = warmup_notes(TrainingConfig(schedule=schedule, max_steps=50))
     assert "rises for 50 steps, and the run has 50" in line and "warmup_steps smaller, 5 say" in line
     assert not warmup_notes(TrainingConfig(schedule=schedule, max_steps=51))
-
-
-def test_a_clock_that_cuts_a_schedule_off_is_told_of() -> None:
-    training = TrainingConfig(schedule=CosineScheduleConfig(warmup_steps=100, min_lr_ratio=0.0), max_steps=1000, max_minutes=10)
-    (line,) = time_limit_notes(training, seconds_left=500.0, step=100, seconds_per_step=1.0)
-    rate = (1 + math.cos(math.pi * (600 - 100) / 900)) / 2
-    assert "max_minutes = 10 ends the run at about step 600 of 1,000" in line and f"still at {rate:.0%} of the peak" in line
-    assert "training.max_steps=600 lets it decay" in line
-    assert time_limit_notes(training, 538.0, 100, 1.0)[0].count("638") == 0  # a pace is known to two figures
-    assert not time_limit_notes(training, 900.0, 100, 1.0)  # the steps are over first
-    assert not time_limit_notes(training, 880.0, 100, 1.0)  # nearly down
-    assert "still rising, at 90% of the peak" in time_limit_notes(training, 80.0, 10, 1.0)[0]
-    flat = training.model_copy(update={"schedule": InverseSqrtScheduleConfig(warmup_steps=100)})
-    assert not time_limit_notes(flat, 700.0, 100, 1.0)  # 0.354 of the peak in place of 0.316

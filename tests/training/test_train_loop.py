@@ -251,16 +251,33 @@ def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_pa
     assert checkpoints.steps()[-1] == 10
 
 
-def test_the_pace_tells_of_epochs_and_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forecast_says_epochs_and_the_plan_of_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timer, "FORECAST_STEPS", 4)
     events: list[Event] = []
-    sit(tmp_path, events.append, max_steps=1_000_000, max_minutes=0.02)
+    result = sit(tmp_path, events.append, max_steps=1_000_000, max_minutes=0.05, validate_every=1000, checkpoint_every=1000)
     (forecast,) = (e for e in events if isinstance(e, Forecast))
-    epochs = [e.epochs for e in events if isinstance(e, StepFinished)]
-    assert forecast.step == 4 and epochs == sorted(epochs) and epochs[0] > 0
-    told, clock = forecast.notes
-    assert told == f"1,000,000 steps are about {float(f'{epochs[3] / 4 * 1e6:.2g}'):,g} epochs, passes over the training data"
-    assert clock.startswith("at this pace training.max_minutes = 0.02 ends the run at about step ")
+    assert forecast.step <= 4 < forecast.max_steps < 1_000_000
+    plan, epochs = forecast.notes
+    assert plan.startswith(f"about {forecast.max_steps:,} steps fit into 0.05 minutes: warmup of")
+    assert epochs.startswith(f"{forecast.max_steps:,} steps are about ")
+    steps = [e for e in events if isinstance(e, StepFinished)]
+    assert [e.epochs for e in steps] == sorted(e.epochs for e in steps) and steps[0].epochs > 0
+    assert result.reason == "max_minutes" and result.seconds < 2 * 3 and len([e for e in events if isinstance(e, ValidationFinished)]) >= 2
+    rates = [e.learning_rate for e in steps]
+    assert rates[-1] < 0.5 * max(rates), "the schedule ends with the time limit"
+
+
+def test_a_resumed_run_keeps_its_plan_and_makes_another_for_another_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_timer, "FORECAST_STEPS", 4)
+    settings = {"max_steps": 1_000_000, "validate_every": 1000, "checkpoint_every": 1000}
+    die(partial(sit, tmp_path, max_minutes=1, checkpoint_minutes=1e-9, **settings), [kill_at(8, CheckpointSaved)])
+    state = RunFolder.open(tmp_path).checkpoints
+    plan = state.load(state.steps()[-1]).state["progress"]["plan"]
+    assert plan["max_minutes"] == 1 and 8 < plan["max_steps"] < 1_000_000
+    started: list[Event] = []
+    sit(tmp_path, started.append, lambda: True, max_minutes=1, **settings)
+    sit(tmp_path, started.append, lambda: True, max_minutes=2, **settings)
+    assert [e.max_steps for e in started if isinstance(e, TrainingStarted)] == [plan["max_steps"], 1_000_000]
 
 
 def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``transom chat``: talk with an instruction-tuned model or a language model."""
+"""``transom chat``: chat with an instruction-tuned model or a language model."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ transom chat runs/notes --max-new-tokens 60
 printf 'Hi\\nWho are you?\\n' | transom chat runs/assistant --json
 """
 
-HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /save FILE writes the conversation, /exit or Ctrl-D ends"
+HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /save FILE saves the conversation, /exit or Ctrl-D ends"
 
 app = typer.Typer(add_completion=False)
 
@@ -37,17 +37,18 @@ app = typer.Typer(add_completion=False)
 def chat(
     run: RunArgument,
     *,
-    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="System prompt: text before the conversation.")] = "",
+    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="System prompt, which precedes the conversation.")] = "",
     sampling: SamplingOptions,
     precision: DecodingPrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer each line that is typed or piped, with the conversation so far as context.
+    """Answer each typed or piped line, with the conversation so far as context.
 
-    The template of the turns is the run's data.chat_template. Turns that no longer fit the context window are dropped, the oldest first.
-    A model that was not trained on instructions continues the conversation as a text.
+    Messages are formatted by data.chat_template of the run's recipe. If the conversation no longer fits the context window, its oldest
+    turns are left out. A model that was not trained on instructions continues the conversation as plain text. Options that are not given
+    default to the decoding settings of the run's recipe.
 
-    Lines that begin with / are commands: /help lists them.
+    Lines that begin with / are commands. /help lists these commands.
     """
     with gc_frozen_imports():
         from transom.data.text.text_io import decode_lines
@@ -75,16 +76,16 @@ def chat(
 
 
 class Conversation:
-    """The turns so far, and how the next message is answered."""
+    """Conversation with a model, which keeps the turns so far and answers the next message."""
 
     def __init__(self, generator: "Generator", template: "ChatTemplateConfig", system: str, options: dict[str, Any]) -> None:
         """Start a conversation.
 
         Args:
-            generator: a loaded run.
-            template: template of the turns.
+            generator: generator of the run.
+            template: chat template that formats the turns.
             system: system prompt.
-            options: options of ``Generator.stream``.
+            options: keyword arguments for ``Generator.stream``.
         """
         from transom.data.labeled.chat import end_of_answer
 
@@ -95,7 +96,7 @@ class Conversation:
             self._options["stop"] = [*(options.get("stop") or ()), end_of_answer(template)]
 
     def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer to a message in pieces, and add the turn."""
+        """Yield the answer to a message in pieces, then add the message and its answer to the turns."""
         from transom.data.labeled.chat import Turn
 
         pieces = list[str]()
@@ -107,14 +108,14 @@ class Conversation:
         self.turns.append(Turn(message, "".join(pieces).strip()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the conversation as a list of messages, which ``transom train instructions`` reads."""
+        """Return the conversation as JSON-serializable messages, in the format that ``transom train instructions`` reads."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.assistant}]
         return {"messages": messages}
 
     def _prompt(self, message: str) -> str:
-        """Return the prompt with as many of the last turns as fit beside an answer."""
+        """Return the prompt for a message, with as many of the latest turns as fit the context window beside an answer."""
         from transom.data.labeled.chat import format_prompt, open_turn
 
         wanted = self._options.get("max_new_tokens") or self.generator.sampling.max_new_tokens
@@ -130,7 +131,7 @@ class Conversation:
 
 
 def _template(run: Path) -> "ChatTemplateConfig":
-    """Return the chat template of a run, or the default one for runs of other tasks."""
+    """Return the chat template of a run, or the default template if the task of the run has none."""
     from transom.checkpoints.run_files import RECIPE
     from transom.checkpoints.run_folder import RunFolder
     from transom.config.data import ChatTemplateConfig
@@ -157,7 +158,7 @@ def _answer(conversation: Conversation, message: str, as_json: bool) -> None:
 
 
 def _obey(conversation: Conversation, line: str) -> bool:
-    """Carry out a command; return whether the conversation continues."""
+    """Carry out a line that begins with ``/``, and return whether the conversation continues."""
     from transom.files.atomic_io import write_file
 
     command, _, argument = line.partition(" ")

@@ -1,4 +1,4 @@
-"""``transom classify``: classify texts, images or sounds; score a classifier on labeled data."""
+"""``transom classify``: classify texts, images or sounds, or score a classifier on labeled data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +44,8 @@ app = typer.Typer(add_completion=False)
 def classify(
     run: RunArgument,
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT_OR_FILE...", help="Texts, or files for a model of images or sounds.")
+        list[str] | None,
+        typer.Argument(metavar="TEXT_OR_FILE...", help="Texts to classify, or files for a model of images or sounds."),
     ] = None,
     *,
     sources: InputOptions,
@@ -53,7 +54,7 @@ def classify(
         typer.Option(
             "--labeled-data",
             metavar="PATH",
-            help=f"Labeled data to score the model on: {', or '.join(each.scored_by for each in list_task_help() if each.scored_by)}.",
+            help=f"Labeled data to measure accuracy on: {', or '.join(each.scored_by for each in list_task_help() if each.scored_by)}.",
         ),
     ] = None,
     columns: LabeledColumns,
@@ -61,7 +62,10 @@ def classify(
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print the most probable class and its probability per input; with --labeled-data, accuracy, and recall and precision per class."""
+    """Print the most probable class of each input and its probability.
+
+    With --labeled-data, print the accuracy of the model, and the recall and precision of each class.
+    """
     if labeled_data is not None and (inputs or sources.input_file):
         raise ConfigError("expected TEXT_OR_FILE, --input or --labeled-data, found several; give one of them")
     with gc_frozen_imports():
@@ -98,16 +102,16 @@ def classify(
 def _score(
     classifier: "ClassifyCommand", run: Path, labeled_data: Path, columns: LabeledColumns, too_long: "LongTextPolicy", as_json: bool
 ) -> None:
-    """Print the metrics of a classifier on labeled data."""
+    """Score a classifier on labeled data, and print the metrics."""
     from transom.checkpoints.run_folder import RunFolder
     from transom.cli.tables import read_or_ask, training_columns
     from transom.config.data import LabeledFilesConfig
     from transom.tasks.progress import show_progress
 
     noun, is_limited = classifier.NOUN, classifier.max_tokens is not None
-    if not (labeled_data.is_file() or labeled_data.is_dir()):  # the evaluation log records a hash, which a pipe does not have
+    if not (labeled_data.is_file() or labeled_data.is_dir()):  # the evaluation log records a hash of the data, and a pipe has none
         there = "a device or a pipe" if labeled_data.exists() else "nothing"
-        raise DataError(f"{labeled_data}: expected labeled {noun}, found {there}")
+        raise DataError(f"{labeled_data}: expected labeled {noun}, found {there}; give another path")
     fields = training_columns(run, LabeledFilesConfig) | {name: value for name, value in columns._asdict().items() if value is not None}
     known = read_or_ask(lambda answer: classifier.labeled_data(labeled_data, fields if answer is None else fields | {"header": answer}))
     RunFolder.open(run).access_log.record(labeled_data, "classify")
@@ -131,5 +135,5 @@ def _note_truncation(classifier: "ClassifyCommand", n_too_long: int, n: int, too
 
 
 def _to_record(found: "ClassPrediction", is_limited: bool) -> dict[str, Any]:
-    """Convert a prediction to plain data; fields on long texts only for models of texts."""
+    """Convert a prediction to JSON-serializable data, including the fields on long texts if the model has a context window."""
     return found.to_json() if is_limited else {"label": found.label, "p": found.p, "probabilities": found.probabilities}

@@ -1,4 +1,4 @@
-"""The commands, and the Click group that imports a command's module only when the command is called."""
+"""The list of commands, and the Click group that imports the module of a command only when the command is called."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,45 +16,51 @@ from transom.config.task_registry import list_task_help
 from transom.errors import ConfigError
 from transom.tasks.signals import defer_signals
 
-TRAIN = Command("train", "Train a model from a recipe or on your own files.")
+TRAIN = Command("train", "Train a model with a recipe, on the recipe's data or on your own files.")
 BUILT_IN = (
-    Command("runs", "List the runs in a folder with their state, best metric and time left."),
-    Command("status", "Show how far a run is, also while it trains in another terminal."),
-    Command("chat", "Talk with an instruction-tuned model or a language model."),
-    Command("score", "Score texts or translations: log-probability and perplexity."),
-    Command("compare", "Test whether two models differ significantly in BLEU (paired bootstrap)."),
-    Command("compare-attention", "Measure error, time and memory of approximate attention on a trained model."),
-    Command("kernels", "List the kernel that computes each operation on this machine, with the reason."),
-    Command("compare-components", "Train a recipe and variants of it with the same seeds; compare loss, speed and parameters."),
-    Command("plugins", "List the plugins of installed packages."),
-    Command("recipes", "List, show or copy the packaged recipes."),
+    Command("runs", "List the runs in a folder with the state, best metric and time left of each."),
+    Command("status", "Show the progress of a run, also while it trains in another terminal."),
+    Command("chat", "Chat with an instruction-tuned model or a language model."),
+    Command("score", "Compute the log-probability and perplexity of texts or translations."),
+    Command("compare", "Test whether two translators differ significantly in BLEU (paired bootstrap)."),
+    Command("compare-attention", "Measure the error, time and memory of attention approximations on a trained model."),
+    Command("kernels", "Show which kernel computes each operation on this machine, and why."),
+    Command(
+        "compare-components",
+        "Train a recipe and variants of it from the same seeds, and compare their loss, speed and number of parameters.",
+    ),
+    Command("plugins", "List the plugins that installed packages provide."),
+    Command("recipes", "List, show or copy packaged recipes, upgrade old recipes, or draw attention masks."),
     Command("tokenizer", "Train a tokenizer, or show how it segments a sentence."),
-    Command("demo", "Train the built-in phrasebook translator; translate held-out sentences and show the alignment."),
+    Command("demo", "Train the built-in phrasebook translator and translate held-out sentences."),
 )
-"""The commands that belong to no task."""
+"""Commands that no task registers."""
 
 NO_PLUGIN_COMMANDS = {"demo", "plugins", "list", "copy", "show"}
-"""Commands and subcommands without ``--plugin``: they use no components and no tasks."""
+"""Commands and subcommands without ``--plugin``, because they use no components and no tasks."""
 
 
 def all_commands() -> dict[str, Command]:
-    """Return all commands by name in listing order: ``TRAIN``, those of the tasks, ``BUILT_IN``."""
+    """Return all commands by name in listing order: first ``TRAIN``, then the commands of the tasks, then ``BUILT_IN``."""
     of_tasks = [command for task_help in list_task_help() for command in task_help.commands]
     return {command.name: command for command in (TRAIN, *of_tasks, *BUILT_IN)}
 
 
 class LazyGroup(TyperGroup):
-    """The group of all commands, each imported on demand."""
+    """Click group of all commands, which imports the module of a command on demand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Import the named plugins before ``transom --help``."""
+        """Import the plugins that ``--plugin`` names, so that ``transom --help`` lists their commands."""
         if "--help" in args and not set(args) & set(all_commands()) and _import_plugins(args):
             args = ["--help"]
         found: list[str] = super().parse_args(ctx, args)
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the named plugins, then the command: its options, help and accepted values depend on them."""
+        """Import the plugins that ``--plugin`` names, and then the command.
+
+        The options, the help and the accepted values of the command depend on the imported plugins.
+        """
         _import_plugins(args)
         return super().resolve_command(ctx, args)
 
@@ -85,18 +91,18 @@ class LazyGroup(TyperGroup):
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """List the commands without importing them."""
+        """Write the help page of ``transom`` without importing the commands."""
         self.commands = {name: TyperCommand(name, help=command.help) for name, command in all_commands().items()}
         _hide_flag_metavars(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
 
 def _import_plugins(arguments: Sequence[str]) -> bool:
-    """Import the plugins named in the arguments; return whether there are any."""
+    """Import the plugins that ``--plugin`` names in the arguments, and return whether there are any."""
     if not (named := plugin_arguments(arguments)):
         return False
     with defer_signals():
-        import torch  # noqa: F401  # plugins import it; a signal during the import is deferred, not lost
+        import torch  # noqa: F401  # plugins import torch; a signal during this import is deferred and not lost
 
         from transom.config.plugins import import_plugins
     import_plugins(named)
@@ -104,7 +110,7 @@ def _import_plugins(arguments: Sequence[str]) -> bool:
 
 
 def _plugin_help() -> str:
-    """Format what the named plugins registered; without plugins nothing is imported."""
+    """Format the help section that lists what the imported plugins registered; empty without plugins."""
     plugins = sys.modules.get("transom.config.plugins")
     lines = plugins.describe_plugins() if plugins else []
     if not lines:
@@ -115,7 +121,7 @@ def _plugin_help() -> str:
 
 
 def plugin_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the values of ``--plugin`` in a command line.
+    """Return the values of ``--plugin`` in a command line, up to the separator ``--``.
 
     >>> plugin_arguments(["train", "my.toml", "--plugin", "my_norm.py", "--plugin=my_task.py", "--", "--plugin", "no.py"])
     ['my_norm.py', 'my_task.py']
@@ -126,7 +132,10 @@ def plugin_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _plugin_option() -> Any:
-    """Build the option ``--plugin``. Its values are imported before the command line is parsed and passed to no command."""
+    """Build the option ``--plugin``.
+
+    The plugins are imported before the command line is parsed, so no command receives the values of this option.
+    """
     app = typer.Typer()
 
     @app.command()
@@ -136,7 +145,7 @@ def _plugin_option() -> Any:
             typer.Option(
                 "--plugin",
                 metavar="FILE_OR_NAME",
-                help="Run a Python file, or load an installed plugin, that registers components or tasks. Repeatable.",
+                help="Python file, or name of an installed plugin, that adds components or tasks. The file is executed. Repeatable.",
             ),
         ] = None,
     ) -> None: ...
@@ -147,14 +156,14 @@ def _plugin_option() -> Any:
 
 
 def _hide_flag_metavars(options: Iterable[Any]) -> None:
-    """Show no type for flags, which take no value."""
+    """Hide the value type in the help of flags, which take no value."""
     for option in options:
         if getattr(option, "is_flag", False):
             option.metavar = ""
 
 
 def command_line() -> TyperGroup:
-    """Build the command line."""
+    """Build the group of all commands."""
     app = typer.Typer(cls=LazyGroup, epilog="transom COMMAND --help shows the options and examples of a command.")
 
     @app.callback()

@@ -27,19 +27,19 @@ app = typer.Typer(add_completion=False)
 @app.command()
 @expand_options
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
-    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="A second run folder.")],
+    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Run folder of the first model.")],
+    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Run folder of the second model.")],
     files: PairFiles,
     to: TargetLanguageOption = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compute BLEU on lower-cased text.")] = False,
-    samples: Annotated[int, typer.Option("--resamples", min=1, max=1_000_000, help="Number of bootstrap resamples.")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the resampling.")] = 12345,
+    samples: Annotated[int, typer.Option("--resamples", min=1, max=1_000_000, help="Number of test sets to draw with replacement.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the resampling.")] = 12345,
     too_long: TranslateTooLong = "split",
     as_json: JsonOption = False,
 ) -> None:
-    """Print BLEU of both models, the difference with 95% confidence intervals, and the p-value (Koehn 2004).
+    """Print the BLEU of each model and their difference with 95% confidence intervals, and the p-value of the difference (Koehn 2004).
 
-    Each model decodes with its own recipe's settings. --to applies to multilingual models.
+    Each model decodes with the settings of its own recipe. --to applies only to multilingual models.
     """
     files.check()
     with gc_frozen_imports():

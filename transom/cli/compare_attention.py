@@ -1,4 +1,4 @@
-"""``transom compare-attention``: error, time and memory of approximate attention on a trained model's queries, keys and values."""
+"""``transom compare-attention``: measure the error, time and memory of attention approximations on a trained model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ transom compare-attention runs/photos --input cat.jpg --json
 """
 
 MAX_NUMBER = 65536
-"""Upper limit of the numeric options."""
+"""Largest number in ``--lengths``, ``--features``, ``--ranks`` and ``--windows``."""
 
 app = typer.Typer(add_completion=False)
 
@@ -31,30 +31,32 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def compare_attention(
     run: RunArgument,
-    text: Annotated[str | None, typer.Option("--text", help="Input text.")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="Text to run the model on.")] = None,
     input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Text file (.gz too), or an image for a model of images.")
+        Path | None,
+        typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image for a model of images."),
     ] = None,
     lengths: Annotated[
-        str, typer.Option("--lengths", metavar="N,N", help="Also measure at these lengths; the text's tokens are repeated or cut.")
+        str,
+        typer.Option(
+            "--lengths", metavar="N,N", help="Also measure at these lengths in tokens. The tokens of the input are repeated or cut off."
+        ),
     ] = "",
     features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of random features (Performer).")] = "16,64,256",
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks (Linformer) and numbers of landmarks (Nystrom).")] = "16,64",
-    windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes of sliding windows in tokens.")] = "16,64",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Number of timings per method; the median is reported.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random features.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Also write an HTML page with the results of every layer.")
-    ] = None,
+    windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes in tokens of the sliding windows to measure.")] = "16,64",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Number of timings per method. The median is printed.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the random features.")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="HTML page to write, with the results of every layer.")] = None,
     too_long: CompareTooLong = None,
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
 ) -> None:
-    """Run the model on a text, then compute attention from its queries, keys and values with every applicable method.
+    """Run a model on one input, and compute attention from the model's queries, keys and values with every applicable method.
 
-    The error is |Z' - Z| / |Z|, where Z is the output of exact attention and Z' that of the method. It is averaged over heads and layers.
-    The error of the attention weights is computed likewise. Nothing is retrained: a model trained with an approximation can do better than
-    these errors suggest.
+    The error of a method is |Z' - Z| / |Z|, where Z is the output of exact attention and Z' is the output of the method. The error is
+    averaged over heads and layers. The error of the attention weights is computed in the same way. The model is not retrained. A model
+    trained with an approximation can perform better than these errors suggest.
     """
     given_sizes = {"lengths": lengths, "features": features, "ranks": ranks, "windows": windows}
     sizes = {name: _parse_numbers(name, numbers) for name, numbers in given_sizes.items()}
@@ -92,7 +94,7 @@ def compare_attention(
 
 
 def _parse_numbers(name: str, value: str) -> tuple[int, ...]:
-    """Parse numbers separated by commas or spaces."""
+    """Parse positive integers separated by commas or spaces."""
     words = value.replace(",", " ").split()
     if not all(word.isdecimal() and len(word) <= len(str(MAX_NUMBER)) and 0 < int(word) <= MAX_NUMBER for word in words):
         raise ConfigError(f"--{name}: expected numbers from 1 to {MAX_NUMBER:,} separated by commas, as in 256,1024, found {value!r:.80}")

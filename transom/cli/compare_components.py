@@ -28,19 +28,24 @@ def compare_components(
     wanted: Annotated[
         list[str],
         typer.Option(
-            "--with", metavar="FIELD=VALUE|FILE.py:CLASS", help="A component that replaces the recipe's. FILE.py is executed. Repeatable."
+            "--with",
+            metavar="FIELD=VALUE|FILE.py:CLASS",
+            help="Component of one variant: a value of a recipe field, or a class in a Python file, which is executed. Repeatable.",
         ),
     ],
-    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Optimizer steps per run.")] = 300,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Train each variant with seeds 1 to N.")] = 3,
+    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Number of optimizer steps of each run.")] = 300,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, metavar="N", help="Train the recipe and each variant once with each seed from 1 to N.")
+    ] = 3,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the runs. Default: runs/compare-NAME.")] = None,
     overrides: SetOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the comparison in --out, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in --out, or start it if there is none.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Print validation loss, speed and parameters of the recipe and each variant, trained on the same data in the same order.
+    """Print the validation loss, training speed and number of parameters of the recipe and of each variant.
 
-    Differences from the unchanged recipe are computed per seed. The loss is measured after the last step. std is the sample standard
+    Runs with the same seed train on the same data in the same order. The validation loss is measured after the last step. "difference" is
+    the loss of a variant minus the loss of the unchanged recipe with the same seed, averaged over the seeds. "std" is the sample standard
     deviation over the seeds.
     """
     with defer_signals():

@@ -16,18 +16,23 @@ transom demo --out runs/mine --set training.max_steps=300
 
 GREETING = "hello world"
 N_SAMPLES = 8
-"""Number of printed translations."""
+"""Maximum number of translations to print."""
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Run folder to write or resume.")] = Path("runs/phrasebook"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Run folder to write, or to continue if it contains a run.")] = Path(
+        "runs/phrasebook"
+    ),
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Train for a few minutes (or resume), translate held-out sentences, print a cross-attention alignment and write a report."""
+    """Train for a few minutes, print translations of held-out sentences and the alignment of one of them, and write a report.
+
+    If training was stopped, the same command continues it.
+    """
     with defer_signals():
         from transom.config.recipe import load_recipe
         from transom.data.pairs.datasets import load_translation_data
@@ -74,7 +79,7 @@ def demo(
 
 
 def _choose_samples(sources: list[str]) -> list[int]:
-    """Choose the greeting and evenly spaced test sentences of at least six words; return their indices."""
+    """Return the indices of the sentences to print: the greeting, and evenly spaced sentences of at least six words."""
     long = [i for i, source in enumerate(sources) if len(source.split()) >= 6 and source != GREETING]
     greeting = [sources.index(GREETING)] if GREETING in sources else []
     return greeting + long[:: max(1, len(long) // (N_SAMPLES - 1))][: N_SAMPLES - 1]

@@ -26,26 +26,32 @@ app = typer.Typer(add_completion=False)
 @expand_options
 def embed(
     run: RunArgument,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts; prints their pairwise cosine similarities.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts to embed.")] = None,
     *,
     sources: InputOptions,
     nearest: Annotated[
-        Path | None, typer.Option("--nearest", metavar="FILE", help="Texts to search, one per line (.gz too): print the most similar ones.")
+        Path | None,
+        typer.Option(
+            "--nearest", metavar="FILE", help="File of texts, one per line (may be gzipped). Prints those most similar to each input."
+        ),
     ] = None,
-    top: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Number of texts that --nearest prints.")] = 5,
+    top: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Number of similar texts to print per input.")] = 5,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write the vectors to a safetensors file, under the key embeddings.")
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="safetensors file to write the vectors to, as a tensor named embeddings."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Do not normalize the vectors to unit length.")] = False,
     too_long: EmbedTooLong = "truncate",
     precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the cosine similarities of the texts, search a file for similar ones, or write the vectors to a file.
+    """Print the pairwise cosine similarities of texts, search a file for similar texts, or write the vectors of texts to a file.
 
-    In a terminal, and with --line-buffered, each text is compared as it arrives: with the texts of --nearest, or else with the lines
-    before. A vector is the mean of the encoder's last hidden states. Models trained with task = "embedding" work best; masked language
+    The vector of a text is the mean of the encoder's last hidden states. Models trained with task = "embedding" work best. Masked language
     models and classifiers work too.
+
+    Lines that are typed, or read with --line-buffered, are compared one by one with the texts of --nearest. Without --nearest, each line is
+    compared with the lines before it.
     """
     if nearest is not None and output is not None:
         raise ConfigError("expected --nearest or --output, found both; give one of them")
@@ -56,10 +62,12 @@ def embed(
         from transom.tasks.progress import show_progress
 
     if sources.is_stream(texts) and not (output or nearest or as_json):
-        raise ConfigError("expected --output FILE, --nearest FILE or --json, found none; give one for the lines of a file or pipe")
+        raise ConfigError(
+            "expected --output FILE, --nearest FILE or --json, found none of them; give one of them to embed the lines of a file or pipe"
+        )
     inputs = read_inputs(texts, sources, "TEXT", "texts")
     if inputs.given is None and output is not None:
-        raise ConfigError("expected --input or a pipe with --output, found lines answered one by one; leave --output out")
+        raise ConfigError("expected --input or a pipe with --output, found lines that are answered one by one; leave --output out")
     check_output_path(output, [run, sources.input_file])
     search = TextSearch(load_embedder(run, precision), not raw, too_long, top)
     if nearest is not None:

@@ -36,11 +36,15 @@ def evaluate(
     run: RunArgument,
     files: PairFiles,
     to: TargetLanguageOption = None,
-    output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write the translations to this file.")] = None,
+    output_file: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="File to write the translations to, in addition to the metrics.")
+    ] = None,
     tokenized: Annotated[
         str | None,
         typer.Option(
-            "--tokenized", metavar="LANGUAGE", help="Also compute lower-cased BLEU on Moses tokens of this language, as in Wu et al. 2021."
+            "--tokenized",
+            metavar="LANGUAGE",
+            help="Also compute lower-cased BLEU on Moses tokens of this language, such as de (Wu et al. 2021).",
         ),
     ] = None,
     beam_size: BeamSizeOption = None,
@@ -49,9 +53,10 @@ def evaluate(
     precision: DecodingPrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Print corpus metrics with their sacreBLEU signatures, and BLEU by sentence length.
+    """Print BLEU, chrF and exact match of the translations, with sacreBLEU signatures, and BLEU by length of the reference.
 
-    Every access to a test set is recorded in the run folder: select models on validation data, evaluate once on test data.
+    Every access to a test set is recorded in the run folder. Select models on validation data, and evaluate only the selected model on
+    test data.
     """
     parameters = {**locals()}
     files.check()

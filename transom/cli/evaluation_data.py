@@ -1,4 +1,4 @@
-"""Read test sets, record that in the evaluation log of each evaluated run, and translate them."""
+"""Read and translate test sets, and record each access in the evaluation logs of the evaluated runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +19,9 @@ def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs
     """Read a test set and record the access in the evaluation log of each run.
 
     Args:
-        runs: run folders; columns that are not given are those of the first run's training data.
+        runs: folders of the evaluated runs. Columns that are not given are those of the first run's training data.
         files: the files of the test set.
-        command: the reading command, for the log.
+        command: name of the command that reads the test set, for the log.
 
     Raises:
         TransomError: a folder is no run, a file cannot be read or is empty, or the numbers of lines differ.
@@ -30,7 +30,7 @@ def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs
     columns = {} if files.pairs is None else training_columns(runs[0], PairFilesConfig)
     pairs = read_or_ask(lambda header: load_pairs(files.config(columns, header), Path.cwd()))
     if not pairs.source:
-        raise DataError(f"{pairs.name}: expected at least one line, found none")
+        raise DataError(f"{pairs.name}: expected at least one line, found none; give another file")
     for folder in folders:
         for file in files.paths:
             folder.access_log.record(file, command)
@@ -38,7 +38,7 @@ def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs
 
 
 class TranslatedTestSet(NamedTuple):
-    """A translated test set.
+    """Translations of a test set.
 
     Attributes:
         lines: one translation per source sentence.
@@ -52,13 +52,13 @@ class TranslatedTestSet(NamedTuple):
 def translate_test_set(
     translator: Translator, sources: list[str], noun: str, quiet: bool, **options: Unpack[TranslateOptions]
 ) -> TranslatedTestSet:
-    """Translate a test set; report how many sentences exceed the context window.
+    """Translate a test set, and print a note on how many sentences exceed the context window.
 
     Args:
-        translator: a loaded run.
+        translator: translator of a run.
         sources: source sentences.
         noun: plural noun for the sentences, as printed.
-        quiet: print nothing.
+        quiet: print neither progress nor the note.
         options: decoding options.
     """
     with show_progress(noun, quiet) as options["notify"]:

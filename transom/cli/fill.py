@@ -22,17 +22,20 @@ app = typer.Typer(add_completion=False)
 @expand_options
 def fill(
     run: RunArgument,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts with [MASK] in place of each missing word.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT...", help="Texts with [MASK] in place of each word to predict.")
+    ] = None,
     *,
     sources: InputOptions,
-    top: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Number of predictions per mask.")] = 5,
+    top: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Number of predicted tokens per [MASK].")] = 5,
     too_long: FillTooLong = "window",
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print the most probable tokens and their probabilities per [MASK].
+    """Print the most probable tokens for each [MASK], with their probabilities.
 
-    A mask stands for one token of the tokenizer, a word or a subword. Masks are predicted independently.
+    Each [MASK] stands for one token of the tokenizer, which is a word or a subword. If a text contains several, each is predicted
+    independently.
     """
     with gc_frozen_imports():
         from transom.decoding.predictors.fill_mask import MASK, MaskFiller

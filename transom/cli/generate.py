@@ -27,18 +27,22 @@ app = typer.Typer(add_completion=False)
 @expand_options
 def generate(
     run: RunArgument,
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help='Texts to continue; "" starts from nothing.')] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT...", help='Texts to continue. "" generates a text without a prompt.')
+    ] = None,
     *,
     sources: InputOptions,
-    samples: Annotated[int, typer.Option("--num-samples", min=1, max=100_000, metavar="N", help="Number of texts per prompt.")] = 1,
+    samples: Annotated[
+        int, typer.Option("--num-samples", min=1, max=100_000, metavar="N", help="Number of texts to generate per prompt.")
+    ] = 1,
     sampling: SamplingOptions,
     too_long: GenerateTooLong = "window",
     precision: DecodingPrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print the prompt and its continuation; an instruction-tuned model prints the answer only.
+    """Print each prompt and its continuation. For an instruction-tuned model, print only the answer.
 
-    Options that are not given default to the recipe's decoding settings.
+    Options that are not given default to the decoding settings of the run's recipe.
     """
     with gc_frozen_imports():
         from transom.decoding.predictors.generator import Generator
@@ -80,7 +84,7 @@ def _answer(prompt: str, prefix: str, continuations: Sequence[Any]) -> Answer:
 
 
 def _print_stream(generator: Any, prompt: str, options: dict[str, Any]) -> Any:
-    """Stream one text to standard output; return the finished stream."""
+    """Print one text to standard output while it is generated, and return the finished stream."""
     pieces = generator.stream(prompt, **options)
     show = show_controls if sys.stdout.isatty() else str
     print("" if generator.instruction_tuned else show(prompt), end="", flush=True)
@@ -93,15 +97,15 @@ def _print_stream(generator: Any, prompt: str, options: dict[str, Any]) -> Any:
 def _note_window_overflow(what: str, generator: Any) -> None:
     max_tokens = generator.model.config.max_seq_len
     print_note(
-        f"{what} exceeded the context window of {max_tokens:,} tokens: whenever it was full, generation continued from the last"
-        f" {max_tokens // 2:,}"
+        f"{what} exceeded the context window of {max_tokens:,} tokens: whenever the window was full, generation continued from its"
+        f" last {max_tokens // 2:,} tokens"
     )
 
 
 def _note_early_exit(generator: Any, exits: Any, seconds: float) -> None:
-    """Report the mean exit depth and the speed, if early exit is enabled."""
+    """Print a note with the mean exit block and the speed, if early exit is enabled."""
     if exits is not None:
         n_tokens, n_blocks = sum(tokens for tokens, _ in exits.depth_stats), len(exits.model.decoder.blocks)
         print_note(f"mean exit after block {exits.mean_exit_depth:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens/s")
         if not generator.early_exit_trained:
-            print_note("the model was trained without training.early_exit_loss: only its last block was trained to predict tokens")
+            print_note("the model was trained without training.early_exit_loss, so only its last block was trained to predict tokens")

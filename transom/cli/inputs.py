@@ -1,4 +1,4 @@
-"""Inputs of the predicting commands: arguments, a file or standard input, answered in batches or line by line."""
+"""Inputs of the prediction commands, read from arguments, a file or standard input and answered in batches or line by line."""
 
 import json
 import sys
@@ -15,23 +15,25 @@ from transom.errors import CheckpointError, ConfigError, TransomError
 ProgressCallback = Callable[[int, int], None]
 
 MAX_SHOWN_WARNINGS = 3
-"""Maximum number of inputs of a batch whose warnings are printed; ``--json`` has all."""
+"""Maximum number of inputs of a batch whose warnings are printed. With ``--json``, all warnings are printed."""
 
 
 class InputOptions(NamedTuple):
-    """Options for the source of inputs; each field is an option.
+    """Options that choose where inputs are read from, one option per field.
 
     Attributes:
         input_file: file of inputs, one per line.
-        line_buffered: answer each line as it arrives.
+        line_buffered: answer each line as soon as it arrives.
     """
 
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", metavar="FILE", help="Inputs, one per line (.gz too). Default: arguments, or standard input."),
+        typer.Option(
+            "--input", metavar="FILE", help="File of inputs, one per line (may be gzipped). Default: the arguments, or else standard input."
+        ),
     ] = None
     line_buffered: Annotated[
-        bool, typer.Option("--line-buffered", help="Answer each line as it arrives, as in a terminal, instead of all lines in batches.")
+        bool, typer.Option("--line-buffered", help="Answer each line as soon as it arrives instead of reading all lines first.")
     ] = False
 
     def is_stream(self, arguments: Sequence[str] | None) -> bool:
@@ -52,11 +54,11 @@ class Answer(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The inputs of a command, and how they are answered.
+    """Inputs of a command, to be answered either in batches or one by one.
 
     Attributes:
-        name: name of the source, for messages.
-        given: the inputs that are answered in batches; None to answer ``lines`` one by one.
+        name: name of the file or argument the inputs come from, for messages.
+        given: inputs that are answered in batches; None if ``lines`` are answered one by one instead.
         lines: lines that are answered one by one as they arrive.
         is_stream: whether the inputs come from a file or a pipe, so that progress is shown.
         is_prompt: whether the lines are typed in a terminal.
@@ -70,12 +72,12 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument: str, noun: str) -> Inputs:
-    """Choose the source of the inputs: arguments, ``--input``, or standard input.
+    """Read the inputs of a command from its arguments, from ``--input`` or from standard input.
 
     Args:
         arguments: inputs given as arguments.
-        options: the source options.
-        argument: name of the argument, for messages.
+        options: options that choose where inputs are read from.
+        argument: name of the argument in the help, for messages.
         noun: plural noun for the inputs, such as "sentences".
 
     Raises:
@@ -104,12 +106,14 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
 
 
 def no_warnings(text: str) -> Sequence[str]:
-    """Return no warnings, for inputs that are no texts."""
+    """Return no warnings: for inputs that are not texts, and for runs without a profile of their training inputs."""
     return ()
 
 
 def input_warnings(run: Path) -> Callable[[str], Sequence[str]]:
-    """Return a function that describes how an input differs from the training inputs of a run; runs of earlier versions know nothing.
+    """Return a function that returns warnings about how an input differs from the training inputs of a run.
+
+    Run folders of early versions have no profile of their training inputs. For these, the function returns no warnings.
 
     Raises:
         CheckpointError: the run's profile of its training inputs is damaged.
@@ -143,19 +147,21 @@ def answer_inputs(
 ) -> list[str]:
     """Answer all inputs and print the answers.
 
-    A batch is printed as text, or as one JSON list. Line by line, each answer is printed at once: as text, or as one JSON object per line.
-    Warnings go to standard error, and into the records under ``warnings``.
+    Inputs in a batch are answered together, and the answers are printed as text or as one JSON list. Inputs that arrive line by line are
+    answered immediately, and each answer is printed as text or as one JSON object per line. Warnings about the inputs are printed to
+    standard error, or in JSON stored in each record under ``warnings``.
 
     Args:
         inputs: the inputs.
-        answer: answers some inputs, calling its second argument with the numbers of finished inputs and of all.
+        answer: function that answers a list of inputs. Its second argument is a progress callback, called with the numbers of finished
+            inputs and of all inputs.
         noun: plural noun for the inputs.
-        warnings: describes how an input differs from the training data.
+        warnings: function that returns the warnings about an input, such as the result of ``input_warnings``.
         as_json: print JSON.
-        stream: answers one input as text and prints it piece by piece; used line by line instead of ``answer``.
-        output_file: file for the text of a batch instead of standard output.
-        separator: line between the texts of two answers of a batch.
-        json_lines: print the JSON of a batch as one object per line as well.
+        stream: function that prints the answer to one input piece by piece. It replaces ``answer`` for text output line by line.
+        output_file: file to which the text of a batch is written instead of standard output.
+        separator: line that is printed between the answers of a batch.
+        json_lines: print a batch too as one JSON object per line, instead of as one list.
 
     Returns:
         The inputs that were answered.
@@ -214,20 +220,23 @@ def _answer_line(
 
 
 def _note_warnings(found: Sequence[Sequence[str]], noun: str) -> None:
-    """Print the warnings of the first inputs that have some, and the number of the others."""
+    """Print the warnings about the first inputs that have warnings, and the number of further inputs that have some."""
     with_warnings = [(number, of_text) for number, of_text in enumerate(found, 1) if of_text]
     for number, of_text in with_warnings[:MAX_SHOWN_WARNINGS]:
         where = f"line {number}: " if len(found) > 1 else ""
         for warning in of_text:
             print_note(f"warning: {where}{warning}")
     if (more := len(with_warnings) - MAX_SHOWN_WARNINGS) > 0:
-        print_note(f"warning: {more:,} more of {len(found):,} {noun} have such warnings; --json lists all")
+        print_note(f"warning: {more:,} more of {len(found):,} {noun} have warnings; --json prints all warnings")
 
 
 def typed_lines() -> Iterator[str]:
-    """Yield the lines that are typed at a prompt, with line editing and the history of this session where the system has them."""
+    """Yield the lines that are typed at a prompt.
+
+    Lines can be edited and earlier lines recalled if Python has the module ``readline``.
+    """
     with suppress(ImportError):
-        import readline  # noqa: F401  # input() then edits lines
+        import readline  # noqa: F401  # enables line editing in input()
     while True:
         try:
             yield input("> ") if sys.stdout.isatty() else _prompted_line()

@@ -1,4 +1,4 @@
-"""``transom kernels``: list the kernel that computes each operation on this machine, with the reason."""
+"""``transom kernels``: show which kernel computes each operation on this machine, and why."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,15 +23,20 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def kernels(
-    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder. Default: print the dispatch table.")] = None,
-    training: Annotated[bool, typer.Option("--training", help="Kernels of a training step, with gradients and dropout.")] = False,
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Run folder of a model. Default: print the dispatch table of all operations.")
+    ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="With RUN: list the kernels of a training step instead of those of inference.")
+    ] = False,
     precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Each operation has a reference in plain PyTorch and faster kernels, tried in the order of the table; the first supported one is used.
+    """Print the dispatch table, or with RUN the kernel that each layer of a model uses on a typical batch.
 
-    The column "error" has the maximum relative error of results and gradients against the reference in float64. With RUN, the model runs
-    on a typical batch, and each layer is listed with the kernel it used. TRANSOM_KERNELS=reference disables all faster kernels.
+    Each operation has a reference in plain PyTorch and faster kernels. The kernels are tried in the order of the table, and the first one
+    that supports the input is used. "error" is the maximum relative error of a kernel's results and gradients, compared with the reference
+    in float64. The environment variable TRANSOM_KERNELS=reference disables all faster kernels.
     """
     if run is None and training:
         raise ConfigError("--training: expected a RUN, found none; name a run folder")
@@ -60,7 +65,7 @@ def kernels(
 
 
 def _dispatch_table_lines(records: Iterable[dict[str, Any]]) -> Iterable[str]:
-    """Format the dispatch table: a block per operation, a line per kernel."""
+    """Format the dispatch table as one block of lines per operation."""
     operation = None
     for each in records:
         if each["operation"] != operation:
@@ -75,7 +80,7 @@ def _dispatch_table_lines(records: Iterable[dict[str, Any]]) -> Iterable[str]:
 
 
 def _print_run_kernels(run: Path, training: bool, precision: str, as_json: bool) -> None:
-    """Print the kernels used by each layer of a run's model."""
+    """Print the kernels that each layer of a run's model uses on a typical batch."""
     import torch
 
     from transom.decoding.backends.native_decoder import unsupported_reason

@@ -1,4 +1,4 @@
-"""Entry point of the command line: runs a command and converts every exception into an exit code and at most one line."""
+"""Entry point of the command line, which runs a command and converts every exception into an exit code and at most one line of output."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ from transom.errors import TransomError
 from transom.files.limits import MAX_ERROR_CHARACTERS
 
 COMPLETION_VARIABLE = "_TRANSOM_COMPLETE"
-"""Environment variable that a shell sets to ask for completions; ``transom --install-completion`` teaches it to."""
+"""Environment variable by which a shell requests completions. ``transom --install-completion`` configures the shell to set it."""
 
 SUCCESS, INTERNAL_ERROR, USER_ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
 
@@ -37,8 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Returns:
-        The exit code: 0 on success; 2 for an error of the user or a plugin, after one ``error:`` line; 1 for a bug in transom, after one
-        line that names the file with the traceback; 130 or 143 after Ctrl-C or SIGTERM; 141 for a broken pipe.
+        The exit code, which is one of the following.
+
+        * 0: the command succeeded.
+        * 1: transom has a bug. One line of output names the file with the traceback.
+        * 2: the user or a plugin made an error. One line of output starts with ``error:``.
+        * 130 or 143: Ctrl-C or SIGTERM stopped the command.
+        * 141: the program that reads the output closed its pipe.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _handle_sigterm)
@@ -77,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Parse and run a command, bypassing the parser's own handling of errors and interrupts."""
+    """Parse and run a command without the handling of errors and interrupts that Typer adds."""
     command = command_line()
     if COMPLETION_VARIABLE in os.environ:
         _complete(command)
@@ -90,8 +95,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _complete(command: TyperGroup) -> NoReturn:
-    """Print the completions that the shell asks for by environment variables, and exit."""
-    with suppress(TransomError, TyperException):  # the words typed so far are no valid command line yet
+    """Print the completions that the shell requests through environment variables, and exit."""
+    with suppress(TransomError, TyperException):  # the words typed so far may not be a valid command line yet
         command.main([], prog_name="transom")
     raise SystemExit(SUCCESS)
 
@@ -111,7 +116,7 @@ def _log_to_stderr() -> Iterator[None]:
 
 
 def _configure_streams() -> None:
-    """Write UTF-8 regardless of the locale; replace closed standard streams by ``os.devnull``."""
+    """Set the output streams to UTF-8 regardless of the locale, and replace closed standard streams by ``os.devnull``."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -121,7 +126,7 @@ def _configure_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Redirect standard output to ``os.devnull``, so that flushing at exit raises no second error."""
+    """Redirect standard output to ``os.devnull``, so that flushing the output at exit raises no second error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -130,7 +135,7 @@ def _path_of(error: OSError) -> str:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether the error is a failed allocation; PyTorch has an exception class for it on GPUs only."""
+    """Return whether an error is a failed memory allocation, for which PyTorch has an exception class on GPUs only."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
@@ -140,14 +145,16 @@ def _print_error(line: str, code: int) -> int:
 
 
 def one_line(text: str, max_characters: int = MAX_ERROR_CHARACTERS) -> str:
-    r"""Escape a text to one line of printable characters; cut the middle of a long one, since its end names the remedy.
+    r"""Escape a text to one line of printable characters.
+
+    The middle of a long text is cut out, because the end of an error message names the remedy.
 
     >>> one_line("a\nb\x1b[2J\u202ec")
     'a\\nb\\x1b[2J\\u202ec'
     >>> one_line("error: expected " + "x" * 100 + "; name another file", 40)
     'error: expected xx ... name another file'
     """
-    if len(text) > 2 * max_characters:  # before escaping: it may be a whole file
+    if len(text) > 2 * max_characters:  # shorten before escaping, because the text may be a whole file
         text = text[:max_characters] + text[-max_characters:]
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text.strip())
     if len(line) <= max_characters:
@@ -158,7 +165,7 @@ def one_line(text: str, max_characters: int = MAX_ERROR_CHARACTERS) -> str:
 
 
 def _format_usage_error(error: TyperException) -> str:
-    """Format a usage error with the closest option or command and a pointer to its help."""
+    """Format a usage error in one line, with the closest option or command and a pointer to the help of the command."""
     message = (
         _SUGGESTIONS.sub(r"; did you mean \1?", _LINE_BREAKS.sub(" ", error.format_message())).replace(". Did you", "; did you").rstrip(".")
     )
@@ -168,7 +175,11 @@ def _format_usage_error(error: TyperException) -> str:
 
 
 def _save_traceback(arguments: Sequence[str]) -> str:
-    """Save the traceback for a bug report and return the file's name."""
+    """Save the traceback of the current exception to a temporary file for a bug report.
+
+    Returns:
+        The name of the file, or the traceback itself if no file can be written.
+    """
     text = f"transom {__version__}, Python {sys.version}\n{shlex.join(['transom', *arguments])}\n\n{traceback.format_exc()}"
     try:
         handle, name = tempfile.mkstemp(prefix="transom-traceback-", suffix=".txt")

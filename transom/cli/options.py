@@ -20,43 +20,61 @@ RecipeArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the recipe, as in training.max_steps=300. Repeatable."),
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the recipe, such as training.max_steps=300. Repeatable."),
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, written by transom train --out.")]
-SourceOption = Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Source sentences, one per line (.gz too).")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that transom train --out RUN wrote.")]
+SourceOption = Annotated[
+    Path | None, typer.Option("--source", metavar="FILE", help="File of source sentences, one per line (may be gzipped).")
+]
 TargetOption = Annotated[
-    Path | None, typer.Option("--target", metavar="FILE", help="Reference translations, one per line, aligned with --source.")
+    Path | None, typer.Option("--target", metavar="FILE", help="File of reference translations. Line N translates line N of --source.")
 ]
 TargetLanguageOption = Annotated[
-    str | None, typer.Option("--to", metavar="TAG", help="Target language of a multilingual model: a tag from its data.languages.")
+    str | None,
+    typer.Option("--to", metavar="TAG", help="Target language of a multilingual model, as a tag in data.languages of its recipe."),
 ]
-BeamSizeOption = Annotated[int | None, typer.Option("--beam-size", min=1, help="Beam size; 1 is greedy decoding. Default: the recipe's.")]
+BeamSizeOption = Annotated[
+    int | None,
+    typer.Option("--beam-size", min=1, help="Beam size, where 1 means greedy decoding. Default: decoding.beam_size of the recipe."),
+]
 LengthPenaltyOption = Annotated[
     float | None,
-    typer.Option("--length-penalty", min=0, help="Exponent alpha of GNMT's length penalty (Wu et al. 2016). Default: the recipe's."),
+    typer.Option(
+        "--length-penalty",
+        min=0,
+        help="Exponent alpha of the length penalty of GNMT (Wu et al. 2016). Default: decoding.length_penalty of the recipe.",
+    ),
 ]
 PairsOption = Annotated[
-    Path | None, typer.Option("--pairs", metavar="FILE", help=f"Both in one {TABLES} file, in place of --source and --target.")
+    Path | None,
+    typer.Option(
+        "--pairs", metavar="FILE", help=f"{TABLES} file of source sentences and reference translations, in place of --source and --target."
+    ),
 ]
 
 
 def _column_option(name: str, what: str) -> Any:
     """Build the option that selects a column of a table."""
-    help_text = f"Column of the {what}, by name or index from 0. Default: that of the training data, or found by its usual names."
+    help_text = f"Column of the {what}, by name or index from 0. Default: the column of the training data, or one with a usual name."
     return typer.Option(f"--{name}-field", metavar="NAME", help=help_text)
 
 
 TextFieldOption = Annotated[str | None, _column_option("text", "text")]
 HeaderOption = Annotated[
     bool | None,
-    typer.Option("--header/--no-header", help="Whether the first line of a table is a header. Default: yes if it has usual column names."),
+    typer.Option(
+        "--header/--no-header", help="Whether the first line of a table is a header. Default: yes if the line contains usual column names."
+    ),
 ]
 PrecisionOption = Annotated[
-    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Precision of matrix products; auto chooses by hardware.")
+    Literal["auto", "fp32", "bf16", "fp16"],
+    typer.Option("--precision", help="Data type of matrix products. auto selects one for this hardware."),
 ]
 DecodingPrecisionOption = Annotated[
     Literal["auto", "fp32", "bf16", "fp16", "int8"],
-    typer.Option("--precision", help="Precision of matrix products; auto chooses by hardware. int8 is fastest on CPUs and less accurate."),
+    typer.Option(
+        "--precision", help="Data type of matrix products. auto selects one for this hardware. int8 is fastest on CPUs and less accurate."
+    ),
 ]
 
 
@@ -65,38 +83,50 @@ def _too_long_option(about: str) -> Any:
     return typer.Option("--too-long", help=f"How to treat texts longer than the context window: {about}")
 
 
-TranslateTooLong = Annotated[Literal["split", "refuse"], _too_long_option("split at sentence boundaries, or refuse with an error.")]
+TranslateTooLong = Annotated[Literal["split", "refuse"], _too_long_option("split (at sentence boundaries) or refuse (stop with an error).")]
 ClassifyTooLong = Annotated[
     Literal["truncate", "window", "refuse"] | None,
-    _too_long_option("truncate, classify in windows, or refuse with an error. Default: truncate. Texts only."),
+    _too_long_option(
+        "truncate (read only the beginning), window (average the probabilities of windows) or refuse (stop with an error)."
+        " Default: truncate. Only for models of texts."
+    ),
 ]
 EmbedTooLong = Annotated[
-    Literal["truncate", "window", "refuse"], _too_long_option("truncate, average over windows, or refuse with an error.")
+    Literal["truncate", "window", "refuse"],
+    _too_long_option("truncate (read only the beginning), window (average over windows) or refuse (stop with an error)."),
 ]
 ScoreTooLong = Annotated[
     Literal["window", "truncate", "refuse"] | None,
-    _too_long_option("score in windows, truncate, or refuse with an error. Default: window. Only for --text."),
+    _too_long_option(
+        "window (score window by window), truncate (score only the beginning) or refuse (stop with an error)."
+        " Default: window. Only with --text."
+    ),
 ]
-FillTooLong = Annotated[Literal["window", "refuse"], _too_long_option("read a window around each [MASK], or refuse with an error.")]
+FillTooLong = Annotated[
+    Literal["window", "refuse"], _too_long_option("window (read a window around each [MASK]) or refuse (stop with an error).")
+]
+TagTooLong = Annotated[Literal["window", "refuse"], _too_long_option("window (tag window by window) or refuse (stop with an error).")]
 GenerateTooLong = Annotated[
-    Literal["window", "refuse"], _too_long_option("drop the first half of a full window and continue, or refuse with an error.")
+    Literal["window", "refuse"],
+    _too_long_option("window (drop the first half of the tokens and continue) or refuse (stop with an error)."),
 ]
 CompareTooLong = Annotated[
-    Literal["truncate", "refuse"] | None, _too_long_option("truncate, or refuse with an error. Default: truncate. Texts only.")
+    Literal["truncate", "refuse"] | None,
+    _too_long_option("truncate (read only the beginning) or refuse (stop with an error). Default: truncate. Only for models of texts."),
 ]
 
 TRUNCATED_NOTE = "truncated"
-"""Treatment of truncated texts, as printed."""
+"""Description of texts that were truncated, for ``note_too_long``."""
 
 WINDOWS_NOTE = "read in windows"
-"""Treatment of texts read in windows, as printed."""
+"""Description of texts that were read in windows, for ``note_too_long``."""
 
 SPLIT_NOTE = "split at sentence boundaries where possible"
-"""Treatment of texts that are split, as printed."""
+"""Description of sentences that were split, for ``note_too_long``."""
 
 
 def reject_options(values: Mapping[str, object], needed: str, found: str) -> None:
-    """Reject options that would have no effect.
+    """Reject options that would have no effect on the given input.
 
     Args:
         values: value of each option, None where it was not given.
@@ -108,16 +138,16 @@ def reject_options(values: Mapping[str, object], needed: str, found: str) -> Non
     """
     for flag, value in values.items():
         if value is not None:
-            raise ConfigError(f"expected {flag} with {needed}, found it with {found}; leave it out")
+            raise ConfigError(f"expected {flag} only with {needed}, found {flag} with {found}; leave {flag} out")
 
 
 class PairFiles(NamedTuple):
-    """The files of a test set of translations; each field is an option.
+    """Options that name the files of a translation test set, one option per field.
 
     Attributes:
         source: source sentences, one per line.
         target: reference translations, one per line.
-        pairs: a table with both.
+        pairs: a table of source sentences and reference translations.
         source_field: column of the source sentence in the table, by name or index.
         target_field: column of the reference translation in the table, by name or index.
         header: whether the first line of the table is a header.
@@ -132,14 +162,14 @@ class PairFiles(NamedTuple):
 
     @property
     def paths(self) -> list[Path]:
-        """The files that were given."""
+        """Paths of the files that were given."""
         return [path for path in (self.source, self.target, self.pairs) if path is not None]
 
     def check(self) -> None:
-        """Reject anything but two aligned files or one table.
+        """Check that either two aligned files or one table are given.
 
         Raises:
-            ConfigError: files are missing or given twice, or columns are given without a table.
+            ConfigError: neither or both are given, or options that select columns are given without a table.
         """
         given = [f"--{name}" for name in ("source", "target", "pairs") if getattr(self, name) is not None]
         if given not in (["--source", "--target"], ["--pairs"]):
@@ -151,11 +181,11 @@ class PairFiles(NamedTuple):
             reject_options(of_table, "--pairs", "--source and --target")
 
     def config(self, columns: Mapping[str, Any], header: bool | None = None) -> "PairFilesConfig":
-        """Return the files as a recipe names them.
+        """Convert the options to the schema by which a recipe names files.
 
         Args:
-            columns: the columns to read where none was given, by field.
-            header: whether the first line of the table is a header, where it was not given.
+            columns: the columns to read, by field, where no option selects a column.
+            header: whether the first line of the table is a header; None to use the option.
         """
         from transom.config.data import PairFilesConfig
 
@@ -165,7 +195,7 @@ class PairFiles(NamedTuple):
 
 
 class LabeledColumns(NamedTuple):
-    """The columns of a table of labeled texts; each field is an option.
+    """Options that select the columns of a table of labeled texts, one option per field.
 
     Attributes:
         text_field: column of the text, by name or index.
@@ -179,12 +209,15 @@ class LabeledColumns(NamedTuple):
 
 
 def given_options(group: Any) -> dict[str, Any]:
-    """Return the options of a group by flag; None where one was not given."""
+    """Return the value of each option of a group by flag; None for options that were not given."""
     return {f"--{name.replace('_', '-')}": value for name, value in group._asdict().items()}
 
 
 def expand_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace the parameters of a command that are groups of options, such as ``PairFiles``, by one option per field (decorator)."""
+    """Decorate a command so that each parameter that is a group of options is replaced by one option per field.
+
+    An example of such a group is ``PairFiles``.
+    """
     parameters, groups = list[Parameter](), dict[str, Any]()
     for each in signature(command).parameters.values():
         if hasattr(each.annotation, "_fields"):
@@ -204,24 +237,30 @@ def expand_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WithDataOptions:
-    """Decorator that adds the data options of all registered tasks to a command; the command gets their values as ``files``.
+    """Decorator that adds the data file options of all registered tasks to a command.
 
-    The options are collected from the tasks each time the command line is built.
+    The command receives the values of these options in its parameter ``files``. The options are collected from the tasks each time the
+    command line is built.
     """
 
     def __init__(self, command: Callable[..., Any], wanted: Callable[[DataOption], bool] = lambda _: True) -> None:
-        """Wrap a function with a parameter ``files``; ``wanted`` selects the options to add."""
+        """Wrap a command.
+
+        Args:
+            command: a function with a parameter ``files``.
+            wanted: predicate that selects the options to add.
+        """
         update_wrapper(self, command)
         self._command, self._wanted = command, wanted
 
     @property
     def options(self) -> dict[str, DataOption]:
-        """The options by the names that their values are passed under."""
+        """The added options by the names of their parameters."""
         return data_arguments(self._wanted)
 
     @property
     def __signature__(self) -> Signature:
-        """The function's signature with ``files`` replaced by the options."""
+        """Signature of the command with ``files`` replaced by the added options."""
         parameters = list[Parameter]()
         for each in signature(self._command).parameters.values():
             if each.name == "files":
@@ -234,13 +273,13 @@ class WithDataOptions:
         return Signature(parameters)
 
     def __call__(self, **values: Any) -> Any:
-        """Call the function with the values from the command line."""
+        """Call the command with the values of its options."""
         files = {option: values.pop(name, None) for name, option in self.options.items()}
         return self._command(files=files, **values)
 
 
 def _typer_option(option: DataOption) -> Any:
-    """Build the annotation of an option that names the user's data files."""
+    """Build the Typer annotation of an option that names or describes the user's data files."""
     kind: Any = bool if option.is_flag else Path if option.is_path else str
     declaration = f"{option.flag}/{option.flag.replace('--', '--no-', 1)}" if option.is_flag else option.flag
     panel = (

@@ -1,4 +1,4 @@
-"""Printing: results go to standard output as text or JSON, notes and progress to standard error."""
+"""Print results to standard output as text or JSON, and notes to standard error."""
 
 import json
 import re
@@ -8,15 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON, without progress.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and show no progress.")]
 JsonAnswersOption = Annotated[
     bool,
-    typer.Option("--json", help="Print the answers as a JSON list; one by one in a terminal and with --line-buffered. No progress."),
+    typer.Option(
+        "--json", help="Print the answers as one JSON list, or as one JSON object per line if lines are typed or --line-buffered is given."
+    ),
 ]
 
 
 def print_result(value: Any, as_json: bool, lines: Iterable[str]) -> None:
-    """Print a result: ``value`` as one line of JSON, with non-finite numbers as null, or ``lines`` of text."""
+    """Print a result as one line of JSON or as lines of text.
+
+    Args:
+        value: the result as JSON-serializable data. NaN and infinity are printed as null.
+        as_json: print ``value`` instead of ``lines``.
+        lines: the result as lines of text.
+    """
     if as_json:
         from transom.checkpoints.metrics_log import replace_non_finite
 
@@ -27,7 +35,7 @@ def print_result(value: Any, as_json: bool, lines: Iterable[str]) -> None:
 
 
 def show_controls(text: str) -> str:
-    r"""Replace the control characters that a terminal would obey by symbols; tabs and line breaks stay.
+    r"""Replace control characters, which a terminal would obey, by visible symbols. Tabs and line breaks are kept.
 
     >>> show_controls("a\tb\x1b[2J")
     'a\tb␛[2J'
@@ -38,11 +46,11 @@ def show_controls(text: str) -> str:
 
 
 def select_options(parameters: Mapping[str, Any], options: Any) -> dict[str, Any]:
-    """Select the parameters of a command that the called function takes under the same name.
+    """Select the parameters of a command that are also options of the function that the command calls.
 
     Args:
         parameters: the command's parameters by name.
-        options: the ``TypedDict`` of the function's options.
+        options: the ``TypedDict`` that declares the function's options.
     """
     return {name: value for name, value in parameters.items() if name in options.__annotations__}
 
@@ -54,23 +62,25 @@ def print_note(line: str) -> None:
 
 
 def note_too_long(n_too_long: int, n: int, noun: str, max_tokens: int, treatment: str, n_dropped_tokens: int = 0) -> None:
-    """Report how many inputs exceed the context window and how they were treated; print nothing if none does.
+    """Print a note on how many inputs exceed the context window and how these inputs were treated, if there are any.
 
     Args:
         n_too_long: number of inputs longer than the context window.
         n: number of inputs.
         noun: plural noun for the inputs.
         max_tokens: context window in tokens.
-        treatment: how longer inputs were treated.
-        n_dropped_tokens: number of tokens that were not read.
+        treatment: description of the treatment of these inputs, such as ``TRUNCATED_NOTE``.
+        n_dropped_tokens: number of tokens that the model did not read.
     """
     if n_too_long:
         left_out = f", {n_dropped_tokens:,} tokens dropped" if n_dropped_tokens else ""
-        print_note(f"{noun} longer than the context window of {max_tokens:,} tokens: {n_too_long:,} of {n:,}, {treatment}{left_out}")
+        print_note(f"{n_too_long:,} of {n:,} {noun} exceed the context window of {max_tokens:,} tokens: {treatment}{left_out}")
 
 
 def align_columns(rows: Iterable[Iterable[str]], n_left: int = 1) -> list[str]:
-    """Format rows of cells as aligned lines: the first ``n_left`` columns left-aligned, the others right-aligned.
+    """Format rows of cells as lines with aligned columns.
+
+    The first ``n_left`` columns are left-aligned, and the other columns are right-aligned.
 
     >>> align_columns([["seed", "BLEU"], ["1", "39.51"]])
     ['seed   BLEU', '1     39.51']

@@ -14,10 +14,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def plugins(as_json: JsonOption = False) -> None:
-    """Entry points are read from package metadata; no plugin is imported. A plugin runs only with --plugin NAME."""
+    """Read the list from the metadata of the installed packages. A plugin is imported only if another command names it with --plugin."""
     from transom.config.plugins import GROUP, installed_plugins
 
     found = installed_plugins()
     rows = [["name", "module", "package"], *found]
-    none = [f"no installed package has an entry point in the group {GROUP}; a Python file needs none: --plugin my_component.py"]
+    none = [f"no installed package has an entry point in the group {GROUP}; a plugin can also be a Python file: --plugin my_component.py"]
     print_result([each._asdict() for each in found], as_json, align_columns(rows) if found else none)

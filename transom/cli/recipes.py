@@ -1,4 +1,4 @@
-"""``transom recipes``: list, show or copy the packaged recipes, and draw their attention patterns."""
+"""``transom recipes``: list, show or copy packaged recipes, upgrade old recipes, or draw attention masks."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ class ListByDefault(TyperGroup):
     """A command group that runs ``list`` by default."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert ``list`` where no subcommand is named."""
+        """Insert ``list`` before the arguments if they name no subcommand."""
         return super().parse_args(ctx, args if args and args[0] != "--json" else ["list", *args])
 
 
@@ -42,19 +42,19 @@ app = typer.Typer(
     help="A recipe is a TOML file with all settings of a training run.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a packaged recipe.")]
 
 
 @app.command("list")
 def list_all(as_json: JsonOption = False) -> None:
-    """List the packaged recipes; the default of `transom recipes`."""
+    """List the packaged recipes, as `transom recipes` without a command does."""
     descriptions = {name: _first_comment(text) for name, text in packaged_recipes().items()}
     print_result(descriptions, as_json, _two_columns(descriptions))
 
 
 @app.command()
 def show(name: Name, as_json: JsonOption = False) -> None:
-    """Print a recipe."""
+    """Print a packaged recipe."""
     text = _packaged_recipe(name)
     print_result({"name": name, "text": text}, as_json, [text.rstrip()])
 
@@ -62,7 +62,7 @@ def show(name: Name, as_json: JsonOption = False) -> None:
 @app.command()
 def copy(
     name: Name,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; an existing file is not overwritten.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write. An existing file is not overwritten.")],
     as_json: JsonOption = False,
 ) -> None:
     """Copy a packaged recipe to a file, for editing."""
@@ -78,13 +78,13 @@ def copy(
 
 @app.command()
 def upgrade(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recipe with field names of an earlier version.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recipe with field names of an earlier version.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.toml", help="Write the new recipe here; by default it replaces FILE.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE.toml", help="File to write the new recipe to. Default: overwrite FILE.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rename the fields of an older recipe; comments and order are kept."""
+    """Update the field names of a recipe of an earlier version. Comments and the order of the fields are kept."""
     from transom.config.toml_input import read_toml_text
     from transom.config.upgrade import upgrade_recipe
     from transom.files.atomic_io import write_file
@@ -107,15 +107,15 @@ def patterns(
     length: Annotated[
         int,
         typer.Option(
-            "--length", min=1, max=512, help="Number of tokens to draw, for text models only; image models draw all their patches."
+            "--length", min=1, max=512, help="Number of tokens to draw for a model of texts. For a model of images, all patches are drawn."
         ),
     ] = 32,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.svg", help="Write an SVG file instead of printing to the terminal.")
+        Path | None, typer.Option("--out", metavar="FILE.svg", help="SVG file to write, instead of drawing in the terminal.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw the attention mask of each layer of a recipe; no training is needed."""
+    """Draw the attention mask of each layer of a recipe's model. The model need not be trained."""
     with defer_signals():
         from transom.config.data import DATA_OPTIONAL
         from transom.config.recipe import load_recipe
@@ -149,7 +149,7 @@ def _packaged_recipe(name: str) -> str:
 
 
 def _two_columns(descriptions: Mapping[str, str]) -> Iterator[str]:
-    """Format names and descriptions in two columns; in a terminal, wrap the descriptions."""
+    """Format names and descriptions in two columns, and wrap the descriptions if the output is a terminal."""
     names, lines = max(map(len, descriptions)) + 2, max(map(len, descriptions.values()))
     room = max(shutil.get_terminal_size().columns - names, 20) if sys.stdout.isatty() else lines
     for name, line in descriptions.items():
@@ -157,5 +157,5 @@ def _two_columns(descriptions: Mapping[str, str]) -> Iterator[str]:
 
 
 def _first_comment(text: str) -> str:
-    """Return the first comment line of a recipe."""
+    """Return the first line of a recipe, a comment that describes the recipe."""
     return text.split("\n", 1)[0].removeprefix("# ")

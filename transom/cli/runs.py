@@ -1,4 +1,4 @@
-"""``transom runs``: list runs with their state."""
+"""``transom runs``: list the runs in a folder with the state of each."""
 
 import sys
 import threading
@@ -19,26 +19,28 @@ transom runs --json
 """
 
 SECONDS_BETWEEN_LOOKS = 2.0
-"""Interval at which ``--watch`` reads the runs again."""
+"""Interval in seconds at which ``--watch`` reads the runs again."""
 
 app = typer.Typer(add_completion=False)
 
-WatchOption = Annotated[bool, typer.Option("--watch", help="Read again every two seconds, until Ctrl-C.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Update the output every two seconds until Ctrl-C.")]
 
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with run folders, up to three levels deep.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder in which to find run folders, up to three levels deep.")] = Path(
+        "runs"
+    ),
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a table of all runs, the newest first."""
+    """Print a table of the runs in a folder. The newest run is listed first."""
     with gc_frozen_imports():
         from transom.inspection.number_format import format_duration
         from transom.inspection.run_status import find_runs, read_status
 
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: expected a folder of runs, found none; give another, such as the one of --out")
+        raise ConfigError(f"{folder}: expected a folder of runs, found none; give the folder that contains your run folders")
 
     def look() -> tuple[Any, list[str]]:
         found = [read_status(path) for path in find_runs(folder)]
@@ -54,12 +56,12 @@ def runs(
 
 
 def show_repeatedly(look: Callable[[], tuple[Any, list[str]]], watch: bool, as_json: bool) -> None:
-    """Print what ``look`` returns, as JSON and as lines, once or repeatedly; in a terminal the lines are replaced.
+    """Print the state of runs as JSON or as lines, once or repeatedly. In a terminal, new lines replace the previous ones.
 
     Args:
-        look: reads the state.
-        watch: read again until Ctrl-C.
-        as_json: print JSON.
+        look: function that reads the state and returns it both as JSON-serializable data and as lines.
+        watch: read and print the state again every ``SECONDS_BETWEEN_LOOKS`` until Ctrl-C.
+        as_json: print JSON instead of lines.
     """
     n_shown = 0
     while True:

@@ -8,52 +8,71 @@ from transom.cli.output import print_note
 
 
 class SamplingOptions(NamedTuple):
-    """Options of text generation; each field is an option, and None is the recipe's setting. See ``GenerateOptions``."""
+    """Options of text generation, one option per field. None stands for the setting of the recipe.
 
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of generated tokens.")] = None
+    ``GenerateOptions`` describes the fields.
+    """
+
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens to generate.")] = None
     min_new_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Minimum number of generated tokens before the end-of-sequence token.")
+        int | None, typer.Option(min=0, help="Minimum number of tokens to generate before the end-of-sequence token.")
     ] = None
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Divisor of the logits: below 1 sharpens the distribution, 0 is greedy decoding.")
+        float | None, typer.Option(min=0, help="Divisor of the logits. Values below 1 sharpen the distribution. 0 means greedy decoding.")
     ] = None
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")] = None
+    top_k: Annotated[int | None, typer.Option(min=1, help="Top-k sampling: sample only from the k most probable tokens.")] = None
     top_p: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Nucleus sampling: sample from the most probable tokens with this total probability.")
+        float | None,
+        typer.Option(min=0, max=1, help="Nucleus sampling: sample only from the most probable tokens with this total probability."),
     ] = None
     min_p: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Sample from tokens with at least this fraction of the highest probability.")
+        float | None,
+        typer.Option(min=0, max=1, help="Min-p sampling: sample only tokens with this fraction or more of the top probability."),
     ] = None
     typical_p: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Locally typical sampling: tokens closest to the entropy, with this total probability."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Locally typical sampling: sample from the tokens with surprisal nearest the entropy and with this total probability.",
+        ),
     ] = None
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Penalty on tokens that occurred before (CTRL); above 1 discourages repetition.")
+        float | None,
+        typer.Option(
+            help="Penalty on tokens that occur in the prompt or output (Keskar et al. 2019). Values above 1 discourage repetition."
+        ),
     ] = None
-    frequency_penalty: Annotated[float | None, typer.Option(help="Subtracted from a token's logit per occurrence so far.")] = None
-    presence_penalty: Annotated[float | None, typer.Option(help="Subtracted once from the logit of a token that occurred.")] = None
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Number to subtract from a token's logit for each time it was generated.")
+    ] = None
+    presence_penalty: Annotated[float | None, typer.Option(help="Number to subtract from a token's logit if it was generated before.")] = (
+        None
+    )
     early_exit_threshold: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Early exit: leave the decoder at the first block with this confidence; 1 uses all blocks."),
+        typer.Option(
+            min=0, max=1, help="Early exit: skip the remaining blocks once the confidence in a token reaches this value. 1 uses all blocks."
+        ),
     ] = None
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Stop string, excluded from the output; \\n is a line break. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="String that ends a text and is not printed. \\n stands for a line break. Repeatable."),
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling; equal seeds give equal texts.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed of the sampling. Equal seeds give equal texts.")] = None
 
     @property
     def given(self) -> dict[str, Any]:
-        r"""The options as ``Generator`` takes them; ``\\n`` in a stop string is a line break."""
+        r"""Keyword arguments for the methods of ``Generator``, with ``\n`` in stop strings replaced by a line break."""
         stops = None if self.stop is None else [text.replace("\\n", "\n") for text in self.stop]
         return {**self._asdict(), "stop": stops}
 
     def note_unused(self, temperature: float, others: tuple[str, ...] = ()) -> None:
-        """Warn that sampling options have no effect at temperature 0.
+        """Print a note if sampling options have no effect because the temperature is 0.
 
         Args:
-            temperature: the recipe's temperature, used if no option sets another.
-            others: further options that have no effect then.
+            temperature: temperature of the recipe, used if the option is not given.
+            others: flags of further options that have no effect at temperature 0.
         """
         used = ("top_k", "top_p", "min_p", "typical_p", "seed")
         ignored = [f"--{name.replace('_', '-')}" for name in used if getattr(self, name) is not None] + list(others)

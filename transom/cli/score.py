@@ -1,4 +1,4 @@
-"""``transom score``: log-probability and perplexity of texts or translations under a model."""
+"""``transom score``: compute the log-probability and perplexity of texts or translations under a model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -15,7 +15,6 @@ from transom.cli.options import (
     RunArgument,
     ScoreTooLong,
     TargetLanguageOption,
-    TextFieldOption,
     expand_options,
     given_options,
     reject_options,
@@ -38,35 +37,41 @@ app = typer.Typer(add_completion=False)
 
 
 class TextFileOptions(NamedTuple):
-    """Files of text to score with a language model; each field is an option.
+    """Options that name text files to score with a language model, one option per field.
 
     Attributes:
         text: text files or folders.
         suffix: suffixes of the files to read from folders.
-        document: unit of text.
+        document: part of a file that is scored as one text: the file, a paragraph or a line.
         text_field: column of the text in tables.
-        start: fraction of the text to skip.
-        overlap: tokens of context shared by consecutive windows.
+        start: fraction of all characters to skip.
+        overlap: number of tokens that two consecutive windows of a long text share.
     """
 
     text: Annotated[
-        list[Path] | None, typer.Option("--text", metavar="PATH", help="For a language model: a text file or a folder. Repeatable.")
+        list[Path] | None, typer.Option("--text", metavar="PATH", help="Text file or folder to score with a language model. Repeatable.")
     ] = None
-    suffix: Annotated[list[str] | None, typer.Option("--suffix", help="Suffix of the files to read from folders, as .py. Repeatable.")] = (
-        None
-    )
+    suffix: Annotated[
+        list[str] | None, typer.Option("--suffix", help="Suffix of the files to read from folders, such as .py. Repeatable.")
+    ] = None
     document: Annotated[
         Literal["file", "paragraph", "line"] | None,
-        typer.Option("--document", help="Unit of text: file, paragraph or line. Default: file."),
+        typer.Option("--document", help="Part of a file that is scored as one text. Default: file."),
     ] = None
-    text_field: TextFieldOption = None
+    text_field: Annotated[
+        str | None,
+        typer.Option("--text-field", metavar="NAME", help="Column of the text, by name or index from 0. Default: one with a usual name."),
+    ] = None
     start: Annotated[
-        float | None, typer.Option("--start", min=0, max=1, help="Skip this fraction of the text's characters. Default: 0.")
+        float | None,
+        typer.Option("--start", min=0, max=1, help="Fraction of the characters of all files to skip at the beginning. Default: 0."),
     ] = None
     overlap: Annotated[
         int | None,
         typer.Option(
-            "--overlap", min=0, help="Tokens of context shared by consecutive windows of a long text. Default: 0, as in validation."
+            "--overlap",
+            min=0,
+            help="Number of tokens that each window of a long text repeats from the previous one as context. Default: 0, as in validation.",
         ),
     ] = None
 
@@ -76,7 +81,8 @@ class TextFileOptions(NamedTuple):
 def score(
     run: RunArgument,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT...", help="Texts; for a translator: source and translation, separated by a tab.")
+        list[str] | None,
+        typer.Argument(metavar="TEXT...", help="Texts to score. For a translator: source sentences, each with a tab and its translation."),
     ] = None,
     *,
     sources: InputOptions,
@@ -87,11 +93,11 @@ def score(
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print the log-probability of each pair or text in nats, the end-of-sequence token included.
+    """Print the log-probability of each text or translation in nats. The end-of-sequence token is included.
 
-    For TEXT, --input and standard input, each output line has the total log-probability and the perplexity per token, separated by a tab.
-    With --source/--target, --pairs or --text, a last line summarizes the whole input: perplexity, and for a language model also loss and
-    bits per byte.
+    For TEXT, --input and standard input, each output line has the log-probability of a text and its perplexity per token, separated by a
+    tab. With --source and --target, --pairs or --text, the last line has the perplexity of the whole input, and for a language model also
+    the loss and the bits per byte.
     """
     if sum(map(bool, (texts or sources.input_file, text_files.text, files.paths))) > 1:
         raise ConfigError("expected TEXT or --input, --text, or --source and --target (or --pairs), found several; give one of them")
@@ -141,7 +147,7 @@ def _score_lines(scorer: Any, run: Path, inputs: Inputs, to: str | None, as_json
 
 
 def _score_texts(generator: "Generator", run: Path, options: TextFileOptions, too_long: Any, as_json: bool) -> None:
-    """Score the texts of files."""
+    """Score the texts in files with a language model, and print the scores."""
     from transom.checkpoints.run_folder import RunFolder
     from transom.config.data import TextFilesConfig
     from transom.config.error_messages import validate
@@ -202,4 +208,6 @@ def _print_text_scores(scores: list[Any], origins: list[str], max_tokens: int, a
         return
     note_too_long(n_too_long, len(scores), "texts", max_tokens, TRUNCATED_NOTE if n_dropped_tokens else WINDOWS_NOTE, n_dropped_tokens)
     if unknown := sum(each.n_unknown for each in scores):
-        print_note(f"{unknown:,} tokens are out of vocabulary and scored as one unknown token: bits per byte are underestimated")
+        print_note(
+            f"{unknown:,} tokens are out of vocabulary and were scored as the unknown token, so the bits per byte are underestimated"
+        )

@@ -1,4 +1,4 @@
-"""``transom status``: how far a run is."""
+"""``transom status``: show the progress of a run."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ transom status runs/mine --watch
 app = typer.Typer(add_completion=False)
 
 BAR_WIDTH = 30
-"""Characters of the progress bar."""
+"""Width of the progress bar in characters."""
 
 
 @app.command()
 def status(run: RunArgument, watch: WatchOption = False, as_json: JsonOption = False) -> None:
-    """Print state, progress, losses, speed and time left of a run. It only reads, so it can run beside the training."""
+    """Print the state, progress, loss, speed and time left of a run. The command only reads files, so it does not disturb training."""
     with gc_frozen_imports():
         from transom.checkpoints.run_files import is_run_folder
         from transom.inspection.number_format import format_compact, format_duration

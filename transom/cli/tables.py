@@ -1,4 +1,4 @@
-"""Tables given on the command line: the columns that a run remembers, and a first line that may be a header."""
+"""Read tables named on the command line: find the columns of a run's training data, and ask about an ambiguous header."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Read = TypeVar("Read")
 
 
 def header_overrides(data: DataConfig, is_header: bool | None) -> list[str]:
-    """Return the overrides that set whether the tables of a recipe's data have a header; none for None."""
+    """Return the overrides that set ``header`` for each table in a recipe's data; empty if ``is_header`` is None."""
     if is_header is None:
         return []
     parts = [name for name in ("train", "valid", "test") if hasattr(getattr(data, name, None), "header")]
@@ -26,7 +26,12 @@ def header_overrides(data: DataConfig, is_header: bool | None) -> list[str]:
 
 
 def training_columns(run: Path, files: type[FilesConfig]) -> dict[str, Any]:
-    """Return the columns that the user set for the training data of a run, by field of the schema ``files``; empty without a recipe."""
+    """Return the columns that the recipe of a run sets for its training data, by field.
+
+    Args:
+        run: the run folder.
+        files: expected schema of the training files. The result is empty for training data of another schema, or if the run has no recipe.
+    """
     folder = RunFolder.open(run)
     train = getattr(load_recipe(folder.path / RECIPE)[0].data, "train", None) if folder.has_recipe else None
     if not isinstance(train, files):
@@ -35,13 +40,13 @@ def training_columns(run: Path, files: type[FilesConfig]) -> dict[str, Any]:
 
 
 def read_or_ask(read: Callable[[bool | None], Read]) -> Read:
-    """Read a table; in a terminal, ask whether an ambiguous first line is a header.
+    """Read a table, and ask in a terminal whether an ambiguous first line is a header.
 
     Args:
-        read: reads the table; its argument is the answer, None before the question.
+        read: function that reads the table. Its argument is the answer to the question, or None before the question.
 
     Raises:
-        AmbiguousHeaderError: the first line is ambiguous, and there is no terminal.
+        AmbiguousHeaderError: the first line is ambiguous, and there is no terminal to ask in.
     """
     try:
         return read(None)

@@ -1,13 +1,13 @@
-"""``transom tag``: tag the words of a text and extract its entities."""
+"""``transom tag``: tag the words of a text and find the entities in the text."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
-from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, expand_options, reject_options
+from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, TagTooLong, expand_options, reject_options
 from transom.cli.output import JsonAnswersOption, note_too_long, print_result
 from transom.errors import ConfigError, DataError
 
@@ -32,24 +32,27 @@ def tag(
     sources: InputOptions,
     tagged: Annotated[
         Path | None,
-        typer.Option("--tagged", metavar="FILE", help="Tagged sentences to score the model on, in the format of the training data."),
+        typer.Option(
+            "--tagged",
+            metavar="FILE",
+            help="File of tagged sentences on which to measure accuracy and F1, in the format of the training data.",
+        ),
     ] = None,
     word_column: Annotated[
         int | None, typer.Option("--word-column", metavar="N", help="Column of the word in --tagged, counted from 0. Default: 0.")
     ] = None,
     tag_column: Annotated[
-        int | None, typer.Option("--tag-column", metavar="N", help="Column of the tag in --tagged. Default: -1, the last column.")
+        int | None,
+        typer.Option("--tag-column", metavar="N", help="Column of the tag in --tagged, counted from 0. Default: -1, the last column."),
     ] = None,
-    too_long: Annotated[
-        Literal["window", "refuse"],
-        typer.Option("--too-long", help="How to treat texts longer than the context window: tag in windows, or refuse with an error."),
-    ] = "window",
+    too_long: TagTooLong = "window",
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print each word with its tag, then the entities; with --tagged, accuracy and F1.
+    """Print each word of a text with its tag, and then the entities in the text.
 
-    One line per word, one line with the entities, an empty line after each text.
+    The output has one line per word, then one line with the entities, and an empty line after each text. With --tagged, print the accuracy
+    and F1 of the model instead.
     """
     if tagged is None:
         reject_options({"--word-column": word_column, "--tag-column": tag_column}, "--tagged", "texts")
@@ -64,9 +67,9 @@ def tag(
 
     tagger = load(run, precision, kind=Tagger)
     if tagged is not None:
-        if not tagged.is_file():  # the evaluation log records a hash, which a pipe does not have
+        if not tagged.is_file():  # the evaluation log records a hash of the file, and a pipe has none
             there = "something else" if tagged.exists() else "nothing"
-            raise DataError(f"{tagged}: expected a file of tagged sentences, found {there}")
+            raise DataError(f"{tagged}: expected a file of tagged sentences, found {there}; give another path")
         known = read_tagged(tagged, word_column or 0, -1 if tag_column is None else tag_column)
         RunFolder.open(run).access_log.record(tagged, "tag")
         with show_progress("windows", quiet=as_json) as notify:
@@ -95,7 +98,7 @@ def _format_lines(found: "TaggedText") -> list[str]:
 
 
 def _to_record(scores: "TagScores") -> dict[str, object]:
-    """Convert scores to plain data."""
+    """Convert scores to JSON-serializable data."""
     entities = None if scores.entities is None else scores.entities._asdict()
     return scores._asdict() | {"entities": entities, "labels": {label: one._asdict() for label, one in scores.labels.items()}}
 

@@ -1,4 +1,4 @@
-"""Search among embedded texts, for ``transom embed``."""
+"""Similarity search among embedded texts, for ``transom embed``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,16 +18,16 @@ from transom.files.atomic_io import write_file
 
 
 class TextSearch:
-    """Embedded texts, and the search among them."""
+    """Collection of embedded texts that is searched by cosine similarity."""
 
     def __init__(self, embedder: Embedder, normalize: bool, too_long: LongTextPolicy, top: int) -> None:
-        """Start without texts.
+        """Create an empty collection.
 
         Args:
-            embedder: a loaded run.
-            normalize: scale vectors to unit length.
+            embedder: embedder of a run.
+            normalize: scale the vectors to unit length.
             too_long: treatment of texts longer than the context window.
-            top: number of texts that ``nearest`` returns.
+            top: number of similar texts that ``nearest`` finds for each text.
         """
         self._embedder, self._normalize, self._too_long, self._top = embedder, normalize, too_long, top
         self._texts, self._vectors = list[str](), list[Any]()
@@ -35,12 +35,12 @@ class TextSearch:
         self._n_indexed: int | None = None
 
     def index(self, texts: list[str], notify: ProgressCallback) -> None:
-        """Embed the texts that ``nearest`` searches."""
+        """Embed the texts among which ``nearest`` searches."""
         self.add(texts, notify)
         self._n_indexed = len(self._texts)
 
     def add(self, texts: list[str], notify: ProgressCallback) -> Any:
-        """Embed texts and keep them for the search; return their vectors."""
+        """Embed texts, add them to the collection, and return their vectors."""
         found = self._embedder.embed_with_details(texts, self._normalize, self._too_long, notify)
         self._texts += texts
         self._vectors += list(found.vectors)
@@ -49,14 +49,17 @@ class TextSearch:
         return found.vectors
 
     def compare(self, texts: list[str], notify: ProgressCallback) -> list[Answer]:
-        """Answer each text with its cosine similarity to all of them."""
+        """Answer each text with its cosine similarity to each of the given texts."""
         records = self._records(texts, self.add(texts, notify))
         cosines = self._cosines(range(len(texts)), len(texts))
         rows = ["  ".join(f"{cosine:6.3f}" for cosine in row) + f"  {text}" for row, text in zip(cosines.tolist(), texts, strict=True)]
         return [Answer(record, [row]) for record, row in zip(records, rows, strict=True)]
 
     def nearest(self, texts: list[str], notify: ProgressCallback) -> list[Answer]:
-        """Answer each text with the most similar indexed texts; without an index, with the most similar of the texts before."""
+        """Answer each text with the most similar texts among those that ``index`` embedded.
+
+        If ``index`` was not called, search the texts of earlier calls instead.
+        """
         first, n_kept = len(self._texts), len(self._texts) if self._n_indexed is None else self._n_indexed
         records = self._records(texts, self.add(texts, notify))
         cosines = self._cosines(range(first, len(self._texts)), n_kept)
@@ -69,14 +72,14 @@ class TextSearch:
         return answers
 
     def write(self, output: Path, as_json: bool) -> None:
-        """Write the vectors to a safetensors file."""
+        """Write the vectors of all texts to a safetensors file."""
         write_file(output, lambda: serialize_tensors({"embeddings": torch.stack(self._vectors)}))
         counts = {"texts": len(self._texts), "n_too_long": self._n_too_long, "n_dropped_tokens": sum(self._n_dropped)}
         value = {"file": str(output), **counts, "d_model": len(self._vectors[0])}
         print_result(value, as_json, [f"wrote {output}: {len(self._texts):,} vectors"])
 
     def note_too_long(self) -> None:
-        """Report how many texts exceeded the context window."""
+        """Print a note on how many texts exceeded the context window, if there are any."""
         treatment = TRUNCATED_NOTE if self._too_long == "truncate" else WINDOWS_NOTE
         max_tokens = self._embedder.model.config.max_seq_len - 1
         note_too_long(self._n_too_long, len(self._texts), "texts", max_tokens, treatment, sum(self._n_dropped))
@@ -93,7 +96,7 @@ class TextSearch:
         ]
 
     def _cosines(self, queries: Sequence[int], n_kept: int) -> NDArray[Any]:
-        """Return the cosine similarities of some of the texts to the first ones."""
+        """Return the cosine similarities of the texts with indices ``queries`` to the first ``n_kept`` texts."""
         vectors = torch.stack(self._vectors).double().numpy()
         unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return unit[list(queries)] @ unit[:n_kept].T

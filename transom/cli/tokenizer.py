@@ -1,4 +1,4 @@
-"""``transom tokenizer``: train a tokenizer without a model, or inspect one."""
+"""``transom tokenizer``: train a tokenizer without a model, or inspect a tokenizer."""
 
 from functools import partial
 from pathlib import Path
@@ -20,19 +20,21 @@ transom tokenizer show runs/en-de
 transom tokenizer show tokenizer.json "A man sleeps."
 """
 
-app = typer.Typer(add_completion=False, help="transom train trains the tokenizer too; this command is for inspecting one beforehand.")
+app = typer.Typer(
+    add_completion=False, help="transom train also trains a tokenizer. Use this command to inspect a tokenizer before you train a model."
+)
 
 
 @app.command()
 @partial(WithDataOptions, wanted=lambda option: option.is_text and option.part != "valid")
 def train(
     recipe: RecipeArgument,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write, such as tokenizer.json.")],
     files: Files,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the tokenizer of a recipe on its training data and write it to a file."""
+    """Train the tokenizer of a recipe on the training data, and write the tokenizer to a file."""
     with defer_signals():
         from transom.cli.tables import header_overrides, read_or_ask
         from transom.config.recipe import load_recipe
@@ -65,10 +67,10 @@ def train(
 @app.command()
 def show(
     where: Annotated[Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder or a tokenizer.json file.")],
-    sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Show how the tokenizer segments this sentence.")] = None,
+    sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Sentence to segment into tokens.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print kind and vocabulary size of a tokenizer, and the tokens of a sentence."""
+    """Print the kind and vocabulary size of a tokenizer, and the tokens of a sentence if one is given."""
     from transom.data.tokenizer.tokenizer import Tokenizers, describe_vocabularies
 
     tokenizers = Tokenizers.load(where / "tokenizer.json" if where.is_dir() else where)

@@ -1,4 +1,4 @@
-"""``transom train``: train one run, or the same recipe from several seeds."""
+"""``transom train``: train a model, or one model per seed."""
 
 import statistics
 import sys
@@ -46,32 +46,44 @@ def train(
         str | None,
         typer.Argument(
             metavar="NAME_OR_FILE",
-            help="Name of a packaged recipe (see transom recipes) or path of a TOML file. Default with --resume: the run's own recipe.",
+            help="Name of a packaged recipe (see transom recipes) or path of a TOML file. Default with --resume: the recipe in --out.",
         ),
     ] = None,
     *,
     files: Files,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run folder to write. Default: runs/NAME.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Run folder to write. Default: runs/ and the name of the recipe.")
+    ] = None,
     init_from: Annotated[
         Path | None,
-        typer.Option("--init-from", metavar="RUN", help="Fine-tune: start from this run's tokenizer, architecture and weights."),
+        typer.Option(
+            "--init-from", metavar="RUN", help="Run folder of a model to fine-tune. Its tokenizer, architecture and weights are used."
+        ),
     ] = None,
     overrides: SetOption = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0, metavar="N", help="Stop training after N minutes and keep the best weights.")
+        float | None,
+        typer.Option("--minutes", min=0, metavar="N", help="Stop after N minutes of training, and keep the best weights so far."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, metavar="N", help="Train for N optimizer steps, as --set training.max_steps=N does.")
+        int | None, typer.Option("--steps", min=1, metavar="N", help="Train for N optimizer steps. Short for --set training.max_steps=N.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, or start a run if there is none.")] = False,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, metavar="N", help="Train with seeds 1 to N; report mean and standard deviation.")
+        int | None,
+        typer.Option(
+            "--seeds",
+            min=1,
+            metavar="N",
+            help="Train once with each seed from 1 to N, and report the mean and standard deviation of the metrics.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Write weights, metrics and a report to a run folder. The recipe holds all settings; --set overrides any of them.
+    """Write the weights, metrics and a report to a run folder. All settings are fields of the recipe, and --set overrides a field.
 
-    Ctrl-C saves a checkpoint. --resume continues from it and ends with bit-identical weights.
+    Ctrl-C saves a checkpoint and stops. The same command with --resume continues from the checkpoint. A resumed run ends with exactly the
+    same weights as an uninterrupted run.
     """
     with defer_signals():
         from transom.tasks.train import default_folder
@@ -97,22 +109,24 @@ def train(
 
 
 def _own_recipe(run: Path | None) -> str:
-    """Return the path of the recipe of the run to resume.
+    """Return the path of the recipe in the folder of a run to resume.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: ``run`` is None, or the folder contains no recipe.
     """
     from transom.checkpoints.run_files import RECIPE
 
     if run is None:
         raise ConfigError("expected NAME_OR_FILE, or --resume with --out RUN, found neither; transom recipes lists the packaged recipes")
     if not (run / RECIPE).is_file():
-        raise ConfigError(f"{run}: expected a run to resume, found no {RECIPE}; give the folder of a run, or a NAME_OR_FILE to start one")
+        raise ConfigError(
+            f"{run}: expected a run to resume, found no {RECIPE}; give the folder of a run, or a NAME_OR_FILE to start a new run"
+        )
     return str(run / RECIPE)
 
 
 def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, quiet: bool) -> "RunResult":
-    """Train one run; in a terminal, ask whether to overwrite an existing run, and whether an ambiguous first line is a header."""
+    """Train one model; in a terminal, ask whether to overwrite an existing run and whether an ambiguous first line is a header."""
     with defer_signals():
         from transom.cli.tables import header_overrides, read_or_ask
         from transom.config.model_overrides import load_training_recipe
@@ -133,13 +147,16 @@ def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, 
 
 
 def _confirm_overwrite(folder: Path) -> bool:
-    """In a terminal, ask whether to overwrite an existing run; elsewhere training refuses to."""
+    """Ask in a terminal whether to overwrite an existing run, and return the answer.
+
+    Without a terminal, return False. Training then refuses to overwrite the run.
+    """
     with defer_signals():
         from transom.checkpoints.run_files import contains_run
 
     if not (sys.stdin.isatty() and sys.stderr.isatty() and contains_run(folder)):
         return False
-    return typer.confirm(f"{folder} already holds a run. Delete it and start over? (--resume continues it)", err=True)
+    return typer.confirm(f"{folder} already holds a run. Delete it and start over? (--resume continues the run instead)", err=True)
 
 
 def _result_lines(result: "RunResult") -> list[str]:
@@ -157,7 +174,7 @@ def _result_lines(result: "RunResult") -> list[str]:
 
 
 def _seed_statistics(results: Sequence["RunResult"]) -> dict[str, dict[str, float]]:
-    """Return mean and sample standard deviation of each metric."""
+    """Return the mean and the sample standard deviation over seeds of each validation metric."""
     from transom.training.validation_metrics import all_metrics, language_tags
 
     suffixes = ["", *(f"/{tag}" for tag in language_tags(results[0].best))]

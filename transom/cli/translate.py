@@ -41,13 +41,23 @@ tail -f log.en | transom translate runs/en-de --line-buffered
 
 app = typer.Typer(add_completion=False)
 
+NBestOption = Annotated[
+    int,
+    typer.Option(
+        "--n-best",
+        min=1,
+        help="Number of translations per sentence. Above 1, each is printed as: line number from 0 ||| text ||| score ||| log p.",
+    ),
+]
+
 
 @app.command()
 @expand_options
 def translate(
     run: RunArgument,
     sentences: Annotated[
-        list[str] | None, typer.Argument(metavar="SENTENCE...", help="Sentences to translate. Default: --input, else standard input.")
+        list[str] | None,
+        typer.Argument(metavar="SENTENCE...", help="Sentences to translate. Default: the lines of --input, or else of standard input."),
     ] = None,
     *,
     sources: InputOptions,
@@ -57,23 +67,23 @@ def translate(
     to: TargetLanguageOption = None,
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,
-    n_best: Annotated[int, typer.Option("--n-best", min=1, help="Translations per sentence, as: number ||| text ||| score ||| log p.")] = 1,
+    n_best: NBestOption = 1,
     alignment: Annotated[
         bool,
         typer.Option(
-            "--alignment", help="Also show which source words each translated word attends to: as a chart, or with --json as numbers."
+            "--alignment", help="Also print which source words each translated word attends to, as a chart or with --json as numbers."
         ),
     ] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="With --alignment: write the alignments to a page.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="With --alignment: HTML page to write.")] = None,
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,
     too_long: TranslateTooLong = "split",
     precision: DecodingPrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print one translation per input line, in order; an empty line stays empty.
+    """Print one translation per input line, in the order of the lines. The translation of an empty line is an empty line.
 
-    In a terminal, and with --line-buffered, each line is answered as it arrives.
+    Lines that are typed, or read with --line-buffered, are translated one by one as they arrive.
     """
     parameters = {**locals()}
     if not alignment:
@@ -117,7 +127,7 @@ def _write_page(html: Path, name: str, alignments: list[tuple[str, str, Any]]) -
 
 
 def _align(translator: "Translator", source: str, translations: "Sequence[Translation]", to: str | None) -> "Alignment | None":
-    """Align a sentence with its best translation; None if one of them is empty or was split."""
+    """Return the alignment of a sentence with its best translation; None if the translation is empty or the sentence was split."""
     if not translations or not translations[0].text.strip() or translations[0].pieces > 1:
         return None
     return translator.align(source, translations[0].text, to=to)

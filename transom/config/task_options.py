@@ -35,7 +35,7 @@ class DataOption(NamedTuple):
 
 def column_option(name: str, what: str, needs: str = "", why: str = "") -> DataOption:
     """Return the option that selects a column by name, or by index from 0."""
-    help_text = f"Column of the {what}, by name or index from 0; default: found by its usual names."
+    help_text = f"Column of the {what}, by name or index from 0. Default: a column with a usual name."
     return DataOption(f"--{name}-field", "NAME", help_text, "", f"{name}_field", needs, why, is_path=False)
 
 
@@ -43,7 +43,7 @@ HEADER = DataOption(
     *(
         "--header",
         "",
-        "Whether the first line of a table is a header; default: yes if it has usual column names.",
+        "Whether the first line of a table is a header. Default: yes if the line contains usual column names.",
         "",
         "header",
     ),
@@ -102,12 +102,30 @@ TABLES = ".tsv, .csv, .jsonl or .parquet"
 _TABLE = "a table with both sides"
 _LINES = "two files, line by line translations of each other"
 PAIRS = (
-    DataOption("--source", "FILE", "Training source, one sentence per line (.gz too).", "train", "source", "--target", _LINES),
-    DataOption("--target", "FILE", "Its translations, line by line.", "train", "target", "--source", _LINES),
-    DataOption("--valid-source", "FILE", "Validation source; default: 1%, split off by hash.", "valid", "source", "--valid-target", _LINES),
-    DataOption("--valid-target", "FILE", "Validation target.", "valid", "target", "--valid-source", _LINES),
-    DataOption("--pairs", "FILE", f"Source and target in one {TABLES} file, in place of --source and --target.", "train", "pairs"),
-    DataOption("--valid-pairs", "FILE", "Validation pairs in the same format.", "valid", "pairs"),
+    DataOption(
+        "--source", "FILE", "File of source sentences for training, one per line (may be gzipped).", "train", "source", "--target", _LINES
+    ),
+    DataOption(
+        "--target",
+        "FILE",
+        "File of target sentences for training. Line N belongs to line N of --source.",
+        "train",
+        "target",
+        "--source",
+        _LINES,
+    ),
+    DataOption(
+        "--valid-source",
+        "FILE",
+        "File of source sentences for validation. Default: 1% of the training data.",
+        "valid",
+        "source",
+        "--valid-target",
+        _LINES,
+    ),
+    DataOption("--valid-target", "FILE", "File of target sentences for validation.", "valid", "target", "--valid-source", _LINES),
+    DataOption("--pairs", "FILE", f"{TABLES} file of source and target sentences, in place of --source and --target.", "train", "pairs"),
+    DataOption("--valid-pairs", "FILE", "File of sentence pairs for validation, in the format of --pairs.", "valid", "pairs"),
     column_option("source", "source sentence", "--pairs", _TABLE),
     column_option("target", "target sentence", "--pairs", _TABLE),
     HEADER,
@@ -119,16 +137,23 @@ TEXT = (
     DataOption(
         "--text",
         "PATH",
-        "For a language model: a text file or a folder (.gz too); may be repeated.",
+        "For a language model: text file or folder to train on (may be gzipped). Repeatable.",
         "train",
         "files",
         repeated=True,
     ),
     DataOption(
-        "--valid-text", "PATH", "Validation text; default: 5%, split off by hash.", "valid", "files", "--text", _LEARNED, repeated=True
+        "--valid-text",
+        "PATH",
+        "Text file or folder for validation. Default: 5% of the training text.",
+        "valid",
+        "files",
+        "--text",
+        _LEARNED,
+        repeated=True,
     ),
     DataOption(
-        *("--suffix", ".EXT", "Suffix of the files to read from folders.", "", "suffixes", "--text", _LEARNED),
+        *("--suffix", ".EXT", "Suffix of the files to read from folders, such as .md. Repeatable.", "", "suffixes", "--text", _LEARNED),
         repeated=True,
         is_path=False,
     ),

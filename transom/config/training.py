@@ -140,7 +140,13 @@ class TrainingConfig(Schema):
     max_minutes: float | None = Field(
         None,
         gt=0,
-        description="stop and save after this many minutes of training; the learning-rate schedule still ends at max_steps",
+        description="stop and save after this many minutes of training; if fewer than max_steps steps fit, warmup and learning-rate"
+        " schedule are shortened by the measured time per step, and validations and checkpoints come more often",
+    )
+    fit_to_data: bool = Field(
+        False,
+        description="with few training data or minutes, use a smaller model, vocabulary and batch, fewer steps, a shorter warmup and more"
+        " frequent validations than the recipe says; fields that you set are not changed",
     )
     grad_accum_steps: int = Field(
         1,

@@ -1,1 +1,1 @@
-"""Raw material to batches: text, pairs, tokenizers, samplers and loaders."""
+"""Data sets, tokenizers, and loaders that build training batches."""

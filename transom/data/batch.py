@@ -1,4 +1,4 @@
-"""Batches, the argument of a model's ``forward``, and the grouping of samples into batches by length."""
+"""Batches, which a model's ``forward`` takes as its argument, and the grouping of samples into batches by length."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,26 +17,27 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _MovesToDevice:
-    """A dataclass whose tensors, nested ones included, move to a device together."""
+    """Base of dataclasses that move all their tensors to a device, including the tensors of nested dataclasses."""
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy on ``device``."""
+        """Return a copy whose tensors are on ``device``."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: x.to(device) for name, x in values.items() if isinstance(x, Tensor | _MovesToDevice)})
 
 
 @dataclass(frozen=True)
 class PaddedSequences(_MovesToDevice):
-    """Token sequences in rows, padded to one length.
+    """Token sequences arranged in rows, which are padded to the same length.
 
-    A row holds one sequence and padding, or several sequences packed one after another.
+    A row contains one sequence, or several sequences packed one after another. Padding follows the last sequence.
 
     Attributes:
-        tokens: token ids; ``PAD`` at padding.
-        positions: position of each token in its own sequence, from 0; a single row if all rows have the same positions.
-        segments: number of the token's sequence within its row, from 1; 0 at padding. Attention stays within a segment.
-        lengths: number of tokens per row, padding excluded.
-        prefix: True at tokens of their sequence's prefix, such as a prompt; None without a prefix.
+        tokens: token ids, with ``PAD`` at padding.
+        positions: position of each token in its own sequence, starting at 0. A single row if all rows have the same positions.
+        segments: number of each token's sequence within its row, starting at 1, and 0 at padding. A token attends only to tokens of the
+            same segment.
+        lengths: number of tokens in each row, excluding padding.
+        prefix: True at tokens that belong to a prefix of their sequence, such as a prompt. None if no sequence has a prefix.
     """
 
     tokens: Int[Tensor, "batch length"]
@@ -47,7 +48,7 @@ class PaddedSequences(_MovesToDevice):
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[int]]) -> "PaddedSequences":
-        """Put one sequence in each row and pad all rows to the longest with ``PAD``."""
+        """Put one sequence in each row and pad all rows with ``PAD`` to the length of the longest row."""
         max_length = max(map(len, rows))
         lengths = torch.tensor([len(row) for row in rows])
         tokens = torch.tensor([list(row) + [PAD] * (max_length - len(row)) for row in rows])
@@ -57,11 +58,11 @@ class PaddedSequences(_MovesToDevice):
 
 @runtime_checkable
 class Batch(Protocol):
-    """The interface of every training batch, whatever inputs its model reads."""
+    """Interface of all training batches, independent of the kind of model."""
 
     @property
     def labels(self) -> Int[Tensor, "..."]:
-        """Label of each prediction."""
+        """Label of each prediction of the model."""
         ...
 
     @property
@@ -71,21 +72,21 @@ class Batch(Protocol):
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """Index in the data set of each row's sample, or of its first sample if the row packs several; for error messages."""
+        """Index in the data set of each row's first sample, for error messages."""
         ...
 
     @property
     def n_target_tokens(self) -> int:
-        """Number of labels that contribute to the loss: the divisor of the loss under gradient accumulation."""
+        """Number of labels that contribute to the loss, over which gradient accumulation averages."""
         ...
 
     def to(self, device: torch.device) -> Self: ...
 
 
 def duplicate_batch(batch: Any) -> Any:
-    """Concatenate a batch, or its sequences, with itself along the rows.
+    """Concatenate a batch, or a ``PaddedSequences``, with itself along the rows.
 
-    R-Drop compares two forward passes with different dropout masks (Liang et al. 2021).
+    R-Drop uses the duplicated batch to compare two forward passes with different dropout masks (Liang et al. 2021).
     """
 
     def doubled(x: Any) -> Any:
@@ -99,12 +100,12 @@ def duplicate_batch(batch: Any) -> Any:
 
 @dataclass(frozen=True)
 class TranslationBatch(_MovesToDevice):
-    """Sentence pairs for teacher forcing.
+    """Batch of sentence pairs for teacher forcing.
 
     Attributes:
-        source: source tokens, then the end-of-sequence token.
-        decoder_input: the start token, then the target tokens: the labels shifted right by one.
-        labels: target tokens, then the end-of-sequence token; ``PAD`` where ``decoder_input`` is padding.
+        source: source tokens, followed by the end-of-sequence token.
+        decoder_input: the start token, followed by the target tokens. These are the labels shifted right by one.
+        labels: target tokens, followed by the end-of-sequence token. ``PAD`` where ``decoder_input`` is padding.
         sample_ids: index of each row's pair in the data set, for error messages.
     """
 
@@ -120,14 +121,19 @@ class TranslationBatch(_MovesToDevice):
 
     @property
     def n_target_tokens(self) -> int:
-        """Number of target tokens, padding excluded."""
+        """Number of labels, excluding padding. Each target contributes its tokens and one end-of-sequence token."""
         return int(self.decoder_input.lengths.sum())
 
 
 def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> TranslationBatch:
     """Build a batch for teacher forcing.
 
-    The decoder reads the start token and the target, and predicts the target and the end-of-sequence token.
+    The decoder reads the start token and the target tokens. It predicts the target tokens and the end-of-sequence token.
+
+    Args:
+        sources: token ids of each source, without special tokens.
+        targets: token ids of each target, without special tokens.
+        samples: index of each pair in the data set.
     """
     target = PaddedSequences.pad([[SOS, *row] for row in targets])
     labels = PaddedSequences.pad([[*row, EOS] for row in targets]).tokens
@@ -136,12 +142,12 @@ def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequen
 
 @dataclass(frozen=True)
 class LanguageBatch(_MovesToDevice):
-    """Text for next-token prediction: windows of documents, or instructions with their answers.
+    """Batch of text for next-token prediction, such as windows of documents or instructions with their answers.
 
     Attributes:
-        decoder_input: the text, each document preceded by an end-of-sequence token. A row may hold parts of several documents, one segment
-            each. A document may start with a prefix, whose tokens do not contribute to the loss.
-        labels: the token after each token; ``PAD`` where ``decoder_input`` is padding.
+        decoder_input: the text, with an end-of-sequence token before each document. A row may contain parts of several documents, each of
+            which is a segment. A document may start with a prefix, whose tokens do not contribute to the loss.
+        labels: the next token at each position. ``PAD`` where ``decoder_input`` is padding.
         sample_ids: index in the data set of the sample that each row begins with, for error messages.
     """
 
@@ -157,18 +163,18 @@ class LanguageBatch(_MovesToDevice):
 
     @property
     def n_target_tokens(self) -> int:
-        """Number of tokens in the loss, padding and prefixes excluded."""
+        """Number of labels that contribute to the loss, excluding padding and prefixes."""
         return int(self.loss_mask.sum())
 
 
 @dataclass(frozen=True)
 class MaskedBatch(_MovesToDevice):
-    """Texts with masked tokens, for masked language modeling.
+    """Batch of texts with masked tokens, for masked language modeling.
 
     Attributes:
-        source: the corrupted text: most of the selected tokens are replaced by the mask token or a random token.
-        labels: the original text.
-        loss_mask: True at the selected tokens, which the model predicts.
+        source: the corrupted text, in which most of the selected tokens are replaced by the mask token or a random token.
+        labels: the original tokens.
+        loss_mask: True at the selected tokens, which are the only ones that the model must predict.
         sample_ids: index in the data set of the sample that each row begins with, for error messages.
     """
 
@@ -179,7 +185,7 @@ class MaskedBatch(_MovesToDevice):
 
     @property
     def n_target_tokens(self) -> int:
-        """Number of selected tokens."""
+        """Number of tokens selected for prediction."""
         return int(self.loss_mask.sum())
 
 
@@ -201,10 +207,10 @@ class _OneLabelPerSample:
 
 @dataclass(frozen=True)
 class LabeledTextBatch(_OneLabelPerSample, _MovesToDevice):
-    """Texts with one class each.
+    """Batch of texts, each with one class.
 
     Attributes:
-        source: the texts, each preceded by an end-of-sequence token.
+        source: the texts, with an end-of-sequence token before each.
         labels: class index of each text.
         sample_ids: index of each row's text in the data set, for error messages.
     """
@@ -216,13 +222,14 @@ class LabeledTextBatch(_OneLabelPerSample, _MovesToDevice):
 
 @dataclass(frozen=True)
 class MixupLabels(_MovesToDevice):
-    """Second labels of images mixed by mixup or CutMix.
+    """Partner labels of images mixed by mixup or CutMix.
 
-    The loss is lam * CE(own label) + (1 - lam) * CE(partner's label) (Zhang et al. 2018).
+    Each image is mixed with another image of the batch, its partner. The loss is
+    lam * CE(own label) + (1 - lam) * CE(partner's label) (Zhang et al. 2018).
 
     Attributes:
         labels: class index of each image's partner.
-        lam: fraction of each mixed image that comes from the image itself, from 0 to 1.
+        lam: fraction of each mixed image that comes from the original image rather than from the partner, from 0 to 1.
     """
 
     labels: Int[Tensor, "batch"]
@@ -231,13 +238,13 @@ class MixupLabels(_MovesToDevice):
 
 @dataclass(frozen=True)
 class ImageBatch(_OneLabelPerSample, _MovesToDevice):
-    """Images with one class each, or two classes each under mixup or CutMix.
+    """Batch of images, each with one class, or with two classes under mixup or CutMix.
 
     Attributes:
-        pixels: values from 0 to 1.
+        pixels: pixel values from 0 to 1.
         labels: class index of each image.
         sample_ids: index of each image in the data set, for error messages.
-        mixup: the partners' labels; None without mixing.
+        mixup: labels of the images' partners. None if images are not mixed.
     """
 
     pixels: Float[Tensor, "batch channels height width"]
@@ -248,21 +255,23 @@ class ImageBatch(_OneLabelPerSample, _MovesToDevice):
 
 @dataclass(frozen=True)
 class ContrastiveBatch(_MovesToDevice):
-    """Pairs of texts for contrastive learning: each row is a positive pair, all other combinations in the batch are negatives.
+    """Batch of text pairs for contrastive learning.
+
+    Row i of ``source`` and row i of ``target`` form a positive pair. All other combinations in the batch are negatives.
 
     Attributes:
-        source: first texts of the pairs (anchors), each preceded by an end-of-sequence token.
-        target: second texts of the pairs (positives), likewise.
+        source: first text of each pair (the anchor), preceded by an end-of-sequence token.
+        target: second text of each pair (the positive), preceded by an end-of-sequence token.
         sample_ids: index of each row's pair in the data set, for error messages.
     """
 
     source: PaddedSequences
-    target: PaddedSequences  # row i pairs with row i of source
+    target: PaddedSequences
     sample_ids: tuple[int, ...]
 
     @property
     def labels(self) -> Int[Tensor, "batch"]:
-        """Row of each anchor's positive: its own row."""
+        """Row of each anchor's positive in ``target``, which is always the anchor's own row."""
         return torch.arange(len(self.sample_ids), device=self.source.tokens.device)
 
     @property
@@ -272,23 +281,25 @@ class ContrastiveBatch(_MovesToDevice):
 
     @property
     def n_target_tokens(self) -> int:
-        """Number of pairs; each has one label."""
+        """Number of text pairs, each of which has one label."""
         return len(self.sample_ids)
 
 
 def contrastive_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> ContrastiveBatch:
-    """Build a contrastive batch; each text is preceded by an end-of-sequence token."""
+    """Build a contrastive batch and put an end-of-sequence token before each text."""
     left, right = (PaddedSequences.pad([[EOS, *row] for row in side]) for side in (sources, targets))
     return ContrastiveBatch(left, right, tuple(samples))
 
 
 def batch_by_tokens(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
-    """Split an order of samples into consecutive batches of at most ``batch_tokens`` tokens: samples times the longest length.
+    """Split ordered samples into consecutive batches of at most ``batch_tokens`` tokens.
+
+    The size of a batch is its number of samples times the length of its longest sample, so padding counts.
 
     Args:
-        order: sample indices, samples of similar length next to each other.
-        lengths: number of tokens of each sample.
-        batch_tokens: maximum number of tokens per batch, padding included; a longer sample forms a batch of its own.
+        order: sample indices, in which samples of similar length should be neighbors to save padding.
+        lengths: number of tokens of each sample, by sample index.
+        batch_tokens: maximum number of tokens per batch, including padding. A longer sample forms a batch of its own.
     """
     start, max_length = 0, 0
     for end, length in enumerate(lengths[order].tolist()):

@@ -1,4 +1,7 @@
-"""The order of samples and batches: a pure function of (seed, epoch), so that one integer is a loader's whole state."""
+"""Order of samples and batches.
+
+The order is a pure function of (seed, epoch). A loader's state is therefore a single integer, the number of samples read so far.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,11 +15,11 @@ Uniforms = NDArray[np.float64]
 
 
 class MicroBatching(NamedTuple):
-    """The split of every batch over data-parallel processes and gradient accumulation steps.
+    """Split of each batch over data-parallel processes and gradient accumulation steps.
 
     Attributes:
-        grad_accum_steps: micro-batches per batch and process.
-        rank: index of this process, from 0.
+        grad_accum_steps: number of micro-batches into which each process splits its part of a batch.
+        rank: index of this process, starting at 0.
         world_size: number of data-parallel processes.
     """
 
@@ -25,25 +28,30 @@ class MicroBatching(NamedTuple):
     world_size: int = 1
 
     def split(self, batch: Indices) -> list[Indices]:
-        """Return this rank's micro-batches of a batch; none is empty, so a small batch has fewer than ``grad_accum_steps``."""
+        """Return this rank's micro-batches of a batch.
+
+        No micro-batch is empty, so a small batch is split into fewer than ``grad_accum_steps`` micro-batches.
+        """
         rows = batch[self.rank :: self.world_size]
         return np.array_split(rows, min(self.grad_accum_steps, len(rows))) if len(rows) else []
 
 
 FULL_BATCH = MicroBatching()
-"""The whole batch as one micro-batch."""
+"""Setting for a single process without gradient accumulation, in which each batch is one micro-batch."""
 
 
 def iterate_epochs(position: int, n: int, plan: Callable[[int], Sequence[Indices]]) -> Iterator[tuple[int, int, Indices]]:
-    """Iterate over batches endlessly, epoch after epoch; from a position inside a batch, the rest of that batch comes first.
+    """Iterate endlessly over the batches of successive epochs, starting at a position.
+
+    If the position lies inside a batch, the rest of this batch is yielded first.
 
     Args:
         position: number of samples read since the start of training.
-        n: samples per epoch.
-        plan: returns the batches of an epoch, which together contain each sample once.
+        n: number of samples per epoch.
+        plan: a function that returns the batches of an epoch. Together they contain ``n`` samples.
 
     Yields:
-        The position after a batch, its epoch, and its sample indices.
+        The position after the batch, the epoch of the batch, and the sample indices of the batch.
     """
     while True:
         epoch = position // n
@@ -58,16 +66,16 @@ def iterate_epochs(position: int, n: int, plan: Callable[[int], Sequence[Indices
 def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens: int, seed: int, epoch: int) -> list[Indices]:
     """Group samples of similar length into batches and shuffle the batches.
 
-    Samples are sorted by their longer side, then by the difference between both sides. The direction of the second sort alternates from one
-    length to the next, so that neighbors are similar on both sides. Noise of two tokens on the difference, and random ties, give each epoch
-    different batches.
+    Samples are sorted by the length of their longer side, then by the difference between the lengths of both sides. The direction of the
+    second sort alternates from one length to the next, so that neighboring samples are similar on both sides. To give each epoch different
+    batches, random noise of up to two tokens is added to the difference, and ties are broken at random.
 
     Args:
-        source_lengths: number of source tokens of each sample, special tokens included.
-        target_lengths: number of target tokens of each sample, likewise.
-        batch_tokens: maximum number of tokens per batch on its longer side, padding included; no sample is longer.
+        source_lengths: number of source tokens of each sample, including special tokens.
+        target_lengths: number of target tokens of each sample, including special tokens.
+        batch_tokens: maximum number of tokens per batch on the longer side of its samples, including padding. No sample may be longer.
         seed: random seed of the order.
-        epoch: index of the epoch, from 0.
+        epoch: index of the epoch, starting at 0.
 
     Returns:
         The sample indices of each batch.
@@ -82,30 +90,31 @@ def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens
 
 
 def padding_waste(plan: Sequence[Indices], *sides: Indices) -> float:
-    """Return the fraction of padding among the tokens of all batches.
+    """Return the fraction of padding among the tokens of all batches, including padding tokens.
 
     Args:
-        plan: the sample indices of each batch.
-        sides: the lengths of all samples in tokens, per side.
+        plan: sample indices of each batch.
+        sides: one array per side, such as source and target, with the number of tokens of each sample.
     """
     laid_out = sum(int(lengths[batch].max()) * len(batch) for batch in plan for lengths in sides)
     return 1 - sum(int(lengths[batch].sum()) for batch in plan for lengths in sides) / laid_out
 
 
 def stateless_uniform(n: int, *key: int) -> Uniforms:
-    """Return a (2, n) array of uniform numbers from [0, 1), determined by a key such as (seed, epoch).
+    """Return a (2, n) array of uniform random numbers in [0, 1) that depend only on a key such as (seed, epoch).
 
-    Only numpy's bit generator is used, because its stream is the same in every version of numpy.
+    The numbers are computed from the raw bits of numpy's Philox generator, which are the same in every version of numpy.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(2 * n)
     return np.asarray(bits * 2.0**-64, np.float64).reshape(2, n)
 
 
 def temperature_sampled_sizes(sizes: Sequence[int], temperature: float) -> list[int]:
-    """Return the samples per epoch of each language under temperature sampling; their sum is the total number of samples.
+    """Return the number of samples per epoch of each language under temperature sampling.
 
-    p_l ~ (D_l / sum_k D_k)^(1/T) (Arivazhagan et al. 2019): T = 1 is proportional to size, T -> infinity is uniform over languages. Each
-    language has at least one sample.
+    A language l with D_l samples has the probability p_l ~ (D_l / sum_k D_k)^(1/T) (Arivazhagan et al. 2019). At temperature T = 1 the
+    probabilities are proportional to the sizes. For T -> infinity they become uniform over languages. An epoch has as many samples as all
+    languages together, and at least one of each language.
 
     >>> temperature_sampled_sizes([900, 100], 1), temperature_sampled_sizes([900, 100], 2), temperature_sampled_sizes([900, 100], 1e9)
     ([900, 100], [750, 250], [500, 500])
@@ -119,15 +128,16 @@ def temperature_sampled_sizes(sizes: Sequence[int], temperature: float) -> list[
 
 
 def epoch_subset(n: int, count: int, epoch: int, *key: int) -> Indices:
-    """Return the samples that an epoch uses: the next ``count`` samples of a sequence of shuffled passes over all n.
+    """Return the indices of the samples that an epoch uses.
 
-    All samples are used equally often, up to one. The result depends on the epoch's index only, not on earlier epochs.
+    Shuffled passes over the data set follow one another, and each epoch takes the next ``count`` samples. After any number of epochs, two
+    samples have therefore been used equally often, or one of them once more. The result can be computed without the earlier epochs.
 
     Args:
         n: number of samples in the data set.
-        count: samples per epoch; with count = n every epoch uses each sample once.
-        epoch: index of the epoch, from 0.
-        key: integers such as seed and language index.
+        count: number of samples per epoch. If it equals ``n``, each epoch uses each sample once.
+        epoch: index of the epoch, starting at 0.
+        key: integers that determine the shuffles, such as the seed and the index of a language.
 
     Returns:
         The sample indices in ascending order.

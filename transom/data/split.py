@@ -1,4 +1,7 @@
-"""Training, validation and test splits. Held-out data are selected by hash, independently of their order and of other data."""
+"""Training, validation and test splits.
+
+A sample is held out by its hash, which depends neither on the order of the samples nor on other samples.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from transom.errors import DataError
 
 @runtime_checkable
 class SplittableData(Protocol):
-    """A data set that can be split by sample indices."""
+    """A data set from which samples can be selected by their indices."""
 
     @property
     def name(self) -> str:
@@ -23,7 +26,7 @@ class SplittableData(Protocol):
         ...
 
     def select(self, samples: list[int], name: str) -> Self:
-        """Return the samples at these indices, as a data set of this name."""
+        """Return the samples at the given indices as a data set with the given name."""
         ...
 
 
@@ -32,7 +35,7 @@ SplittableT = TypeVar("SplittableT", bound=SplittableData)
 
 @dataclass(frozen=True)
 class Splits(Generic[SplittableT]):
-    """The training, validation and optional test data."""
+    """Training data, validation data and optional test data."""
 
     train: SplittableT
     valid: SplittableT
@@ -40,19 +43,19 @@ class Splits(Generic[SplittableT]):
 
     @property
     def parts(self) -> dict[str, SplittableT]:
-        """The existing splits by name."""
+        """The splits by name, without the test split if there is no test data."""
         return {name: part for name, part in (("train", self.train), ("valid", self.valid), ("test", self.test)) if part is not None}
 
 
 def read_splits(
     data: DataConfig | LanguageConfig, read: Callable[[Any], SplittableT], split: Callable[[SplittableT], tuple[SplittableT, SplittableT]]
 ) -> Splits[SplittableT]:
-    """Read the splits that a recipe names.
+    """Read the training, validation and test data that a recipe names.
 
     Args:
-        data: the recipe's data section, with training data.
-        read: reads the files of a split.
-        split: splits training data into training and validation data, for a recipe without validation data.
+        data: the recipe's data section, which must name training data.
+        read: a function that reads the files of one split.
+        split: a function that splits validation data off the training data. It is called if the recipe names no validation data.
     """
     train = read(data.train)
     train, valid = split(train) if data.valid is None else (train, read(data.valid))
@@ -65,16 +68,17 @@ def text_hash(text: str) -> int:
 
 
 def smallest_hashes(texts: Sequence[str], fraction: float) -> list[int]:
-    """Select about a fraction of the texts: those with the smallest hashes.
+    """Select approximately a fraction of the texts, namely those with the smallest hashes.
 
-    Equal texts are always on the same side. If the fraction would select no text or all texts, the text with the smallest hash is selected.
+    Equal texts are either all selected or all left. If the fraction would select no text or all texts, only the text with the smallest hash
+    is selected.
 
     Args:
-        texts: at least one text.
-        fraction: fraction of texts to select, from 0 to 1.
+        texts: the texts, of which there must be at least one.
+        fraction: fraction of the texts to select, from 0 to 1.
 
     Returns:
-        The indices of the selected texts in ascending order; empty if all texts are equal.
+        The indices of the selected texts in ascending order. The list is empty if all texts are equal.
     """
     hashes = list(map(text_hash, texts))
     smallest, largest = min(hashes), max(hashes)
@@ -85,12 +89,14 @@ def smallest_hashes(texts: Sequence[str], fraction: float) -> list[int]:
 
 
 def holdout(data: SplittableT, keys: Sequence[str], fraction: float, noun: str) -> tuple[SplittableT, SplittableT]:
-    """Hold out validation data by the hash of a key per sample: samples with equal keys are never on both sides.
+    """Split samples into training and validation data by a hash of each sample's key.
+
+    Samples with equal keys all go to the same split.
 
     Args:
         data: all samples.
-        keys: the key of each sample.
-        fraction: fraction of the samples to hold out, from 0 to 1.
+        keys: key of each sample, such as its text.
+        fraction: approximate fraction of the samples to hold out for validation, from 0 to 1.
         noun: plural noun for the samples, for messages.
 
     Returns:

@@ -1,1 +1,4 @@
-"""Tasks, one package each: ``schema.py`` defines the recipe, ``task.py`` connects data, model, loss, metrics and predictor."""
+"""The tasks, each in a package of its own.
+
+``schema.py`` defines the recipe of a task. ``task.py`` connects its data, model, loss, metrics and predictor.
+"""

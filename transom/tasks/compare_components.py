@@ -1,4 +1,4 @@
-"""Compares components: trains one recipe with each, with the same seeds and the same data order."""
+"""Compares components by training one recipe with each of them, with the same seeds and the same order of samples."""
 
 import math
 import re
@@ -27,37 +27,42 @@ LOSS_CHART = "loss.svg"
 """File name of the chart of validation losses."""
 
 SHARED_FIELDS = ("training.seed", "training.max_steps")
-"""Fields that all compared runs share."""
+"""Recipe fields that a variant must not change, because all variants share their values."""
 
 
 class Variant(NamedTuple):
-    """A variant to train: the base recipe, or the base with one field changed."""
+    """A variant to train, which is the base recipe or the base recipe with one field changed.
+
+    Attributes:
+        name: name of the base recipe, or the component as the user wrote it, such as ``model.norm=rmsnorm``.
+        overrides: the change to the base recipe; empty for the base recipe itself.
+    """
 
     name: str
     overrides: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
-        """The name of the run folder."""
+        """The name of the folder that contains the run folders of the variant."""
         return re.sub(r"[^\w.-]+", "-", self.name).strip("-.")
 
     @property
     def label(self) -> str:
-        """The name in the legend: a field without its table, or a plugin class without its file."""
+        """The name in the legend of the chart, such as ``norm=rmsnorm`` for ``model.norm=rmsnorm`` or ``Mine`` for ``my_ff.py:Mine``."""
         field, sets, value = self.name.partition("=")
         return f"{field.rpartition('.')[2]}={value}" if sets else self.name.rpartition(":")[2]
 
 
 @dataclass(frozen=True)
 class VariantResult:
-    """Results of the runs of a variant, one value per seed.
+    """Results of the runs of a variant, which trains one run per seed.
 
     Attributes:
         name: name of the variant.
-        parameters: number of parameters of its model.
-        losses: validation loss after the last step, in nats.
-        speeds: target tokens (or texts, or images) per second, median over the run.
-        curves: (step, validation loss) of each run.
+        parameters: number of parameters of the variant's model.
+        losses: last validation loss of each run, in nats.
+        speeds: median speed of each run, in target tokens per second, or in the unit of the task, such as texts or images.
+        curves: step and loss of every validation of each run.
     """
 
     name: str
@@ -68,11 +73,17 @@ class VariantResult:
 
     @property
     def mean_curve(self) -> list[tuple[float, float]]:
-        """Return step and validation loss, averaged over the seeds, of each validation that all runs reached."""
+        """The step and the mean loss over all seeds of each validation that all runs reached."""
         return [(points[0][0], statistics.fmean(loss for _, loss in points)) for points in zip(*self.curves, strict=False)]
 
     def to_json(self, base: "VariantResult") -> dict[str, Any]:
-        """Return the results as JSON-serializable data; the difference is the loss minus that of the base with the same seed."""
+        """Return the results as JSON-serializable data.
+
+        The entry ``difference`` contains, for each seed, the loss of this variant minus the loss of the base recipe with the same seed.
+
+        Args:
+            base: results of the base recipe.
+        """
         differences = [mine - theirs for mine, theirs in zip(self.losses, base.losses, strict=True)]
         return {
             "name": self.name,
@@ -85,20 +96,22 @@ class VariantResult:
 
 
 def _mean_and_std(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean and sample standard deviation."""
+    """Return the mean and the sample standard deviation of some values. The standard deviation of a single value is 0."""
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
 def build_variants(base: str, overrides: Sequence[str], component: Iterable[str]) -> list[Variant]:
-    """Return the base and one variant per component.
+    """Return the base recipe as the first variant, and one further variant per component.
 
     Args:
         base: name of a packaged recipe, or path of a TOML file.
-        overrides: changes to the base that all variants share.
-        component: ``model.norm=rmsnorm``, or ``my_ff.py:Mine``: a plugin class, which is imported and set in the field that accepts it.
+        overrides: changes to the base recipe that all variants share, in the form of ``--set``.
+        component: the components to compare. Each is a field with its value, such as ``model.norm=rmsnorm``, or a plugin class, such as
+            ``my_ff.py:Mine``. A plugin class is imported and assigned to the field that accepts it.
 
     Raises:
-        ConfigError: a component has neither form, is not a field of the model or training, or is given twice.
+        ConfigError: a component has neither form or is given twice, its field is outside of ``model`` and ``training``, or no field accepts
+            its class.
     """
     recipe = load_training_recipe(base, overrides)[0]
     variants = [Variant(Path(base).stem), *(_variant(each, recipe) for each in component)]
@@ -118,19 +131,21 @@ def _variant(component: str, recipe: Recipe) -> Variant:
         return Variant(component, (component,))
     file, _, name = component.rpartition(":")
     if not file:
-        raise ConfigError(f"--with {component}: expected FIELD=VALUE or FILE.py:CLASS, found neither; as in --with model.norm=rmsnorm")
+        raise ConfigError(
+            f"--with {component}: expected FIELD=VALUE or FILE.py:CLASS, found neither; write for example --with model.norm=rmsnorm"
+        )
     (plugin,) = import_plugins([file])
     schema = plugin_component(plugin, name)
     if (field := find_field(recipe, schema)) is None:
         raise ConfigError(
-            f"--with {component}: expected a component for a field of task '{recipe.task}', found one for none; derive it from the class of"
-            " another component"
+            f"--with {component}: expected a component that a field of task '{recipe.task}' accepts, found one that no field accepts;"
+            " derive its class from the class of another component"
         )
     return Variant(component, (f"{field}={kinds(schema)[0]}",))
 
 
 def find_field(recipe: Recipe, schema: type[Schema]) -> str | None:
-    """Return the outermost field of a recipe that accepts a component; None if there is none."""
+    """Return the path of the outermost recipe field that accepts a component, such as ``model.norm``; None if no field accepts it."""
     waiting: list[tuple[str, Schema]] = [("", recipe)]
     for place, part in waiting:  # the list grows in the loop
         for name, field in type(part).model_fields.items():
@@ -142,7 +157,11 @@ def find_field(recipe: Recipe, schema: type[Schema]) -> str | None:
 
 
 def short_run_overrides(recipe: Recipe, steps: int) -> list[str]:
-    """Return the overrides that shorten a recipe to ``steps`` steps: ten validations and a proportional warmup."""
+    """Return the overrides that shorten a training run to ``steps`` optimizer steps.
+
+    The learning rate warmup is shortened in proportion, and the run validates about ten times. The time limit and early stopping are
+    disabled.
+    """
     warmup = max(recipe.training.schedule.warmup_steps * steps // recipe.training.max_steps, 1)
     return [
         f"training.max_steps={steps}",
@@ -156,13 +175,24 @@ def short_run_overrides(recipe: Recipe, steps: int) -> list[str]:
 
 
 class Comparison:
-    """Runs of one recipe with several components in ``FOLDER/VARIANT/seed-N``, and a chart of their losses."""
+    """A comparison of several variants of a recipe, each of which is trained with several seeds.
+
+    The run of a variant with seed N is in ``OUT/VARIANT/seed-N``, and the chart of all validation losses is ``OUT/loss.svg``.
+    """
 
     def __init__(self, base: str, overrides: Sequence[str], variants: Sequence[Variant], steps: int, n_seeds: int, out: Path) -> None:
-        """Validate the recipes of all runs before the first one starts.
+        """Load and validate the recipes of all runs, before the first run starts.
+
+        Args:
+            base: name of a packaged recipe, or path of a TOML file.
+            overrides: changes to the base recipe that all variants share.
+            variants: the variants to train, the base recipe first.
+            steps: number of optimizer steps of each run.
+            n_seeds: number of runs of each variant.
+            out: folder for all runs.
 
         Raises:
-            ConfigError: a variant does not fit the recipe.
+            ConfigError: the component of a variant does not fit the rest of the recipe.
         """
         short = short_run_overrides(load_training_recipe(base, overrides)[0], steps)
         shared = [*overrides, *short]
@@ -175,23 +205,25 @@ class Comparison:
 
     @property
     def seeds(self) -> range:
-        """The seeds 1 to N."""
+        """The seeds of the runs of each variant, from 1 to ``n_seeds``."""
         return range(1, self.n_seeds + 1)
 
     @property
     def n_steps(self) -> int:
-        """Total number of steps of all runs."""
+        """Total number of optimizer steps of all runs."""
         return self.steps * self.n_seeds * len(self.variants)
 
     def train(self, resume: bool, notify: Callable[[int, int], None]) -> RunResult | None:
-        """Train all runs, seed by seed, so that a temporary slowdown of the machine affects all variants.
+        """Train every variant with the first seed, then every variant with the next seed, and so on.
+
+        In this order, a temporary slowdown of the machine affects all variants.
 
         Args:
-            resume: resume existing runs.
-            notify: progress callback, called with the number of steps done and the total.
+            resume: whether to resume runs whose folders exist.
+            notify: progress callback, called with the number of steps done and the total number of steps, both over all runs.
 
         Returns:
-            The result of the run that a signal stopped; None if all runs are done.
+            The result of the run that a signal stopped, or None if all runs are done.
         """
         for done, (seed, variant) in enumerate(product(self.seeds, self.variants)):
             recipe, base, user_overrides = self._recipes[variant][seed - 1]
@@ -206,7 +238,11 @@ class Comparison:
         return None
 
     def collect_results(self) -> list[VariantResult]:
-        """Read the results of all runs from their folders, the base first; write the chart of losses."""
+        """Read the results of all variants from their run folders, and write the chart of validation losses.
+
+        Returns:
+            The results of each variant, those of the base recipe first.
+        """
         found = [self._variant_result(variant) for variant in self.variants]
         curves = zip([variant.label for variant in self.variants], [each.mean_curve for each in found], strict=True)
         drawn = [Line(label, curve) for label, curve in curves if any(math.isfinite(y) for _, y in curve)]
@@ -235,5 +271,5 @@ class Comparison:
 
 
 def _loss_or_nan(loss: float | None) -> float:
-    """Return a recorded loss; None, the record of a non-finite loss, becomes NaN."""
+    """Return a recorded loss. NaN is returned for None, which is how a loss that was not finite is recorded."""
     return math.nan if loss is None else loss

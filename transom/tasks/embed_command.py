@@ -1,4 +1,4 @@
-"""The command ``transom embed`` for encoders of other tasks."""
+"""Supports the command ``transom embed`` in tasks other than embedding."""
 
 from typing import Any
 
@@ -7,5 +7,5 @@ from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 
 
 def as_embedder(found: EncoderPredictor[Any]) -> Embedder:
-    """Return an embedder that uses the encoder of another task's predictor."""
+    """Return an ``Embedder`` that shares the encoder and the tokenizer of another predictor."""
     return Embedder(found.model, found.tokenizer, found.inference_config, found.precision, found.encoder_backend, found.origin)

@@ -39,21 +39,24 @@ def load(folder: str | Path, precision: PrecisionName = "auto", plugins: Sequenc
 def load(
     folder: str | Path, precision: PrecisionName = "auto", plugins: Sequence[str | Path] = (), *, kind: type[Any] | None = None
 ) -> Any:
-    """Load the predictor of a run; the caller's random state is left unchanged.
+    """Load the predictor of a run. The caller's random state is left unchanged.
 
     Args:
-        folder: the run folder, ``--out`` of the training.
-        precision: dtype of the matrix products. "auto" depends on the instruction set of this processor, not on the dtype used in training,
-            which this processor may only emulate. "int8" is for generative models: 8-bit decoding steps, "auto" elsewhere.
-        plugins: files and modules to import first: the plugins that the run was trained with.
-        kind: the expected class, such as ``transom.Translator``. It is checked, and type checkers and editors know the result's methods.
+        folder: the run folder, which is ``out`` of ``transom.train`` and ``--out`` of ``transom train``.
+        precision: dtype of the matrix products. "auto" chooses the dtype that this machine multiplies fastest according to its instruction
+            set. The dtype of the training run is ignored, because this machine may only emulate it. "int8" is for generative models: their
+            decoding steps use 8-bit weights, and all other matrix products use the dtype of "auto".
+        plugins: files and modules to import first, which are the plugins that the run was trained with.
+        kind: expected class of the predictor, such as ``transom.Translator``. A predictor of another class is an error. Type
+            checkers and editors infer the class of the result from ``kind``.
 
     Returns:
         The predictor of the run's task, such as a ``Translator`` or a ``Generator``.
 
     Raises:
         CheckpointError: the folder contains no intact run.
-        ConfigError: the model or the machine does not support the precision, a plugin of the run is missing, or the run is of another kind.
+        ConfigError: the model or the machine does not support the precision, a plugin of the run is missing, or the predictor is not of
+            class ``kind``.
     """
     import_plugins(plugins)
     found, schema = _load(folder, precision)
@@ -66,7 +69,7 @@ def load(
 
 
 def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recipe]]:
-    """Load a predictor; return it with the recipe class of its task."""
+    """Load the predictor of a run, and return it with the recipe class of the run's task."""
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = _tokenizers(run, config) if config.VOCABULARIES else None
@@ -75,7 +78,8 @@ def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recip
     int8 = precision == "int8"
     if int8 and not isinstance(model, GenerativeModel):
         raise ConfigError(
-            f"precision: int8 is for translators and language models, found a model of kind {config.kind} in {folder}; set it to auto"
+            f"precision: int8 is for translators and language models, found a model of kind {config.kind} in {folder};"
+            " set precision to auto"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision("auto" if precision == "int8" else precision, device)
@@ -84,13 +88,14 @@ def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recip
     schema = type(recipe) if recipe is not None else next(each for each in recipes_by_task().values() if _accepts_model(each, config))
     if not _accepts_model(schema, config):
         raise CheckpointError(
-            f"{run.path / RECIPE}: expected the recipe of a {config.kind} model as in {CONFIG}; the files are from different runs"
+            f"{run.path / RECIPE}: expected the recipe of a {config.kind} model as in {CONFIG}, found the recipe of another kind;"
+            " the files are from different runs"
         )
     return task_class(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, int8, str(folder))), schema
 
 
 def _accepts_model(recipe: type[Recipe], config: ModelConfig) -> bool:
-    """Return whether the recipe class accepts models of this configuration class."""
+    """Return whether a recipe class accepts models with a configuration of this class."""
     return type(config) in allowed_schemas(recipe.model_fields["model"].annotation)
 
 
@@ -106,11 +111,18 @@ def _tokenizers(run: RunFolder, config: ModelConfig) -> Tokenizers:
 
 
 def load_for(command: str, folder: str | Path, precision: PrecisionName = "auto") -> Any:
-    """Load the object that a command of the command line uses: the predictor, or what the task's ``COMMANDS`` build from it.
+    """Load the object that a command of the command line uses.
+
+    This is the predictor of the run, or an object that ``COMMANDS`` of the run's task builds from the predictor.
+
+    Args:
+        command: name of the command, such as "embed".
+        folder: the run folder.
+        precision: dtype of the matrix products, as for ``load``.
 
     Raises:
         CheckpointError: the folder contains no intact run.
-        ConfigError: the task of the run does not support the command.
+        ConfigError: the task of the run does not support the command, or the model or the machine does not support the precision.
     """
     found, schema = _load(folder, precision)
     if (build_for_command := task_class(schema).COMMANDS.get(command)) is not None:
@@ -121,18 +133,18 @@ def load_for(command: str, folder: str | Path, precision: PrecisionName = "auto"
 
 
 def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embedder:
-    """Load an embedder from a run of an embedding model or of any other encoder-only model.
+    """Load an embedder from a run whose model is a text encoder, such as an embedding model or a text classifier.
 
     Raises:
         CheckpointError: the folder contains no intact run.
-        ConfigError: the model of the run is not encoder-only.
+        ConfigError: the model of the run is not a text encoder, or the precision is not supported.
     """
     found: Embedder = load_for("embed", folder, precision)
     return found
 
 
 COMMAND_REQUIREMENTS = {"embed": ("a run of an encoder", "use a run of an encoder")}
-"""Per command that several tasks support: the expected kind of run, and advice for the error message."""
+"""The expected run and the advice in the error messages of commands that several tasks support."""
 
 
 def _wrong_task_error(folder: str | Path, command: str, found: type[Recipe]) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Progress of a training run in a notebook: one output cell that is redrawn, with a bar, notes and the validations so far."""
+"""Shows the progress of a training run in one output cell of a notebook, with a progress bar, notes and a table of validations."""
 
 import sys
 import time
@@ -14,20 +14,20 @@ from transom.tasks.progress import ENDED, validation_line
 from transom.training.events import Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
 
 SECONDS_BETWEEN_FRAMES = 0.5
-"""Between two redraws of the cell."""
+"""Minimum time between two redraws of the output cell after optimizer steps, in seconds."""
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
+    """Return whether this Python process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
 class NotebookProgress(AbstractContextManager["NotebookProgress"]):
-    """Training callback that shows a training run in one output cell."""
+    """Training callback that shows the progress of a training run in one output cell of a notebook."""
 
     def __init__(self) -> None:
-        """Show nothing yet."""
+        """Initialize without an output cell. The first event or status message creates the cell."""
         self._cell: Any = None
         self._lines = list[str]()
         self._validated = list[ValidationFinished]()
@@ -54,12 +54,12 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
         self._draw(at_once=not isinstance(event, StepFinished))
 
     def show_status(self, what: str) -> None:
-        """Show the current preparation before the first step."""
+        """Show a description of the current stage of the setup, such as "reading the text"."""
         self._state = {"": f"{what} ..."}
         self._draw(at_once=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Draw the last state."""
+        """Redraw the output cell with the last state of the run."""
         self._draw(at_once=True)
 
     def _start(self, event: TrainingStarted) -> None:

@@ -1,8 +1,9 @@
-"""Pairs of texts for the tasks that train on them: splits, tokenizers and training batches."""
+"""Loads the splits, tokenizers and training batches of the tasks that train on text pairs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transom.config.data import LanguageConfig
 from transom.config.recipe import PairRecipe
@@ -18,14 +19,18 @@ from transom.training.task_protocol import TaskContext
 
 @dataclass(frozen=True)
 class TokenizedPairs:
-    """The pairs of a run, by the tag of their target language; the key is None if there is only one language.
+    """The tokenized text pairs of a run.
+
+    The keys of both mappings are the tags of the target languages. A recipe without ``data.languages`` has the single key None.
 
     Attributes:
-        splits: training, validation and test pairs.
-        tokenizers: tokenizers of source and target.
-        loaders: training batches.
+        recipe: the recipe, fitted to the amount of data.
+        splits: training, validation and test pairs of each target language.
+        tokenizers: tokenizers of the source texts and of the target texts.
+        loaders: loader of the training batches of each target language.
     """
 
+    recipe: Any
     splits: Mapping[str | None, Splits[Pairs]]
     tokenizers: Tokenizers
     loaders: Mapping[str | None, PairLoader]
@@ -34,22 +39,27 @@ class TokenizedPairs:
 def load_tokenized_pairs(
     recipe: PairRecipe, context: TaskContext, collate_fn: CollateFn, languages: Sequence[LanguageConfig] = ()
 ) -> TokenizedPairs:
-    """Read the pairs of a recipe, train its tokenizers or load those of another run, and build training batches.
+    """Read the text pairs of a recipe, prepare its tokenizers, and build the loaders of its training batches.
+
+    The tokenizers of a resumed run, or of the original run in fine-tuning, are loaded. Otherwise, tokenizers are trained on the training
+    pairs.
 
     Args:
         recipe: the recipe to train.
-        context: the context in which the data are read.
-        collate_fn: builds a batch.
-        languages: the target languages of a multilingual recipe.
+        context: folders, progress callback and rank of the training run.
+        collate_fn: function that builds a batch from the token IDs and the indices of some pairs.
+        languages: the target languages of a multilingual recipe; empty for other recipes.
 
     Raises:
         TransomError: the data cannot be read or do not fit the recipe.
     """
     context.notify("reading the data")
     splits = load_multilingual_data(recipe.data, context.base, languages)
+    train_sets = [of_language.train for of_language in splits.values()]
+    recipe = context.fit(recipe, sum(map(len, train_sets)), [text for pairs in train_sets for text in pairs.target])
     context.notify("preparing the tokenizer")
-    tags, train = [to for to in splits if to is not None], [of_language.train for of_language in splits.values()]
-    tokenizers = load_existing_tokenizers(recipe, context.folder) or Tokenizers.train(concatenate(train), recipe.tokenizer, tags)
+    tags = [to for to in splits if to is not None]
+    tokenizers = load_existing_tokenizers(recipe, context.folder) or Tokenizers.train(concatenate(train_sets), recipe.tokenizer, tags)
     _check_tags(tags, tokenizers.source.tags)
     training = recipe.training
     loaders = {
@@ -67,13 +77,20 @@ def load_tokenized_pairs(
         )
         for to, of_language in splits.items()
     }
-    return TokenizedPairs(splits, tokenizers, loaders)
+    return TokenizedPairs(recipe, splits, tokenizers, loaders)
 
 
 def train_pair_tokenizers(
     recipe: PairRecipe, base: Path, notify: Callable[[str], None], languages: Sequence[LanguageConfig] = ()
 ) -> Tokenizers:
-    """Train the tokenizers of a recipe on its training pairs; call ``notify`` with a line of progress."""
+    """Train the tokenizers of a recipe on its training pairs.
+
+    Args:
+        recipe: the recipe with the data and the tokenizer settings.
+        base: folder that a relative ``data.root`` is resolved against.
+        notify: called with a line that states the number of pairs, before the tokenizers are trained.
+        languages: the target languages of a multilingual recipe; empty for other recipes.
+    """
     splits = load_multilingual_data(recipe.data, base, languages)
     pairs = concatenate([of_language.train for of_language in splits.values()])
     notify(f"training the tokenizers on {len(pairs.source):,} pairs ...")
@@ -81,9 +98,13 @@ def train_pair_tokenizers(
 
 
 def _check_tags(tags: list[str], known: tuple[str, ...]) -> None:
-    """Check that the languages match the tags of the tokenizer: each has a tag, and there are some if and only if it has tags."""
+    """Raise an error if the tags of the target languages do not match the tags that the tokenizer was trained with.
+
+    If the tokenizer has tags, there must be at least one language, and each language must have one of these tags. If the tokenizer has no
+    tags, there must be no languages.
+    """
     if not set(tags) <= set(known) or bool(tags) != bool(known):
         raise ConfigError(
-            f"data.languages: expected {'tags among ' + ', '.join(known) if known else 'none'}, with which the tokenizer was trained,"
-            f" found {', '.join(tags) or 'none'}; change them or start a new run"
+            f"data.languages: expected {'tags among ' + ', '.join(known) if known else 'no languages'}, as when the tokenizer was trained,"
+            f" found {', '.join(tags) or 'none'}; change data.languages or start a new run"
         )

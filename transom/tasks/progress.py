@@ -1,4 +1,4 @@
-"""Progress on standard error: a live bar in a terminal, plain lines elsewhere, nothing with ``--json``."""
+"""Shows progress on standard error, as a live progress bar in a terminal and as plain lines elsewhere."""
 
 import shutil
 import sys
@@ -15,7 +15,7 @@ from transom.training.events import Event, Forecast, StepFinished, TrainingFinis
 from transom.training.validation_metrics import format_metrics
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Interval between progress lines without a terminal."""
+"""Minimum time between two progress lines if standard error is not a terminal, in seconds."""
 
 
 def live() -> bool:
@@ -24,14 +24,14 @@ def live() -> bool:
 
 
 def note(line: str) -> None:
-    """Write a line to standard error; in a terminal, a long one is wrapped at words."""
+    """Write a line to standard error. In a terminal, a long line is wrapped at words."""
     if sys.stderr is not None:
         sys.stderr.write(f"{wrap(line, shutil.get_terminal_size().columns) if live() else line}\n")
         sys.stderr.flush()
 
 
 def wrap(line: str, width: int) -> str:
-    r"""Wrap a line at words, with an indent; a word longer than a line stays whole.
+    r"""Wrap a line at words, and indent its continuation lines. Words longer than ``width`` are not broken.
 
     >>> wrap("validation loss 2.46 is worse than 1.79", 24)
     'validation loss 2.46 is\n  worse than 1.79'
@@ -42,13 +42,15 @@ def wrap(line: str, width: int) -> str:
 
 
 def fit_figures(figures: Sequence[tuple[int, str]], width: int) -> str:
-    """Join the most important figures that fit into a width, in their order; the most important one is always shown.
+    """Join the most important figures that fit into a width.
+
+    The figures keep their order, and the most important figure is always included.
 
     >>> fit_figures([(2, "loss 1.234"), (3, "900 tokens/s"), (1, "2 min left")], 24)
     'loss 1.234  2 min left'
 
     Args:
-        figures: each figure with its rank of importance, 1 for the most important.
+        figures: rank and text of each figure; rank 1 is the most important.
         width: maximum number of characters.
     """
     chosen = set[int]()
@@ -61,10 +63,10 @@ def fit_figures(figures: Sequence[tuple[int, str]], width: int) -> str:
 
 
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):
-    """Training callback that shows progress."""
+    """Training callback that shows the progress of a training run on standard error."""
 
     def __init__(self) -> None:
-        """Start without a bar."""
+        """Initialize without a progress bar. In a terminal, the bar appears when training starts."""
         self._bar: Any = None
         self._task: Any = None
         self._max_steps = 0
@@ -88,6 +90,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             case StepFinished():
                 self._step(event)
             case Forecast():
+                self._set_total(event.max_steps)
                 for line in event.notes:
                     self.notify(line)
             case ValidationFinished():
@@ -99,18 +102,18 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                 self.notify(f"{ENDED[event.reason]} at step {format_count(event.step)} after {format_duration(event.seconds)} of training")
 
     def notify(self, line: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print a line to standard error, above the progress bar if one is shown."""
         if self._bar is None:
             note(line)
         else:
             self._bar.console.print(wrap(line, self._bar.console.width), markup=False, highlight=False, soft_wrap=True)
 
     def show_status(self, what: str) -> None:
-        """Show the current preparation before the first step."""
+        """Print a description of the current stage of the setup, such as "reading the text"."""
         self.notify(f"{what} ...")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Remove the bar."""
+        """Remove the progress bar."""
         self._stop()
 
     def _start(self, step: int, max_steps: int) -> None:
@@ -119,6 +122,11 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} steps", "{task.fields[figures]}")
             self._bar.start()
             self._task = self._bar.add_task("", total=max_steps, completed=step, figures="")
+
+    def _set_total(self, max_steps: int) -> None:
+        self._max_steps = max_steps
+        if self._bar is not None:
+            self._bar.update(self._task, total=max_steps)
 
     def _stop(self) -> None:
         if self._bar is not None:
@@ -156,7 +164,10 @@ ENDED = {
 
 
 def _format_expert_load(aux_metrics: Mapping[str, float]) -> str:
-    """Format the maximum expert load relative to the mean and the number of overflowed assignments, if there are experts."""
+    """Format the maximum load of an expert relative to the mean load, and the number of dropped token assignments.
+
+    The text is empty if the model has no experts.
+    """
     if "max_expert_load" not in aux_metrics:
         return ""
     overflow = aux_metrics["expert_overflow"]
@@ -165,18 +176,20 @@ def _format_expert_load(aux_metrics: Mapping[str, float]) -> str:
 
 
 def validation_line(event: ValidationFinished) -> str:
-    """Return the figures of a validation on one line."""
+    """Format the metrics of a validation on one line."""
     figures = [*format_metrics(event.metrics), *([] if event.weights is None else [f"{event.weights} weights"])]
     return f"step {format_count(event.step)}: validation {', '.join(figures)}{' (best so far)' if event.best else ''}"
 
 
 @contextmanager
 def show_progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show the number of finished items, the rate and the remaining time; yield the function to call with (done, total).
+    """Show the number of finished items, their rate and the remaining time on standard error.
+
+    The context manager yields a function. The caller calls it with the number of finished items and the total number of items.
 
     Args:
-        what: plural noun for the items.
-        quiet: show nothing.
+        what: plural noun for the items, such as "sentences".
+        quiet: whether to show nothing.
     """
     if quiet:
         yield lambda done, total: None
@@ -217,5 +230,5 @@ def _bar(*texts: str) -> Any:
 
 
 def bar_width(width: int) -> int:
-    """Return the width of the bar in a terminal of this width, in characters."""
+    """Return the width of the progress bar for a terminal width, both in characters."""
     return 24 if width >= 80 else max(width // 5, 6)

@@ -14,11 +14,19 @@ from transom.training.metrics_window import read_metrics_history
 from transom.training.setup import TrainingSetup
 
 MAX_ALIGNMENTS = 2
-"""Maximum number of alignments in the report, of translations of the last validation."""
+"""Maximum number of validation translations whose alignment with the source is shown in the report."""
 
 
 def write_run_pages(setup: TrainingSetup, finished: TrainingFinished) -> list[str]:
-    """Write the report and model card of a run from its setup, metrics and last event; return warnings about the training."""
+    """Write the report and the model card of a finished run.
+
+    Args:
+        setup: the setup of the run, whose ``eval_model`` receives the saved weights.
+        finished: the last event of the run.
+
+    Returns:
+        Warnings about the training run, one sentence each.
+    """
     name = setup.folder.path.resolve().name
     summary = summarize_run(name, setup.recipe, setup.facts, read_metrics_history(setup.folder.metrics), finished.seconds)
     setup.folder.load_weights(setup.eval_model)
@@ -29,6 +37,6 @@ def write_run_pages(setup: TrainingSetup, finished: TrainingFinished) -> list[st
 
 
 def _alignments(setup: TrainingSetup, samples: Sequence[Mapping[str, str]]) -> list[Alignment]:
-    """Align some of the validation samples, if the task supports it."""
+    """Align the sources and translations of some validation samples. The list is empty if the task does not compute alignments."""
     align = getattr(setup.task, "alignments", None)
     return [] if align is None else list(islice(align(setup.eval_model, samples), MAX_ALIGNMENTS))

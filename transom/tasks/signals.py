@@ -1,4 +1,4 @@
-"""Imports PyTorch without losing signals."""
+"""Defers signals while PyTorch is imported."""
 
 import signal
 import threading
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM until the imports in this context are done.
+    """Defer Ctrl-C and SIGTERM until the end of this context, in which PyTorch is imported.
 
-    PyTorch swallows exceptions raised while it imports NumPy and continues with a partially imported module: a stop request would be
-    lost and cause an error elsewhere.
+    PyTorch ignores every exception that is raised while it imports NumPy, and continues with a partially imported module. Without this
+    context, a signal received during that import would not stop the program, and would cause an error elsewhere.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Interface of a task: reads its data, builds predictors for its models, and supports commands."""
+"""Interfaces of tasks, which read data, build predictors for trained models, and support commands of the command line."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -20,14 +20,14 @@ from transom.training.task_protocol import Task, TaskContext
 
 
 class LoadedRun(NamedTuple):
-    """A run loaded from its folder, from which a task builds a predictor.
+    """The model, tokenizers and settings of a run, from which a task builds a predictor.
 
     Attributes:
         model: the model, prepared for inference.
         tokenizers: the tokenizers; None for models that read no text.
-        recipe: the recipe of the run, of this task; None if the folder has none.
+        recipe: the recipe of the run; None if the run folder contains no recipe.
         precision: dtype of the matrix products with the reason for the choice.
-        int8: use int8 weights in the decoding steps.
+        int8: whether the decoding steps use int8 weights.
         origin: the run folder, for display.
     """
 
@@ -46,12 +46,14 @@ class LoadedRun(NamedTuple):
 
     @property
     def decoding(self) -> Any:
-        """Decoding settings of the recipe; None without a recipe."""
+        """The ``decoding`` settings of the recipe; None if the run folder contains no recipe."""
         return None if self.recipe is None else self.recipe.decoding
 
     @property
     def decoder_backend(self) -> Any:
-        """The fastest implementation of the model's decoding steps; ``Deferred``, because making it may compile C++ for seconds.
+        """The fastest available implementation of the model's decoding steps.
+
+        Unless ``int8`` is set, it is ``Deferred`` until it is used, because building it may compile C++ code for several seconds.
 
         Raises:
             ConfigError: ``int8`` is set, and the model or the machine does not support it.
@@ -63,13 +65,16 @@ class LoadedRun(NamedTuple):
 
 @runtime_checkable
 class TaskClass(Protocol):
-    """The class that ``Recipe.TASK`` names: builds a task from the data of a recipe, and a predictor from the model of a run."""
+    """Interface of the class that ``Recipe.TASK`` names. It builds a task from a recipe, and a predictor from a run."""
 
     PREDICTOR: ClassVar[type]
-    """The class that ``predictor`` returns."""
+    """The class of the predictor that ``predictor`` returns."""
 
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]]
-    """Functions that build the object a command uses from a predictor; ``Recipe.COMMAND`` is missing if it uses the predictor itself."""
+    """For each command by name, a function that builds the object that the command uses from a predictor.
+
+    The command ``Recipe.COMMAND`` has no entry if it uses the predictor itself.
+    """
 
     def read(self, recipe: Any, context: TaskContext) -> Task:
         """Read the data of a recipe and build the task."""
@@ -80,43 +85,49 @@ class TaskClass(Protocol):
 
 @runtime_checkable
 class TrainsTokenizers(Protocol):
-    """A task class that trains tokenizers: a task on text."""
+    """Interface of the task classes that train tokenizers, which are those of tasks on texts."""
 
     def train_tokenizers(self, recipe: Any, base: Path, notify: Callable[[str], None]) -> Tokenizers:
-        """Train the tokenizers of a recipe on its training data; call ``notify`` with a line of progress."""
+        """Train the tokenizers of a recipe on its training data.
+
+        Args:
+            recipe: the recipe with the data and the tokenizer settings.
+            base: folder that a relative ``data.root`` is resolved against.
+            notify: called with a line that states the amount of training data, before the tokenizers are trained.
+        """
         ...
 
 
 @runtime_checkable
 class ClassifyCommand(Protocol):
-    """The object that ``transom classify`` uses."""
+    """Interface of the object with which ``transom classify`` reads, classifies and scores items, such as texts or images."""
 
     NOUN: ClassVar[str]
-    """Noun for the classified items, in the plural."""
+    """Plural noun for the classified items, such as "texts"."""
 
     KEY: ClassVar[str]
-    """The same noun in the singular, the key of an item in JSON output."""
+    """Key of a classified item in JSON output, which is the singular of ``NOUN``."""
 
     @property
     def max_tokens(self) -> int | None:
-        """Maximum tokens of an item, special tokens excluded; None if items are never truncated."""
+        """Maximum number of tokens per item, special tokens excluded; None if items are not tokenized."""
         ...
 
     def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
-        """Predict the class of each item: a text or a file."""
+        """Predict the class of each item, which is a text or the path of a file."""
         ...
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Any:
-        """Read labeled data; for texts, ``columns`` has the fields of ``LabeledFilesConfig`` that choose columns."""
+        """Read labeled data. For texts, ``columns`` contains the fields of ``LabeledFilesConfig`` that select columns of a table."""
         ...
 
     def score(self, known: Any, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
-        """Return classification metrics on labeled data."""
+        """Classify labeled data, and return classification metrics of the predicted classes."""
         ...
 
 
 def task_class(recipe: Recipe | type[Recipe]) -> Any:
-    """Import and return the task class of a recipe, a ``TaskClass``."""
+    """Import and return the task class of a recipe, which implements ``TaskClass``."""
     module, _, name = recipe.TASK.partition(":")
     return getattr(import_module(module), name)
 
@@ -128,5 +139,5 @@ def build_training_setup(
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
 ) -> setup.TrainingSetup:
-    """Set up the training of a recipe of any task; see ``training.setup.build_training_setup``."""
+    """Build the training setup of a recipe of any task with ``training.setup.build_training_setup``."""
     return setup.build_training_setup(recipe, base, folder, task_class(recipe).read, notify, user_overrides)

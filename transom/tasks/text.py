@@ -1,4 +1,4 @@
-"""Base class of text tasks, and tokenized plain text as documents and token streams."""
+"""The base class of text tasks, and functions that load and tokenize plain text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,26 +33,26 @@ ValidT = TypeVar("ValidT")
 
 @runtime_checkable
 class DescribedBatches(TrainLoader, Protocol):
-    """Training batches whose samples can be located in the data."""
+    """Loader of training batches that can describe the location of each sample in the data."""
 
     def describe_sample(self, sample: int) -> str:
-        """Describe a sample by its location in the data, for messages."""
+        """Describe the location of a sample in the data, such as its file and line, for messages."""
         ...
 
 
 @dataclass(frozen=True)
 class TextTask(Generic[RecipeT, LoaderT, ValidT]):
-    """Base class of text tasks: tokenized training and validation data.
+    """Base class of text tasks, which holds tokenized training and validation data.
 
     Attributes:
         recipe: the resolved recipe, with fields that depend on the data, such as vocabulary sizes, filled in.
-        tokenizers: tokenizers of source and target; the same one twice for a single text.
-        loader: training batches.
+        tokenizers: tokenizers of the source and target texts; the same tokenizer twice for tasks on single texts.
+        loader: loader of the training batches.
         valid: validation data.
         valid_batches: the validation data in batches.
         report: the data report.
         data_hash: hash of all training and validation data, in order.
-        input_profile: words and lengths of the training inputs.
+        input_profile: profile of the words and lengths of the training inputs, by which unusual inputs are detected at inference.
     """
 
     recipe: RecipeT
@@ -68,21 +68,21 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the source or of the single text."""
+        """The tokenizer of the inputs, which are the source texts in tasks on text pairs."""
         return self.tokenizers.source
 
     def write(self, folder: RunFolder) -> None:
         """Save the tokenizers and the input profile in the run folder."""
         folder.write(TOKENIZER, self.tokenizers.to_bytes())
-        if not folder.checkpoints.steps():  # a resumed run has it already, unless an earlier version began the run
+        if not folder.checkpoints.steps():  # a resumed run already has a profile, unless an earlier version started the run
             folder.write(INPUT_PROFILE, json_bytes({"format_version": FORMAT_VERSION, **self.input_profile.to_json()}))
 
     def describe_sample(self, sample: int) -> str:
-        """Describe a training sample by its location in the data."""
+        """Describe the location of a training sample in the data, for messages."""
         return self.loader.describe_sample(sample)
 
     def objective(self, model: Network) -> Objective:
-        """Choose the training loss of the task: cross-entropy with label smoothing."""
+        """Return the training loss of the task, which is cross-entropy with label smoothing."""
         return CrossEntropy(self.recipe.training.label_smoothing)
 
 
@@ -91,12 +91,14 @@ class TokenizedText:
     """The tokenized text of a run.
 
     Attributes:
-        splits: the documents.
-        tokenizer: the tokenizer of all documents.
-        streams: token stream of each split, by its name.
-        windows: training batches.
+        recipe: the recipe, fitted to the amount of text.
+        splits: the documents of each split.
+        tokenizer: the tokenizer of the documents.
+        streams: token stream of each split, by name of the split.
+        windows: loader of the training batches, which consist of windows of the text.
     """
 
+    recipe: Any
     splits: Splits[Documents]
     tokenizer: Tokenizer
     streams: dict[str, TokenStream]
@@ -104,7 +106,7 @@ class TokenizedText:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of training and validation text in order, by which a resumed run detects changed data."""
+        """Hash of all training and validation documents in order, by which a resumed run detects changed data."""
         total = blake2b(digest_size=16)
         for documents in (self.splits.train, self.splits.valid):
             for text in documents.texts:
@@ -113,19 +115,25 @@ class TokenizedText:
         return total.hexdigest()
 
     def report(self, valid_batches: Sequence[Batch]) -> DataReport:
-        """Return the data report, with the token frequencies as baseline on the validation batches."""
+        """Return the data report, with the validation loss of a baseline.
+
+        The baseline predicts every validation token from the token frequencies of the training text.
+        """
         counts = np.bincount(self.streams["train"].tokens, minlength=self.tokenizer.vocab_size)
         report = report_text(self.splits, self.streams, self.tokenizer, self.windows)
         return report.with_baseline(frequency_baseline(counts, validation_labels(valid_batches), "token"))
 
 
 def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskContext, blank_noising: float = 0.0) -> TokenizedText:
-    """Read the text of a recipe, train its tokenizer or load that of another run, and build training windows.
+    """Read the text of a recipe, prepare its tokenizer, tokenize the text, and build the loader of training windows.
+
+    The tokenizer of a resumed run, or of the original run in fine-tuning, is loaded. Otherwise, a tokenizer is trained on the training
+    documents.
 
     Args:
         recipe: the recipe to train.
         data: data section of the recipe.
-        context: the context in which the data are read.
+        context: folders, progress callback and rank of the training run.
         blank_noising: mean fraction of the training tokens replaced by [UNK].
 
     Raises:
@@ -133,6 +141,7 @@ def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskC
     """
     context.notify("reading the text")
     splits = load_text(data, context.base)
+    recipe = context.fit(recipe, len(splits.train.texts), splits.train.texts)
     tokenizer = load_or_train_tokenizer(splits.train.texts, recipe, context)
     context.notify("tokenizing the text")
     streams, training = {name: TokenStream(part, tokenizer) for name, part in splits.parts.items()}, recipe.training
@@ -144,11 +153,17 @@ def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskC
         blank_noising=blank_noising,
         micro_batching=context.micro_batching(training),
     )
-    return TokenizedText(splits, tokenizer, streams, windows)
+    return TokenizedText(recipe, splits, tokenizer, streams, windows)
 
 
 def train_text_tokenizers(texts: Sequence[str], tokenizer: TokenizerConfig, notify: Callable[[str], None]) -> Tokenizers:
-    """Train a tokenizer on training texts; call ``notify`` with a line of progress."""
+    """Train one tokenizer on training texts, and return it as tokenizer of both source and target texts.
+
+    Args:
+        texts: the training texts.
+        tokenizer: settings of the tokenizer.
+        notify: called with a line that states the number of texts, before the tokenizer is trained.
+    """
     notify(f"training the tokenizer on {len(texts):,} texts ...")
     of_text = Tokenizer.train(texts, tokenizer)
     return Tokenizers(of_text, of_text)

@@ -1,4 +1,4 @@
-"""Training entry point: run folder, callbacks, signal handling, and the report and model card written at the end."""
+"""The entry points for training, ``run_training`` and ``transom.train``, and the result that they return."""
 
 import signal
 import threading
@@ -24,20 +24,20 @@ from transom.training.validation_metrics import format_metrics
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a training run, or of one part of it if it was resumed.
+    """Result of a training run that has ended, or that a signal has stopped.
 
     Attributes:
         folder: the run folder.
-        step: number of completed steps.
+        step: number of completed optimizer steps.
         reason: why training ended.
-        best: validation metrics of the saved weights, with their step.
+        best: validation metrics of the saved weights, and the step of their validation under ``step``.
         seconds: training time in seconds, including the time before a resume.
         stopped_by: number of the signal that stopped training; 0 if none did.
-        example: a command that uses the model.
-        weights: "raw" or "averaged", whichever were saved; None if the run does not average weights.
-        problems: warnings about the training, one sentence each.
-        model: task, architecture and size, in words.
-        call: a method of the loaded model, with an example of its arguments.
+        example: example of a command that uses the trained model.
+        weights: kind of the saved weights, "raw" or "averaged"; None if the run does not average weights.
+        problems: warnings about the training run, one sentence each.
+        model: description of the task, the architecture and the number of parameters.
+        call: example of a method call of the predictor that ``load`` returns.
     """
 
     folder: Path
@@ -53,37 +53,37 @@ class RunResult:
     call: str = ""
 
     def load(self) -> Any:
-        """Load the trained model; see ``transom.load``."""
+        """Load the predictor of the run with ``transom.load``."""
         from transom.tasks.load import load
 
         return load(self.folder)
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return the run folder, the model, the number of steps and the first validation metric on one line."""
         ended = f"stopped at step {self.step:,}" if self.stopped_by else f"{self.step:,} steps"
         figures = "".join(f", {figure}" for figure in format_metrics(self.best)[:1])
         return f"<run {self.folder}: {self.model}{', ' if self.model else ''}{ended}{figures}>"
 
     def __str__(self) -> str:
-        """Return what was trained, how well it validates, how long it took, where it is, and what to do next; a line each."""
+        """Return the summary of the run, with one fact per line."""
         return "\n".join(f"{name}: {value}" if name else value for name, value in self.summary)
 
     def _repr_html_(self) -> str:
-        """Return the same as a table for notebooks."""
+        """Return the summary of the run as an HTML table for notebooks."""
         from transom.inspection.notebook import facts, framed
 
         return framed([facts((name or "trained", value) for name, value in self.summary)])
 
     @property
     def summary(self) -> list[tuple[str, str]]:
-        """Return the main facts of the run as names and values; the first has no name."""
+        """The main facts of the run as pairs of a name and a value. The first fact, which describes the model, has an empty name."""
         took = f"{self.step:,} steps in {format_duration(self.seconds)}"
         if self.stopped_by:
             return [
                 ("", self.model),
                 ("stopped", took),
                 ("saved in", str(self.folder)),
-                ("next", "the same call with resume=True continues"),
+                ("next", "the same call with resume=True continues training"),
             ]
         best = ", ".join([*format_metrics(self.best), *([] if self.weights is None else [f"{self.weights} weights"])])
         validated = f"{best}, at step {self.best['step']:,.0f}" if self.best else "none"
@@ -99,7 +99,10 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 128 plus the number of the signal that stopped training (130 for SIGINT, 143 for SIGTERM), or 0."""
+        """The exit code of the command line, which is 0 unless a signal stopped training.
+
+        If a signal did, the exit code is 128 plus the number of the signal: 130 for SIGINT, 143 for SIGTERM.
+        """
         return 128 + self.stopped_by if self.stopped_by else 0
 
     def to_json(self) -> dict[str, Any]:
@@ -114,23 +117,26 @@ ENDS: Mapping[StopReason, str] = {
     "patience": "validation no longer improves",
     "stopped": "stopped on request",
 }
-"""Description of each reason for which training ends."""
+"""Description of each reason why training ends."""
 
 
 class GracefulStop:
-    """Context in which Ctrl-C and SIGTERM stop training after the current step and save; a second signal interrupts immediately."""
+    """Context manager in which Ctrl-C and SIGTERM request training to stop and to save a checkpoint after the current step.
+
+    A second signal interrupts training immediately.
+    """
 
     def __init__(self) -> None:
-        """Start without a stop request."""
+        """Initialize without a stop request."""
         self.signal = 0
         self._before: dict[int, Any] = {}
 
     def requested(self) -> bool:
-        """Return whether a stop was requested."""
+        """Return whether a signal has requested training to stop."""
         return self.signal != 0
 
     def __enter__(self) -> "GracefulStop":
-        """Install the signal handlers; only possible in the main thread."""
+        """Install the signal handlers, unless this is not the main thread, where Python does not allow it."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -156,7 +162,9 @@ def run_training(
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
 ) -> RunResult:
-    """Train a recipe into a run folder and write its report and model card; the state of the process is restored afterwards.
+    """Train a recipe, and write the model, a report and a model card to a run folder.
+
+    The state of the process, such as its random state, is restored afterwards.
 
     Args:
         recipe: the recipe to train.
@@ -164,12 +172,12 @@ def run_training(
         out: the run folder.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
-        callbacks: called with each event of ``training.events``.
+        callbacks: functions that are called with each event of the run; the module ``training.events`` defines the events.
         notify: called with a short description of each stage of the setup before the first step.
-        user_overrides: the fields of the recipe set by the user, from ``load_training_recipe``.
+        user_overrides: the fields of the recipe that the user has set, from ``load_training_recipe``.
 
     Raises:
-        TransomError: recipe, data and folder are inconsistent, or the run cannot be resumed.
+        TransomError: the recipe does not fit the data or the run folder, or the run cannot be resumed.
     """
     with defer_signals():
         from transom.checkpoints.run_folder import RunFolder
@@ -205,22 +213,23 @@ def run_training(
 
 
 class DataArguments(TypedDict, total=False):
-    """The user's own files, which replace a recipe's data: the options of ``transom train``, by the same names.
+    """Keyword arguments of ``transom.train`` that replace the data of a recipe with the user's own files.
 
-    Paths start from the current folder. Validation files may be left out: a part of the training data is then held out.
+    The options of ``transom train`` have the same names. Relative paths start from the current folder. If no validation files are given, a
+    part of the training data is held out for validation.
 
     Attributes:
-        source, target, valid_source, valid_target: files of sentences and of their translations, line by line.
-        pairs, valid_pairs: tables with both, as .tsv, .csv, .jsonl or .parquet.
-        text, valid_text: text files or folders, one or several.
-        suffix: endings of the files to take out of folders, such as ".py".
-        instructions, valid_instructions: prompts with answers or chats, as .tsv, .csv, .jsonl or .parquet.
-        labeled_data, valid_labeled_data: texts with classes, as .tsv, .csv, .jsonl or .parquet.
-        text_field, label_field, source_field, target_field, prompt_field, answer_field: columns of tables, by name or index from 0.
+        source, target, valid_source, valid_target: a file with one sentence per line, and a file with their translations on the same lines.
+        pairs, valid_pairs: a table with a sentence and its translation per row, as .tsv, .csv, .jsonl or .parquet.
+        text, valid_text: one or several text files or folders.
+        suffix: one or several endings of the files to read from folders, such as ".py".
+        instructions, valid_instructions: a table of prompts with answers, or of chats, as .tsv, .csv, .jsonl or .parquet.
+        labeled_data, valid_labeled_data: a table of texts with classes, as .tsv, .csv, .jsonl or .parquet.
+        text_field, label_field, source_field, target_field, prompt_field, answer_field: a column of the table, by name or by index from 0.
         header: whether the first line of a .tsv or .csv file is a header.
-        images, valid_images: a folder or .zip of CLASS/NAME.jpg.
-        tagged, valid_tagged: words with tags, one word per line.
-        audio, valid_audio: a folder of CLASS/NAME.wav.
+        images, valid_images: a folder or .zip file that contains images CLASS/NAME.jpg.
+        tagged, valid_tagged: a file with a word and its tag per line.
+        audio, valid_audio: a folder that contains sounds CLASS/NAME.wav.
     """
 
     source: str | Path
@@ -266,28 +275,30 @@ def train(
     plugins: Sequence[str | Path] = (),
     **data: Unpack[DataArguments],
 ) -> RunResult:
-    """Train a recipe and save the model, its metrics and a report in a run folder; this is ``transom.train``.
+    """Train a recipe, and save the model, its metrics and a report in a run folder.
 
-    The caller's random state, thread count, environment variables and signal handlers are restored on return or error. For the C
-    library's allocator and oneDNN see ``planning.process.preserved_process_state``. Ctrl-C finishes the step, saves and returns.
+    The caller's random state, thread count, environment variables and signal handlers are restored on return and after an error.
+    Some settings of the C library's memory allocator and of oneDNN persist, as described for
+    ``transom.planning.process_state.preserved_process_state``. Ctrl-C ends the run after the current step, saves a checkpoint and returns.
 
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.
         out: the run folder; defaults to ``runs/NAME``.
         set: changes to the recipe's fields: ``{"training.max_steps": 300, "model.norm": "rmsnorm"}``, ``{"model": {"d_model": 128}}``, or
-            strings as ``--set`` takes them.
-        minutes: limit of the training time.
+            strings in the form of ``--set``, such as ``["training.max_steps=300"]``.
+        minutes: maximum training time in minutes.
         steps: number of optimizer steps.
-        init_from: run folder to fine-tune.
+        init_from: run folder whose model is fine-tuned.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
-        progress: show progress: a bar in a terminal, a table in a notebook, otherwise a line now and then on standard error.
-        callbacks: called with each event of ``training.events``.
-        plugins: files and modules to import first, whose components and tasks the recipe may use.
-        **data: your own files, in place of the recipe's data; see ``DataArguments``.
+        progress: whether to show progress, as a bar in a terminal, as an output cell in a notebook, and otherwise as occasional lines on
+            standard error.
+        callbacks: functions that are called with each event of the run; the module ``training.events`` defines the events.
+        plugins: files and modules to import first. The recipe may use the components and tasks that they define.
+        **data: your own files, which replace the data of the recipe; ``DataArguments`` lists the arguments.
 
     Raises:
-        TransomError: recipe, data and folder are inconsistent, or the run cannot be resumed.
+        TransomError: the recipe does not fit the data or the run folder, or the run cannot be resumed.
     """
     with errors_for_python():
         import_plugins(plugins)
@@ -306,11 +317,11 @@ def train(
 
 
 def _ignore_status(message: str) -> None:
-    """Show nothing."""
+    """Ignore a status message."""
 
 
 def _shown(wanted: bool) -> AbstractContextManager[Any]:
-    """Return a context manager whose value is a callback that displays progress, or None if nothing is displayed."""
+    """Return a context manager that yields the callback that shows progress, or None if progress is not wanted."""
     from transom.tasks.notebook_progress import NotebookProgress, in_notebook
     from transom.tasks.progress import TrainingProgress
 
@@ -320,7 +331,7 @@ def _shown(wanted: bool) -> AbstractContextManager[Any]:
 
 
 def default_folder(recipe: str | Path) -> Path:
-    """Return the default run folder of a recipe.
+    """Return the default run folder of a recipe, which is ``runs/NAME``.
 
     >>> default_folder("recipes/my.toml").as_posix()
     'runs/my'
@@ -329,7 +340,7 @@ def default_folder(recipe: str | Path) -> Path:
 
 
 def tensorboard_callback(out: Path) -> Callback:
-    """Return a callback that writes TensorBoard events to ``out/tensorboard``.
+    """Return a training callback that writes metrics as TensorBoard events to ``out/tensorboard``.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -337,7 +348,9 @@ def tensorboard_callback(out: Path) -> Callback:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError("training.tensorboard = true needs TensorBoard: pip install 'transom[log]', or set it to false") from None
+        raise ConfigError(
+            "training.tensorboard = true needs TensorBoard; run pip install 'transom[log]', or set training.tensorboard to false"
+        ) from None
     writer = SummaryWriter(str(out / "tensorboard"))
 
     def write(event: Event) -> None:

@@ -67,10 +67,12 @@ class Forecast:
 
     Attributes:
         step: number of optimizer steps so far.
-        notes: sentences to print for the user: epochs of the whole run, and whether a time limit ends the run too early.
+        max_steps: expected number of steps of the whole run.
+        notes: sentences to print for the user: epochs of the whole run, and what a time limit changes.
     """
 
     step: int
+    max_steps: int
     notes: tuple[str, ...]
 
 

@@ -5,9 +5,6 @@ import math
 from transom.config.component_registry import build, implements
 from transom.config.training import CosineScheduleConfig, InverseSqrtScheduleConfig, ScheduleConfig, TrainingConfig, WarmupStableDecayConfig
 
-HIGH_LR_FRACTION = 0.1
-"""A note is given if a time limit ends the run with a learning rate this far above its final value, as a fraction of the peak."""
-
 
 def learning_rate(step: int, training: TrainingConfig, d_model: int) -> float:
     """Compute the learning rate of a step.
@@ -17,9 +14,14 @@ def learning_rate(step: int, training: TrainingConfig, d_model: int) -> float:
         training: peak learning rate, schedule and number of steps.
         d_model: model width, on which ``learning_rate = "noam"`` depends.
     """
-    warmup = training.schedule.warmup_steps
-    peak = float((d_model * max(warmup, 1)) ** -0.5 if training.learning_rate == "noam" else training.learning_rate)
-    return peak * lr_factor(step, training.schedule, training.max_steps)
+    return peak_learning_rate(training, d_model) * lr_factor(step, training.schedule, training.max_steps)
+
+
+def peak_learning_rate(training: TrainingConfig, d_model: int) -> float:
+    """Return the learning rate at the end of warmup; ``"noam"`` is (d_model * warmup_steps)^-0.5 (Vaswani et al. 2017, eq. 3)."""
+    if training.learning_rate == "noam":
+        return float((d_model * max(training.schedule.warmup_steps, 1)) ** -0.5)
+    return float(training.learning_rate)
 
 
 def warmup_notes(training: TrainingConfig) -> list[str]:
@@ -30,28 +32,6 @@ def warmup_notes(training: TrainingConfig) -> list[str]:
     return [
         f"the learning rate rises for {warmup:,} steps, and the run has {steps:,}: it stays below its peak; make"
         f" training.schedule.warmup_steps smaller, {max(steps // 10, 1):,} say, or training.max_steps larger"
-    ]
-
-
-def time_limit_notes(training: TrainingConfig, seconds_left: float, step: int, seconds_per_step: float) -> list[str]:
-    """Return one note if the time limit will end the run while its learning rate is still high; otherwise an empty list.
-
-    Args:
-        training: the recipe's training settings, with ``max_steps``, ``max_minutes`` and schedule.
-        seconds_left: seconds that remain until ``max_minutes``.
-        step: number of optimizer steps so far.
-        seconds_per_step: measured seconds per step.
-    """
-    steps, last = training.max_steps, step + int(seconds_left / seconds_per_step)
-    lr, final_lr = (lr_factor(end, training.schedule, steps) for end in (last, steps))
-    in_warmup = last < training.schedule.warmup_steps
-    if last >= steps or (lr < final_lr + HIGH_LR_FRACTION and not in_warmup):
-        return []
-    suggested = int(float(f"{last:.1e}"))
-    return [
-        f"at this pace training.max_minutes = {training.max_minutes:g} ends the run at about step {suggested:,} of {steps:,}, its learning"
-        " rate"
-        f" still {'rising, ' if in_warmup else ''}at {lr:.0%} of the peak; training.max_steps={suggested} lets it decay to its final value"
     ]
 
 

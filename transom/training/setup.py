@@ -24,6 +24,7 @@ from transom.files.regular_files import resolve_path
 from transom.models.base import Network
 from transom.models.build import build_model
 from transom.planning.adapters import count_adapter_parameters
+from transom.planning.data_fit import describe_fit, keep_fitted_fields
 from transom.planning.disk_space import check_disk_space
 from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.memory import check_fits_in_memory
@@ -105,7 +106,9 @@ def build_training_setup(
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 
-    task = read(recipe, TaskContext(base, folder, notify, n_ranks=processes.count))
+    own = None if folder.has_recipe else user_overrides
+    task = read(recipe, TaskContext(base, folder, notify, n_ranks=processes.count, own=own))
+    fit_notes = describe_fit(recipe, task.recipe)
     recipe = task.recipe.with_fields("training", precision=precision.name)
     check_fits_in_memory(count_parameters(recipe.model).total, device)
     if (problem := position_table_error(recipe.model)) is not None:
@@ -141,7 +144,7 @@ def build_training_setup(
         threads=threads,
         processes=processes,
         peak=peak.flops[precision.dtype],
-        notes=(*([init.note] if init else []), *shape_notes, *warmup_notes(recipe.training), *_trainable_notes(recipe, model)),
+        notes=(*([init.note] if init else []), *shape_notes, *fit_notes, *warmup_notes(recipe.training), *_trainable_notes(recipe, model)),
         facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )
 
@@ -186,7 +189,7 @@ def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
 
 
 _NOT_IN_RUN_ID = {
-    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard", "checkpoint_minutes"},
+    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard", "checkpoint_minutes", "fit_to_data"},
     "data": {"root", "train", "valid", "test", "languages"},
 }
 """Recipe fields, by table, that do not determine a run's steps."""
@@ -233,6 +236,7 @@ def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverri
     if original.training.init_from is not None:
         recipe = merge_model_fields(recipe, original.model, user_overrides)
     data_dependent = (*recipe.model.VOCABULARIES, *recipe.model.FROM_DATA)
+    recipe = keep_fitted_fields(recipe, original, user_overrides)
     sizes = {name: getattr(original.model, name) for name in data_dependent if not getattr(recipe.model, name)}
     recipe = recipe.with_fields("training", **chosen).with_fields("model", **sizes)
     for part in type(recipe).model_fields:

@@ -31,6 +31,11 @@ class StepTimer:
         return self.n_steps >= FORECAST_STEPS or (self.total_seconds >= FORECAST_SECONDS and self.n_steps >= MIN_FORECAST_STEPS)
 
     @property
+    def step_seconds(self) -> float:
+        """Average seconds per step, pauses excluded."""
+        return self._step_seconds
+
+    @property
     def seconds_per_step(self) -> float:
         """Average seconds per step, including an equal share of all pauses so far."""
         return self._step_seconds + self._pause_seconds / max(self.n_steps, 1)

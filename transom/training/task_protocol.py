@@ -1,20 +1,24 @@
 """Interfaces between the training loop and tasks: data loaders, losses, metrics."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from transom.checkpoints.run_folder import RunFolder
+from transom.config.model_overrides import UserOverrides
 from transom.config.recipe import Recipe
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch
 from transom.data.reports.report import DataReport
 from transom.data.sampler import MicroBatching
 from transom.models.base import Network
+from transom.planning.data_fit import DataAmount, fit_to_data
 from transom.planning.precision import Precision
 from transom.training.objectives.objective import Objective
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 BuildTask = Callable[[Any, "TaskContext"], "Task"]
 """A function that reads the data of a recipe and builds its task."""
@@ -32,6 +36,7 @@ class TaskContext(NamedTuple):
         notify: called with a short description of each stage, such as "preparing the tokenizer".
         rank: rank of this process, from 0.
         n_ranks: number of data-parallel processes.
+        own: fields of the recipe that the user sets, if the recipe is to be fitted to the data; None in a resumed run.
     """
 
     base: Path
@@ -39,6 +44,18 @@ class TaskContext(NamedTuple):
     notify: Callable[[str], None]
     rank: int = 0
     n_ranks: int = 1
+    own: UserOverrides | None = None
+
+    def fit(self, recipe: RecipeT, n_samples: int, texts: Iterable[str] | None = None) -> RecipeT:
+        """Return the recipe, fitted to the amount of training data if it says so.
+
+        Args:
+            recipe: the recipe.
+            n_samples: number of training samples.
+            texts: the training texts; None for images and sounds.
+        """
+        n_characters = None if texts is None else sum(map(len, texts))
+        return recipe if self.own is None else fit_to_data(recipe, DataAmount(n_samples, n_characters), self.own)
 
     def micro_batching(self, training: TrainingConfig) -> MicroBatching:
         """Return how batches are divided into micro-batches, and which micro-batches this process computes."""

@@ -25,12 +25,13 @@ from transom.training.events import (
     TrainingStarted,
     ValidationFinished,
 )
-from transom.training.lr_schedule import learning_rate, time_limit_notes
+from transom.training.lr_schedule import learning_rate
 from transom.training.metrics_window import MetricsWindow, read_metrics_history
 from transom.training.rank_process import END, NO_CHECKPOINT, SAVE, STEP
 from transom.training.resume import load_resume_state
 from transom.training.setup import TrainingSetup
 from transom.training.step_timer import StepTimer
+from transom.training.time_limit import FIRST_PLAN_SHARE, plan_steps
 from transom.training.train_state import (
     TrainState,
     gather_rng_states,
@@ -80,12 +81,13 @@ class _TrainingLoop:
     def __init__(self, setup: TrainingSetup, callbacks: Sequence[Callback], world: World) -> None:
         self.setup = setup
         self.world = world
-        self.training: TrainingConfig = setup.recipe.training
+        self.recipe_training: TrainingConfig = setup.recipe.training
+        self.training = self.recipe_training  # with the values that a time limit changes
         self.callbacks = callbacks
         self.state = TrainState()
         self.notes: tuple[str, ...] = ()
         self.step_timer, self.forecast_sent = StepTimer(), False
-        self.saved_at, self.save_seconds = time.perf_counter(), 0.0
+        self.saved_at, self.save_seconds, self.validation_seconds = time.perf_counter(), 0.0, 0.0
         self.previous_snapshots: list[int] = []
         self.averager = WeightAverager(self.training.average, setup.model)
         model, task = setup.model, setup.task
@@ -117,6 +119,9 @@ class _TrainingLoop:
         restore_rng_states(saved.generators)
         self.previous_snapshots = saved.state.snapshots
         self.state = saved.state.progress
+        if self.state.plan is not None and self.state.plan.max_minutes != self.training.max_minutes:
+            self.state.plan = None  # it is made anew
+        self.apply_plan()
         averaging_notes = self.averager.restore(self.state.n_averaged, saved.ema, saved.snapshots)
         if saved.state.scaler is not None:
             self.train_step.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
@@ -126,9 +131,9 @@ class _TrainingLoop:
     def fit(self, should_stop: Callable[[], bool]) -> TrainingFinished:
         """Take steps until the run ends; return the last event."""
         self.setup.model.train()
-        p, t = self.state, self.training
+        p = self.state
         notes = (*self.setup.task.report.lines(), *self.setup.notes, *self.notes)
-        self.notify(TrainingStarted(self.setup.folder.path, p.step, t.max_steps, self.setup.facts, notes))
+        self.notify(TrainingStarted(self.setup.folder.path, p.step, self.training.max_steps, self.setup.facts, notes))
         reason = self.stop_reason(lambda: False)
         if reason and p.last_validation_step < p.step:  # the run already stopped at this end
             self.validate_and_save(reason)
@@ -137,7 +142,7 @@ class _TrainingLoop:
             start = time.perf_counter()
             self.world.broadcast_scalar(STEP)
             position, micro_batches = next(batches)
-            lr = learning_rate(p.step + 1, t, self.setup.recipe.model.d_model)
+            lr = learning_rate(p.step + 1, self.training, self.setup.recipe.model.d_model)
             result = self.train_step.step(micro_batches, lr, sum(map(self.setup.task.flops, micro_batches)))
             p.position = position
             self.after_step(result, lr, time.perf_counter() - start)
@@ -146,6 +151,9 @@ class _TrainingLoop:
             paused = time.perf_counter() - start
             p.seconds += paused
             self.step_timer.after_pause(paused)
+            if p.last_validation_step == p.step and not reason:
+                self.validation_seconds = paused
+                self.plan()
         return self.finish(reason)
 
     def after_step(self, result: StepResult, lr: float, seconds: float) -> None:
@@ -173,8 +181,9 @@ class _TrainingLoop:
         if p.step % t.log_every == 0:
             metrics = {"epochs": self.epochs, "learning_rate": lr, **self.window.flush(self.setup.peak)}
             self.setup.folder.metrics.append({"step": p.step, "kind": "train", **metrics})
-        if self.step_timer.is_reliable and not self.forecast_sent:
+        if not self.forecast_sent and (self.step_timer.is_reliable or self.is_time_to_plan()):
             self.forecast_sent = True
+            self.plan()
             self.forecast()
         if p.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
             kept = self.setup.folder.checkpoints.steps()
@@ -189,24 +198,38 @@ class _TrainingLoop:
         """Number of passes over the training data so far."""
         return self.state.position / self.setup.task.loader.n_samples
 
+    def is_time_to_plan(self) -> bool:
+        """Return whether the run has a time limit, and enough of it is used up to plan the rest."""
+        minutes = self.training.max_minutes
+        return minutes is not None and self.step_timer.total_seconds >= FIRST_PLAN_SHARE * 60 * minutes
+
+    def plan(self) -> None:
+        """Fit steps, warmup and intervals into the time limit, if there is one, by the measured time per step."""
+        p = self.state
+        if self.recipe_training.max_minutes is not None:
+            p.plan = plan_steps(self.recipe_training, p.step, p.seconds, self.step_timer.step_seconds, self.validation_seconds)
+            self.apply_plan()
+
+    def apply_plan(self) -> None:
+        """Apply the plan of the run's state to the training settings."""
+        self.training = self.recipe_training
+        if self.state.plan is not None:
+            self.training = self.state.plan.apply(self.recipe_training, self.setup.recipe.model.d_model)
+
     def forecast(self) -> None:
-        """Send ``Forecast`` with the epochs of the whole run and, if a time limit ends the run too early, a note on it."""
-        p, t = self.state, self.training
-        notes = [
-            f"{t.max_steps:,} steps are about {float(f'{self.epochs / p.step * t.max_steps:.2g}'):,g} epochs, passes over the training data"
-        ]
-        if t.max_minutes is not None:
-            notes += time_limit_notes(t, t.max_minutes * 60 - p.seconds, p.step, self.step_timer.seconds_per_step)
-        self.notify(Forecast(p.step, tuple(notes)))
+        """Send ``Forecast`` with the epochs of the whole run and, if a time limit ends the run early, the plan."""
+        p, steps = self.state, self.training.max_steps
+        notes = [f"{steps:,} steps are about {float(f'{self.epochs / p.step * steps:.2g}'):,g} epochs, passes over the training data"]
+        self.notify(Forecast(p.step, steps, (*([] if p.plan is None else [p.plan.note]), *notes)))
 
     def stop_reason(self, should_stop: Callable[[], bool]) -> StopReason | None:
         """Return the reason to end the run after the current step; None to continue."""
         p, t = self.state, self.training
         if should_stop():
             return "stopped"
-        if p.step >= t.max_steps:
+        if p.step >= self.recipe_training.max_steps:
             return "max_steps"
-        if t.max_minutes is not None and p.seconds >= t.max_minutes * 60:
+        if t.max_minutes is not None and (p.seconds >= t.max_minutes * 60 or p.step >= t.max_steps):
             return "max_minutes"
         if t.patience is not None and p.validations_since_best >= t.patience:
             return "patience"

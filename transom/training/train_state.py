@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from transom.parallel.collectives import World
 from transom.training.metrics_window import WINDOW_SUMS
+from transom.training.time_limit import StepPlan
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
@@ -32,6 +33,7 @@ class TrainState(BaseModel):
         window: sums of losses, token counts and seconds since the last line of metrics.jsonl.
         n_averaged: optimizer steps included in the weight average; 0 in checkpoints of earlier versions, whose average began with the
             initial weights.
+        plan: the steps that a time limit leaves; None without a time limit, before the plan is made, and if all steps fit.
     """
 
     model_config = _STRICT
@@ -48,6 +50,7 @@ class TrainState(BaseModel):
     last_validation_step: NonNegativeInt = 0
     window: dict[str, int | FiniteFloat] = {}
     n_averaged: NonNegativeInt = 0
+    plan: StepPlan | None = None
 
     @field_validator("best")
     @classmethod
@@ -106,8 +109,8 @@ class CheckpointState(BaseModel):
     @field_validator("progress", mode="before")
     @classmethod
     def _require_all_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and (missing := TrainState.model_fields.keys() - {"best_weights", "n_averaged"} - value.keys()):
-            raise ValueError(f"expected the field {min(missing)!r}, found none")  # the two came with format 2
+        if isinstance(value, dict) and (missing := TrainState.model_fields.keys() - {"best_weights", "n_averaged", "plan"} - value.keys()):
+            raise ValueError(f"expected the field {min(missing)!r}, found none")  # these came with format 2 or later
         return value
 
     @field_validator("scaler", mode="before")

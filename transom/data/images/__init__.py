@@ -1,1 +1,1 @@
-"""Images: reading, augmentation and batches."""
+"""Reading, augmentation and batching of images."""

@@ -1,4 +1,4 @@
-"""Image augmentation; the random numbers of an image are a pure function of (seed, epoch, sample)."""
+"""Image augmentation, in which the random numbers of an image are a pure function of (seed, epoch, sample)."""
 
 from collections.abc import Sequence
 
@@ -16,23 +16,29 @@ Images = Float[Tensor, "images channels height width"]
 Numbers = Float[Tensor, "images"]
 
 N_TRIES = 16
-"""Maximum number of rejection-sampling attempts for a mixing ratio; each is accepted with probability 1/2 or more."""
+"""Maximum number of rejection-sampling attempts for a mixing ratio.
+
+Each attempt is accepted with a probability of at least 1/2.
+"""
 
 
 class Augmenter:
-    """Augments and mixes images as a recipe specifies."""
+    """Augmentation and mixing of training images as a recipe specifies."""
 
     def __init__(self, config: ImageAugmentationConfig, seed: int) -> None:
-        """Store the recipe's augmentation and the seed."""
+        """Store the augmentation settings of a recipe and the random seed."""
         self.config, self._seed = config, seed
         self._n_draws = 6 + 2 * config.randaugment
         self._n_mixing = 3 + 2 * N_TRIES
 
     def augment(self, images: Images, epoch: int, samples: Sequence[int]) -> Images:
-        """Augment each image: RandAugment's color operations, then all geometric ones as one affine map with a single interpolation.
+        """Apply random color operations and a random affine map to each image.
+
+        The color operations are those of RandAugment. The affine map combines RandAugment's geometric operations with the shift, crop and
+        flip, so that each image is interpolated only once.
 
         Args:
-            images: values from 0 to 1.
+            images: pixel values from 0 to 1.
             epoch: index of the epoch.
             samples: index of each image in the data set.
         """
@@ -46,7 +52,7 @@ class Augmenter:
             )
             affine = affine @ transform
         height, width = images.shape[2:]
-        side = (1 - u[:, 0] * (1 - c.crop_scale)).sqrt()  # of the crop, as a fraction of the image
+        side = (1 - u[:, 0] * (1 - c.crop_scale)).sqrt()  # side of the crop as a fraction of the side of the image
         room = 1 - side
         whole = 2 * c.shift + 1
         right, down = (((u[:, k] * whole).floor() - c.shift) * (2 / n) for k, n in ((1, width), (2, height)))
@@ -57,23 +63,27 @@ class Augmenter:
     def mix(
         self, images: Images, partners: Images, labels: Sequence[int], epoch: int, samples: Sequence[int]
     ) -> tuple[Images, MixupLabels]:
-        """Mix each image with a partner by mixup or CutMix.
+        """Mix each image with a partner image by mixup or CutMix.
 
-        mixup: lam x + (1 - lam) x' (Zhang et al. 2018). CutMix: x with a rectangle of x' (Yun et al. 2019).
+        Mixup computes lam * image + (1 - lam) * partner (Zhang et al. 2018). CutMix pastes a rectangle of the partner into the image
+        (Yun et al. 2019). If both are enabled, each image is mixed by one of them, chosen at random.
 
         Args:
             images: augmented images.
             partners: augmented partner of each image.
-            labels: class indices of the partners.
+            labels: class index of each partner.
             epoch: index of the epoch.
             samples: index of each image in the data set.
+
+        Returns:
+            The mixed images, and the partners' labels with the fraction of each image that is left.
         """
         c = self.config
         u = self._uniform(epoch, samples, 1, self._n_mixing)
         cut = (u[:, 0] < 0.5) if c.mixup and c.cutmix else torch.full((len(images),), bool(c.cutmix))
         lam = torch.where(cut, _beta(u[:, 3:], c.cutmix or 1.0), _beta(u[:, 3:], c.mixup or 1.0))
         height, width = images.shape[2:]
-        side = (1 - lam).sqrt()  # of the rectangle, as a fraction of the image's
+        side = (1 - lam).sqrt()  # side of the rectangle as a fraction of the side of the image
         inside = _interval_mask(u[:, 1], side, width)[:, None, None, :] & _interval_mask(u[:, 2], side, height)[:, None, :, None]
         left = 1 - inside.float().mean((1, 2, 3))  # fraction of the image that is left after rounding and clipping
         lam = torch.where(cut, left, lam)
@@ -83,18 +93,27 @@ class Augmenter:
 
     @property
     def uses_mixup(self) -> bool:
-        """True if images are mixed."""
+        """True if the recipe enables mixup or CutMix."""
         return bool(self.config.mixup or self.config.cutmix)
 
     def _uniform(self, epoch: int, samples: Sequence[int], stream: int, n: int) -> Float[Tensor, "images draws"]:
-        """Return n uniform numbers from [0, 1) per image, using only numpy's bit generator."""
+        """Return n uniform random numbers in [0, 1) for each image.
+
+        The numbers are computed from the raw bits of numpy's Philox generator, which are the same in every version of numpy.
+        """
         key = np.random.SeedSequence([self._seed, epoch, stream]).generate_state(2, np.uint64)
         bits = [np.random.Philox(key=key, counter=[0, 0, 0, sample]).random_raw(n) for sample in samples]
         return torch.from_numpy((np.stack(bits) >> np.uint64(11)) * 2.0**-53).float().clamp(max=1 - 2**-24)
 
 
 def _interval_mask(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images pixels"]:
-    """Return a mask of the pixels, of n, inside an interval with a random center and the given length."""
+    """Return a mask of the pixels that lie inside an interval along one side of an image.
+
+    Args:
+        place: center of the interval for each image, as a fraction of the side of the image.
+        side: length of the interval for each image, as a fraction of the side of the image.
+        n: number of pixels along the side of the image.
+    """
     middle, half = (place * n)[:, None], (side * n)[:, None] / 2
     low, high = (middle - half).round(), (middle + half).round()
     pixels = torch.arange(n)[None]
@@ -102,7 +121,14 @@ def _interval_mask(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "image
 
 
 def _beta(u: Float[Tensor, "images draws"], alpha: float) -> Numbers:
-    """Sample from Beta(alpha, alpha), alpha <= 1, by Johnk's rejection: x / (x + y), x = u^(1/alpha), y = v^(1/alpha), if x + y <= 1."""
+    """Sample from Beta(alpha, alpha) with alpha <= 1 by Jöhnk's rejection method.
+
+    For uniform numbers v and w, let x = v^(1/alpha) and y = w^(1/alpha). The sample is x / (x + y) for the first pair with x + y <= 1.
+
+    Args:
+        u: uniform random numbers, the first ``N_TRIES`` of which serve as v and the others as w.
+        alpha: parameter of the distribution.
+    """
     x, y = (u[:, :N_TRIES].double() ** (1 / alpha)), (u[:, N_TRIES:].double() ** (1 / alpha))
     taken = (x + y <= 1) & (x + y > 0)
     first = taken.float().argmax(1, keepdim=True)
@@ -111,12 +137,20 @@ def _beta(u: Float[Tensor, "images draws"], alpha: float) -> Numbers:
 
 
 def _affine(a: Tensor | float, b: Tensor | float, x: Tensor | float, c: Tensor | float, d: Tensor | float, y: Tensor | float) -> Tensor:
-    """Return 3 x 3 matrices of (u, v) -> (a u + b v + x, c u + d v + y), from output to input coordinates, both from -1 to 1."""
+    """Return the 3 x 3 matrices of the affine maps (u, v) -> (a u + b v + x, c u + d v + y).
+
+    The maps lead from output to input coordinates, both of which range from -1 to 1.
+    """
     numbers = torch.broadcast_tensors(*(torch.as_tensor(n, dtype=torch.float32) for n in (a, b, x, c, d, y, 0, 0, 1)))
     return torch.stack(numbers, -1).reshape(*numbers[0].shape, 3, 3)
 
 
 def warp_images(images: Images, maps: Float[Tensor, "images 3 3"]) -> Images:
-    """Resample images under affine maps with bilinear interpolation and reflection padding."""
+    """Transform images by affine maps, with bilinear interpolation and reflection padding.
+
+    Args:
+        images: pixel values from 0 to 1.
+        maps: matrix of the affine map of each image from output to input coordinates, both of which range from -1 to 1.
+    """
     grid = F.affine_grid(maps[:, :2], list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn, with cross-validation folds."""
+"""The handwritten digits data set of scikit-learn, split into cross-validation folds."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -13,19 +13,19 @@ from transom.data.images.image_files import Images, import_pillow
 from transom.errors import ConfigError
 
 MAX_INTENSITY = 16
-"""Maximum pixel value of the digits; the minimum is 0."""
+"""Maximum pixel value of scikit-learn's digits, whose minimum is 0."""
 
 
 def load_digits(config: DigitsConfig, size: int, channels: int) -> tuple[Images, Images]:
-    """Return the shuffled digits outside a fold and those in the fold.
+    """Load the digits outside a cross-validation fold, and the digits in the fold.
 
     Args:
-        config: fold and seed.
+        config: index and number of folds, and the seed that assigns the digits to folds.
         size: width and height in pixels to which images are resized.
         channels: 3 for RGB, 1 for grayscale.
 
     Raises:
-        ConfigError: scikit-learn is not installed.
+        ConfigError: scikit-learn or Pillow is not installed.
     """
     try:
         from sklearn.datasets import load_digits as read

@@ -1,4 +1,4 @@
-"""Labeled images in folders or zip files: listing, decoding within limits, and resizing."""
+"""Listing, decoding and resizing of labeled images in folders or zip files."""
 
 import re
 import struct
@@ -29,26 +29,29 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""Formats that Pillow may decode: those of the suffixes above."""
+"""Formats that Pillow may decode, which are those of ``SUFFIXES``."""
 
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error, zlib.error)
-"""Exceptions that Pillow's readers raise on damaged files."""
+"""Exceptions that Pillow raises when it decodes damaged files."""
 
 MAX_CACHED_BYTES = 2**31
-"""Maximum size of decoded pixels kept in memory, in bytes; a larger data set is decoded again in each epoch."""
+"""Maximum number of bytes of decoded pixels that are kept in memory.
+
+The images of a larger data set are decoded again in each epoch.
+"""
 
 
 @dataclass(frozen=True)
 class ImageListing:
-    """The image files of a folder or zip file, or of one of its splits.
+    """Image files in a folder or zip file, or in one of its split folders.
 
     Attributes:
         names: paths of the images, such as CLASS/NAME.jpg, sorted.
         labels: class of each image.
-        read: returns the bytes of the image with this name.
+        read: a function that returns the bytes of the image with a given name.
         origin: the folder or zip file, for messages.
-        n_ignored: number of other files, whose suffix is not that of an image.
-        notes: what was recognized in the layout, one sentence each.
+        n_ignored: number of visible files that are ignored because their suffix is not that of an image.
+        notes: messages about what was recognized in the layout of the folder.
     """
 
     names: list[str]
@@ -60,14 +63,17 @@ class ImageListing:
 
 
 def list_images(path: Path, split: str | None = None) -> ImageListing:
-    """List the images of a folder or zip file; hidden files are left out, and an outer folder that wraps all class folders is ignored.
+    """List the images of a folder or zip file and find their classes.
+
+    Hidden files are skipped. Outer folders that contain all class folders are ignored.
 
     Args:
-        path: a folder or zip file, with a layout that ``layouts.label_images`` recognizes.
-        split: "train", "valid" or "test", to list only this split of a folder with split folders; ignored for other folders.
+        path: a folder or zip file with a layout that ``layouts.label_images`` recognizes.
+        split: name of the split to list ("train", "valid" or "test") if the folder has split folders. Ignored for other folders.
 
     Raises:
-        DataError: the folder or zip file does not exist, is damaged, contains no images, or contains splits and ``split`` is None.
+        DataError: the folder or zip file does not exist, is damaged or contains no images, some images have no class, or the folder has
+            split folders and ``split`` is None.
     """
     files = _find_files(path)
     folders = split_folders(list(files.images))
@@ -88,7 +94,7 @@ def list_images(path: Path, split: str | None = None) -> ImageListing:
 
 
 def list_splits(path: Path) -> list[str]:
-    """Return the splits of a folder or zip file: those of "train", "valid" and "test" for which it has a folder.
+    """Return the names of the splits ("train", "valid", "test") for which a folder or zip file has a split folder.
 
     Raises:
         DataError: the folder or zip file does not exist, is damaged, or contains no images.
@@ -97,7 +103,13 @@ def list_splits(path: Path) -> list[str]:
 
 
 class _Files(NamedTuple):
-    """Visible files of a folder or zip file by name: the images, without the parent folders that all share, and the others."""
+    """Visible files of a folder or zip file.
+
+    Attributes:
+        images: image files by path, without the parent folders that all images share.
+        others: other files by path.
+        read: a function that returns the bytes of a file.
+    """
 
     images: dict[str, Any]
     others: dict[str, Any]
@@ -119,7 +131,7 @@ def _find_files(path: Path) -> _Files:
 
 
 def _select_images(found: dict[str, Any], read: Callable[[Any], bytes], origin: str) -> _Files:
-    """Separate the visible image files from the others and strip the parent folders that all images share."""
+    """Separate visible image files from other visible files, and strip the parent folders that all images share."""
     visible = [name for name in found if not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)]
     images = {name: PurePosixPath(name).parts for name in visible if PurePosixPath(name).suffix.lower() in SUFFIXES}
     if not images:
@@ -171,10 +183,12 @@ def _check_size(data: bytes, origin: str) -> bytes:
 
 
 def decode_image(data: bytes, origin: str, size: int, channels: int) -> NDArray[np.uint8]:
-    """Decode an image and resize its center square; transparency is blended with white, and EXIF orientation is applied.
+    """Decode an image, crop it to its center square and resize the square.
+
+    Transparent images are blended with white, and the EXIF orientation is applied.
 
     Args:
-        data: bytes of the file.
+        data: content of the image file.
         origin: name of the file, for messages.
         size: width and height of the result in pixels.
         channels: 3 for RGB, 1 for grayscale.
@@ -183,7 +197,8 @@ def decode_image(data: bytes, origin: str, size: int, channels: int) -> NDArray[
         Pixels of shape (channels, size, size).
 
     Raises:
-        DataError: the data is not an image, damaged, or too large.
+        DataError: the file is not an image, is damaged, or has too many pixels.
+        ConfigError: Pillow is not installed.
     """
     library = import_pillow()
     mode = "L" if channels == 1 else "RGB"
@@ -213,7 +228,7 @@ def _too_large(origin: str, found: str) -> str:
 
 
 def _to_8_bit(image: "Image", mode: str, library: Any) -> "Image":
-    """Convert an image of any mode to 8-bit grayscale or RGB."""
+    """Convert an image of any mode to 8-bit grayscale (mode "L") or RGB, and blend transparency with white."""
     if image.mode.startswith("I") or image.mode == "F":  # 16-bit or 32-bit pixels
         numbers = np.asarray(image, np.float64)
         white = 65535.0 if "16" in image.mode else max(float(numbers.max()), 255.0)
@@ -225,7 +240,7 @@ def _to_8_bit(image: "Image", mode: str, library: Any) -> "Image":
 
 
 def import_pillow() -> Any:
-    """Import Pillow.
+    """Import and return Pillow, an optional dependency.
 
     Raises:
         ConfigError: Pillow is not installed.
@@ -240,16 +255,16 @@ def import_pillow() -> Any:
 
 @dataclass(frozen=True)
 class Images:
-    """A data set of labeled images.
+    """Data set of labeled images.
 
     Attributes:
         names: paths of the images, such as CLASS/NAME.jpg.
         labels: class of each image.
-        digests: hash of each image's file; equal files have equal hashes.
+        digests: hash of the content of each image file, by which equal images are recognized.
         name: origin of the images, for messages.
-        n_ignored: number of other files, whose suffix is not that of an image.
-        load: returns the pixels of the images at some indices, (images, channels, size, size).
-        notes: what was recognized in the layout, one sentence each.
+        n_ignored: number of files that are ignored because their suffix is not that of an image.
+        load: a function that returns the 8-bit pixels of the images at given indices, of shape (images, channels, size, size).
+        notes: messages about what was recognized in the layout of the folder.
     """
 
     names: list[str]
@@ -264,11 +279,11 @@ class Images:
         return len(self.names)
 
     def describe_sample(self, sample: int) -> str:
-        """Return the origin and name of an image, for messages."""
+        """Return the origin and the name of an image as text, for messages."""
         return f"{self.name}, {self.names[sample]}"
 
     def select(self, samples: list[int], name: str) -> "Images":
-        """Return the images at these indices, as a data set of this name."""
+        """Return the images at the given indices as a data set with the given name."""
 
         def chosen(values: list[str]) -> list[str]:
             return [values[i] for i in samples]
@@ -281,18 +296,20 @@ class Images:
 
 
 def read_images(path: Path, size: int, channels: int, split: str | None = None) -> Images:
-    """Read all images of a folder or zip file, and keep their pixels in memory if they fit.
+    """Read all images of a folder or zip file.
 
-    Each image is decoded once here, so that a damaged file is reported before training starts.
+    Each image is decoded once, so that a damaged file is reported before training starts. The pixels are kept in memory unless they exceed
+    ``MAX_CACHED_BYTES``.
 
     Args:
         path: a folder or zip file; see ``list_images``.
         size: width and height in pixels to which images are resized.
         channels: 3 for RGB, 1 for grayscale.
-        split: the split to read from a folder with split folders.
+        split: name of the split to read if the folder has split folders; see ``list_images``.
 
     Raises:
-        DataError: an image cannot be read.
+        DataError: the images cannot be listed, or an image cannot be read.
+        ConfigError: Pillow is not installed.
     """
     files = list_images(path, split)
     keep = len(files.names) * channels * size**2 <= MAX_CACHED_BYTES

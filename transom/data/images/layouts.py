@@ -1,4 +1,4 @@
-"""Layouts of image sets: class folders, split folders, class names in file names, and tables of labels."""
+"""Recognition of how images are labeled: by class folders, split folders, file names or tables of labels."""
 
 import re
 from collections import Counter
@@ -15,21 +15,21 @@ SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "valid"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""Names of split folders, in lower case."""
+"""Split of each recognized name of a split folder, with the folder's name in lower case."""
 
 _IMAGE = Column("image", ("image", "file_name", "filename", "file", "image_path", "path", "image_id", "id", "name"))
 _NUMBERED = re.compile(r"(?P<label>.*?[^\W\d_])[ ._-]*\d+")
-"""A file name of a class and a number, such as ``Abyssinian_12`` or ``cat.0``."""
+"""Pattern of a file name that consists of a class and a number, such as ``Abyssinian_12`` or ``cat.0``."""
 
 
 class LabeledNames(NamedTuple):
-    """Images with their classes.
+    """Names of images and their classes.
 
     Attributes:
-        names: names of the images, sorted.
+        names: paths of the images, sorted.
         labels: class of each image.
-        notes: what was recognized, one sentence each.
-        table: name of the table with the classes, if there is one.
+        notes: messages about where the classes were found.
+        table: name of the table from which the classes were read, or None.
     """
 
     names: list[str]
@@ -39,7 +39,12 @@ class LabeledNames(NamedTuple):
 
 
 def split_folders(names: Sequence[str]) -> dict[str, str]:
-    """Return the folder of each split, by the split's name, if all images are in folders of splits with a class folder inside.
+    """Return the folder of each split by the name of the split.
+
+    The result is empty unless every image lies in a class folder inside a split folder.
+
+    Args:
+        names: paths of the images, with ``/`` between folders.
 
     >>> split_folders(["train/cat/1.jpg", "train/dog/1.jpg", "val/cat/2.jpg"])
     {'train': 'train', 'valid': 'val'}
@@ -54,12 +59,14 @@ def split_folders(names: Sequence[str]) -> dict[str, str]:
 
 
 def label_images(names: Sequence[str], origin: str, tables: Mapping[str, Path]) -> LabeledNames:
-    """Find the class of each image: by its folder, by a table of labels, or by its file name.
+    """Find the class of each image by its folder, by a table of labels, or by its file name.
+
+    A table or the file names are used only if all images are in the same folder.
 
     Args:
-        names: paths of the images in the folder, with ``/`` between folders.
-        origin: the folder, for messages.
-        tables: tables in the folder, by name.
+        names: paths of the images relative to ``origin``, with ``/`` between folders.
+        origin: the folder of the images, for messages.
+        tables: tabular files in the folder, by name.
 
     Raises:
         DataError: some images have no class.
@@ -82,7 +89,10 @@ def label_images(names: Sequence[str], origin: str, tables: Mapping[str, Path]) 
 
 
 def _labels_of_names(names: Sequence[str]) -> LabeledNames | None:
-    """Read the classes from file names of a class and a number; None unless every class has several images."""
+    """Read the classes from file names that consist of a class and a number.
+
+    The result is None unless all file names have this form and there are at least two classes, each with at least two images.
+    """
     found = [_NUMBERED.fullmatch(PurePosixPath(name).stem) for name in sorted(names)]
     labels = [match["label"] for match in found if match is not None]
     counts = Counter(labels)
@@ -92,12 +102,15 @@ def _labels_of_names(names: Sequence[str]) -> LabeledNames | None:
 
 
 def _labels_of_table(names: Sequence[str], tables: Mapping[str, Path]) -> LabeledNames | None:
-    """Read the classes from the first table that lists all images, by file name with or without suffix; None without one."""
+    """Read the classes from the first table that lists all images, or return None if there is no such table.
+
+    A table may list the images by file names with or without suffix.
+    """
     for name, path in sorted(tables.items()):
         try:
             table = read_table(path, (_IMAGE, LABEL), (None, None), True, numbers_as_text=True)
         except DataError:
-            continue  # another table, without such columns
+            continue  # a table of another kind, without these columns
         of_file = {PurePosixPath(file).name: label.strip() for file, label in zip(*table.columns, strict=True)}
         of_stem = {PurePosixPath(file).stem: label for file, label in of_file.items()}
         labels = [of_file.get(PurePosixPath(each).name) or of_stem.get(PurePosixPath(each).stem) for each in sorted(names)]

@@ -1,4 +1,4 @@
-"""Batches of images: splits, ordering, augmentation and micro-batches."""
+"""Loading of images: splits, ordering, augmentation and batching."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -22,7 +22,7 @@ from transom.data.text.text_io import expand_path
 from transom.errors import DataError
 
 MAX_STATISTICS_IMAGES = 10_000
-"""Maximum number of images used to estimate the mean and standard deviation of the channels."""
+"""Maximum number of images from which the mean and standard deviation of each channel are estimated."""
 
 
 def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, valid_fraction: float) -> Splits[Images]:
@@ -31,8 +31,8 @@ def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, vali
     Args:
         data: the recipe's data section.
         base: the recipe's folder, to which ``data.root`` is relative.
-        model: the recipe's model, which determines image size and channels.
-        valid_fraction: fraction that is split off for validation if the recipe names no validation images.
+        model: the recipe's model section, which determines the image size and the number of channels.
+        valid_fraction: fraction of the training images that is held out for validation if the recipe names no validation images.
 
     Raises:
         DataError: an image cannot be read, or there are too few images to split.
@@ -64,7 +64,10 @@ def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, vali
 
 
 def pixel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, for values from 0 to 1; a constant channel has standard deviation 1."""
+    """Return the mean and the standard deviation of each channel, for pixel values scaled to the range from 0 to 1.
+
+    Both are estimated from at most ``MAX_STATISTICS_IMAGES`` images. The standard deviation of a constant channel is set to 1.
+    """
     step = -(-len(images) // MAX_STATISTICS_IMAGES)
     total, squares, n = torch.zeros(()), torch.zeros(()), 0
     for samples in np.array_split(np.arange(0, len(images), step), -(-len(images) // step // 500) or 1):
@@ -76,14 +79,23 @@ def pixel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def image_batches(images: Images, labels: Sequence[int], batch_size: int) -> Iterator[ImageBatch]:
-    """Batch images without augmentation, in order, for one pass such as validation."""
+    """Batch images in their order and without augmentation, for a single pass over the data such as validation.
+
+    Args:
+        images: labeled images.
+        labels: class index of each image.
+        batch_size: number of images per batch.
+    """
     for start in range(0, len(images), batch_size):
         samples = range(start, min(start + batch_size, len(images)))
         yield ImageBatch(images.load(samples) / 255, torch.tensor([labels[i] for i in samples]), tuple(samples))
 
 
 def image_fingerprint(*parts: Images) -> str:
-    """Hash the files and classes of images in their order, to detect changes of a run's data."""
+    """Return a hash of labeled images, by which a resumed run detects changed data.
+
+    The hash depends on the content of all image files, on their classes and on their order.
+    """
     total = blake2b(digest_size=16)
     for images in parts:
         for digest, label in zip(images.digests, images.labels, strict=True):
@@ -93,9 +105,10 @@ def image_fingerprint(*parts: Images) -> str:
 
 
 class ImageLoader:
-    """Endless training batches of images, resumable at any position and augmented anew in each epoch.
+    """Loader of endless training batches of images, resumable at any position.
 
-    A position is the number of images read since the start of training by all ranks. It is the whole state of the loader.
+    Each epoch augments the images in a different way. A position is the number of images that all ranks together have read since the start
+    of training. The position is the whole state of the loader.
 
     Attributes:
         images: the training images.
@@ -118,10 +131,11 @@ class ImageLoader:
         Args:
             images: labeled images.
             classes: names of the classes by index.
-            batch_size: maximum number of images per batch over all ranks and micro-batches; batches differ by at most one image.
-            seed: random seed of order and augmentation.
-            augmentation: the recipe's augmentation.
-            micro_batching: split of every batch over ranks and micro-batches.
+            batch_size: maximum number of images per batch over all ranks and micro-batches. The sizes of an epoch's batches differ by at
+                most one image.
+            seed: random seed of the order of images and of augmentation.
+            augmentation: the recipe's augmentation settings.
+            micro_batching: split of each batch over ranks and micro-batches.
 
         Raises:
             DataError: an image has an unknown class.
@@ -132,7 +146,11 @@ class ImageLoader:
         self._batch_size, self._seed, self._micro_batching = batch_size, seed, micro_batching
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[ImageBatch]]]:
-        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
+        """Yield batches endlessly, starting at a position.
+
+        Yields:
+            The position after the batch, which a checkpoint stores, and this rank's part of the batch as a list of micro-batches.
+        """
         for end, epoch, batch in iterate_epochs(position, self.n_samples, self._plan):
             partner = dict(zip(batch.tolist(), np.roll(batch, 1).tolist(), strict=True))
             yield end, [self._batch(part.tolist(), partner, epoch) for part in self._micro_batching.split(batch)]
@@ -142,7 +160,13 @@ class ImageLoader:
         return np.array_split(order, -(-len(order) // self._batch_size))
 
     def _batch(self, rows: list[int], partner: dict[int, int], epoch: int) -> ImageBatch:
-        """Augment the images of a micro-batch, and mix each with a partner from the whole batch, whichever rank has it."""
+        """Build a micro-batch of augmented images, each of which is mixed with its partner if the recipe enables mixing.
+
+        Args:
+            rows: indices of the images in the micro-batch.
+            partner: index of the partner of each image of the whole batch. A partner may belong to another rank.
+            epoch: index of the epoch.
+        """
         augmenter, labels = self._augmenter, torch.tensor([self.labels[i] for i in rows])
         if not augmenter.uses_mixup:
             return ImageBatch(augmenter.augment(self.images.load(rows) / 255, epoch, rows), labels, tuple(rows))

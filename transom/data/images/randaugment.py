@@ -1,4 +1,4 @@
-"""The operations of RandAugment (Cubuk et al. 2020), vectorized over images."""
+"""Operations of RandAugment (Cubuk et al. 2020), vectorized over images."""
 
 import math
 from collections.abc import Callable
@@ -12,40 +12,43 @@ Images = Float[Tensor, "images channels height width"]
 Numbers = Float[Tensor, "images"]
 
 LUMA_WEIGHTS = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grayscale (ITU-R BT.601)."""
+"""Weights of red, green and blue in the conversion to grayscale (ITU-R BT.601)."""
 
 MAX_ROTATION, MAX_SHEAR, MAX_TRANSLATION, MAX_ENHANCEMENT = math.radians(30), 0.3, 10 / 32, 0.9
-"""Maximum per operation at magnitude 1: rotation in radians, shear, shift as a fraction of the width, distance of the enhancement factor
-from 1."""
+"""Effect of each kind of operation at magnitude 1.
+
+The values are the rotation in radians, the shear, the translation as a fraction of the side of the image, and the distance of the
+enhancement factor from 1.
+"""
 
 
 def to_grayscale(x: Images) -> Float[Tensor, "images 1 height width"]:
-    """Return the brightness of each pixel."""
+    """Return the grayscale value of each pixel."""
     return x if x.shape[1] == 1 else (x * x.new_tensor(LUMA_WEIGHTS)[:, None, None]).sum(1, keepdim=True)
 
 
 def _blend(base: Float[Tensor, "images #channels #height #width"], x: Images, factor: Numbers) -> Images:
-    """Interpolate between ``base`` (factor 0) and ``x`` (factor 1), extrapolate for factors above 1, and clip to [0, 1]."""
+    """Interpolate between ``base`` (factor 0) and ``x`` (factor 1), and clip the result to [0, 1]. Factors above 1 extrapolate."""
     return torch.lerp(base.expand_as(x), x, factor[:, None, None, None]).clamp(0, 1)
 
 
 def adjust_saturation(x: Images, magnitude: Numbers) -> Images:
-    """Reduce or increase color saturation."""
+    """Reduce the color saturation of images for negative magnitudes, or increase it for positive magnitudes."""
     return _blend(to_grayscale(x), x, 1 + MAX_ENHANCEMENT * magnitude)
 
 
 def adjust_contrast(x: Images, magnitude: Numbers) -> Images:
-    """Reduce or increase the distance of all pixels from the mean brightness."""
+    """Reduce the contrast of images for negative magnitudes, or increase it for positive magnitudes."""
     return _blend(to_grayscale(x).mean((1, 2, 3), keepdim=True), x, 1 + MAX_ENHANCEMENT * magnitude)
 
 
 def adjust_brightness(x: Images, magnitude: Numbers) -> Images:
-    """Darken or brighten images."""
+    """Darken images for negative magnitudes, or brighten them for positive magnitudes."""
     return _blend(torch.zeros_like(x), x, 1 + MAX_ENHANCEMENT * magnitude)
 
 
 def adjust_sharpness(x: Images, magnitude: Numbers) -> Images:
-    """Blur or sharpen images; border pixels are unchanged."""
+    """Blur images for negative magnitudes, or sharpen them for positive magnitudes. Border pixels are unchanged."""
     kernel = torch.tensor([[1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [1.0, 1.0, 1.0]]) / 13
     soft = x.clone()
     channels = x.shape[1]
@@ -54,24 +57,27 @@ def adjust_sharpness(x: Images, magnitude: Numbers) -> Images:
 
 
 def posterize(x: Images, magnitude: Numbers) -> Images:
-    """Keep only the upper bits of the 8-bit pixel values, at least four."""
+    """Clear the lowest bits of the 8-bit pixel values, up to four bits at magnitude 1 or -1."""
     step = 2.0 ** (4 * magnitude.abs()).round()[:, None, None, None]
     return ((x * 255).round() / step).floor() * step / 255
 
 
 def solarize(x: Images, magnitude: Numbers) -> Images:
-    """Invert all pixels above a threshold."""
+    """Invert all pixel values that are at least 1 - |magnitude|."""
     return torch.where(x >= (1 - magnitude.abs())[:, None, None, None], 1 - x, x)
 
 
 def autocontrast(x: Images, magnitude: Numbers) -> Images:
-    """Stretch each channel linearly to the range from 0 to 1; a constant channel is unchanged."""
+    """Stretch the values of each channel linearly to the range from 0 to 1. The magnitude is ignored.
+
+    A constant channel is unchanged.
+    """
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
     return torch.where(high > low, (x - low) / (high - low).clamp(min=1e-12), x)
 
 
 def equalize(x: Images, magnitude: Numbers) -> Images:
-    """Equalize the histogram of each channel with 256 levels, as Pillow does."""
+    """Equalize the histogram of each channel with 256 levels, as Pillow does. The magnitude is ignored."""
     levels = (x * 255).round().long().flatten(2)  # (images, channels, pixels)
     counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.long).scatter_add_(2, levels, torch.ones_like(levels))
     last = counts.gather(2, levels.amax(2, keepdim=True))
@@ -90,25 +96,28 @@ COLOR_OPERATIONS: tuple[Callable[[Images, Numbers], Images], ...] = (
     autocontrast,
     equalize,
 )
-"""Operations on pixel values."""
+"""Operations of RandAugment that change pixel values but move no pixels."""
 
 N_AFFINE_OPERATIONS = 5
-"""Number of affine operations: rotation, shear and translation in x and y."""
+"""Number of affine operations, which are rotation, shear in x and y, and translation in x and y."""
 
 N_OPERATIONS = len(COLOR_OPERATIONS) + N_AFFINE_OPERATIONS + 1
-"""Number of all operations; the last is the identity."""
+"""Number of all operations, including the identity, which comes last."""
 
 
 def apply_operations(images: Images, which: Int[Tensor, "images"], magnitude: Numbers) -> tuple[Images, Float[Tensor, "images 3 3"]]:
-    """Apply one operation to each image.
+    """Apply one operation of RandAugment to each image.
+
+    Color operations are applied at once. Affine operations are returned as maps, so that several of them can be applied together.
 
     Args:
-        images: values from 0 to 1.
-        which: index of each image's operation: those of ``COLOR_OPERATIONS``, then the affine ones, then the identity.
-        magnitude: signed magnitude, from -1 to 1.
+        images: pixel values from 0 to 1.
+        which: index of the operation of each image. ``COLOR_OPERATIONS`` come first, then the affine operations, then the identity.
+        magnitude: signed magnitude of the operation of each image, from -1 to 1.
 
     Returns:
-        The images after color operations, and the affine maps still to apply, from output to input coordinates, both from -1 to 1.
+        The images after the color operations, and the matrix of the affine map of each image, which is still to be applied. The maps lead
+        from output to input coordinates, both of which range from -1 to 1.
     """
     images = images.clone()
     for number, operation in enumerate(COLOR_OPERATIONS):

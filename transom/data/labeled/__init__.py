@@ -1,1 +1,1 @@
-"""Labeled texts and instructions with their answers."""
+"""Loading of labeled texts and of instructions with their answers."""

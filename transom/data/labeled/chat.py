@@ -1,4 +1,4 @@
-"""Conversations as instructions: the prompt of each answer, with the turns before it."""
+"""Conversion of conversations to instructions, whose prompts include the previous turns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,23 +9,29 @@ from transom.data.text.text_io import check_text
 from transom.errors import DataError
 
 CONVERSATION_KEYS = ("messages", "conversations", "conversation")
-"""Keys of the list of messages: OpenAI's chat format and ShareGPT's."""
+"""Keys under which a conversation may store its list of messages, as in OpenAI's chat format and in ShareGPT's."""
 
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "model": "assistant"}
 
 
 class Turn(NamedTuple):
-    """A user's message and the answer."""
+    """A user's message and the assistant's answer to the message."""
 
     user: str
     assistant: str
 
 
 def format_prompt(template: ChatTemplateConfig, system: str, history: Sequence[Turn], user: str) -> str:
-    r"""Return the prompt of a message: the system prompt and the previous turns, then the message itself.
+    r"""Return the prompt for a user's message, which starts with the system prompt and the previous turns.
 
-    The message itself has no label. Without a system prompt and previous turns, it is the whole prompt, like a prompt in a file of prompts
-    and answers.
+    The user's message comes last and has no label such as "User:". Without a system prompt and previous turns, the message is the whole
+    prompt.
+
+    Args:
+        template: template of the previous turns.
+        system: the system prompt, or an empty string.
+        history: previous turns of the conversation.
+        user: the user's message.
 
     >>> format_prompt(ChatTemplateConfig(), "Be brief.", [Turn("Hi", "Hello.")], "Who are you?")
     'Be brief.\n\nUser: Hi\nAssistant: Hello.\n\nWho are you?'
@@ -34,7 +40,9 @@ def format_prompt(template: ChatTemplateConfig, system: str, history: Sequence[T
 
 
 def open_turn(template: ChatTemplateConfig, user: str) -> str:
-    r"""Return a message in its turn, up to where the answer begins: the prompt of a model that only continues texts.
+    r"""Return a user's message as the start of a turn, which ends where the answer begins.
+
+    This is the prompt for a model that only continues texts.
 
     >>> open_turn(ChatTemplateConfig(), "Hi")
     'User: Hi\nAssistant:'
@@ -43,7 +51,9 @@ def open_turn(template: ChatTemplateConfig, user: str) -> str:
 
 
 def end_of_answer(template: ChatTemplateConfig) -> str:
-    r"""Return the stop string for a model that only continues texts: the label by which it would begin the user's next message.
+    r"""Return the string at which the generation of an answer stops, for a model that only continues texts.
+
+    The string is the label with which the model would begin the user's next message.
 
     >>> end_of_answer(ChatTemplateConfig())
     '\nUser:'
@@ -58,16 +68,16 @@ def _format_turn(template: ChatTemplateConfig, turn: Turn) -> str:
 
 
 def conversation_samples(record: Mapping[str, Any], where: str, template: ChatTemplateConfig) -> list[tuple[str, str]]:
-    """Return the prompt and answer of each of the assistant's messages.
+    """Return the prompt and the answer of each message of the assistant that answers a user's message.
 
     Args:
-        record: a conversation: a list of messages with ``role`` and ``content``, or ``from`` and ``value``, under one of
-            ``CONVERSATION_KEYS``.
-        where: position of the record, for messages.
-        template: template of the turns before a message.
+        record: a conversation with a list of messages under one of ``CONVERSATION_KEYS``. Each message has a ``role`` and a ``content``, or
+            a ``from`` and a ``value``.
+        where: position of the record in its file, for error messages.
+        template: template of the previous turns in a prompt.
 
     Raises:
-        DataError: a message has another form or role.
+        DataError: a message has another form, or its role is unknown.
     """
     key = next(key for key in CONVERSATION_KEYS if key in record)
     system, history, user, samples = "", list[Turn](), list[str](), list[tuple[str, str]]()

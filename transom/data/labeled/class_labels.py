@@ -1,4 +1,4 @@
-"""Class labels and their indices."""
+"""Class names of labeled data and their indices."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -9,7 +9,7 @@ from transom.files.limits import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 
 @runtime_checkable
 class SampleSource(Protocol):
-    """A labeled data set, as far as error messages need it."""
+    """Interface of a labeled data set for error messages."""
 
     @property
     def name(self) -> str:
@@ -17,20 +17,20 @@ class SampleSource(Protocol):
         ...
 
     def describe_sample(self, sample: int) -> str:
-        """Return a sample's origin, for messages."""
+        """Return the origin of a sample as text, for messages."""
         ...
 
 
 def collect_classes(labels: Sequence[str], where: SampleSource, known_classes: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the sorted classes of training samples, or the known classes if there are any.
+    """Return the classes of training samples in sorted order, or the known classes if there are any.
 
     Args:
-        labels: the class of each sample.
+        labels: class of each training sample.
         where: the data set, for messages.
-        known_classes: the classes of a model that is fine-tuned.
+        known_classes: classes of the model that is fine-tuned. Empty if a new model is trained.
 
     Raises:
-        DataError: there is only one class or implausibly many, or a sample's class is not a known class.
+        DataError: there are fewer than two classes or implausibly many, or the class of a sample is not among the known classes.
     """
     if known_classes:
         encode_labels(labels, known_classes, where)
@@ -46,7 +46,7 @@ def collect_classes(labels: Sequence[str], where: SampleSource, known_classes: t
 
 
 def reject_long_names(classes: Sequence[str], where: str, noun: str) -> None:
-    """Reject classes whose names are implausibly long.
+    """Raise an error if the names of the classes are implausibly long.
 
     Args:
         classes: names of the classes.
@@ -54,7 +54,7 @@ def reject_long_names(classes: Sequence[str], where: str, noun: str) -> None:
         noun: plural noun for the classes, for messages.
 
     Raises:
-        DataError: the names together exceed the limit of a run folder.
+        DataError: the names together have more bytes than a run folder may store.
     """
     if (size := sum(len(name.encode()) for name in classes)) > MAX_CLASS_NAMES_BYTES:
         longest = max(classes, key=len)
@@ -67,8 +67,13 @@ def reject_long_names(classes: Sequence[str], where: str, noun: str) -> None:
 def encode_labels(labels: Sequence[str], classes: Sequence[str], where: SampleSource) -> list[int]:
     """Return the class index of each sample.
 
+    Args:
+        labels: class of each sample.
+        classes: names of the classes by index.
+        where: the data set, for messages.
+
     Raises:
-        DataError: a class is not among ``classes``.
+        DataError: the class of a sample is not among ``classes``.
     """
     numbers = {label: number for number, label in enumerate(classes)}
     for sample, label in enumerate(labels):

@@ -1,4 +1,6 @@
-"""Instructions with answers for instruction tuning: pairs whose target is the answer, packed into rows.
+"""Loading of instructions with answers, for instruction tuning.
+
+An instruction is a pair whose source is the prompt and whose target is the answer. Several instructions are packed into a row of a batch.
 
 An instruction is encoded as ``[EOS] prompt [SOS] answer``. Only the answer tokens and the ``[EOS]`` after them contribute to the loss.
 ``[SOS]`` is a special token that no prompt text can produce.
@@ -30,20 +32,20 @@ from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 
 N_SPECIAL_TOKENS = 2
-"""Number of special tokens per instruction: ``[EOS]`` and ``[SOS]``."""
+"""Number of special tokens in an encoded instruction, ``[EOS]`` and ``[SOS]``, without the ``[EOS]`` of the labels."""
 
 InstructionLengthPolicy = Literal["truncate", "drop", "refuse"]
 
 
 def load_instructions(data: DataConfig, base: Path) -> Splits[Pairs]:
-    """Read or generate the instructions of a recipe; the target of each pair is the answer.
+    """Read or generate the instructions of a recipe, as pairs of prompt and answer.
 
     Args:
         data: the recipe's data section.
         base: the recipe's folder, to which ``data.root`` is relative.
 
     Raises:
-        DataError: a file cannot be read, a prompt has no answer, or there are too few instructions to split.
+        DataError: a file cannot be read, an instruction has no prompt or no answer, or there are too few instructions to split.
     """
     if isinstance(data.generate, ExercisesConfig):
         return generate_exercises(data.generate)
@@ -53,10 +55,15 @@ def load_instructions(data: DataConfig, base: Path) -> Splits[Pairs]:
 
 
 def read_instructions(files: InstructionFilesConfig, root: Path, template: ChatTemplateConfig | None = None) -> Pairs:
-    """Read prompts with their answers.
+    """Read instructions, as pairs of prompt and answer.
 
-    A JSON or Parquet file may hold conversations (``data.labeled.chat``) instead. A column such as ``input`` in Alpaca's data, to which the
-    prompt refers, is appended to the prompt after a blank line.
+    A JSON or Parquet file may contain conversations (see ``data.labeled.chat``) instead of prompts and answers. If a file has a column of
+    texts to which the prompts refer, such as ``input`` in the Alpaca data, each text is appended to its prompt after a blank line.
+
+    Args:
+        files: the file to read and its columns.
+        root: folder to which the path in ``files`` is relative.
+        template: template of the previous turns in a prompt, for conversations. None uses the default template.
 
     Raises:
         DataError: the file cannot be read, or a record has no prompt or no answer.
@@ -76,7 +83,7 @@ def read_instructions(files: InstructionFilesConfig, root: Path, template: ChatT
 
 
 def _holds_conversations(path: Path) -> bool:
-    """Return whether the first record of a JSON or Parquet file is a conversation."""
+    """Return whether a file is a JSON or Parquet file whose first record is a conversation."""
     if table_suffix(path) in (".tsv", ".csv"):
         return False
     _, record = next(read_records(path), (0, {}))
@@ -84,7 +91,7 @@ def _holds_conversations(path: Path) -> bool:
 
 
 def _read_conversations(path: Path, template: ChatTemplateConfig) -> Pairs:
-    """Read one instruction per message of the assistant."""
+    """Read a file of conversations, in which each answer of the assistant gives one instruction."""
     prompts, answers, lines, n_conversations = list[str](), list[str](), list[int](), 0
     for number, record in read_records(path):
         if not isinstance(record, dict) or not any(key in record for key in CONVERSATION_KEYS):
@@ -106,12 +113,12 @@ class Instructions:
     """Tokenized instructions that fit into the context window.
 
     Attributes:
-        prompts: token ids of each prompt; long prompts lost their first tokens.
+        prompts: token ids of each prompt. A truncated prompt lacks its first tokens.
         answers: token ids of each answer.
-        sample_ids: index of each instruction in the data.
-        n_tokens: number of tokens of every instruction in the data before truncation, special tokens included.
-        truncated: indices in the data of the instructions with a truncated prompt.
-        dropped: indices in the data of the instructions that were dropped.
+        sample_ids: index of each instruction in the data set.
+        n_tokens: number of tokens before truncation, including special tokens, of every instruction in the data set.
+        truncated: indices in the data set of instructions with a truncated prompt.
+        dropped: indices in the data set of instructions that were dropped.
     """
 
     prompts: list["array[int]"]
@@ -123,13 +130,14 @@ class Instructions:
 
     @classmethod
     def encode(cls, pairs: Pairs, tokenizer: Tokenizer, max_seq_len: int, too_long: InstructionLengthPolicy) -> "Instructions":
-        """Tokenize instructions and fit them into the context window; an instruction whose answer alone is too long is dropped.
+        """Tokenize instructions and fit them into the context window.
 
         Args:
             pairs: prompts and answers.
-            tokenizer: tokenizer of both.
-            max_seq_len: maximum number of tokens per instruction, special tokens included.
-            too_long: treatment of longer instructions: drop the first tokens of the prompt, drop the instruction, or raise an error.
+            tokenizer: tokenizer of prompts and answers.
+            max_seq_len: maximum number of tokens per instruction, including special tokens.
+            too_long: treatment of longer instructions. "truncate" removes the first tokens of the prompt, or drops the instruction if no
+                token of the prompt would be left. "drop" drops the instruction. "refuse" raises an error.
 
         Raises:
             DataError: an instruction is too long and ``too_long`` is "refuse".
@@ -152,11 +160,17 @@ class Instructions:
 
     @property
     def lengths(self) -> Indices:
-        """Number of tokens of each instruction, special tokens included."""
+        """Number of tokens of each instruction after truncation, including special tokens."""
         return sequence_lengths(self.prompts) + sequence_lengths(self.answers) + N_SPECIAL_TOKENS
 
     def batch(self, rows: Sequence[Sequence[int]]) -> LanguageBatch:
-        """Build a batch of rows with several instructions each. An instruction is a segment of its own; its prompt is the prefix."""
+        """Build a batch of packed instructions.
+
+        Each instruction is a segment of its own, with its prompt as the prefix.
+
+        Args:
+            rows: indices into ``prompts`` of the instructions in each row.
+        """
         columns = tuple(list[list[int]]() for _ in range(5))
         for row in rows:
             for column in columns:
@@ -177,17 +191,18 @@ class Instructions:
 
 
 class InstructionLoader:
-    """Endless training batches of packed instructions, resumable at any position.
+    """Loader of endless training batches of packed instructions, resumable at any position.
 
-    A position is the number of instructions read since the start of training by all ranks. It is the whole state of the loader. An epoch
-    shuffles the instructions and puts each into the first row of the batch with enough space (first-fit packing).
+    Each epoch shuffles the instructions and puts each instruction into the first row of the batch with enough space (first-fit packing). A
+    position is the number of instructions that all ranks together have read since the start of training. The position is the whole state
+    of the loader.
 
     Attributes:
-        pairs: all instructions, dropped ones included.
-        instructions: the training instructions as token ids.
+        pairs: all instructions, including dropped instructions.
+        instructions: the tokenized instructions that were not dropped.
         n_samples: number of instructions per epoch.
         max_seq_len: maximum number of tokens per row.
-        padding_waste: fraction of padding among the first epoch's tokens.
+        padding_waste: fraction of padding among the tokens of the first epoch.
     """
 
     def __init__(
@@ -200,15 +215,15 @@ class InstructionLoader:
         seed: int,
         micro_batching: MicroBatching = FULL_BATCH,
     ) -> None:
-        """Set the row length and plan the first epoch.
+        """Set the row length and measure the padding of the first epoch.
 
         Args:
-            pairs: all instructions.
-            instructions: the instructions that fit, as token ids.
+            pairs: all instructions, including dropped instructions.
+            instructions: the tokenized instructions that were not dropped.
             max_seq_len: maximum number of tokens per row.
-            batch_tokens: maximum number of tokens per batch, padding included, over all ranks and micro-batches.
-            seed: random seed of the order.
-            micro_batching: split of every batch over ranks and micro-batches.
+            batch_tokens: maximum number of tokens per batch, including padding, over all ranks and micro-batches.
+            seed: random seed of the order of instructions.
+            micro_batching: split of each batch over ranks and micro-batches.
 
         Raises:
             DataError: no instruction is left.
@@ -230,7 +245,11 @@ class InstructionLoader:
         self.padding_waste = 1 - int(self._lengths.sum()) / sum(len(rows) * max(rows) for rows in laid_out)
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
-        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
+        """Yield batches endlessly, starting at a position.
+
+        Yields:
+            The position after the batch, which a checkpoint stores, and this rank's part of the batch as a list of micro-batches.
+        """
         for end, _, batch in iterate_epochs(position, self.n_samples, self._plan):
             rows = first_fit(batch, self._lengths, self._width)
             yield (
@@ -239,7 +258,7 @@ class InstructionLoader:
             )
 
     def describe_sample(self, sample: int) -> str:
-        """Return the line of a row's first instruction, for messages."""
+        """Return the line number of the first instruction in a row as text, for messages."""
         return f"the row that starts with line {self.pairs.line_number(sample)}"
 
     def _plan(self, epoch: int) -> list[Indices]:
@@ -248,7 +267,14 @@ class InstructionLoader:
 
 
 def pack_batches(order: Indices, lengths: Indices, width: int, max_rows: int) -> list[Indices]:
-    """Split an order of samples into consecutive batches that ``first_fit`` packs into at most ``max_rows`` rows."""
+    """Split ordered samples into consecutive batches that ``first_fit`` can pack into at most ``max_rows`` rows.
+
+    Args:
+        order: sample indices.
+        lengths: number of tokens of each sample, by sample index.
+        width: maximum number of tokens per row.
+        max_rows: maximum number of rows per batch.
+    """
     batches, start, rooms = list[Indices](), 0, list[int]()
     for end, length in enumerate(lengths[order].tolist()):
         row = next((i for i, room in enumerate(rooms) if length <= room), None)
@@ -263,7 +289,7 @@ def pack_batches(order: Indices, lengths: Indices, width: int, max_rows: int) ->
 
 
 def first_fit(order: Indices, lengths: Indices, width: int) -> list[list[int]]:
-    """Pack samples into rows of at most ``width`` tokens, each into the first row with enough space.
+    """Pack samples into rows of at most ``width`` tokens, putting each sample into the first row with enough space.
 
     >>> first_fit(np.arange(4), np.array([3, 4, 2, 1]), 6)
     [[0, 2, 3], [1]]
@@ -282,7 +308,13 @@ def first_fit(order: Indices, lengths: Indices, width: int) -> list[list[int]]:
 
 
 def evaluation_batches(instructions: Instructions, max_seq_len: int, batch_tokens: int) -> list[LanguageBatch]:
-    """Batch instructions for one pass such as validation; an instruction longer than a batch is a batch of its own."""
+    """Sort instructions by length, pack them into rows and batch the rows for a single pass over the data, such as validation.
+
+    Args:
+        instructions: tokenized instructions.
+        max_seq_len: maximum number of tokens per row.
+        batch_tokens: maximum number of tokens per batch. If it is smaller than ``max_seq_len``, each batch is a single row.
+    """
     lengths = instructions.lengths
     order = np.argsort(lengths, kind="stable")
     batches = pack_batches(order, lengths, max_seq_len, max(1, batch_tokens // max_seq_len))

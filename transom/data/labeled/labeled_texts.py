@@ -1,4 +1,4 @@
-"""Labeled texts for text classification: pairs whose target is the class."""
+"""Loading of labeled texts for text classification, as pairs of a text and its class."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,18 +23,18 @@ from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 
 VALID_FRACTION = 0.1
-"""Fraction of the texts that is split off for validation if the recipe names no validation texts."""
+"""Fraction of the texts that is held out for validation if the recipe names no validation texts."""
 
 
 def load_labeled_texts(data: DataConfig, base: Path) -> Splits[Pairs]:
-    """Read or generate the labeled texts of a recipe.
+    """Read or generate the labeled texts of a recipe, as pairs of a text and its class.
 
     Args:
         data: the recipe's data section.
         base: the recipe's folder, to which ``data.root`` is relative.
 
     Raises:
-        DataError: a file cannot be read, a text has no class, or there are too few texts to split.
+        DataError: a file cannot be read, a sample has no text or no class, or there are too few texts to split.
     """
     root = base / expand_path(data.root)
     if isinstance(data.generate, PhrasebookConfig):
@@ -45,7 +45,11 @@ def load_labeled_texts(data: DataConfig, base: Path) -> Splits[Pairs]:
 
 
 def read_labeled_texts(files: LabeledFilesConfig, root: Path) -> Pairs:
-    """Read labeled texts.
+    """Read labeled texts, as pairs of a text and its class.
+
+    Args:
+        files: the file to read and its columns.
+        root: folder to which the path in ``files`` is relative.
 
     Raises:
         DataError: the file cannot be read, or a record has no text or no class.
@@ -65,20 +69,26 @@ def read_labeled_texts(files: LabeledFilesConfig, root: Path) -> Pairs:
 
 
 def labeled_text_batch(rows: Sequence[Sequence[int]], labels: Sequence[int], samples: Sequence[int]) -> LabeledTextBatch:
-    """Build a batch of labeled texts, each preceded by an end-of-sequence token as in a token stream."""
+    """Build a batch of labeled texts, with an end-of-sequence token before each text.
+
+    Args:
+        rows: token ids of each text, without special tokens.
+        labels: class index of each text.
+        samples: index of each text in the data set.
+    """
     return LabeledTextBatch(PaddedSequences.pad([[EOS, *row] for row in rows]), torch.tensor(labels), tuple(samples))
 
 
 def labeled_text_batches(
     rows: Sequence[Sequence[int]], labels: Sequence[int], max_seq_len: int, batch_tokens: int
 ) -> list[LabeledTextBatch]:
-    """Batch texts of similar length for one pass such as validation; longer texts are truncated.
+    """Sort labeled texts by length and batch them for a single pass over the data, such as validation.
 
     Args:
         rows: token ids of each text, without special tokens.
         labels: class index of each text.
-        max_seq_len: maximum number of tokens per text, special tokens included.
-        batch_tokens: maximum number of tokens per batch, padding included; a longer text is a batch of its own.
+        max_seq_len: maximum number of tokens per text, including special tokens. Longer texts are truncated.
+        batch_tokens: maximum number of tokens per batch, including padding. A longer text forms a batch of its own.
     """
     cut = [row[: max_seq_len - 1] for row in rows]
     lengths = sequence_lengths(cut) + 1
@@ -90,15 +100,15 @@ def labeled_text_batches(
 
 
 def reject_too_long(texts: Pairs, rows: Sequence[Sequence[int]], max_seq_len: int) -> None:
-    """Reject texts that are longer than the context window.
+    """Raise an error if a text is longer than the context window.
 
     Args:
         texts: labeled texts.
         rows: token ids of each text, without special tokens.
-        max_seq_len: maximum number of tokens per text, special tokens included.
+        max_seq_len: maximum number of tokens per text, including special tokens.
 
     Raises:
-        DataError: a text is longer.
+        DataError: a text has more than ``max_seq_len`` tokens.
     """
     for sample, row in enumerate(rows):
         if len(row) + 1 > max_seq_len:
@@ -109,16 +119,17 @@ def reject_too_long(texts: Pairs, rows: Sequence[Sequence[int]], max_seq_len: in
 
 
 class LabeledTextLoader:
-    """Endless training batches of labeled texts, resumable at any position.
+    """Loader of endless training batches of labeled texts, resumable at any position.
 
-    A position is the number of texts read since the start of training by all ranks. It is the whole state of the loader.
+    A position is the number of texts that all ranks together have read since the start of training. The position is the whole state of the
+    loader.
 
     Attributes:
-        texts: all texts, dropped ones included.
-        n_samples: number of texts per epoch.
-        max_seq_len: maximum number of tokens per text, special tokens included.
+        texts: all texts, including dropped texts.
+        n_samples: number of texts per epoch, which excludes dropped texts.
+        max_seq_len: maximum number of tokens per text, including special tokens.
         n_too_long: number of texts longer than ``max_seq_len``, which are truncated or dropped.
-        lengths: number of tokens of each text, special tokens excluded.
+        lengths: number of tokens of each text in ``texts`` before truncation, excluding special tokens.
     """
 
     def __init__(
@@ -134,21 +145,21 @@ class LabeledTextLoader:
         word_dropout: float = 0.0,
         micro_batching: MicroBatching = FULL_BATCH,
     ) -> None:
-        """Tokenize the texts.
+        """Tokenize the texts and truncate or drop texts that are too long.
 
         Args:
             texts: labeled texts.
             tokenizer: tokenizer of the texts.
             classes: names of the classes by index.
-            max_seq_len: maximum number of tokens per text, special tokens included.
-            batch_tokens: maximum number of tokens per batch, padding included, over all ranks and micro-batches.
-            seed: random seed of order and word dropout.
-            too_long: treatment of longer texts: keep the first tokens, drop the text, or raise an error.
-            word_dropout: probability of dropping a token, sampled anew in each epoch.
-            micro_batching: split of every batch over ranks and micro-batches.
+            max_seq_len: maximum number of tokens per text, including special tokens.
+            batch_tokens: maximum number of tokens per batch, including padding, over all ranks and micro-batches.
+            seed: random seed of the order of texts and of word dropout.
+            too_long: treatment of longer texts. "truncate" keeps the first tokens, "drop" drops the text, "refuse" raises an error.
+            word_dropout: probability of dropping a token. Each epoch drops different tokens.
+            micro_batching: split of each batch over ranks and micro-batches.
 
         Raises:
-            DataError: no text is left, or a text is too long and ``too_long`` is "refuse".
+            DataError: no text is left, a text has an unknown class, or a text is too long and ``too_long`` is "refuse".
             ConfigError: a text is longer than a batch.
         """
         rows = encode(tokenizer, texts.source)
@@ -174,11 +185,15 @@ class LabeledTextLoader:
         self._batch_tokens, self._seed, self._word_dropout, self._micro_batching = batch_tokens, seed, word_dropout, micro_batching
 
     def describe_sample(self, sample: int) -> str:
-        """Return a text's line, for messages."""
+        """Return the line number of a sample as text, for messages."""
         return f"line {self.texts.line_number(sample)}"
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LabeledTextBatch]]]:
-        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
+        """Yield batches endlessly, starting at a position.
+
+        Yields:
+            The position after the batch, which a checkpoint stores, and this rank's part of the batch as a list of micro-batches.
+        """
         for end, epoch, batch in iterate_epochs(position, self.n_samples, self._plan):
             yield end, [self._batch(epoch, part.tolist()) for part in self._micro_batching.split(batch)]
 
@@ -193,9 +208,14 @@ class LabeledTextLoader:
 
 
 def apply_word_dropout(row: Sequence[int], p: float, key: tuple[int, int, int]) -> Sequence[int]:
-    """Drop each token with probability ``p`` (word dropout, Iyyer et al. 2015): a pure function of the text and the key.
+    """Drop each token of a text with probability ``p`` (word dropout, Iyyer et al. 2015).
 
-    If no token would be left, all are kept.
+    If no token would be left, all tokens are kept. The result depends only on the arguments.
+
+    Args:
+        row: token ids of the text.
+        p: probability of dropping a token.
+        key: integers that determine the random numbers, such as seed, epoch and sample.
     """
     if not p:
         return row
@@ -204,7 +224,10 @@ def apply_word_dropout(row: Sequence[int], p: float, key: tuple[int, int, int]) 
 
 
 def _language_identification(pairs: Pairs) -> Pairs:
-    """Turn the phrasebook into language identification: each sentence once, labeled by its language, without those in both."""
+    """Convert English-Spanish sentence pairs to texts labeled with their language.
+
+    Each distinct sentence occurs once. Sentences that occur in both languages are left out.
+    """
     english, spanish = (dict.fromkeys(side) for side in (pairs.source, pairs.target))
     texts = [
         (text, name)

@@ -1,1 +1,1 @@
-"""Sentence pairs: reading, filtering, mixing and batching."""
+"""Reading, filtering, mixing and batching of sentence pairs."""

@@ -1,4 +1,4 @@
-"""The sentence pairs of a recipe, from files or generated, for one or several target languages."""
+"""Loading of a recipe's sentence pairs, which are read from files or generated, for one or several target languages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,24 +13,33 @@ from transom.data.text.text_io import expand_path
 
 
 def load_translation_data(data: PairDataConfig, base: Path) -> Splits[Pairs]:
-    """Read or generate the pairs of a recipe with one target language.
+    """Read or generate the sentence pairs of a recipe with one target language.
 
     Args:
         data: the recipe's data section.
         base: the recipe's folder, to which ``data.root`` is relative.
 
     Returns:
-        Training and validation pairs, and test pairs if the recipe has them. Without ``data.valid``, 1% of the training pairs is split
-        off by hash and the validation pairs are named accordingly.
+        Training and validation pairs, and test pairs if the recipe has any. If ``data.valid`` is missing, about 1% of the training pairs
+        are selected by hash and become the validation pairs. The name of the validation pairs then says so.
 
     Raises:
-        TransomError: a file cannot be read, or the files do not match.
+        TransomError: a file cannot be read, or the source and target files differ in their number of lines.
     """
     return _load(data, base / expand_path(data.root))
 
 
 def load_multilingual_data(data: PairDataConfig, base: Path, languages: Sequence[LanguageConfig] = ()) -> dict[str | None, Splits[Pairs]]:
-    """Return the splits of each target language by its tag, as ``load_translation_data`` does; the tag is None for a single language."""
+    """Read or generate the sentence pairs of a recipe with one or several target languages.
+
+    Args:
+        data: the recipe's data section.
+        base: the recipe's folder, to which ``data.root`` is relative.
+        languages: data of each target language. Empty for a recipe with one target language.
+
+    Returns:
+        The splits of each target language by the language's tag, or by None for a recipe with one target language.
+    """
     if not languages:
         return {None: load_translation_data(data, base)}
     root, found = base / expand_path(data.root), dict[str | None, Splits[Pairs]]()

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs: tokenization, filtering, ordering and micro-batches."""
+"""Loading of sentence pairs: tokenization, filtering, ordering and batching."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +18,17 @@ _ENCODE_CHUNK = 10_000
 
 
 CollateFn = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], Sequence[int]], Any]
-"""Builds a batch from the token ids of both sides and the sample indices; as ``collate_fn`` in PyTorch."""
+"""Function that builds a batch from source token ids, target token ids and sample indices, like ``collate_fn`` in PyTorch."""
 
 
 class BatchOptions(NamedTuple):
     """Options for building batches.
 
     Attributes:
-        batch_tokens: maximum number of tokens per batch on its longer side, padding included, over all ranks and micro-batches.
-        seed: random seed of order and BPE-dropout.
-        micro_batching: split of every batch over ranks and micro-batches.
-        collate_fn: builds a batch.
+        batch_tokens: maximum number of tokens on the longer side of a batch, including padding. A batch spans all ranks and micro-batches.
+        seed: random seed of the order of samples and of BPE-dropout.
+        micro_batching: split of each batch over ranks and micro-batches.
+        collate_fn: function that builds a batch.
     """
 
     batch_tokens: int
@@ -38,21 +38,22 @@ class BatchOptions(NamedTuple):
 
 
 class PairLoader:
-    """Endless training batches of pairs, resumable at any position.
+    """Loader of endless training batches of sentence pairs, resumable at any position.
 
-    A position is the number of samples read since the start of training by all ranks: epoch ``position // n_samples``, sample
-    ``position % n_samples`` of it. It is the whole state of the loader.
+    A position is the number of samples that all ranks together have read since the start of training. The position is the whole state of
+    the loader. It stands for sample ``position % n_samples`` of epoch ``position // n_samples``.
 
     Attributes:
-        pairs: all pairs, dropped ones included.
-        source_prefix: token ids before each source: the target language's tag.
-        lengths: numbers of source and target tokens of all pairs, without special tokens but with the prefix.
-        n_samples: number of pairs per epoch: those that were not dropped.
-        dropped: indices of the dropped samples, by reason.
-        max_seq_len: maximum number of tokens per sequence, special tokens included.
-        padding_waste: fraction of padding among the first epoch's tokens, both sides.
+        pairs: all pairs, including dropped pairs.
+        source_prefix: token ids prepended to each source, namely the tag of the target language.
+        lengths: number of source tokens and number of target tokens of each pair in ``pairs``. Source lengths include the prefix. Other
+            special tokens are excluded.
+        n_samples: number of pairs per epoch, which excludes dropped pairs.
+        dropped: indices of the dropped pairs, by the reason for dropping them.
+        max_seq_len: maximum number of tokens per sequence, including special tokens.
+        padding_waste: fraction of padding among the source and target tokens of the first epoch.
         kept_samples: indices of the pairs that were not dropped.
-        token_rows: token ids of both sides of these pairs, segmented without BPE-dropout.
+        token_rows: source and target token ids of the pairs in ``kept_samples``, segmented without BPE-dropout.
         batch_options: options for building batches.
     """
 
@@ -70,19 +71,20 @@ class PairLoader:
         collate_fn: CollateFn = translation_batch,
         source_prefix: Sequence[int] = (),
     ) -> None:
-        """Tokenize the pairs and drop those that are unusable, recording their indices by reason.
+        """Tokenize the pairs and drop unusable pairs, whose indices are recorded by reason.
 
         Args:
             pairs: sentence pairs.
-            tokenizers: tokenizers of both sides.
-            max_seq_len: maximum number of tokens per sequence, special tokens included; pairs with a longer side are dropped.
-            batch_tokens: maximum number of tokens per batch, as in ``BatchOptions``.
-            seed: random seed of order and BPE-dropout.
-            dropout: probability of skipping a merge (BPE-dropout); if positive, each epoch has its own segmentation.
-            max_length_ratio: drop pairs in which one side has more tokens than this multiple of the other; None keeps them.
-            micro_batching: split of every batch over ranks and micro-batches.
-            collate_fn: builds a batch.
-            source_prefix: token ids before each source: the target language's tag.
+            tokenizers: tokenizers of source and target.
+            max_seq_len: maximum number of tokens per sequence, including special tokens. Pairs with a longer side are dropped.
+            batch_tokens: maximum number of tokens on the longer side of a batch, as in ``BatchOptions``.
+            seed: random seed of the order of samples and of BPE-dropout.
+            dropout: probability of skipping a merge (BPE-dropout). If positive, each epoch has its own segmentation.
+            max_length_ratio: maximum ratio between the numbers of tokens of the longer and the shorter side. Pairs with a higher ratio are
+                dropped. None disables this filter.
+            micro_batching: split of each batch over ranks and micro-batches.
+            collate_fn: function that builds a batch.
+            source_prefix: token ids prepended to each source, namely the tag of the target language.
 
         Raises:
             DataError: no pair is left.
@@ -106,27 +108,31 @@ class PairLoader:
 
     @property
     def n_dropped(self) -> dict[str, int]:
-        """Number of dropped pairs, by reason."""
+        """Number of dropped pairs, by the reason for dropping them."""
         return {reason: len(samples) for reason, samples in self.dropped.items()}
 
     def describe_sample(self, sample: int) -> str:
-        """Return a pair's line, for messages."""
+        """Return the line number of a pair as text, for messages."""
         return f"line {self.pairs.line_number(sample)}"
 
     def seen_tokens(self) -> tuple[set[int], set[int]]:
-        """Return the set of token ids of each side that occur in the training pairs, segmented without BPE-dropout."""
+        """Return the sets of source and target token ids that occur in the kept pairs, segmented without BPE-dropout."""
         return {token for row in self.token_rows[0] for token in row}, {token for row in self.token_rows[1] for token in row}
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches.
+        """Yield batches endlessly, starting at a position.
 
-        Together the micro-batches contain this rank's rows of the batch. A rank with fewer rows than ``grad_accum_steps`` has as many
-        micro-batches as rows.
+        Yields:
+            The position after the batch, which a checkpoint stores, and this rank's part of the batch as a list of micro-batches. A rank
+            with fewer rows than ``grad_accum_steps`` has one micro-batch per row.
         """
         return batches_from(position, [self], self.n_samples, lambda epoch: np.arange(self.n_samples))
 
     def epoch_rows(self, epoch: int) -> tuple[TokenRows, TokenRows]:
-        """Return both sides' token ids for an epoch; a segmentation made too long by BPE-dropout is replaced by the regular one."""
+        """Return the source and target token ids of the kept pairs as they are segmented in an epoch.
+
+        If BPE-dropout makes a text too long, its segmentation without BPE-dropout is returned instead.
+        """
         if not self._dropout:
             return self.token_rows
         sides = []
@@ -153,13 +159,13 @@ class PairLoader:
 
 
 def batches_from(position: int, loaders: Sequence[PairLoader], n: int, chosen: Callable[[int], Indices]) -> Iterator[tuple[int, list[Any]]]:
-    """Yield batches of samples selected from several loaders; see ``PairLoader.batches_from``.
+    """Yield batches endlessly from several loaders; see ``PairLoader.batches_from``.
 
     Args:
         position: number of samples read since the start of training.
         loaders: loaders with the same batch options.
-        n: samples per epoch.
-        chosen: returns an epoch's samples, as indices into the concatenated kept samples of all loaders.
+        n: number of samples per epoch.
+        chosen: a function that returns the samples of an epoch, as indices into the concatenated kept samples of all loaders.
     """
     batch_options, sides = loaders[0].batch_options, loaders[0].token_rows
     starts = np.cumsum([0, *(len(loader.pairs) for loader in loaders[:-1])]).tolist()
@@ -185,14 +191,19 @@ def batches_from(position: int, loaders: Sequence[PairLoader], n: int, chosen: C
 
 
 def first_epoch_padding_waste(loaders: Sequence[PairLoader], chosen: Indices) -> float:
-    """Return the fraction of padding in the first epoch's batches of the selected samples, segmented without BPE-dropout."""
+    """Return the fraction of padding in the batches of the first epoch, whose texts are segmented without BPE-dropout.
+
+    Args:
+        loaders: loaders with the same batch options.
+        chosen: samples of the first epoch, as indices into the concatenated kept samples of all loaders.
+    """
     batch_options = loaders[0].batch_options
     lengths = [np.concatenate([sequence_lengths(loader.token_rows[side]) for loader in loaders])[chosen] + 1 for side in (0, 1)]
     return padding_waste(plan_epoch(*lengths, batch_tokens=batch_options.batch_tokens, seed=batch_options.seed, epoch=0), *lengths)
 
 
 def _rows(loaders: Sequence[PairLoader], epoch: int) -> tuple[TokenRows, TokenRows]:
-    """Concatenate the loaders' token ids of an epoch."""
+    """Return the source and target token ids of an epoch, each concatenated over the loaders."""
     every = [loader.epoch_rows(epoch) for loader in loaders]
     return every[0] if len(every) == 1 else ([row for rows, _ in every for row in rows], [row for _, rows in every for row in rows])
 
@@ -206,19 +217,19 @@ def length_sorted_batches(
     collate_fn: CollateFn = translation_batch,
     source_prefix: Sequence[int] = (),
 ) -> list[Any]:
-    """Batch pairs of similar length, in order of length, for one pass such as validation.
+    """Sort sentence pairs by length and batch them for a single pass over the data, such as validation.
 
     Args:
-        pairs: sentence pairs; an empty side is encoded as the end-of-sequence token alone.
-        tokenizers: tokenizers of both sides.
-        batch_tokens: maximum number of tokens per batch on its longer side, padding included; a longer pair has a batch of its own.
-        max_seq_len: maximum number of tokens per sequence, special tokens included.
-        too_long: treatment of longer pairs; the data report lists those that are dropped.
-        collate_fn: builds a batch.
-        source_prefix: token ids before each source.
+        pairs: sentence pairs, whose sides may be empty.
+        tokenizers: tokenizers of source and target.
+        batch_tokens: maximum number of tokens on the longer side of a batch, including padding. A longer pair forms a batch of its own.
+        max_seq_len: maximum number of tokens per sequence, including special tokens.
+        too_long: treatment of pairs with a longer side: drop them or raise an error.
+        collate_fn: function that builds a batch.
+        source_prefix: token ids prepended to each source.
 
     Returns:
-        The batches; their ``sample_ids`` are indices into ``pairs``.
+        The batches. Their ``sample_ids`` are indices into ``pairs``.
 
     Raises:
         DataError: a pair is too long and ``too_long`` is "refuse", or no pair is left.
@@ -238,19 +249,27 @@ def length_sorted_batches(
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], source_prefix: Sequence[int] = ()) -> TokenRows:
-    """Return the token ids of texts as compact arrays, each with the same prefix."""
+    """Return the token ids of each text as a compact array that starts with ``source_prefix``."""
     chunks = (texts[start : start + _ENCODE_CHUNK] for start in range(0, len(texts), _ENCODE_CHUNK))
     return [array("i", [*source_prefix, *row]) for chunk in chunks for row in tokenizer.encode_batch(chunk)]
 
 
 def _find_dropped(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, max_length_ratio: float | None) -> dict[str, list[int]]:
-    """Return the indices of unusable pairs by the first reason that applies."""
+    """Return the indices of unusable pairs, grouped by the first reason that applies to each.
+
+    Args:
+        pairs: sentence pairs.
+        source: number of source tokens of each pair.
+        target: number of target tokens of each pair.
+        max_seq_len: maximum number of tokens per sequence, including special tokens.
+        max_length_ratio: maximum length ratio of the two sides. None disables this filter.
+    """
     empty = np.array([not s.strip() or not t.strip() for s, t in zip(pairs.source, pairs.target, strict=True)], dtype=bool)
     short, long = np.minimum(source, target), np.maximum(source, target)
     reasons = {"with an empty side": empty, f"longer than {max_seq_len} tokens": long + 1 > max_seq_len}
     if max_length_ratio is not None:
-        with np.errstate(over="ignore"):  # an infinite ratio drops nothing
-            reasons[f"of a length ratio above {max_length_ratio:g}"] = long > max_length_ratio * short
+        with np.errstate(over="ignore"):  # an infinite maximum ratio drops no pair
+            reasons[f"with a length ratio above {max_length_ratio:g}"] = long > max_length_ratio * short
     dropped, left = {}, np.ones(len(empty), dtype=bool)
     for reason, holds in reasons.items():
         if (samples := np.flatnonzero(holds & left)).size:

@@ -1,4 +1,4 @@
-"""Sentence pairs: the training data of translation."""
+"""Reading of sentence pairs, the training data of translation models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +17,16 @@ from transom.errors import DataError
 
 @dataclass(frozen=True)
 class Pairs:
-    """Aligned sentences.
+    """Data set of sentence pairs.
+
+    Other tasks use this class too, with a prompt and its answer or a text and its class as a pair.
 
     Attributes:
-        source: source sentences.
-        target: their translations, in the same order.
+        source: source sentence of each pair.
+        target: target sentence of each pair, the translation of the source sentence.
         name: origin of the pairs, for messages.
-        lines: line number of each pair in its file, from 1; None if pair ``i`` is line ``i + 1``.
-        notes: what was recognized or guessed while reading the file, one sentence each.
+        lines: line number of each pair in its file, starting at 1. None if pair ``i`` is in line ``i + 1``.
+        notes: messages about what was recognized or guessed while reading the file, such as its header.
     """
 
     source: list[str]
@@ -40,11 +42,11 @@ class Pairs:
         return sample + 1 if self.lines is None else self.lines[sample]
 
     def describe_sample(self, sample: int) -> str:
-        """Return a pair's origin and line, for messages."""
+        """Return the origin and the line number of a pair as text, for messages."""
         return f"{self.name}, line {self.line_number(sample)}"
 
     def select(self, samples: list[int], name: str) -> "Pairs":
-        """Return the pairs at these indices with their line numbers, as a data set of this name."""
+        """Return the pairs at the given indices, with their line numbers, as a data set with the given name."""
         notes = self.notes if name == self.name else ()
         lines = [self.line_number(i) for i in samples]
         return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, lines, notes)
@@ -57,11 +59,11 @@ class Pairs:
 def load_pairs(files: PairFilesConfig, root: Path) -> Pairs:
     """Read parallel text from two aligned files, or from one file with both sides.
 
-    Pairs with an empty side are kept here; the training loader drops and counts them.
+    Pairs with an empty side are returned too. ``PairLoader`` drops them later.
 
     Args:
-        files: the files to read, optionally gzipped.
-        root: folder to which paths are relative.
+        files: the files to read, which may be gzipped.
+        root: folder to which the paths in ``files`` are relative.
 
     Returns:
         The pairs in the order of the files.
@@ -79,18 +81,21 @@ def load_pairs(files: PairFilesConfig, root: Path) -> Pairs:
 
 
 def split_validation(pairs: Pairs, fraction: float = 0.01) -> tuple[Pairs, Pairs]:
-    """Hold out validation pairs by a hash of each pair's text; see ``holdout``."""
+    """Split pairs into training and validation pairs by a hash of each pair's text; see ``holdout``."""
     return holdout(pairs, [f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], fraction, "pairs")
 
 
 def concatenate(parts: Sequence[Pairs]) -> Pairs:
-    """Concatenate pairs; their line numbers are lost."""
+    """Concatenate data sets of pairs and discard their line numbers."""
     source = [text for pairs in parts for text in pairs.source]
     return Pairs(source, [text for pairs in parts for text in pairs.target], ", ".join(pairs.name for pairs in parts))
 
 
 def fingerprint(*parts: Pairs, tags: Sequence[str] = ()) -> str:
-    """Return a hash of the texts of pairs in order and of the language tags; a resumed run compares it to detect changed data."""
+    """Return a hash of sentence pairs and language tags, by which a resumed run detects changed data.
+
+    The hash depends on all texts and on their order.
+    """
     total = blake2b("\0".join(tags).encode(), digest_size=16)
     for pairs in parts:
         for texts in (pairs.source, pairs.target):
@@ -119,15 +124,16 @@ def _load_aligned_files(source: Path, target: Path) -> Pairs:
 def first_misaligned_line(source: list[str], target: list[str]) -> int:
     """Estimate the line at which two files of different length stop being aligned.
 
-    The estimate assumes one run of surplus lines. It is the line k that minimizes the sum of |log length ratio - median|, where lines
-    before k are paired with lines of the same number, and lines from k on are paired after skipping the surplus.
+    The longer file is assumed to have one block of surplus lines. If the block starts at line k, the lines before k are aligned with the
+    lines of the same number, and the lines from k on are aligned after skipping the block. The estimate is the k that minimizes the sum of
+    |log length ratio - median log length ratio| over the aligned lines.
 
     Args:
         source: all source lines.
-        target: all target lines, more or fewer.
+        target: all target lines, of which there are more or fewer than source lines.
 
     Returns:
-        The line number, from 1; one more than the shorter line count if the files are aligned up to the end of the shorter one.
+        The line number, starting at 1. If the shorter file is aligned up to its end, one more than its number of lines.
     """
     a, b = (np.log1p(np.array([len(line.strip()) for line in side])) for side in (source, target))
     n, surplus = min(len(a), len(b)), len(a) - len(b)

@@ -1,4 +1,4 @@
-"""A retrieval baseline: the translation of the most similar training sentence."""
+"""Retrieval baseline, which translates a sentence by the translation of the most similar training sentence."""
 
 import re
 from collections import Counter, defaultdict
@@ -12,7 +12,10 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def _occurrences(sentence: str) -> Iterator[tuple[str, int]]:
-    """Yield each word with the number of its earlier occurrences, so that a repeated word matches as often as it occurs."""
+    """Yield each word of a sentence with the number of its earlier occurrences in the sentence.
+
+    The number makes repeated words distinct, so that the results of two sentences can be compared as sets.
+    """
     said: Counter[str] = Counter()
     for word in _WORD.findall(sentence.lower()):
         yield word, said[word]
@@ -20,17 +23,17 @@ def _occurrences(sentence: str) -> Iterator[tuple[str, int]]:
 
 
 def retrieval_baseline(train: Pairs, sources: list[str]) -> list[str]:
-    """Return, for each sentence, the translation of the most similar training sentence.
+    """Return the translation of the most similar training sentence for each source sentence.
 
-    Similarity is Dice's coefficient of the two multisets of words, 2 |A and B| / (|A| + |B|); ties go to the first training sentence.
-    Punctuation marks are words, case is ignored, and so is word order.
+    The similarity of two sentences is Dice's coefficient of their multisets of words, 2 |A and B| / (|A| + |B|). Each punctuation mark is
+    a word. Case and word order are ignored. Of equally similar training sentences, the first is chosen.
 
     Args:
         train: training pairs.
         sources: sentences to translate.
 
     Returns:
-        A target sentence of ``train`` for each source.
+        One target sentence of ``train`` for each sentence in ``sources``.
     """
     index: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     lengths = np.zeros(len(train.source))

@@ -1,1 +1,1 @@
-"""Data reports before training, one module per kind of data."""
+"""Data reports, which examine the data of a run before training, with one module per kind of data."""

@@ -1,4 +1,4 @@
-"""Trivial baselines: the validation metrics of a predictor that ignores its input."""
+"""Baselines, which are the validation metrics of a trivial predictor that ignores its input."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ class BaselineMetric(NamedTuple):
     """A validation metric of a trivial predictor.
 
     Attributes:
-        key: key of the metric, as in validations: ``loss``, or one of which more is better.
+        key: key of the metric in the results of a validation. Lower values of ``loss`` are better, and higher values of all other metrics.
         value: value of the metric on the validation data.
-        predictor: what the predictor does, after "worse than": "always answering the class frequencies".
+        predictor: description of the predictor that can follow "worse than", such as "always answering the class frequencies".
     """
 
     key: str
@@ -25,15 +25,16 @@ class BaselineMetric(NamedTuple):
 
 
 def frequency_baseline(counts: NDArray[Any], labels: Indices, answers: str, most_frequent: str | None = None) -> list[BaselineMetric]:
-    """Return the metrics of a predictor that always gives each label its frequency in the training data.
+    """Return the metrics of a predictor that always assigns each label its relative frequency in the training data.
 
-    Its loss is the cross-entropy ``-mean(log(counts[label] / counts.sum()))``. A label without training samples counts as one sample.
+    The loss of this predictor is the cross-entropy ``-mean(log(counts[label] / counts.sum()))``. A label without training samples is
+    counted as if it had one.
 
     Args:
-        counts: number of training samples per label.
-        labels: labels of the validation samples.
-        answers: what the labels are: "class" or "token".
-        most_frequent: name of the most frequent label, for the accuracy; None for tasks without accuracy.
+        counts: number of training samples of each label.
+        labels: label of each validation sample.
+        answers: singular noun for a label, such as "class" or "token".
+        most_frequent: name of the most frequent label, for the description of the accuracy. None for tasks without accuracy.
     """
     smoothed = np.maximum(counts, 1)
     loss = float(np.log(smoothed.sum()) - np.log(smoothed[labels]).mean())
@@ -45,17 +46,23 @@ def frequency_baseline(counts: NDArray[Any], labels: Indices, answers: str, most
 
 
 def class_baseline(train: Sequence[int], valid: Sequence[int], classes: Sequence[str]) -> list[BaselineMetric]:
-    """Return the metrics of a predictor that knows only the class frequencies; see ``frequency_baseline``."""
+    """Return the metrics of a predictor that knows only the class frequencies; see ``frequency_baseline``.
+
+    Args:
+        train: class index of each training sample.
+        valid: class index of each validation sample.
+        classes: names of the classes by index.
+    """
     counts = np.bincount(train, minlength=len(classes))
     return frequency_baseline(counts, np.array(valid), "class", classes[int(counts.argmax())])
 
 
 def uniform_baseline(group_sizes: Sequence[int], n_candidates: int) -> list[BaselineMetric]:
-    """Return the metrics of a contrastive model that finds all candidates equally similar.
+    """Return the metrics of a contrastive model that assigns the same similarity to all candidates.
 
     Args:
-        group_sizes: number of pairs of each validation batch, among which the loss chooses.
-        n_candidates: number of candidates, among which the accuracy chooses.
+        group_sizes: number of text pairs in each validation batch. The loss compares the candidates within a batch.
+        n_candidates: number of candidates that the accuracy compares.
     """
     sizes = np.array(group_sizes)
     loss = float((sizes * np.log(sizes)).sum() / sizes.sum())
@@ -63,23 +70,28 @@ def uniform_baseline(group_sizes: Sequence[int], n_candidates: int) -> list[Base
 
 
 def count_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> NDArray[Any]:
-    """Count each token of the rows, and an end-of-sequence token per row."""
+    """Return the number of occurrences of each token id in texts, with one end-of-sequence token per text.
+
+    Args:
+        rows: token ids of each text, without special tokens.
+        vocab_size: number of token ids.
+    """
     counts = np.bincount(np.concatenate([np.asarray(row, np.int64) for row in rows]), minlength=vocab_size)
     counts[EOS] += len(rows)
     return counts
 
 
 def validation_labels(batches: Iterable[Batch]) -> Indices:
-    """Return the labels over which the validation loss is averaged."""
+    """Return the labels of all batches that contribute to the validation loss."""
     return np.concatenate([batch.labels[batch.loss_mask].numpy() for batch in batches])
 
 
 def worse_than_baseline(metrics: Mapping[str, Any], baseline: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Describe the validation metrics that are worse than those of the trivial predictor.
+    """Return one message for each validation metric that is worse than the metric of a trivial predictor.
 
     Args:
-        metrics: metrics of a validation; missing ones and NaN are not compared.
-        baseline: the baseline as in ``DataReport.to_json``.
+        metrics: metrics of a validation. Missing metrics and NaN are not compared.
+        baseline: metrics of the trivial predictor, in the form in which ``DataReport.to_json`` returns them.
     """
     problems = []
     for each in baseline:

@@ -1,4 +1,4 @@
-"""Statistics and problems that several data reports share, and their wording."""
+"""Statistics and problems that several data reports share, and the texts that describe them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,18 +15,23 @@ MAX_EXAMPLES = 5
 """Maximum number of examples listed per problem."""
 
 SplitStatistics = dict[str, str | int]
-"""Statistics of a split, or of one side of a split."""
+"""Statistics of a split, or of one side of a split, by name."""
 
 Distribution = dict[str, int | float]
+"""Minimum, quantiles, maximum, mean and total of a set of lengths, by name."""
 
 
 def count_noun(n: int, noun: str) -> str:
-    """Return a number with its noun, as in "2 texts"."""
+    """Return a number and the singular or plural of a noun, such as "1 text" or "2 texts"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def reading_notes(parts: Mapping[str, Any]) -> list[str]:
-    """Return the notes that were made while reading each split's files."""
+    """Return the notes of all splits, each preceded by the name of its split.
+
+    Args:
+        parts: data of each split by name, with the notes made while reading the files.
+    """
     return [f"{name}: {note}" for name, part in parts.items() for note in part.notes]
 
 
@@ -34,8 +39,8 @@ def split_sizes(parts: Mapping[str, SplittableData], keys: Mapping[str, Sequence
     """Return the size, origin and number of duplicates of each split.
 
     Args:
-        parts: the splits by name.
-        keys: the keys of each split's samples; equal samples have equal keys.
+        parts: data of each split by name.
+        keys: key of each sample, by split. Samples with equal keys count as duplicates.
         noun: singular noun for a sample.
     """
     return {
@@ -44,7 +49,13 @@ def split_sizes(parts: Mapping[str, SplittableData], keys: Mapping[str, Sequence
 
 
 def summarize_sizes(split_sizes: Mapping[str, SplitStatistics], noun: str, details: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return a line with the size and origin of each split, followed by the split's details."""
+    """Return one line with the size and origin of each split, each followed by lines with details of the split.
+
+    Args:
+        split_sizes: result of ``split_sizes``.
+        noun: singular noun for a sample.
+        details: a function that returns the details of the split with a given name.
+    """
     lines = []
     for name, statistics in split_sizes.items():
         taken = f", {count_noun(int(statistics['samples per epoch']), 'sample')} per epoch" if "samples per epoch" in statistics else ""
@@ -54,12 +65,16 @@ def summarize_sizes(split_sizes: Mapping[str, SplitStatistics], noun: str, detai
 
 
 def first_examples(things: Sequence[object]) -> str:
-    """Return the first items, separated by commas."""
+    """Return the first ``MAX_EXAMPLES`` items as text, separated by commas."""
     return ", ".join(map(str, things[:MAX_EXAMPLES])) + ", ..." * (len(things) > MAX_EXAMPLES)
 
 
 def length_distribution(rows: Sequence[Sequence[int]] | Indices) -> Distribution:
-    """Return minimum, maximum, quantiles, mean and total of the lengths of token rows, or of the given lengths."""
+    """Return the minimum, maximum, quantiles, mean and total of the lengths of texts.
+
+    Args:
+        rows: token ids of each text, or an array with the number of tokens of each text.
+    """
     lengths = rows if isinstance(rows, np.ndarray) else sequence_lengths(rows)
     quantiles = np.quantile(lengths, (0.01, 0.25, 0.5, 0.75, 0.99), method="nearest").tolist()
     return {
@@ -72,30 +87,51 @@ def length_distribution(rows: Sequence[Sequence[int]] | Indices) -> Distribution
 
 
 def format_distribution(figures: Distribution) -> str:
-    """Return a distribution as text."""
+    """Return the median, 99% quantile, maximum and total of a distribution as text."""
     return f"median {figures['median']:g}, 99% up to {figures['99%']:g}, longest {figures['longest']}, {figures['total']:,} in all"
 
 
 def format_token_lengths(tokens: Mapping[str, Distribution], part: str, sides: Iterable[str]) -> list[str]:
-    """Return a line with the length distribution of each side of a split."""
+    """Return one line with the length distribution of each side of a split.
+
+    Args:
+        tokens: length distributions, by the name of the split and of the side, such as "train source".
+        part: name of the split.
+        sides: names of the sides, such as "source" and "target".
+    """
     return [f"{side} tokens: {format_distribution(tokens[f'{part} {side}'])}" for side in sides]
 
 
 def unseen_symbols(tokenizer: Tokenizer, rows: TokenRows, seen: set[int]) -> SplitStatistics:
-    """Count the symbols in ``rows`` that are not in ``seen``, and their occurrences."""
+    """Count the symbols of texts that are absent from the training data, and the occurrences of these symbols.
+
+    Args:
+        tokenizer: tokenizer of the texts.
+        rows: token ids of each text.
+        seen: token ids that occur in the training data.
+    """
     counts = Counter(token for row in rows for token in row if token not in seen)
     examples = [repr(symbol)[1:-1] for symbol in tokenizer.symbols([token for token, _ in counts.most_common(MAX_EXAMPLES)])]
     return {"symbols": len(counts), "occurrences": counts.total(), "such as": " ".join(examples)}
 
 
 def unseen_by_split(tokenizer: Tokenizer, rows: Mapping[str, TokenRows]) -> dict[str, SplitStatistics]:
-    """Count, for each split except training, the symbols that are absent from the training data."""
+    """Count the symbols of each split other than training that are absent from the training data.
+
+    Args:
+        tokenizer: tokenizer of the texts.
+        rows: token ids of each text, by split.
+    """
     seen = {token for row in rows["train"] for token in row}
     return {name: unseen_symbols(tokenizer, part, seen) for name, part in rows.items() if name != "train"}
 
 
 def unseen_problems(never: Mapping[str, SplitStatistics]) -> list[str]:
-    """Describe the splits with symbols that are absent from the training data."""
+    """Return one message for each split with symbols that are absent from the training data.
+
+    Args:
+        never: result of ``unseen_by_split``.
+    """
     return [
         f"{name}: {count_noun(int(statistics['symbols']), 'symbol')} absent from the training data,"
         f" {count_noun(int(statistics['occurrences']), 'time')}, such as {statistics['such as']}"
@@ -105,10 +141,10 @@ def unseen_problems(never: Mapping[str, SplitStatistics]) -> list[str]:
 
 
 def overlap_problems(keys: Mapping[str, Sequence[object]], noun: str) -> list[str]:
-    """Describe the splits with samples that also occur in the training data.
+    """Return one message for each split with samples that also occur in the training data.
 
     Args:
-        keys: the keys of each split's samples, training included; equal samples have equal keys.
+        keys: key of each sample, by split, including the training split. Samples with equal keys are considered equal.
         noun: singular noun for a sample.
     """
     known, problems = set(keys["train"]), []
@@ -121,20 +157,20 @@ def overlap_problems(keys: Mapping[str, Sequence[object]], noun: str) -> list[st
 
 
 def duplicate_indices(keys: Iterable[object]) -> list[int]:
-    """Return the indices of keys that occurred before."""
+    """Return the indices of keys that are equal to an earlier key."""
     first: dict[object, int] = {}
     return [place for place, key in enumerate(keys) if first.setdefault(key, place) != place]
 
 
 def contradiction_problems(keys: Sequence[str], labels: Sequence[str], named: Callable[[int], object], noun: str, what: str) -> list[str]:
-    """Describe training samples that are equal but have different labels.
+    """Return a message about training samples that are equal to an earlier sample but have another label, if there are any.
 
     Args:
-        keys: the key of each sample; equal samples have equal keys.
-        labels: the label of each sample.
-        named: returns the name of the sample at an index, for messages.
+        keys: key of each training sample. Samples with equal keys are considered equal.
+        labels: label of each training sample.
+        named: a function that returns the name of the sample at an index.
         noun: singular noun for a sample.
-        what: wording of the contradiction, after "with another".
+        what: words of the message after "with another", such as "class than an earlier equal text: lines".
     """
     first: dict[str, int] = {}
     others = [(first[key], i) for i, key in enumerate(keys) if labels[first.setdefault(key, i)] != labels[i]]
@@ -143,19 +179,29 @@ def contradiction_problems(keys: Sequence[str], labels: Sequence[str], named: Ca
 
 
 def class_counts(labels: Mapping[str, Sequence[str]], classes: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Count the samples per class in each split; classes unknown to the model come last."""
+    """Return the number of samples of each class, by split.
+
+    Args:
+        labels: class of each sample, by split.
+        classes: names of the model's classes, which come first. Other classes follow in sorted order.
+    """
     counts = {name: Counter(part) for name, part in labels.items()}
     return {name: {label: count[label] for label in (*classes, *sorted(set(count) - set(classes)))} for name, count in counts.items()}
 
 
 def format_class_fractions(counts: Mapping[str, int]) -> str:
-    """Return the percentage of each class as text."""
+    """Return the percentages of the first ten classes as text, and the number of other classes."""
     n = sum(counts.values())
     shares = [f"{label} {count / n:.1%}" for label, count in counts.items()]
     return ", ".join(shares[:10]) + (f", and {len(shares) - 10} classes more" if len(shares) > 10 else "")
 
 
 def rare_class_problems(counts: Mapping[str, int], noun: str) -> list[str]:
-    """Describe the classes with few training samples."""
+    """Return a message about classes with fewer than 10 training samples, if there are any.
+
+    Args:
+        counts: number of training samples of each class.
+        noun: singular noun for a sample.
+    """
     few = [repr(label) for label, count in counts.items() if count < 10]
     return [f"train: fewer than 10 {noun}s of {first_examples(few)}"] if few else []

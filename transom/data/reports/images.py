@@ -1,4 +1,4 @@
-"""Data report for images: sizes, classes, duplicates, contradictory labels and overlap of splits."""
+"""Data report on labeled images, with sizes, classes, duplicates, contradictory labels and overlap of splits."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,18 @@ from transom.data.split import Splits
 
 
 def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "image") -> DataReport:
-    """Examine the images of a run.
+    """Examine the labeled images of a run and return a data report.
 
     Args:
-        splits: all images.
+        splits: images of all splits.
         classes: names of the classes by index.
         noun: singular noun for a sample, such as "image".
 
     Returns:
-        A report with the statistics: per split, size, origin and duplicates (under the plural noun), and number of samples per class
-        (``classes``).
+        A report with these statistics of each split:
+
+        - ``{noun}s``: size, origin and number of duplicates.
+        - ``classes``: number of samples of each class.
     """
     parts, train = splits.parts, splits.train
     keys = {name: part.digests for name, part in parts.items()}
@@ -27,7 +29,7 @@ def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "i
         f"train: {findings.count_noun(train.n_ignored, 'file')} among the {noun}s ignored, because their suffix is not that of a {noun}"
     )
     problems = [
-        *findings.contradiction_problems(train.digests, train.labels, lambda i: train.names[i], noun, "class than the same file before:"),
+        *findings.contradiction_problems(train.digests, train.labels, lambda i: train.names[i], noun, "class than an earlier equal file:"),
         *findings.overlap_problems(keys, noun),
         *findings.rare_class_problems(counts["train"], noun),
         *([ignored] if train.n_ignored else []),

@@ -1,4 +1,4 @@
-"""Data report for instructions: sizes, lengths, truncation, duplicates, overlap of splits and unseen symbols."""
+"""Data report on instructions, with sizes, lengths, truncation, contradictory answers, overlap of splits and unseen symbols."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,19 +17,23 @@ _SIDES = ("prompt", "answer")
 def report_instructions(
     splits: Splits[Pairs], read: Mapping[str, Instructions], tokenizer: Tokenizer, loader: InstructionLoader
 ) -> DataReport:
-    """Examine the instructions of a run.
+    """Examine the instructions of a run and return a data report.
 
     Args:
-        splits: all instructions, with the answer as target.
-        read: the tokenized instructions of training and validation, by the split's name.
+        splits: instructions of all splits, as pairs of prompt and answer.
+        read: tokenized instructions of the training and validation splits, by the name of the split.
         tokenizer: tokenizer of prompts and answers.
         loader: loader of the training instructions.
 
     Returns:
-        A report with the statistics: per split, size, origin and duplicates (``instructions``); per split and side, the distribution of
-        lengths in tokens without special tokens (``tokens``); for training and validation, the numbers of truncated prompts and of dropped
-        instructions (``too_long``); per split except training, the symbols absent from the training data (``unseen``); the fraction of
-        training tokens that contribute to the loss (``answer_fraction``); the fraction of padding in the first epoch (``padding_waste``).
+        A report with these statistics:
+
+        - ``instructions``: size, origin and number of duplicates of each split.
+        - ``tokens``: distribution of lengths, in tokens without special tokens, of the prompts and the answers of each split.
+        - ``too_long``: numbers of truncated prompts and of dropped instructions in the training and validation splits.
+        - ``unseen``: symbols of each split other than training that are absent from the training data.
+        - ``answer_fraction``: fraction of the training tokens that contribute to the loss.
+        - ``padding_waste``: fraction of padding among the tokens of the first epoch.
     """
     parts, train = splits.parts, splits.train
     both = {name: list(zip(part.source, part.target, strict=True)) for name, part in parts.items()}
@@ -42,7 +46,9 @@ def report_instructions(
         if samples
     ]
     problems = [
-        *findings.contradiction_problems(train.source, train.target, train.line_number, "prompt", "answer than before, lines"),
+        *findings.contradiction_problems(
+            train.source, train.target, train.line_number, "prompt", "answer than an earlier equal prompt: lines"
+        ),
         *findings.overlap_problems(both, "instruction"),
         *too_long,
     ]

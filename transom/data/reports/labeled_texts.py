@@ -1,4 +1,4 @@
-"""Data report for labeled texts: sizes, classes, lengths, duplicates, contradictory labels, overlap of splits and unseen symbols."""
+"""Data report on labeled texts, with sizes, classes, lengths, duplicates, contradictory labels, overlap of splits and unseen symbols."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,23 @@ from transom.data.tokenizer.tokenizer import Tokenizer
 
 
 def report_labeled_texts(splits: Splits[Pairs], classes: Sequence[str], tokenizer: Tokenizer, loader: LabeledTextLoader) -> DataReport:
-    """Examine the texts of a run.
+    """Examine the labeled texts of a run and return a data report.
 
     Args:
-        splits: all texts, with the class as target.
+        splits: texts of all splits, as pairs of a text and its class.
         classes: names of the classes by index.
         tokenizer: tokenizer of the texts.
         loader: loader of the training texts.
 
     Returns:
-        A report with the statistics: per split, size, origin and duplicates (``texts``), number of texts per class (``classes``) and the
-        distribution of lengths in tokens without special tokens (``tokens``); for training and validation, the texts longer than the
-        context window and how many of them are dropped (``too_long``); per split except training, the symbols absent from the training data
-        (``unseen``).
+        A report with these statistics:
+
+        - ``texts``: size, origin and number of duplicates of each split.
+        - ``classes``: number of texts of each class in each split.
+        - ``tokens``: distribution of the lengths of each split's texts, in tokens without special tokens.
+        - ``too_long``: number of texts longer than the context window in the training and validation splits, and how many of these texts
+          are dropped.
+        - ``unseen``: symbols of each split other than training that are absent from the training data.
     """
     parts, train = splits.parts, splits.train
     keys = {name: part.source for name, part in parts.items()}
@@ -36,7 +40,7 @@ def report_labeled_texts(splits: Splits[Pairs], classes: Sequence[str], tokenize
         "valid": {"texts": sum(len(row) + 1 > loader.max_seq_len for row in rows["valid"]), "dropped": 0},
     }
     problems = [
-        *findings.contradiction_problems(train.source, train.target, train.line_number, "text", "class than the same text before, lines"),
+        *findings.contradiction_problems(train.source, train.target, train.line_number, "text", "class than an earlier equal text: lines"),
         *(
             f"{name}: {findings.count_noun(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens of the context"
             f" window; they are {'dropped' if of_part['dropped'] else 'truncated'}"

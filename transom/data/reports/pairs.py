@@ -1,4 +1,4 @@
-"""Data report for sentence pairs: sizes, lengths, duplicates, overlap of splits, outliers and unseen symbols."""
+"""Data report on sentence pairs, with sizes, lengths, duplicates, overlap of splits, outliers and unseen symbols."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,13 +24,15 @@ def report_languages(
     loaders: Mapping[str | None, PairLoader],
     mixture: MultilingualLoader | None,
 ) -> DataReport:
-    """Examine the data of a run, language by language.
+    """Examine the sentence pairs of a run with one or several target languages and return a data report.
+
+    The keys of the statistics are those of ``report_pairs``. With several target languages, the report covers each language separately.
 
     Args:
-        splits: all pairs by the tag of their target language; None for a single language.
-        tokenizers: tokenizers of both sides.
-        loaders: loader of the training pairs of each language, by tag.
-        mixture: loader that mixes the languages; None for a single language.
+        splits: pairs of all splits, by the tag of the target language. The tag is None if there is only one target language.
+        tokenizers: tokenizers of source and target.
+        loaders: loader of the training pairs of each target language, by the language's tag.
+        mixture: loader that mixes the languages. None if there is only one target language.
     """
     reports = {to: report_pairs(splits[to], tokenizers, loader) for to, loader in loaders.items()}
     if mixture is None:
@@ -69,23 +71,29 @@ def _report(problems: list[str], statistics: dict[str, Any], notes: list[str]) -
 
 
 def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: PairLoader) -> DataReport:
-    """Examine the data of a run.
+    """Examine the sentence pairs of a run with one target language and return a data report.
 
     Args:
-        splits: all pairs.
-        tokenizers: tokenizers of both sides.
+        splits: pairs of all splits.
+        tokenizers: tokenizers of source and target.
         loader: loader of the training pairs.
 
     Returns:
-        A report with the statistics: per split, size, origin, duplicates and pairs that also occur in training (``pairs``); per split and
-        side, the distribution of lengths in tokens, without special tokens but with the target language's tag (``tokens``); the longest
-        training pairs with their lines (``longest``); dropped training pairs by reason (``n_dropped``); per split and side except training,
-        the symbols absent from the training data (``unseen``); the fraction of padding in the first epoch (``padding_waste``).
+        A report with these statistics:
+
+        - ``pairs``: size, origin, number of duplicates and number of different sources of each split. For splits other than training, also
+          the numbers of pairs and of sources that occur in the training data.
+        - ``tokens``: distribution of the lengths of sources and of targets of each split, in tokens. Of the special tokens, only the tag of
+          the target language is included.
+        - ``longest``: line numbers and lengths of the longest training pairs.
+        - ``dropped``: number of dropped training pairs by the reason for dropping them.
+        - ``unseen``: symbols in the sources and targets of each split other than training that are absent from the training data.
+        - ``padding_waste``: fraction of padding among the source and target tokens of the first epoch.
     """
     train, keys = splits.train, {name: list(zip(part.source, part.target, strict=True)) for name, part in splits.parts.items()}
-    problems = [_lines_of(loader.pairs, samples, f"dropped {reason}") for reason, samples in loader.dropped.items()]
+    problems = [_lines_of(loader.pairs, samples, f"train: dropped ({reason})") for reason, samples in loader.dropped.items()]
     if found := findings.duplicate_indices(keys["train"]):
-        problems.append(_lines_of(train, found, "train: the same as an earlier pair"))
+        problems.append(_lines_of(train, found, "train: equal to an earlier pair"))
     problems += _outliers(train, *loader.lengths)
     pairs: dict[str, findings.SplitStatistics] = {
         name: {**statistics, "different sources": len(set(part.source))}
@@ -105,7 +113,7 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: PairLoad
         tokens |= _distributions(name, *lengths)
         too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
         if too_long:
-            problems.append(_lines_of(other, too_long, f"{name}: dropped longer than {loader.max_seq_len} tokens"))
+            problems.append(_lines_of(other, too_long, f"{name}: dropped (longer than {loader.max_seq_len} tokens)"))
         unseen[f"{name} source"] = findings.unseen_symbols(tokenizers.source, rows[0], seen[0])
         unseen[f"{name} target"] = findings.unseen_symbols(tokenizers.target, rows[1], seen[1])
     problems += findings.unseen_problems(unseen)
@@ -129,14 +137,23 @@ def _longest(pairs: Pairs, source: Indices, target: Indices) -> list[dict[str, i
 
 
 def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
-    """Describe pairs whose length ratio is far from the median, which are often not translations."""
+    """Return a message about pairs whose length ratio is far from the median length ratio, if there are any.
+
+    The two sides of such pairs are often not translations of each other.
+
+    Args:
+        pairs: training pairs.
+        source: number of source tokens of each pair.
+        target: number of target tokens of each pair.
+    """
     both = (source > 0) & (target > 0)
     logs = np.log(np.maximum(target, 1) / np.maximum(source, 1))
     usual = float(np.median(logs[both])) if both.any() else 0.0
     odd = both & (np.abs(logs - usual) > np.log(_OUTLIER_RATIO)) & (np.abs(target - source * np.exp(usual)) >= _OUTLIER_TOKENS)
     samples = np.flatnonzero(odd)
     samples = samples[np.argsort(-np.abs(logs - usual)[samples], kind="stable")].tolist()
-    return [_lines_of(pairs, samples, f"train: over {_OUTLIER_RATIO:g} times off the median length ratio")] if samples else []
+    what = f"train: length ratio more than {_OUTLIER_RATIO:g} times above or below the median"
+    return [_lines_of(pairs, samples, what)] if samples else []
 
 
 def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:

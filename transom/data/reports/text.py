@@ -1,4 +1,4 @@
-"""Data report for documents: sizes, lengths, duplicates, overlap of splits and unseen symbols."""
+"""Data report on documents, with sizes, lengths, duplicates, overlap of splits and unseen symbols."""
 
 from collections.abc import Sequence
 
@@ -14,19 +14,23 @@ from transom.data.tokenizer.tokenizer import Tokenizer
 
 
 def report_text(splits: Splits[Documents], streams: dict[str, TokenStream], tokenizer: Tokenizer, loader: WindowLoader) -> DataReport:
-    """Examine the text of a run.
+    """Examine the documents of a run and return a data report.
 
     Args:
-        splits: all documents.
-        streams: the token stream of each split, by name.
-        tokenizer: tokenizer of the text.
+        splits: documents of all splits.
+        streams: token stream of each split, by the name of the split.
+        tokenizer: tokenizer of the documents.
         loader: loader of the training windows.
 
     Returns:
-        A report with the statistics: per split, numbers of documents, characters, bytes, tokens, duplicates and documents that also occur
-        in training (``text``), and the distribution of document lengths in tokens (``tokens``); the longest training documents with their
-        origins (``longest``); per split except training, the symbols absent from the training data (``unseen``); number and length of the
-        training windows (``windows``).
+        A report with these statistics:
+
+        - ``text``: origin of each split, and its numbers of documents, characters, bytes, tokens and duplicates. For splits other than
+          training, also the number of documents that occur in the training data.
+        - ``tokens``: distribution of the lengths of each split's documents, in tokens.
+        - ``longest``: origins and lengths of the longest training documents.
+        - ``unseen``: symbols of each split other than training that are absent from the training data.
+        - ``windows``: number of training windows, tokens per window and windows per batch.
     """
     parts = splits.parts
     text = {name: _sizes(part, streams[name]) for name, part in parts.items()}

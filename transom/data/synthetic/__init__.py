@@ -1,1 +1,1 @@
-"""Generated data: the phrasebook, exercises and sequences of symbols."""
+"""Generated data sets, which are the phrasebook, exercises and sequences of letters."""

@@ -1,4 +1,4 @@
-"""The splits of generated data: assignment of pairs to splits, and collection from an endless stream."""
+"""Assignment of generated pairs to splits, and collection of the splits from an endless stream of pairs."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -10,11 +10,17 @@ from transom.errors import ConfigError
 SplitName = Literal["train", "valid", "test"]
 
 _MAX_MISSES = 20000
-"""Consecutive samples without a new pair after which the stream is considered exhausted."""
+"""Number of consecutive samples without a new pair after which a stream is considered exhausted."""
 
 
 def split_by_hash(text: str, test_fraction: float, valid_fraction: float) -> SplitName:
-    """Return a text's split by its hash alone: "test" and "valid" with these probabilities, otherwise "train"."""
+    """Return the split of a text, which depends only on the hash of the text.
+
+    Args:
+        text: any text.
+        test_fraction: fraction of texts that belong to "test".
+        valid_fraction: fraction of texts that belong to "valid". All other texts belong to "train".
+    """
     fraction = text_hash(text) / 2**64
     return "test" if fraction < test_fraction else "valid" if fraction < test_fraction + valid_fraction else "train"
 
@@ -22,18 +28,20 @@ def split_by_hash(text: str, test_fraction: float, valid_fraction: float) -> Spl
 def collect_splits(
     stream: Iterable[tuple[SplitName | None, str, str]], n_train: int, n_valid: int, n_test: int, name: str, hint: str = ""
 ) -> Splits[Pairs]:
-    """Collect the first distinct pairs of each split; a larger split only adds pairs to a smaller one and changes no other split.
+    """Collect the first distinct pairs of each split from a stream.
+
+    If the size of a split is raised, pairs are appended to the split and the other splits do not change.
 
     Args:
-        stream: split, source and target of each pair; pairs with split None are skipped.
+        stream: split, source and target of each pair. Pairs whose split is None are skipped.
         n_train: number of training pairs.
         n_valid: number of validation pairs.
         n_test: number of test pairs.
         name: name of the generator, for messages.
-        hint: advice for the error message, besides requesting fewer pairs.
+        hint: additional advice for the error message, which already advises to request fewer pairs.
 
     Returns:
-        Splits of exactly these sizes; no source occurs twice within a split.
+        Splits of exactly these sizes. No source occurs twice within a split.
 
     Raises:
         ConfigError: the stream does not contain enough pairs.

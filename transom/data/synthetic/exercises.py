@@ -1,4 +1,4 @@
-"""Generated instructions with answers: sentences to translate, and letters to copy, reverse or sort."""
+"""Generated instructions with answers, which ask to translate sentences and to copy, reverse or sort letters."""
 
 from itertools import chain, zip_longest
 from typing import get_args
@@ -13,15 +13,16 @@ RULES: tuple[SequenceTaskKind, ...] = get_args(SequenceTaskKind)
 
 
 def generate_exercises(config: ExercisesConfig) -> Splits[Pairs]:
-    """Generate instructions with answers: one half translations, one half operations on letters.
+    """Generate instructions with answers, half of which are translations and half of which are operations on letters.
 
-    As in the underlying generators, validation and test contain no word combination and no letter sequence of the training split.
+    Each sentence in the validation and test splits contains a word combination that never occurs in training. No sequence of letters occurs
+    in two splits.
 
     Args:
-        config: sizes and seed, which alone determine the result.
+        config: sizes and seed, which fully determine the result.
 
     Returns:
-        The splits; the target of each pair is the answer.
+        The splits, as pairs of instruction and answer.
     """
     sizes = config.n_train, config.n_valid, config.n_test
     halves = tuple(-(-n // 2) for n in sizes)
@@ -43,7 +44,7 @@ def generate_exercises(config: ExercisesConfig) -> Splits[Pairs]:
 
 
 def _alternate_directions(pairs: Pairs) -> list[tuple[str, str]]:
-    """Return instructions that alternately ask for a translation into Spanish and into English."""
+    """Convert English-Spanish sentence pairs to translation instructions that alternate between both directions."""
     return [
         (f"Translate into {'English' if i % 2 else 'Spanish'}: {two[i % 2]}", two[1 - i % 2])
         for i, two in enumerate(zip(pairs.source, pairs.target, strict=True))

@@ -1,4 +1,4 @@
-"""Sequences of letters to copy, reverse or sort, which a correct encoder-decoder learns perfectly."""
+"""Generated tasks of copying, reversing or sorting letters, which a correct encoder-decoder model learns perfectly."""
 
 from collections.abc import Callable, Iterator
 from random import Random
@@ -18,19 +18,19 @@ _VALID_FRACTION = 0.1
 
 @implements(SequenceTaskConfig)
 def generate_sequences(config: SequenceTaskConfig) -> Splits[Pairs]:
-    """Generate sequences of letters and the result of the rule: ``c a b`` and, for "sort", ``a b c``.
+    """Generate pairs of a sequence of letters and the copied, reversed or sorted sequence.
 
-    Lengths are sampled uniformly, then letters. A hash assigns each sequence to one split, so that every split has short and long sequences
-    and no sequence is in two splits.
+    For example, the kind "sort" pairs ``c a b`` with ``a b c``. The length of a sequence and then its letters are sampled uniformly. Each
+    sequence is assigned to a split by a hash, so that every split has short and long sequences and no sequence occurs in two splits.
 
     Args:
-        config: rule, sizes and seed, which alone determine the result.
+        config: kind of task, sizes, length limits, number of letters, and seed. They fully determine the result.
 
     Returns:
         The splits, without duplicates.
 
     Raises:
-        ConfigError: the length limits contradict each other, or there are too few sequences.
+        ConfigError: the minimum length exceeds the maximum length, or there are too few different sequences.
     """
     if config.min_length > config.max_length:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Plain text: strict reading, tabular files, documents, windows and token masking."""
+"""Plain text: strict reading, tabular files, documents, windows of tokens, and token masking."""

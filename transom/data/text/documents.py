@@ -1,4 +1,4 @@
-"""Documents for language modeling: plain text from files, folders or the Python standard library."""
+"""Documents for language modeling, read from files, from folders or from the Python standard library."""
 
 import re
 import sys
@@ -17,20 +17,20 @@ from transom.errors import DataError
 from transom.files.limits import MAX_DOCUMENT_LINE_BYTES
 
 VALID_FRACTION = 0.05
-"""Fraction of the text that is split off for validation if the recipe names no validation text."""
+"""Fraction of the text that is held out for validation if the recipe names no validation text."""
 
 _PARAGRAPHS = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Independent texts.
+    """Data set of independent texts.
 
     Attributes:
-        texts: one string per document.
-        origins: origin of each document: a file, or a file and a line.
+        texts: text of each document.
+        origins: file of each document, with the line number at which the document starts if the file contains several.
         name: origin of all documents, for messages.
-        notes: what was skipped or recognized while reading the files, one sentence each.
+        notes: messages about what was skipped or recognized while reading the files.
     """
 
     texts: list[str]
@@ -47,12 +47,15 @@ class Documents:
         return sum(len(text.encode()) for text in self.texts)
 
     def select(self, samples: Sequence[int], name: str) -> "Documents":
-        """Return the documents at these indices, as a data set of this name."""
+        """Return the documents at the given indices as a data set with the given name."""
         notes = self.notes if name == self.name else ()
         return Documents([self.texts[i] for i in samples], [self.origins[i] for i in samples], name, notes)
 
     def slice(self, start: float, end: float) -> "Documents":
-        """Return the text between two positions, as fractions of all characters; a document across a border is cut there."""
+        """Return the text between two positions, which are fractions of the total number of characters.
+
+        A document that contains one of the positions is cut there.
+        """
         total = sum(map(len, self.texts))
         first, last, done = int(start * total), int(end * total), 0
         texts, origins = list[str](), list[str]()
@@ -73,7 +76,7 @@ def load_text(data: TextDataConfig, base: Path) -> Splits[Documents]:
         base: the recipe's folder, to which ``data.root`` is relative.
 
     Raises:
-        DataError: a file cannot be read, or the text is too short to split.
+        DataError: a file cannot be read, or the text is too short to hold out validation text.
     """
     root = base / expand_path(data.root)
     if data.generate is not None:
@@ -82,11 +85,11 @@ def load_text(data: TextDataConfig, base: Path) -> Splits[Documents]:
 
 
 def read_documents(files: TextFilesConfig, root: Path) -> Documents:
-    r"""Read text files; every line end becomes ``\n``.
+    r"""Read documents from text files and replace every line end by ``\n``.
 
     Args:
-        files: the files to read.
-        root: folder to which paths are relative.
+        files: the files to read and the unit of text that forms a document.
+        root: folder to which the paths in ``files`` are relative.
 
     Raises:
         DataError: a file is missing, is not UTF-8 or contains NUL characters, or the files contain no text.
@@ -119,16 +122,22 @@ def read_documents(files: TextFilesConfig, root: Path) -> Documents:
 
 
 def list_files(files: TextFilesConfig, root: Path) -> list[Path]:
-    """List the named files, and the files in the named folders.
+    """List the files that a recipe names, and the matching files of the folders that it names.
 
     Raises:
-        DataError: a folder contains no matching file.
+        DataError: a folder contains no file with a matching suffix.
     """
     return [path for name in _names(files) for path in _files_in(root / expand_path(name), files.suffixes)]
 
 
 def read_standard_library(config: StandardLibraryConfig) -> Documents:
-    """Read the source files of the running Python's standard library without its tests, sorted by name."""
+    """Read source files of the running Python's standard library, one document per file, sorted by name.
+
+    Tests are excluded. Of the other files, the ``config.n_files`` files with the smallest hashes are read.
+
+    Raises:
+        DataError: the source files are not installed.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     version = f"the standard library of Python {sys.version_info.major}.{sys.version_info.minor}"
     found = {}
@@ -146,14 +155,16 @@ def read_standard_library(config: StandardLibraryConfig) -> Documents:
 
 
 _EXCLUDED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
-"""Folders below the standard library that do not belong to it."""
+"""Names of folders inside the standard library whose files are not read."""
 
 
 def split_validation(documents: Documents) -> tuple[Documents, Documents]:
-    """Split off validation text: documents by their hash, or the end of a single document.
+    """Split documents into training and validation documents.
+
+    Several documents are split by a hash of their texts. A single document is cut in two, and its end becomes the validation text.
 
     Raises:
-        DataError: the text is too short to split.
+        DataError: the text is too short to split, or all documents are equal.
     """
     if len(documents) == 1:
         parts = documents.slice(0.0, 1 - VALID_FRACTION), documents.slice(1 - VALID_FRACTION, 1.0)
@@ -170,7 +181,7 @@ def _names(files: TextFilesConfig) -> list[str]:
 
 
 def _files_in(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
-    """Return a file itself, or a folder's files sorted by name, hidden ones excluded."""
+    """Return the path itself if it is a file, or the visible files below a folder that have a matching suffix, sorted by path."""
     if not path.is_dir():
         return [path]
     shown = [file for file in sorted(path.rglob("*")) if not any(part.startswith(".") for part in file.relative_to(path).parts)]
@@ -183,7 +194,7 @@ def _files_in(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
 
 
 def _split_documents(path: Path, files: TextFilesConfig, notes: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the origin and the text of each document in a file; add to ``notes`` which column is read."""
+    """Yield the origin and the text of each document in a file, and append a note on the column that is read to ``notes``."""
     suffixes = (".jsonl", ".parquet") if files.text_field is None else SUFFIXES
     if path.name.removesuffix(".gz").endswith(suffixes):
         if path.stat().st_size == 0:

@@ -1,4 +1,4 @@
-"""Profile of the training texts of a run, by which inputs that differ from them are recognized."""
+"""Profile of a run's training texts, by which a model warns about inputs that differ from its training texts."""
 
 import base64
 import math
@@ -14,41 +14,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-"""Scripts without spaces between words (Thai, Lao, Burmese, Khmer, Japanese, Chinese); each letter counts as a word."""
+"""Characters of scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
+
+Each of these characters counts as a word.
+"""
 
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]+")
 _MAX_CHARACTERS = 2**26
-"""Maximum number of characters that are read; of longer training texts, not all words are known, and none is called unseen."""
+"""Maximum number of characters of the training texts that are read.
+
+If the training texts are longer, not all of their words are known, so no word of an input is reported as unseen.
+"""
 
 _MAX_TRIGRAMS = 5000
 _BITS_PER_WORD, _N_HASHES = 10, 7
-"""Parameters of the Bloom filter: 1% of unseen words pass as seen."""
+"""Parameters of the Bloom filter, with which about 1% of unseen words are mistaken for seen words."""
 
 _MIN_TRIGRAMS, _MIN_WORDS = 15, 4
-"""Minimum length of a text that is compared with the training texts as a whole."""
+"""Minimum numbers of trigrams and of words in a text for a comparison of the whole text with the training texts."""
 
 _CHUNK_CHARACTERS = 60
-"""Minimum number of characters of the validation texts' parts that calibrate the thresholds."""
+"""Minimum number of characters in each chunk of the validation texts on which the thresholds are calibrated."""
 
 _FAR_LONGER = 2.0
-"""Inputs of more than this multiple of the longest training text's characters are reported."""
+"""Ratio of an input's length to the length of the longest training text above which a warning is given."""
 
 _EXAMPLES = 3
 
 
 @dataclass(frozen=True)
 class InputProfile:
-    """Words, letter trigrams and lengths of training texts.
+    """Words, letter trigrams and maximum length of training texts.
 
-    A text is unlike the training texts if both hold: the mean log-probability of its trigrams is more than three standard deviations below
-    that of validation texts, and its fraction of unseen words is more than two above theirs, and at least 0.35.
+    A text is reported as unlike the training texts if two conditions hold. First, the mean log-probability of its trigrams is more than
+    three standard deviations below the mean of the validation texts. Second, its fraction of unseen words exceeds 0.35 and is more than two
+    standard deviations above the mean of the validation texts.
 
     Attributes:
-        bits: Bloom filter of the lower-case words (Bloom 1970), one bit per entry; empty if not all words were read.
-        trigrams: natural logarithm of the frequency of the most frequent letter trigrams.
-        min_log_p: lowest usual mean of these logarithms over a text.
-        max_unseen: highest usual fraction of unseen words.
-        max_characters: length of the longest training text in characters; None if texts are read in windows.
+        bits: Bloom filter (Bloom 1970) of the words in lower case, with one bit per entry. Empty if not all training texts were read.
+        trigrams: natural logarithm of the relative frequency of each of the most frequent letter trigrams.
+        min_log_p: threshold of the mean log-probability of a text's trigrams, below which the text is unusual.
+        max_unseen: threshold of the fraction of unseen words, above which a text is unusual.
+        max_characters: number of characters of the longest training text. None if no length is unusual.
     """
 
     bits: NDArray[np.bool_]
@@ -59,12 +66,12 @@ class InputProfile:
 
     @classmethod
     def from_texts(cls, train: Sequence[str], valid: Sequence[str], any_length: bool = False) -> Self:
-        """Collect the profile of training texts; validation texts calibrate the thresholds.
+        """Compute the profile of training texts.
 
         Args:
             train: training texts.
-            valid: validation texts.
-            any_length: whether texts are read in windows, so that no length is unusual.
+            valid: validation texts, on which the thresholds are calibrated.
+            any_length: True if texts of any length are read in windows, so that no length is unusual.
         """
         words, n_characters = Counter[str](), 0
         for text in train:
@@ -88,14 +95,14 @@ class InputProfile:
         return replace(found, min_log_p=min_log_p, max_unseen=max(0.35, float(np.mean(shares) + 2 * np.std(shares))))
 
     def unseen_words(self, text: str) -> tuple[list[str], int]:
-        """Return the words of a text that do not occur in the training texts, and the number of all its words."""
+        """Return the words of a text that are absent from the training texts, and the number of all words of the text."""
         words = split_words(text)
         if not len(self.bits):
             return [], len(words)
         return [word for word in words if not all(self.bits[place] for place in _places(word, len(self.bits)))], len(words)
 
     def warnings(self, text: str) -> list[str]:
-        """Describe how an input differs from the training texts, one sentence each."""
+        """Return one warning for each respect in which an input differs from the training texts."""
         found = []
         unseen, n_words = self.unseen_words(text)
         if unseen:
@@ -109,13 +116,16 @@ class InputProfile:
         return found
 
     def _mean_log_p(self, text: str) -> float | None:
-        """Return the mean log-probability of a text's trigrams; None for a short text. A rare trigram counts as the rarest known one."""
+        """Return the mean log-probability of a text's letter trigrams, or None if the text is too short.
+
+        An unknown trigram gets the log-probability of the rarest known trigram.
+        """
         found = list(_trigrams(text[:10_000]))
         rarest = min(self.trigrams.values(), default=0.0)
         return sum(self.trigrams.get(trigram, rarest) for trigram in found) / len(found) if len(found) >= _MIN_TRIGRAMS else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the profile as JSON-serializable data, the Bloom filter in base64."""
+        """Return the profile as JSON values, with the Bloom filter encoded in base64."""
         return {
             "n_bits": len(self.bits),
             "words": base64.b64encode(np.packbits(self.bits).tobytes()).decode(),
@@ -127,10 +137,10 @@ class InputProfile:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Restore a profile.
+        """Rebuild a profile from the result of ``to_json``.
 
         Raises:
-            ValueError: the value is damaged.
+            ValueError: a field is missing, has the wrong type or is damaged.
         """
         try:
             packed = np.frombuffer(base64.b64decode(value["words"], validate=True), np.uint8)
@@ -143,7 +153,7 @@ class InputProfile:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without digits, punctuation and combining marks.
+    """Return the words of a text in lower case. Digits and punctuation separate words, and combining marks are removed.
 
     >>> split_words("Don't panic: 42 cafés!")
     ['don', 't', 'panic', 'cafés']
@@ -154,14 +164,14 @@ def split_words(text: str) -> list[str]:
 
 
 def _trigrams(text: str) -> Iterator[str]:
-    """Yield the letter trigrams of each word with a space on either side."""
+    """Yield the letter trigrams of each word of a text, after adding a space before and after the word."""
     for word in split_words(text):
         padded = f" {word} "
         yield from (padded[i : i + 3] for i in range(len(padded) - 2))
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[str]:
-    """Yield parts of texts, of at least 60 and usually less than 300 characters; short texts are joined."""
+    """Yield chunks of texts with at least 60 and usually fewer than 300 characters, in which short texts are joined."""
     pieces = [
         text[start : start + 4 * _CHUNK_CHARACTERS]
         for text in texts[:2000]
@@ -184,7 +194,7 @@ def _bloom_filter(words: Iterable[str]) -> NDArray[np.bool_]:
 
 
 def _places(word: str, n_bits: int) -> list[int]:
-    """Return the bits of a word by double hashing (Kirsch & Mitzenmacher 2006)."""
+    """Return the indices of a word's bits in the Bloom filter, computed by double hashing (Kirsch & Mitzenmacher 2006)."""
     digest = blake2b(word.encode(), digest_size=16).digest()
     first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little") | 1
     return [(first + i * second) % n_bits for i in range(_N_HASHES)]

@@ -1,4 +1,4 @@
-"""JSON records: one object per line, or one array of objects per file."""
+"""Reading of JSON records, either one record per line or one array of records per file."""
 
 import json
 from collections.abc import Iterator
@@ -12,10 +12,14 @@ from transom.files.regular_files import parse_json
 
 
 def read_json_lines(path: Path, allow_empty: bool = False) -> Iterator[tuple[int, Any]]:
-    """Yield the line number, from 1, and the object or list of each line; blank lines are skipped.
+    """Yield the line number, starting at 1, and the JSON object or list of each line, and skip blank lines.
+
+    Args:
+        path: the file to read.
+        allow_empty: accept an empty file.
 
     Raises:
-        DataError: the file cannot be read or is empty, or a line is not a JSON object or list.
+        DataError: the file cannot be read, is empty and must not be, or has a line that is not a non-empty JSON object or list.
     """
     for number, line in enumerate(read_lines(path, allow_empty), 1):
         if line.strip():
@@ -24,10 +28,10 @@ def read_json_lines(path: Path, allow_empty: bool = False) -> Iterator[tuple[int
 
 
 def read_json_array(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the position, from 1, and the object or list of each element of a JSON array.
+    """Yield the position, starting at 1, and the value of each element of a JSON array.
 
     Raises:
-        DataError: the file cannot be read, or is not an array of JSON objects or lists.
+        DataError: the file cannot be read, or is not a JSON array of non-empty objects or lists.
     """
     text = "\n".join(read_lines(path, max_line_bytes=MAX_DOCUMENT_LINE_BYTES))
     value = _parse(text, str(path), "a JSON array of objects")
@@ -56,5 +60,5 @@ def _parse(text: str, where: str, expected: str) -> Any:
 
 
 def short_json(value: Any) -> str:
-    """Return a value as JSON for messages, at most 100 characters of it."""
+    """Return the first 100 characters of a value's JSON, for messages."""
     return json.dumps(value, default=repr)[:100]

@@ -1,4 +1,4 @@
-"""Token masking for masked language modeling: a pure function of (seed, epoch, sample)."""
+"""Token masking for masked language modeling, whose random numbers are a pure function of (seed, epoch, sample)."""
 
 from collections.abc import Iterator
 
@@ -10,18 +10,22 @@ from transom.data.text.windows import WindowLoader
 from transom.data.tokenizer.special_tokens import UNK
 
 MASK_PROBABILITY, RANDOM_PROBABILITY = 0.8, 0.1
-"""Fractions of the selected tokens that are replaced by the mask token and by a random token; the rest are kept
-(Devlin et al. 2019, section 3.1)."""
+"""Probabilities that a selected token is replaced by the mask token and by a random token.
+
+The other selected tokens are kept (Devlin et al. 2019, section 3.1).
+"""
 
 
 def mask_tokens(batch: LanguageBatch, mlm_probability: float, mask_token: int, key: tuple[int, ...]) -> MaskedBatch:
-    """Select tokens of a batch and corrupt them: no special token, and at least one token per row that has others.
+    """Select tokens of a batch for prediction and corrupt most of them.
+
+    Special tokens are never selected. At least one token of each row is selected, unless the row has special tokens only.
 
     Args:
-        batch: windows of text; their labels are not used.
-        mlm_probability: probability that a token is selected.
-        mask_token: id of the mask token, one more than the tokenizer's last id.
-        key: integers such as seed and epoch; given the key, the random numbers of a row depend on its sample only.
+        batch: windows of text, whose labels are not used.
+        mlm_probability: probability of selecting a token.
+        mask_token: id of the mask token, which is one more than the tokenizer's last id.
+        key: integers such as seed and epoch. The random numbers of a row depend only on the key and on the row's sample index.
     """
     text = batch.decoder_input
     loss_mask, corrupted = torch.zeros_like(text.tokens, dtype=torch.bool), text.tokens.clone()
@@ -39,19 +43,33 @@ def mask_tokens(batch: LanguageBatch, mlm_probability: float, mask_token: int, k
 
 
 class MaskedLoader:
-    """Endless training batches of windows, resumable at any position; each epoch masks different tokens (dynamic masking)."""
+    """Loader of endless training batches of masked windows, resumable at any position.
+
+    Each epoch masks different tokens (dynamic masking).
+    """
 
     def __init__(self, windows: WindowLoader, mlm_probability: float, mask_token: int, seed: int) -> None:
-        """Mask tokens in the batches of ``windows``; the other arguments are those of ``mask_tokens``."""
+        """Wrap a loader of windows, in whose batches tokens are masked.
+
+        Args:
+            windows: loader of the training windows.
+            mlm_probability: probability of selecting a token.
+            mask_token: id of the mask token.
+            seed: random seed of the masking.
+        """
         self.windows, self._mlm_probability, self._mask_token, self._seed = windows, mlm_probability, mask_token, seed
         self.n_samples = windows.n_samples
 
     def describe_sample(self, sample: int) -> str:
-        """Return the document and the position at which a window starts, for messages."""
+        """Return the document and the token position at which a window starts, for messages."""
         return self.windows.describe_sample(sample)
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[MaskedBatch]]]:
-        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
+        """Yield batches endlessly, starting at a position.
+
+        Yields:
+            The position after the batch, which a checkpoint stores, and this rank's part of the batch as a list of micro-batches.
+        """
         for end, micro_batches in self.windows.batches_from(position):
             key = self._seed, (end - 1) // self.n_samples
             yield end, [mask_tokens(batch, self._mlm_probability, self._mask_token, key) for batch in micro_batches]

@@ -1,4 +1,4 @@
-"""Find the columns of tabular files (text, class, prompt, ...), and whether their first line is a header."""
+"""Recognition of the columns of tabular files (text, class, prompt, ...) and of their header."""
 
 import re
 from collections import Counter
@@ -8,18 +8,19 @@ from typing import NamedTuple
 from transom.errors import AmbiguousHeaderError, ConfigError, DataError
 
 Field = str | int
-"""Name of a column, or its index from 0."""
+"""Name of a column, or its index starting at 0."""
 
 
 class Column(NamedTuple):
     """A column that a task reads.
 
     Attributes:
-        name: what it holds; the recipe's field is ``{name}_field``, the option ``--{name}-field``.
-        aliases: usual names of such a column, in lower case and the most specific first.
-        is_class: whether it holds classes, which repeat from sample to sample.
-        is_language: whether a language's name or code can be its name.
-        is_optional: whether a file may lack it; its cells are then empty.
+        name: content of the column, such as "text". The column is selected by ``{name}_field`` in a recipe and by ``--{name}-field`` on the
+            command line.
+        aliases: usual names of such a column in lower case, the most specific first.
+        is_class: True if the column contains classes, which repeat from sample to sample.
+        is_language: True if the column may be named after a language, by the language's name or code.
+        is_optional: True if a file may lack the column. The cells of a missing column are empty.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Column(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The option that selects the column."""
+        """The command-line option that selects the column."""
         return f"--{self.name}-field"
 
 
@@ -56,7 +57,7 @@ TARGET = Column(
 PROMPT = Column("prompt", ("prompt", "instruction", "question", "query", "request", "user", "input"))
 ANSWER = Column("answer", ("answer", "response", "completion", "output", "reply", "assistant", "target"))
 CONTEXT = Column("context", ("context", "input"), is_optional=True)
-"""Text that a prompt refers to, in a column of its own: ``input`` in Alpaca's data, ``context`` in Dolly's."""
+"""Column of text to which a prompt refers, such as ``input`` in the Alpaca data and ``context`` in the Dolly data."""
 
 LANGUAGES = frozenset(
     [
@@ -132,22 +133,22 @@ LANGUAGES = frozenset(
         "zh",
     ]
 )
-"""Names and ISO 639-1 codes of languages that a column of translations can be named after."""
+"""Names and ISO 639-1 codes of languages, after which a column of sentence pairs may be named."""
 
 _NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")
-"""Pattern of a column name: at most three words, without punctuation."""
+"""Pattern of a column name, which has at most three words and no punctuation except hyphens and periods."""
 
 MIN_LINES = 10
-"""Minimum number of lines to decide by the other lines whether the first line is a header."""
+"""Minimum number of lines for a comparison of the first line with the other lines, and for recognizing a column of classes."""
 
 
 class Layout(NamedTuple):
-    """Layout of a file: its header and the columns that a task reads.
+    """Header and columns of a tabular file.
 
     Attributes:
-        has_header: whether the first line is a header.
-        indices: index of each column that the task reads; None for an optional column that the file lacks.
-        notes: what was recognized or guessed, one sentence each.
+        has_header: True if the first line is a header.
+        indices: index of each column that the task reads, or None for an optional column that the file lacks.
+        notes: messages about what was recognized or guessed.
     """
 
     has_header: bool
@@ -158,18 +159,18 @@ class Layout(NamedTuple):
 def find_layout(
     path: str, rows: Sequence[Sequence[str]], columns: Sequence[Column], fields: Sequence[Field | None], header: bool | None
 ) -> Layout:
-    """Find the header and the columns of a file of rows.
+    """Find the header and the columns of a tabular file.
 
     Args:
         path: the file, for messages.
-        rows: the cells of each line, the first line included; blank lines have none.
-        columns: the columns to find; optional ones come last.
-        fields: the name or index of each column, where the user gave one.
-        header: whether the first line is a header; None decides by its names.
+        rows: cells of each line, including the first line. A blank line has no cells.
+        columns: the columns to find, with optional columns last.
+        fields: name or index that the user specified for each column, or None.
+        header: True if the first line is a header, False if it is a sample, and None to decide by the cells of the first line.
 
     Raises:
         AmbiguousHeaderError: the first line may be a header, and ``header`` is None.
-        DataError: a column is missing, or several could be meant.
+        DataError: a column cannot be found.
         ConfigError: an index is negative.
     """
     first, required = list(rows[0]), [column for column in columns if not column.is_optional]
@@ -189,20 +190,20 @@ def find_layout(
 def choose_columns(
     where: str, names: Sequence[str], columns: Sequence[Column], fields: Sequence[Field | None], rows: Sequence[Sequence[str]] = ()
 ) -> tuple[list[int | None], list[str]]:
-    """Choose columns by the user's fields, then by their usual names, then by elimination.
+    """Choose columns by the user's fields, then by the usual column names, then by elimination.
 
     Args:
-        where: the file or the line with the names, for messages.
-        names: names of all columns.
-        columns: the columns to find; optional ones come last.
-        fields: the name or index of each column, where the user gave one.
-        rows: cells of the samples; classes repeat, texts do not.
+        where: the file, or the line with the column names, for messages.
+        names: names of all columns of the file.
+        columns: the columns to find, with optional columns last.
+        fields: name or index that the user specified for each column, or None.
+        rows: cells of the samples, by which a column of classes is distinguished from a column of texts.
 
     Returns:
-        The index of each column, None for an optional one that is not there; and a note for each that was found by elimination.
+        The index of each column, or None for an optional column that the file lacks, and a list of notes on columns found by elimination.
 
     Raises:
-        DataError: a column is missing, or several could be meant.
+        DataError: a column cannot be found.
         ConfigError: an index is negative.
     """
     chosen: list[int | None] = [None if field is None else _named_index(where, names, field, columns) for field in fields]
@@ -227,7 +228,7 @@ def choose_columns(
 
 
 def describe_columns(names: Sequence[str], columns: Sequence[Column], indices: Sequence[int | None]) -> str:
-    """Return which column is read as what.
+    """Describe from which column of a file each column of a task is read.
 
     >>> describe_columns(["id", "review", "stars"], (TEXT, LABEL), (1, 2))
     "text from 'review', label from 'stars'"
@@ -238,7 +239,15 @@ def describe_columns(names: Sequence[str], columns: Sequence[Column], indices: S
 
 
 def _by_language(keys: Sequence[str], free: Sequence[int], unknown: Sequence[Column]) -> tuple[list[int], list[str]] | None:
-    """Return the columns that are named after languages, in the order of the file; None if there are more or fewer than asked for."""
+    """Return the indices of the columns that are named after languages, in the order of the file, and no notes.
+
+    The result is None unless all wanted columns may be named after a language and there are as many such columns as wanted.
+
+    Args:
+        keys: normalized names of all columns of the file.
+        free: indices of the columns of the file that are not chosen yet.
+        unknown: the wanted columns.
+    """
     languages = [i for i in free if keys[i] in LANGUAGES]
     return (languages, []) if len(languages) == len(unknown) and unknown and all(column.is_language for column in unknown) else None
 
@@ -246,7 +255,16 @@ def _by_language(keys: Sequence[str], free: Sequence[int], unknown: Sequence[Col
 def _by_elimination(
     names: Sequence[str], free: Sequence[int], unknown: Sequence[Column], rows: Sequence[Sequence[str]]
 ) -> tuple[list[int], list[str]] | None:
-    """Choose the only column that is left, or of two columns the one whose values repeat as the classes."""
+    """Choose columns by elimination, and return their indices and notes, or None.
+
+    A single wanted column is the only free column. Of two free columns, the one whose values repeat contains the classes.
+
+    Args:
+        names: names of all columns of the file.
+        free: indices of the columns of the file that are not chosen yet.
+        unknown: the wanted columns.
+        rows: cells of the samples.
+    """
     if len(unknown) == len(free) == 1:
         return [free[0]], [f"the {unknown[0].name} is taken from {names[free[0]]!r}, the only column left"]
     if len(unknown) == len(free) == 2 and unknown[1].is_class:
@@ -258,7 +276,10 @@ def _by_elimination(
 
 
 def _advice(names: Sequence[str], columns: Sequence[Column], chosen: Sequence[int | None]) -> str:
-    """Return the options that would select columns: those recognized, and for the others the first that are left."""
+    """Return advice with options that select the columns.
+
+    The options name the recognized columns. For each other column, they name the next column of the file that is not chosen yet.
+    """
     left = (names[i] for i in range(len(names)) if i not in chosen)
     required = [(column, index) for column, index in zip(columns, chosen, strict=True) if not column.is_optional]
     selected = [(column.flag, next(left, None) if index is None else names[index]) for column, index in required]
@@ -267,7 +288,11 @@ def _advice(names: Sequence[str], columns: Sequence[Column], chosen: Sequence[in
 
 
 def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[Column], fields: Sequence[Field | None]) -> bool:
-    """Return whether the first line contains the usual names of all columns, or of one if it has a class of its own."""
+    """Return whether the first line is certainly a header.
+
+    It is one if it contains a usual name of each column, or the names of languages as the names of sentence pairs' columns. A usual name
+    of one column is enough if the first line's class occurs in no other line.
+    """
     if not all(map(_NAME.fullmatch, map(str.strip, first))):
         return False
     keys = list(map(_key, first))
@@ -283,7 +308,7 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]], columns: Seq
 
 
 def _reject_suspicious(path: str, rows: Sequence[Sequence[str]], columns: Sequence[Column], fields: Sequence[Field | None]) -> None:
-    """Raise AmbiguousHeaderError if the first line differs from the others as a header would."""
+    """Raise AmbiguousHeaderError if the first line differs from the other lines in the way in which a header would."""
     indices = [place if field is None else int(field) for place, field in enumerate(fields[: len(columns)])]
     if len(rows) < MIN_LINES or len(rows[0]) <= max(indices):
         return
@@ -305,7 +330,7 @@ def _reject_suspicious(path: str, rows: Sequence[Sequence[str]], columns: Sequen
 
 
 def _key(name: str) -> str:
-    """Return a name as it is compared with the usual ones: in lower case, with an underscore between words."""
+    """Normalize a column name to lower case with underscores between words, for comparison with the usual names."""
     return re.sub(r"[\s_-]+", "_", name.strip().casefold())
 
 
@@ -331,7 +356,7 @@ def _are_distinct(cells: Sequence[str]) -> bool:
 
 
 def _position(path: str, field: Field | None, place: int, column: Column) -> int | None:
-    """Return the index of a column of a file without a header."""
+    """Return the index of a column in a file without a header, or None for an optional column without a field."""
     if isinstance(field, str):
         raise DataError(f"{path}: expected a header with the column {field!r}, found --no-header; leave it out, or give an index from 0")
     if field is None:

@@ -1,4 +1,4 @@
-"""Tabular files of texts: tab-separated, comma-separated, JSON and Parquet."""
+"""Reading of tabular files of texts in the formats TSV, CSV, JSON and Parquet."""
 
 import csv
 import json
@@ -15,16 +15,16 @@ Rows = list[tuple[int, list[str]]]
 Record = dict[str, Any] | list[Any]
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
-"""Suffixes of the formats; all but Parquet may be followed by ``.gz``."""
+"""Suffixes of the supported formats, each of which except ``.parquet`` may be followed by ``.gz``."""
 
 
 class Table(NamedTuple):
-    """Columns of a file.
+    """Columns read from a tabular file.
 
     Attributes:
-        lines: line number of each sample, from 1; in JSON arrays and Parquet files its position.
-        columns: the texts of each column.
-        notes: what was recognized or guessed in the file, one sentence each.
+        lines: line number of each sample, starting at 1. For JSON arrays and Parquet files, the position of the sample.
+        columns: cells of each column as texts.
+        notes: messages about what was recognized or guessed in the file.
     """
 
     lines: list[int]
@@ -38,14 +38,15 @@ def read_table(
     """Read columns of a tabular file.
 
     Args:
-        path: a .tsv, .csv, .jsonl, .json or .parquet file; all but the last may be gzipped.
-        columns: the columns to read.
-        fields: name, or index from 0, of each column; None finds the column by its usual names, or by its position in a file without names.
-        header: whether the first line of a .tsv or .csv file is a header; None decides by its names.
-        numbers_as_text: convert integers and booleans to text, because class labels are often numbers.
+        path: a .tsv, .csv, .jsonl, .json or .parquet file. All formats except Parquet may be gzipped.
+        columns: the columns to read, with optional columns last.
+        fields: name of each column, or its index starting at 0. None finds the column by its usual names, or by its position if the file
+            has no column names.
+        header: True if the first line of a .tsv or .csv file is a header, False if it is a sample, and None to decide by its cells.
+        numbers_as_text: convert integers and booleans in JSON and Parquet files to text, because class labels are often numbers.
 
     Raises:
-        DataError: the file cannot be read, a sample is malformed, a column is not found, or the file has no sample.
+        DataError: the file cannot be read, a sample is malformed, a column cannot be found, or the file has no sample.
         AmbiguousHeaderError: the first line may be a header, and ``header`` is None.
         ConfigError: the file's format is unknown, or a field does not fit the format.
     """
@@ -60,7 +61,7 @@ def read_table(
 
 
 def table_suffix(path: Path) -> str:
-    """Return the suffix that names the format of a tabular file, without ``.gz``.
+    """Return the suffix of a tabular file in lower case, ignoring ``.gz``.
 
     Raises:
         ConfigError: the suffix is none of ``SUFFIXES``.
@@ -74,11 +75,13 @@ def table_suffix(path: Path) -> str:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yield the number, from 1, and the fields of each record of a JSON or Parquet file; blank lines are skipped.
+    """Yield the number, starting at 1, and the fields of each record of a JSON or Parquet file.
+
+    The number is the line number in JSON Lines files, whose blank lines are skipped, and the position of the record in other files.
 
     Raises:
         DataError: the file cannot be read, or a record is malformed.
-        ConfigError: the file is a Parquet file, and pyarrow is not installed.
+        ConfigError: the suffix is unknown, or the file is a Parquet file and pyarrow is not installed.
     """
     suffix = table_suffix(path)
     if suffix == ".parquet":
@@ -89,8 +92,14 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
 def record_text(record: Record, field: Field, where: str, numbers_as_text: bool = False) -> str:
     """Return a field of a record as text.
 
+    Args:
+        record: a JSON object or list, or a row of a Parquet file.
+        field: name of the field in an object, or index in a list.
+        where: position of the record, for messages.
+        numbers_as_text: convert integers and booleans to text.
+
     Raises:
-        DataError: the record has no such field, or it is not text.
+        DataError: the record has no such field, or the field's value is not text.
     """
     places = record if isinstance(record, dict) else range(len(record))
     if field not in places:
@@ -131,7 +140,10 @@ def _read_records(
     fields: Sequence[Field | None],
     numbers_as_text: bool,
 ) -> tuple[list[int], list[list[str]], list[str]]:
-    """Read fields of records. The first record decides which fields hold the columns, optional ones excepted."""
+    """Return line numbers, cells and notes of records.
+
+    The fields of the required columns are chosen by the first record. The fields of optional columns are chosen anew in each record.
+    """
     required = [column for column in columns if not column.is_optional]
     optional = columns[len(required) :]
     lines, texts, notes, chosen = list[int](), list[list[str]](), list[str](), list[Field]()
@@ -146,14 +158,14 @@ def _read_records(
 
 
 def _optional_text(record: Record, column: Column, chosen: Sequence[Field], where: str) -> str:
-    """Return a field that some records lack."""
+    """Return the text of an optional column, or an empty string if the record lacks the column."""
     if isinstance(record, list):
         return ""
     return next((record_text(record, name, where) for name in column.aliases if name not in chosen and record.get(name) is not None), "")
 
 
 def _choose_fields(where: str, record: Record, columns: Sequence[Column], fields: Sequence[Field | None]) -> tuple[list[Field], list[str]]:
-    """Return the field that holds each column, chosen from the first record, and a note if a field is named differently."""
+    """Return the field of a record that contains each column, and notes on fields whose name differs from the column's."""
     if isinstance(record, list):
         return [place if field is None else field for place, field in enumerate(fields)], []
     usual = {alias for column in columns for alias in column.aliases}.union(field for field in fields if isinstance(field, str))

@@ -1,4 +1,4 @@
-"""Strict reading of UTF-8 text, one sentence per line; every error names its file, line and byte."""
+"""Strict reading of UTF-8 text files, with errors that name the file, line and byte."""
 
 import codecs
 import gzip
@@ -25,18 +25,21 @@ _WIDE_BOMS = {
 
 @runtime_checkable
 class LineStream(Protocol):
-    """A binary stream with ``readline``: an open file, a decompressed one, or standard input."""
+    """Interface of a binary stream with ``readline``, such as an open file, a decompressed file or standard input."""
 
     def readline(self, size: int = -1, /) -> bytes:
-        """Return the bytes up to and including the next line end, at most ``size`` of them; empty at the end of the stream."""
+        """Return the bytes up to and including the next line end.
+
+        The result has at most ``size`` bytes unless ``size`` is negative. It is empty at the end of the stream.
+        """
         ...
 
 
 def read_lines(path: str | Path, allow_empty: bool = False, max_line_bytes: int = MAX_LINE_BYTES) -> list[str]:
     r"""Read the lines of a text file, gzipped or not.
 
-    Only ``\n`` and ``\r\n`` end a line: U+2028, U+0085, form feeds and the like are ordinary characters. A byte-order mark at the
-    start is skipped.
+    Only ``\n`` and ``\r\n`` end a line. Other line separators, such as U+2028, U+0085 and form feeds, are ordinary characters. A byte-order
+    mark at the start of the file is skipped.
 
     Args:
         path: a UTF-8 file.
@@ -44,10 +47,10 @@ def read_lines(path: str | Path, allow_empty: bool = False, max_line_bytes: int 
         max_line_bytes: maximum number of bytes per line.
 
     Returns:
-        The lines without their line ends; an empty line is an empty string.
+        The lines without their line ends. An empty line is an empty string.
 
     Raises:
-        DataError: the file is missing, empty, not a file, not readable, or not clean UTF-8 text; the message names file, line and byte.
+        DataError: the file is missing, empty, not a regular file or not readable, has a line that is too long, or is not clean UTF-8 text.
     """
     with open_bytes(path) as stream:
         lines = list(decode_lines(stream, str(path), max_line_bytes))
@@ -58,16 +61,17 @@ def read_lines(path: str | Path, allow_empty: bool = False, max_line_bytes: int 
 
 @contextmanager
 def open_bytes(path: str | Path) -> Iterator[LineStream]:
-    """Open a file for reading bytes and decompress it if its content is gzip; read errors become a DataError.
+    """Open a file for reading bytes and decompress it if it is gzipped.
 
     Args:
         path: a regular file.
 
     Yields:
-        The stream of (decompressed) bytes.
+        The stream of bytes, after decompression.
 
     Raises:
         DataError: the file cannot be opened or read, is a device or a pipe, is truncated, or exceeds the limits of decompressed size.
+            Errors that occur while the stream is read are converted too.
     """
     if "\0" in str(path):
         raise DataError(f"{str(path)!r}: expected a path, found one with a NUL character; remove it")
@@ -91,15 +95,18 @@ def open_bytes(path: str | Path) -> Iterator[LineStream]:
 
 
 class _DecompressedLines:
-    """Decompressed bytes, counted while reading, because a small file can decompress to any size."""
+    """Stream of decompressed bytes that limits their number, because a small gzip file can decompress to any size."""
 
     def __init__(self, decompressed: gzip.GzipFile, compressed: BinaryIO, name: str) -> None:
-        """Wrap a gzip stream, the compressed stream under it, and the file's name for messages."""
+        """Store the gzip stream, the compressed stream from which it reads, and the name of the file for messages."""
         self._decompressed, self._compressed, self._name = decompressed, compressed, name
         self._n_bytes, self._n_bytes_at_check = 0, 0
 
     def readline(self, size: int = -1, /) -> bytes:
-        """Return the bytes up to and including the next line end, at most ``size`` of them; empty at the end of the stream.
+        """Return the bytes up to and including the next line end, or an empty string of bytes at the end of the stream.
+
+        Args:
+            size: maximum number of bytes to return. A negative value sets no maximum.
 
         Raises:
             DataError: the decompressed size exceeds the limits.
@@ -134,7 +141,7 @@ def decode_lines(stream: LineStream, name: str, max_line_bytes: int = MAX_LINE_B
     """Check and decode the lines of a byte stream, such as standard input, one by one.
 
     Args:
-        stream: UTF-8 bytes.
+        stream: stream of UTF-8 bytes.
         name: name of the stream in messages.
         max_line_bytes: maximum number of bytes per line.
 
@@ -164,17 +171,14 @@ def decode_lines(stream: LineStream, name: str, max_line_bytes: int = MAX_LINE_B
 
 
 def check_text(text: str, where: str) -> str:
-    """Reject a string that no clean UTF-8 file can contain, such as a lone surrogate from a JSON escape.
+    """Return a string unchanged if a clean UTF-8 file could contain it, and reject it otherwise.
 
     Args:
-        text: any string.
+        text: any string, for example from JSON, whose escapes can produce half a surrogate pair.
         where: position of the string, for messages.
 
-    Returns:
-        The same string.
-
     Raises:
-        DataError: the string contains a NUL or half a surrogate pair.
+        DataError: the string contains a NUL character or half a surrogate pair.
     """
     if "\0" in text:
         raise DataError(f"{where}: expected text, found a NUL character; remove it")
@@ -188,10 +192,10 @@ def check_text(text: str, where: str) -> str:
 
 
 def expand_path(path: str) -> Path:
-    """Return a recipe's path with ``~`` expanded to the home folder.
+    """Return a recipe's path, with a leading ``~`` replaced by the home folder.
 
     Raises:
-        DataError: there is no such home folder, or the path is not UTF-8, so that no recipe can contain it.
+        DataError: the home folder is unknown, or the path contains a NUL character or half a surrogate pair.
     """
     check_text(path, f"the name {path!a}")
     try:

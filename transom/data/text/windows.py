@@ -1,4 +1,4 @@
-"""Batches of fixed-length windows over a stream of tokens, cut at a new offset in each epoch."""
+"""Batches of fixed-length windows of a token stream, which is cut into windows at a new offset in each epoch."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -20,19 +20,19 @@ TokenIds = NDArray[np.int32]
 
 
 class TokenStream:
-    """All documents as one sequence of tokens; each document is preceded by an end-of-sequence token, which ends the one before it.
+    """All documents as a single sequence of tokens, with an end-of-sequence token before each document.
 
     Attributes:
-        documents: the texts.
-        tokens: token ids of all documents.
+        documents: the documents.
+        tokens: token ids of all documents, including the end-of-sequence tokens.
         document_starts: index in ``tokens`` of the end-of-sequence token before each document.
     """
 
     def __init__(self, documents: Documents, tokenizer: Tokenizer) -> None:
-        """Encode the documents.
+        """Tokenize and concatenate the documents.
 
         Raises:
-            DataError: the documents contain no token.
+            DataError: the documents contain no tokens.
         """
         rows = [np.array([EOS, *row], np.int32) for text in documents.texts for row in tokenizer.encode_batch([text])]
         self.documents = documents
@@ -43,37 +43,42 @@ class TokenStream:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens, one end-of-sequence token per document included."""
+        """Number of tokens, including one end-of-sequence token per document."""
         return len(self.tokens)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of tokens of each document, its end-of-sequence token excluded."""
+        """Number of tokens of each document, excluding the end-of-sequence token before the document."""
         return np.diff(self.document_starts, append=len(self.tokens)) - 1
 
     @property
     def rows(self) -> list[list[int]]:
-        """Token ids of each document, preceded by an end-of-sequence token."""
+        """Token ids of each document, including the end-of-sequence token before the document."""
         return [row.tolist() for row in np.split(self.tokens, self.document_starts[1:])]
 
     def describe_token(self, token: int) -> str:
-        """Return the document that contains a token and the token's position in it, for messages."""
+        """Return the origin of the document that contains a token, and the token's position in the document, for messages.
+
+        Args:
+            token: index of the token in ``tokens``.
+        """
         number = bisect_right(self.document_starts.tolist(), token) - 1
         return f"{self.documents.origins[number]}, token {token - int(self.document_starts[number])}"
 
 
 class WindowLoader:
-    """Endless training batches of windows, resumable at any position.
+    """Loader of endless training batches of windows, resumable at any position.
 
-    The stream is treated as a ring. Each epoch starts at a random offset, covers the ring once in windows that do not overlap, and shuffles
-    the windows; offset and order are a pure function of (seed, epoch). A position is the number of windows read since the start of training
-    by all ranks. It is the whole state of the loader.
+    The token stream is treated as a ring. Each epoch starts at a random offset, cuts the ring into windows that do not overlap, and
+    shuffles the windows. Tokens that do not fill a last window are skipped in this epoch. Offset and order are a pure function of
+    (seed, epoch). A position is the number of windows that all ranks together have read since the start of training. The position is the
+    whole state of the loader.
 
     Attributes:
         stream: the training text.
-        window_length: tokens per window.
-        n_samples: windows per epoch; fewer tokens than a window, before the start of the ring, are skipped in each epoch.
-        windows_per_batch: maximum number of windows per batch; the batches of an epoch differ by at most one window.
+        window_length: number of tokens per window.
+        n_samples: number of windows per epoch.
+        windows_per_batch: maximum number of windows per batch. The sizes of an epoch's batches differ by at most one window.
     """
 
     def __init__(
@@ -91,10 +96,10 @@ class WindowLoader:
         Args:
             stream: the training text.
             max_seq_len: maximum number of tokens per window.
-            batch_tokens: maximum number of tokens per batch over all ranks and micro-batches; a longer window is a batch of its own.
-            seed: random seed of the order and of blank noising.
-            blank_noising: mean fraction of a window's tokens that are replaced by [UNK].
-            micro_batching: split of every batch over ranks and micro-batches.
+            batch_tokens: maximum number of tokens per batch over all ranks and micro-batches. A longer window forms a batch of its own.
+            seed: random seed of offset, order and blank noising.
+            blank_noising: mean fraction of the tokens of a window that are replaced by [UNK].
+            micro_batching: split of each batch over ranks and micro-batches.
         """
         self.stream, self._seed, self._blank_noising, self._micro_batching = stream, seed, blank_noising, micro_batching
         self.window_length = min(max_seq_len, stream.n_tokens)
@@ -102,11 +107,15 @@ class WindowLoader:
         self.windows_per_batch = max(1, batch_tokens // self.window_length)
 
     def describe_sample(self, sample: int) -> str:
-        """Return the document and the position at which a window starts, for messages."""
+        """Return the document and the token position at which a window starts, for messages."""
         return self.stream.describe_token(sample)
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
-        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
+        """Yield batches endlessly, starting at a position.
+
+        Yields:
+            The position after the batch, which a checkpoint stores, and this rank's part of the batch as a list of micro-batches.
+        """
         for end, epoch, batch in iterate_epochs(position, self.n_samples, self._plan):
             yield end, [self._batch(epoch, part) for part in self._micro_batching.split(batch)]
 
@@ -127,17 +136,30 @@ class WindowLoader:
 
 
 def apply_blank_noising(window: TokenIds, p: float, key: tuple[int, int, int]) -> TokenIds:
-    """Replace tokens by [UNK] (blank noising, Xie et al. 2017): a pure function of the window and the key.
+    """Replace random tokens of a window by [UNK] (blank noising, Xie et al. 2017).
 
-    The window's own rate is uniform between 0 and 2 ``p``, so that many windows are close to the clean text of inference. Special tokens
-    are kept.
+    The replacement rate of the window is uniformly distributed between 0 and 2 ``p``, so that many windows are close to clean text. Special
+    tokens are kept. The result depends only on the arguments.
+
+    Args:
+        window: token ids of the window.
+        p: mean replacement rate over all windows.
+        key: integers that determine the random numbers, such as seed, epoch and sample.
     """
     (share, *_), choice = stateless_uniform(len(window), *key)
     return np.where((choice < 2 * p * share) & (window > UNK), np.int32(UNK), window)
 
 
 def language_batch(tokens: TokenIds, labels: TokenIds, samples: NDArray[np.int64]) -> LanguageBatch:
-    """Build a batch of full windows; each document is a segment with positions from 0 at its start, or at the window's start."""
+    """Build a batch of windows of equal length without padding.
+
+    Each document in a window is a segment of its own. Positions start at 0 at the start of each document and of the window.
+
+    Args:
+        tokens: token ids of each window.
+        labels: next token at each position.
+        samples: index of each window's first token in the token stream.
+    """
     places = np.arange(tokens.shape[1])
     is_start = (tokens == EOS) | (places == 0)
     positions = places - np.maximum.accumulate(np.where(is_start, places, 0), 1)
@@ -154,14 +176,14 @@ def scoring_batches(
     """Cut texts into overlapping windows and batch windows of similar length, so that each token is scored once.
 
     Args:
-        rows: token ids of each text, preceded by an end-of-sequence token.
+        rows: token ids of each text, including an end-of-sequence token before the text.
         max_seq_len: maximum number of tokens per window.
-        overlap: number of tokens at the start of each further window that only serve as context.
-        batch_tokens: maximum number of tokens per batch, padding included; a longer window is a batch of its own.
+        overlap: number of tokens by which consecutive windows of a text overlap. They only serve as context in the later window.
+        batch_tokens: maximum number of tokens per batch, including padding. A longer window forms a batch of its own.
         first_only: use only the first window of each text.
 
     Yields:
-        A batch, the index of each row's text, and a mask that is True at labels that no earlier window contains.
+        A batch, the index of the text of each row, and a mask that is True at labels that are in no earlier window of the same text.
     """
     stride = max_seq_len - overlap
     windows = [

@@ -1,1 +1,1 @@
-"""Tokenizers: byte-pair encoding, characters and words, and the file that stores them."""
+"""Tokenizers based on byte-pair encoding, characters or words, and the file format that stores tokenizers."""

@@ -1,4 +1,4 @@
-"""Byte-pair encoding: subwords learned from text, with a fallback to bytes for unseen characters."""
+"""Byte-pair encoding, whose subwords are learned from text, with a fallback to bytes for unseen characters."""
 
 import json
 from collections import Counter
@@ -13,38 +13,43 @@ from transom.errors import CheckpointError, ConfigError
 from transom.files.limits import MAX_TOKEN_CHARACTERS
 
 PRETOKEN_PATTERN = r" ?[\p{L}\p{M}]{1,64}| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]|\s+(?!\S)|\s"
-"""Pre-tokenization pattern; no merge crosses its matches: letters with the preceding space, one digit, one other character, or a run of
-whitespace.
+"""Pre-tokenization pattern, which splits a text into pieces.
 
-Punctuation marks stand alone, so no symbol of several characters can read ``<0x80>`` or ``[EOS]``. The limit of 64 letters bounds the work
-per word.
+A piece is a run of letters, a digit, another single character, or a run of whitespace. Letters, digits and single characters include the
+space before them. No merge crosses the border between two pieces. Because punctuation marks stand alone, no symbol of several characters
+can equal the printed form of a byte (``<0x80>``) or of a special token (``[EOS]``). The limit of 64 letters bounds the work per piece.
 """
 
 _MIN_FREQUENCY = 2
 _SPECIAL_TOKENS = [TOKEN_NAMES[PAD], TOKEN_NAMES[SOS], TOKEN_NAMES[EOS]]
 _BASE_SYMBOLS = [*_SPECIAL_TOKENS, *map(chr, range(128)), *(f"<0x{byte:02X}>" for byte in range(128, 256))]
 MIN_VOCAB_SIZE = len(_BASE_SYMBOLS)
-"""Size of the base vocabulary: the special tokens, the 128 ASCII characters, and the other 128 bytes of UTF-8."""
+"""Size of the base vocabulary, which consists of the special tokens, the 128 ASCII characters and the other 128 bytes."""
 
 
 class BytePairEncoding:
-    """Byte-pair encoding (Sennrich et al. 2016): a vocabulary and a ranked list of merges.
+    """Byte-pair encoding (Sennrich et al. 2016), which consists of a vocabulary and a ranked list of merges.
 
-    A space is prepended to each text, so that a word has the same tokens at the start of a sentence and within it. A character without a
-    symbol of its own is encoded as UTF-8 bytes. No character is unknown, and decoding restores every text exactly.
+    A space is prepended to each non-empty text, so that a word has the same tokens at the start of a sentence and within a sentence. A
+    character without a symbol of its own is encoded as its UTF-8 bytes. No character is unknown, and decoding restores every text exactly.
+
+    Attributes:
+        kind: value of ``tokenizer.kind`` in a recipe.
+        symbols: symbol of each token id as text.
+        symbol_bytes: UTF-8 bytes that each token id stands for. Empty for special tokens.
     """
 
     kind = "bpe"
 
     def __init__(self, characters: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
-        """Assign token ids in this order: special tokens, ASCII, bytes, characters, merged pairs.
+        """Assign token ids to the special tokens, ASCII characters, other bytes, other characters and merged symbols, in this order.
 
         Args:
             characters: non-ASCII characters with a symbol of their own.
-            merges: pairs of earlier symbols, highest priority first.
+            merges: pairs of symbols to merge, by descending priority. Each symbol is a character or the result of an earlier merge.
 
         Raises:
-            CheckpointError: the lists cannot have come from training.
+            CheckpointError: the characters or merges are invalid.
         """
         self._characters, self._merges = list(characters), list(merges)
         tokens = {symbol: token for token, symbol in enumerate(_BASE_SYMBOLS)}
@@ -73,12 +78,14 @@ class BytePairEncoding:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BytePairEncoding":
-        """Learn characters and merges; characters and pairs that occur only once are ignored.
+        """Learn a vocabulary of characters and merges from texts.
+
+        Non-ASCII characters and pairs of symbols that occur only once are ignored.
 
         Args:
             texts: sentences.
-            vocab_size: maximum vocabulary size; non-ASCII characters, most frequent first, use at most half of the entries beyond the base
-                vocabulary.
+            vocab_size: maximum vocabulary size. The most frequent non-ASCII characters get at most half of the entries beyond the base
+                vocabulary. The other entries remain for merged symbols.
 
         Raises:
             ConfigError: the vocabulary size is smaller than the base vocabulary.
@@ -129,16 +136,26 @@ class BytePairEncoding:
         return {"characters": self._characters, "merges": [list(merge) for merge in self._merges]}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts."""
+        """Return the token ids of each text."""
         encodings = self._library.encode_batch_fast([text and " " + text for text in texts])
         return [encoding.ids for encoding in encodings]
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
-        """Return the token ids of texts under BPE-dropout, each text with random numbers of its own; see ``MergeDropout``."""
+        """Return the token ids of each text under BPE-dropout; see ``MergeDropout``.
+
+        Args:
+            texts: sentences.
+            p: probability of skipping a merge.
+            key: integers such as seed, epoch and side.
+            samples: index of each text in its data set. Key and index determine the random numbers of the text.
+        """
         return [self._dropout.encode(text and " " + text, p, (*key, sample)) for text, sample in zip(texts, samples, strict=True)]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of token ids; invalid UTF-8, which only a model can generate, becomes U+FFFD."""
+        """Return the text of token ids.
+
+        Tokens generated by a model may be invalid UTF-8, which is replaced by U+FFFD.
+        """
         return b"".join(map(self.symbol_bytes.__getitem__, tokens)).decode(errors="replace").removeprefix(" ")
 
     def _pretokenize(self, text: str) -> list[str]:
@@ -153,7 +170,10 @@ class BytePairEncoding:
 
 
 def _build_library(model: models.Model) -> tokenizers.Tokenizer:
-    """Build the library's tokenizer without special tokens, which it would otherwise recognize inside texts."""
+    """Build a tokenizer of the ``tokenizers`` library.
+
+    It has no special tokens, because the library would recognize their printed form inside texts.
+    """
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(PRETOKEN_PATTERN), "isolated")
     return library

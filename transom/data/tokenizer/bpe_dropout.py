@@ -1,4 +1,4 @@
-"""BPE-dropout: a merge loop whose random numbers depend only on a key."""
+"""BPE-dropout with random numbers that depend only on a key."""
 
 import math
 import struct
@@ -15,7 +15,13 @@ _CACHE_SIZE = 1 << 18
 
 
 class Word(NamedTuple):
-    """A word's base tokens, its tokens after all merges, and the number of merges."""
+    """A word before and after all merges.
+
+    Attributes:
+        base: token ids of the word before any merge.
+        merged_tokens: token ids of the word after all merges.
+        n_merges: number of merges in between.
+    """
 
     base: Tokens
     merged_tokens: Tokens
@@ -23,11 +29,14 @@ class Word(NamedTuple):
 
 
 class MergeDropout:
-    """Segment words with random omission of merges (BPE-dropout, Provilkov et al. 2020, algorithm 1).
+    """Segmentation of texts with random omission of merges (BPE-dropout, Provilkov et al. 2020, algorithm 1).
 
-    Each step collects all pairs that can be merged and drops each candidate with probability p. The best remaining candidate is merged; a
-    step without one ends the word. Because only the best candidate matters, candidates are tested from the best down. The number of
-    candidates kept before the next drop is geometric, so one random number covers a run of candidates, often a whole word.
+    Each step collects the candidates, which are all pairs of neighboring tokens that can be merged, and drops each candidate with
+    probability p. The remaining candidate with the lowest rank is merged. If no candidate remains, the word is finished.
+
+    Only the merged candidate matters, so candidates are tested in the order of their ranks until one is kept. The number of candidates kept
+    before the next dropped one has a geometric distribution. A single random number therefore covers a run of candidates, often a whole
+    word.
     """
 
     def __init__(
@@ -36,22 +45,22 @@ class MergeDropout:
         pretokenize: Callable[[str], list[str]],
         base_tokens: Callable[[str], list[int]],
     ) -> None:
-        """Store the merges.
+        """Store the merges and the functions that split texts.
 
         Args:
-            ranks: maps each mergeable pair of tokens to its rank (lowest first) and the merged token.
-            pretokenize: splits a text into words, which concatenate to the text.
-            base_tokens: returns a word's base tokens.
+            ranks: rank and merged token of each pair of tokens that can be merged. Pairs with lower ranks are merged first.
+            pretokenize: a function that splits a text into words. Joined without separator, the words are the text.
+            base_tokens: a function that returns the token ids of a word before any merge.
         """
         self._ranks, self._pretokenize, self._base_tokens = ranks, pretokenize, base_tokens
         self._words = lru_cache(_CACHE_SIZE)(self._segment_words)
 
     def encode(self, text: str, p: float, key: tuple[int, ...]) -> list[int]:
-        """Return the token ids of a text.
+        """Return the token ids of a text under BPE-dropout.
 
         Args:
-            text: text that starts with a space.
-            p: probability of skipping a merge; 0 makes every merge.
+            text: a text that starts with a space.
+            p: probability of skipping a merge. With 0, no merge is skipped.
             key: integers that determine the random numbers, such as seed, epoch, side and sample.
         """
         run_lengths = _kept_run_lengths(p, key)
@@ -62,7 +71,10 @@ class MergeDropout:
         return tokens
 
     def _text_words(self, text: str) -> Iterator[Word]:
-        """Yield the cached words between single spaces, at which a word always ends."""
+        """Yield the words of a text, taken from a cache.
+
+        If all spaces are single, the text is split at its spaces, because no word crosses a space. Otherwise the whole text is segmented.
+        """
         chunks = text.split(" ")
         if "" in chunks[1:]:
             yield from self._words(text)
@@ -79,7 +91,13 @@ class MergeDropout:
         return tuple(words)
 
     def _merge(self, base: Tokens, n_kept: int, run_lengths: Iterator[int]) -> tuple[list[int], int]:
-        """Merge until no candidate is left, keeping ``n_kept`` candidates before the first drop; return tokens and number of merges."""
+        """Merge the tokens of a word until no candidate is left, and return the token ids and the number of merges.
+
+        Args:
+            base: token ids of the word before any merge.
+            n_kept: number of candidates to keep before the first one is dropped.
+            run_lengths: numbers of candidates to keep before each further one is dropped.
+        """
         tokens, n_merges, candidate_of = list(base), 0, self._ranks.get
         while True:
             candidates = [
@@ -98,7 +116,14 @@ class MergeDropout:
 
 
 def _kept_run_lengths(p: float, key: tuple[int, ...]) -> Iterator[int]:
-    """Yield geometric run lengths endlessly: the number of candidates kept before a drop, at least n with probability (1 - p)^n."""
+    """Yield the numbers of candidates kept before each dropped candidate, endlessly.
+
+    The numbers have a geometric distribution: a number is at least n with probability (1 - p)^n.
+
+    Args:
+        p: probability of dropping a candidate.
+        key: integers that determine the random numbers.
+    """
     if p == 0:
         while True:
             yield sys.maxsize

@@ -1,4 +1,4 @@
-"""Closed vocabularies of characters or of whitespace-separated words; units unseen in training become [UNK]."""
+"""Closed vocabularies of characters or words, which encode all other characters or words as [UNK]."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,12 +12,19 @@ _SPECIAL_TOKENS = [TOKEN_NAMES[PAD], TOKEN_NAMES[SOS], TOKEN_NAMES[EOS], TOKEN_N
 
 
 class ClosedVocabulary(ABC):
-    """A vocabulary of text units; other units become [UNK], which is decoded as U+FFFD."""
+    """Base of vocabularies with a fixed set of units, such as characters or words.
+
+    Any other unit is encoded as [UNK], which is decoded as U+FFFD.
+
+    Attributes:
+        kind: value of ``tokenizer.kind`` in a recipe.
+        symbols: symbol of each token id as text.
+    """
 
     kind: ClassVar[str]
 
     def __init__(self, units: Sequence[str]) -> None:
-        """Assign token ids to the units, after the special tokens.
+        """Assign token ids to the special tokens and then to the units.
 
         Raises:
             CheckpointError: a unit occurs twice.
@@ -29,7 +36,11 @@ class ClosedVocabulary(ABC):
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "ClosedVocabulary":
-        """Build the vocabulary from the most frequent units.
+        """Build a vocabulary of the most frequent units of texts.
+
+        Args:
+            texts: sentences.
+            vocab_size: maximum vocabulary size, including special tokens.
 
         Raises:
             ConfigError: the vocabulary size leaves no entry for a unit.
@@ -58,11 +69,11 @@ class ClosedVocabulary(ABC):
         return {"units": self.symbols[len(_SPECIAL_TOKENS) :]}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts."""
+        """Return the token ids of each text."""
         return [[self._tokens.get(unit, UNK) for unit in self._units(text)] for text in texts]
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
-        """Raise an error: BPE-dropout requires merges.
+        """Raise an error, because a closed vocabulary has no merges that BPE-dropout could skip.
 
         Raises:
             ConfigError: always.
@@ -81,11 +92,14 @@ class ClosedVocabulary(ABC):
     @staticmethod
     @abstractmethod
     def _separator() -> str:
-        """Return the string between two units."""
+        """Return the string that separates two units in a text."""
 
 
 class CharacterVocabulary(ClosedVocabulary):
-    """Each character (Unicode code point) is a unit; decoding restores a text of known characters exactly."""
+    """Vocabulary of characters (Unicode code points).
+
+    Decoding restores a text of known characters exactly.
+    """
 
     kind = "char"
 
@@ -99,7 +113,10 @@ class CharacterVocabulary(ClosedVocabulary):
 
 
 class WordVocabulary(ClosedVocabulary):
-    """Each whitespace-separated word is a unit; decoding restores known words with single spaces between them."""
+    """Vocabulary of whitespace-separated words.
+
+    Decoding restores the known words of a text, with single spaces between words.
+    """
 
     kind = "whitespace"
 

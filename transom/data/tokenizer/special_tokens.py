@@ -1,16 +1,22 @@
-"""Special tokens. No text is ever encoded as a special token, whatever a user types.
+"""Ids of special tokens. No part of a text is ever encoded as padding, a start or end of sequence, or a language tag.
 
-In a multilingual model the language tags, such as <2de>, are special tokens too: ``Tokenizer.language_prefix``.
+In a multilingual model, the language tags such as <2de> are special tokens too; see ``Tokenizer.language_prefix``.
 """
 
 PAD = 0
-"""Padding. No token attends to it: masks are built from segments, not from token ids."""
+"""Padding, to which no token attends. Attention masks are built from segments rather than from this id."""
 SOS = 1
-"""Start of sequence: the decoder's first input."""
+"""Start of sequence, the first token that a decoder reads. In an instruction, it separates prompt and answer."""
 EOS = 2
-"""End of sequence: the last token of each source and of each target's labels; also precedes each document of a token stream."""
+"""End of sequence, the last token of each source and of the labels of each target.
+
+It also precedes each document of a token stream.
+"""
 UNK = 3
-"""Unknown unit, for vocabularies of characters or words; byte-pair encoding needs none."""
+"""Unknown character or word, in vocabularies of characters or words.
+
+Byte-pair encoding has no unknown characters. There the id belongs to the NUL character, which no text file may contain.
+"""
 
 TOKEN_NAMES = {PAD: "[PAD]", SOS: "[SOS]", EOS: "[EOS]", UNK: "[UNK]"}
 """Printed form of each special token."""

@@ -1,6 +1,6 @@
-"""Tokenizers, which map text to token ids and back, and ``tokenizer.json``, the file that stores them.
+"""Tokenizers, which convert text to token ids and back, and the file ``tokenizer.json``, which stores them.
 
-A vocabulary is a list of symbols, which are pieces of text. A token is represented by its id, the index of its symbol.
+A vocabulary is a list of symbols, which are pieces of text. A token id is the index of a symbol in this list.
 """
 
 import json
@@ -29,12 +29,14 @@ _NO_TEXT = frozenset({PAD, SOS, EOS})
 
 
 class Tokenizer:
-    """The tokenizer of one side. Token ids from 0: the special tokens, the learned symbols, then the target languages' tags.
+    """Tokenizer of one side, such as the source or the target.
+
+    The first token ids are the special tokens. The learned symbols and the tags of the target languages follow.
 
     Attributes:
-        lowercase: whether text is lower-cased first.
+        lowercase: True if text is converted to lower case before it is encoded.
         kind: "bpe", "char" or "whitespace", as in a recipe.
-        tags: the target languages of a multilingual model; empty for a single target language.
+        tags: tags of the target languages of a multilingual model. Empty for a model with one target language.
     """
 
     def __init__(self, symbols: BytePairEncoding | ClosedVocabulary, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
@@ -43,12 +45,12 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()) -> "Tokenizer":
-        """Learn a vocabulary from texts; the result does not depend on their order.
+        """Learn a vocabulary from texts, whose order does not matter.
 
         Args:
             texts: sentences.
-            config: kind, vocabulary size and case.
-            tags: target languages, one token each.
+            config: kind of tokenizer, vocabulary size and treatment of case.
+            tags: tags of the target languages, each of which becomes a token.
 
         Raises:
             ConfigError: the vocabulary size is too small for the kind.
@@ -59,24 +61,24 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, special tokens and tags included."""
+        """Number of token ids, including special tokens and language tags."""
         return len(self._symbols)
 
     @property
     def tag_tokens(self) -> range:
-        """Token ids of the tags, after all ids of text: no text is encoded as a tag, whatever a user types."""
+        """Token ids of the language tags, which follow the ids of all symbols. No text is encoded as a language tag."""
         return range(len(self._segmenter.symbols), self.vocab_size)
 
     def language_prefix(self, to: str | None) -> list[int]:
-        """Return the token ids before a source: the tag of the target language, or nothing for a single target language.
+        """Return the token ids to prepend to a source, which specify the target language.
 
-        The tag is the first source token, so that both encoder and decoder depend on it (Johnson et al. 2017, section 3).
+        The result is the tag of the target language (Johnson et al. 2017, section 3), or empty for a model with one target language.
 
         Args:
-            to: the target language's tag; None for a single target language.
+            to: tag of the target language. None for a model with one target language.
 
         Raises:
-            ConfigError: the tag is missing or unknown, or given for a single target language.
+            ConfigError: the tag is missing or unknown, or the model has only one target language and a tag is given.
         """
         if to in self.tags:
             return [self.tag_tokens[self.tags.index(to)]]
@@ -89,11 +91,11 @@ class Tokenizer:
         raise ConfigError(f"expected one of the target languages {', '.join(self.tags)}, found {to!r}; {suggest(to, self.tags)}")
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without start and end of sequence."""
+        """Return the token ids of a text, without start-of-sequence and end-of-sequence tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts, without start and end of sequence.
+        """Return the token ids of each text, without start-of-sequence and end-of-sequence tokens.
 
         Raises:
             DataError: a text contains half a surrogate pair.
@@ -101,35 +103,35 @@ class Tokenizer:
         return self._segmenter.encode_batch(self._normalize(texts))
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
-        """Return the token ids of texts under BPE-dropout (see ``MergeDropout``): a pure function of text, key and sample.
+        """Return the token ids of each text under BPE-dropout; see ``MergeDropout``.
 
         Args:
             texts: sentences.
             p: probability of skipping a merge.
             key: integers such as seed, epoch and side.
-            samples: index of each text in its data set.
+            samples: index of each text in its data set. Key and index determine the random numbers of the text.
 
         Raises:
-            ConfigError: the kind has no merges.
+            ConfigError: the tokenizer has no merges, because its kind is not "bpe".
             DataError: a text contains half a surrogate pair.
         """
         return self._segmenter.encode_with_dropout(self._normalize(texts), p, key, samples)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of token ids; start, end, padding and tags are skipped."""
+        """Return the text of token ids, skipping padding, start-of-sequence and end-of-sequence tokens, and language tags."""
         n_of_text = len(self._segmenter.symbols)
         return self._segmenter.decode(token for token in tokens if token not in _NO_TEXT and token < n_of_text)
 
     def decode_continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """Return the text that ``tokens`` add to the text of ``before``, including a space between the two."""
+        """Return the text that ``tokens`` append to the text of ``before``, including the space between both if there is one."""
         return self.decode([*before, *tokens])[len(self.decode(before)) :]
 
     def symbols(self, tokens: Iterable[int]) -> list[str]:
-        """Return the printed symbol of each token id, with ``▁`` for a space."""
+        """Return the symbol of each token id in printed form, with ``▁`` in place of spaces."""
         return [self._symbols[token].replace(" ", "▁") for token in tokens]
 
     def starts_word(self, tokens: Sequence[int]) -> list[bool]:
-        """Return, per token, whether it starts a whitespace-separated word; a special token is a word of its own."""
+        """Return for each token whether it starts a whitespace-separated word. Each special token is a word of its own."""
         starts, alone = [], True
         for token in tokens:
             special = token in _NO_TEXT or token in self.tag_tokens
@@ -171,25 +173,25 @@ class Tokenizer:
 
 
 class Tokenizers:
-    """The tokenizers of source and target; a single one for a joint vocabulary."""
+    """Tokenizers of source and target, which are the same tokenizer if the vocabulary is joint."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer | None = None) -> None:
-        """Pair two tokenizers; without a target tokenizer, both sides share one."""
+        """Store the tokenizers of both sides. If ``target`` is None, both sides share the source tokenizer."""
         self.source, self.target = source, target or source
 
     @property
     def joint(self) -> bool:
-        """True if both sides share one vocabulary."""
+        """True if source and target share one vocabulary."""
         return self.source is self.target
 
     @classmethod
     def train(cls, pairs: Pairs, config: PairTokenizerConfig, tags: Sequence[str] = ()) -> "Tokenizers":
-        """Learn the vocabularies of training pairs.
+        """Learn one joint vocabulary or two vocabularies from training pairs.
 
         Args:
             pairs: training pairs of all target languages.
-            config: kind, vocabulary sizes and case.
-            tags: the target languages of a multilingual model.
+            config: kind of tokenizer, vocabulary size, treatment of case, and whether the vocabulary is joint.
+            tags: tags of the target languages of a multilingual model.
 
         Raises:
             ConfigError: the vocabulary size is too small for the kind.
@@ -199,10 +201,10 @@ class Tokenizers:
         return cls(Tokenizer.train(pairs.source, config, tags), Tokenizer.train(pairs.target, config))
 
     def to_bytes(self) -> bytes:
-        """Return the content of ``tokenizer.json``.
+        """Return the tokenizers as the content of ``tokenizer.json``.
 
         Raises:
-            DataError: the content exceeds the limits of reading.
+            DataError: the content is so large that ``from_bytes`` would refuse it.
         """
         value = {"format_version": FORMAT_VERSION, "source": self.source.to_dict()}
         if not self.joint:
@@ -214,10 +216,14 @@ class Tokenizers:
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "tokenizer.json") -> "Tokenizers":
-        """Read the content of ``tokenizer.json``.
+        """Rebuild tokenizers from the content of ``tokenizer.json``.
+
+        Args:
+            content: content of the file.
+            name: name of the file, for messages.
 
         Raises:
-            CheckpointError: the content is damaged, or from another program or version.
+            CheckpointError: the content is too large or damaged, or was written by another program or version.
         """
         if too_large := _too_large(content):
             raise CheckpointError(f"{name}: {too_large}; check that this is a tokenizer")
@@ -239,15 +245,15 @@ class Tokenizers:
             raise CheckpointError(f"{name}: {error}; copy the file from the run folder again") from error
 
     def save(self, path: str | Path) -> None:
-        """Write ``tokenizer.json``; not atomic, unlike a run folder's write of ``to_bytes``."""
+        """Write the tokenizers to a file such as ``tokenizer.json``. The write is not atomic."""
         Path(path).write_bytes(self.to_bytes())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizers":
-        """Read ``tokenizer.json``.
+        """Read tokenizers from a file such as ``tokenizer.json``.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or from another program or version.
+            CheckpointError: the file is missing, too large or damaged, or was written by another program or version.
         """
         path = Path(path)
         try:
@@ -257,7 +263,10 @@ class Tokenizers:
 
 
 def _too_large(content: bytes) -> str | None:
-    """Return the limit that a file exceeds, or None. Brackets and quotes, also in strings, are counted to bound memory before parsing."""
+    """Return a message about the limit that the content of a file exceeds, or None.
+
+    Brackets and quotes are counted, even inside strings, to bound the memory of parsing before it starts.
+    """
     n_lists, n_strings = content.count(b"[") + content.count(b"{"), content.count(b'"') // 2
     for found, maximum, what in (
         (len(content), MAX_TOKENIZER_BYTES, "bytes"),
@@ -270,7 +279,7 @@ def _too_large(content: bytes) -> str | None:
 
 
 def describe_vocabularies(tokenizers: Tokenizers) -> list[str]:
-    """Return a few lines that describe the vocabularies."""
+    """Return lines of text that describe the vocabularies of both sides."""
     sides = [("both sides", tokenizers.source)] if tokenizers.joint else [("source", tokenizers.source), ("target", tokenizers.target)]
     lines = []
     for name, tokenizer in sides:

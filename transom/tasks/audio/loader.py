@@ -1,6 +1,6 @@
-"""Audio data: sounds from files or synthesized, as batches of log-mel spectrograms with SpecAugment.
+"""Reads or synthesizes sounds, and batches their log-mel spectrograms with SpecAugment.
 
-A spectrogram is stored in 8 bits like a single-channel image, and the image pipeline handles it from there.
+A spectrogram is stored like an image with a single channel of 8 bits, so that the code for images can batch and normalize it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,19 +25,19 @@ from transom.tasks.audio.synthetic import CLASSES, synthesize
 from transom.tasks.audio.wav import decode_wav, list_sounds, read_file
 
 SPEC_AUGMENT_STREAM = 1
-"""Last part of the random key of SpecAugment; the key of the sample order is (seed, epoch)."""
+"""Last part of the random key of SpecAugment, which is (seed, epoch, sample, ``SPEC_AUGMENT_STREAM``)."""
 
 
 def load_sounds(data: AudioDataConfig, base: Path, config: SpectrogramTransformerConfig) -> Splits[Images]:
-    """Read or synthesize the sounds of a recipe.
+    """Read or synthesize the sounds of a recipe, and return their spectrograms.
 
     Args:
         data: data section of the recipe.
-        base: folder that ``data.root`` is relative to.
-        config: spectrogram settings.
+        base: folder that a relative ``data.root`` is resolved against.
+        config: model configuration with the spectrogram settings.
 
     Raises:
-        DataError: a sound cannot be read, or there are too few to split.
+        DataError: a sound cannot be read, or there are too few sounds to split.
     """
     if (sounds := data.generate) is not None:
         sizes = {"train": sounds.n_train, "valid": sounds.n_valid, "test": sounds.n_test}
@@ -51,7 +51,12 @@ def load_sounds(data: AudioDataConfig, base: Path, config: SpectrogramTransforme
 
 
 def decode_spectrogram(data: bytes, location: str, config: SpectrogramTransformerConfig) -> UInt8[Tensor, "1 size size"]:
-    """Decode a WAV file and return the spectrogram that the model reads.
+    """Decode a WAV file, and return the spectrogram that the model reads.
+
+    Args:
+        data: content of the file.
+        location: location of the file, for messages.
+        config: model configuration with the spectrogram settings.
 
     Raises:
         DataError: the file cannot be decoded.
@@ -61,7 +66,7 @@ def decode_spectrogram(data: bytes, location: str, config: SpectrogramTransforme
 
 
 def read_sounds(folder: Path, config: SpectrogramTransformerConfig) -> Images:
-    """Read all sounds of a folder with files CLASS/NAME.wav as spectrograms.
+    """Read the sounds CLASS/NAME.wav of a folder as spectrograms with classes.
 
     Raises:
         DataError: a sound cannot be read.
@@ -76,13 +81,13 @@ def read_sounds(folder: Path, config: SpectrogramTransformerConfig) -> Images:
 
 
 def synthesize_split(split: str, n: int, seed: int, config: SpectrogramTransformerConfig) -> Images:
-    """Synthesize a split as spectrograms, cycling through the classes.
+    """Synthesize the sounds of a split, and return their spectrograms. The classes of the sounds alternate in a fixed order.
 
     Args:
-        split: train, valid or test, which have disjoint speakers and pitches.
+        split: name of the split, "train", "valid" or "test"; the speakers and pitches of the splits are disjoint.
         n: number of sounds.
         seed: random seed.
-        config: spectrogram settings.
+        config: model configuration with the spectrogram settings.
     """
     labels, digests, found = [CLASSES[i % len(CLASSES)] for i in range(n)], [], []
     for i, label in enumerate(labels):
@@ -94,17 +99,25 @@ def synthesize_split(split: str, n: int, seed: int, config: SpectrogramTransform
 
 
 def _images(names: list[str], digests: list[str], name: str, n_ignored: int, spectrograms: UInt8[Tensor, "n 1 size size"]) -> Images:
-    """Wrap spectrograms as images; the class of each is the first part of its name."""
+    """Wrap spectrograms as a data set of images. The class of each spectrogram is the first part of its name."""
     return Images(names, [name.split("/", 1)[0] for name in names], digests, name, n_ignored, lambda samples: spectrograms[list(samples)])
 
 
 def spec_augment(
     x: Float[Tensor, "batch 1 bands frames"], spec_augment_config: SpecAugmentConfig, seed: int, epoch: int, samples: Sequence[int]
 ) -> Float[Tensor, "batch 1 bands frames"]:
-    """Apply SpecAugment: mask frequency bands and frames of spectrograms (Park et al. 2019, section 2, without time warping).
+    """Mask random frequency bands and frames of spectrograms (SpecAugment, Park et al. 2019, section 2, without time warping).
 
-    A mask covers [f0, f0 + f) with f uniform in 0 .. ``freq_mask_param`` and f0 uniform in 0 .. n - f, and is filled with the mean of the
-    spectrogram. The random numbers depend on (seed, epoch, sample) only.
+    A frequency mask covers the bands [f0, f0 + f) of n bands, with f uniform in 0 .. ``freq_mask_param`` and f0 uniform in 0 .. n - f. A
+    time mask covers frames in the same way, with f uniform in 0 .. ``time_mask_param``. Masked values become the mean of the spectrogram.
+    The random numbers depend on (seed, epoch, sample) only.
+
+    Args:
+        x: the spectrograms.
+        spec_augment_config: numbers and maximum widths of the masks.
+        seed: random seed.
+        epoch: index of the epoch, from 0.
+        samples: index of each spectrogram in the data set.
     """
     x = x.clone()
     for row, sample in zip(x, samples, strict=True):
@@ -128,15 +141,15 @@ def spec_augment(
 
 
 class AudioLoader(ImageLoader):
-    """Endless training batches of spectrograms, resumable at any position, with new SpecAugment masks in each epoch."""
+    """Endless loader of training batches of spectrograms, with new SpecAugment masks in each epoch. It can resume at any position."""
 
     def __init__(
         self, sounds: Images, classes: Sequence[str], *, spec_augment_config: SpecAugmentConfig, seed: int, **options: Any
     ) -> None:
-        """Build the loader; arguments as for ``ImageLoader``.
+        """Initialize the loader. ``options`` are the other arguments of ``ImageLoader``.
 
         Raises:
-            DataError: a sound has an unknown class.
+            DataError: the class of a sound is not among ``classes``.
         """
         super().__init__(sounds, classes, seed=seed, augmentation=ImageAugmentationConfig(), **options)
         self._masking = spec_augment_config

@@ -35,7 +35,10 @@ ABOUT = TaskHelp(
 
 
 class AudioFilesConfig(FilesConfig):
-    """Sound files, each in a folder named after its class: CLASS/NAME.wav in PCM or float format, mono or stereo, at any sampling rate."""
+    """Sound files CLASS/NAME.wav, each in a folder named after its class.
+
+    The files are in PCM or float format, mono or stereo, with sampling rates from 1 to 768 kHz.
+    """
 
     audio: str = Field(..., description="the folder that contains the class folders")
 
@@ -47,14 +50,18 @@ class AudioFilesConfig(FilesConfig):
 class SyntheticSoundsConfig(ComponentConfig):
     """Synthesized sounds of nine classes: tones, rising and falling chirps, noise, and the vowels a, e, i, o and u of many speakers.
 
-    The splits are disjoint in speakers (vocal tract lengths) and pitches.
+    The speakers (vocal tract lengths) and pitches of training, validation and test sounds are disjoint.
     """
 
     kind: Literal["sounds"] = "sounds"
     n_train: int = Field(1800, ge=90, le=1_000_000, description="number of training sounds")
     n_valid: int = Field(450, ge=9, le=1_000_000, description="number of validation sounds, with other speakers and pitches")
     n_test: int = Field(
-        900, ge=9, le=1_000_000, description="number of test sounds, with other speakers and pitches again; only the data report reads them"
+        900,
+        ge=9,
+        le=1_000_000,
+        description="number of test sounds, with speakers and pitches of neither training nor validation sounds; only the data report reads"
+        " them",
     )
     seed: int = Field(1, ge=0, description="random seed")
 
@@ -103,12 +110,12 @@ class SpectrogramTransformerConfig(VisionTransformerConfig):
 
     @property
     def hop_length(self) -> int:
-        """Hop length: samples between consecutive frames."""
+        """The hop length, which is the number of samples between the starts of consecutive frames."""
         return round(self.seconds * self.sample_rate) // self.image_size
 
     @property
     def length(self) -> int:
-        """Number of samples read from a sound."""
+        """Number of samples that are read from each sound."""
         return self.hop_length * self.image_size
 
     @property
@@ -120,14 +127,20 @@ class SpectrogramTransformerConfig(VisionTransformerConfig):
 
 @implements(SpectrogramTransformerConfig)
 def build_network(config: SpectrogramTransformerConfig) -> Any:
-    """Build the network; the import of the Vision Transformer, and with it PyTorch, is deferred until here."""
+    """Build the network.
+
+    The Vision Transformer is imported here and not at the top, so that a recipe can be read without importing PyTorch.
+    """
     from transom.models.vision import VisionTransformer as Network
 
     return Network(config)
 
 
 class SpecAugmentConfig(Schema):
-    """Frequency and time masks of training spectrograms, resampled in each epoch, without time warping (Park et al. 2019)."""
+    """SpecAugment without time warping (Park et al. 2019).
+
+    Training spectrograms are masked in frequency and in time, with new random masks in each epoch.
+    """
 
     n_freq_masks: int = Field(1, ge=0, le=10, description="number of frequency masks")
     freq_mask_param: int = Field(8, ge=0, description="maximum width of a frequency mask, in mel bands")
@@ -147,7 +160,7 @@ class AudioTrainingConfig(AdamWTrainingConfig):
 
 @register_task
 class AudioRecipe(Recipe):
-    """An audio classifier."""
+    """An audio classifier: a Transformer that predicts the class of a sound from its spectrogram."""
 
     TASK: ClassVar[str] = "transom.tasks.audio.task:AudioTask"
     HELP: ClassVar[TaskHelp] = ABOUT

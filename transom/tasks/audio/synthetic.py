@@ -1,4 +1,4 @@
-"""Synthesized sounds: tones, chirps, noise and vowels, each a pure function of (seed, part, number)."""
+"""Synthesizes tones, chirps, noise and vowels. The random parameters of a sound depend only on its seed, split and index."""
 
 import math
 from typing import NamedTuple
@@ -19,27 +19,27 @@ FORMANTS = {
 """Mean formant frequencies of five English vowels of male speakers, in Hz (Peterson & Barney 1952, table II)."""
 
 BANDWIDTHS = (60.0, 90.0, 150.0)
-"""Bandwidths of the formants, in Hz."""
+"""Bandwidths of the three formants of every vowel, in Hz."""
 
 CLASSES = ("tone", "rising", "falling", "noise", *(f"vowel-{name}" for name in FORMANTS))
 
 SPLIT_RESIDUES = {"train": (0, 1, 2), "valid": (3,), "test": (4,)}
-"""Indices modulo 5 of the pitches and speakers in each split, so that splits are disjoint."""
+"""Indices modulo 5 of the speakers and pitches in each split. They make the speakers and pitches of the splits disjoint."""
 
 N_SPEAKERS, N_PITCHES = 60, 90
-"""Total number of speakers (vocal tract lengths) and of pitches."""
+"""Number of speakers (vocal tract lengths), and number of pitches, of all splits together."""
 
 NOISE_STREAM = 1
-"""Last part of the random key of the noise of a sound."""
+"""Last part of the random key from which the noise of a sound is sampled."""
 
 
 class SoundParameters(NamedTuple):
     """Random parameters of a sound.
 
     Attributes:
-        scale: factor of all formant frequencies, one per speaker.
-        pitch: from 0 to 1, on a grid whose points are divided among the splits.
-        free: ten uniform numbers in [0, 1).
+        scale: factor of all formant frequencies, which characterizes the speaker.
+        pitch: relative pitch, from 0 for the lowest pitch to almost 1 for the highest.
+        uniforms: ten uniform numbers in [0, 1) that determine all other random properties of the sound.
         noise: uniform noise from -1 to 1, one number per sample.
     """
 
@@ -50,7 +50,14 @@ class SoundParameters(NamedTuple):
 
 
 def sample_parameters(split: str, number: int, seed: int, length: int) -> SoundParameters:
-    """Sample the parameters of a sound."""
+    """Sample the parameters of a sound.
+
+    Args:
+        split: one of ``SPLIT_RESIDUES``.
+        number: index of the sound in its split.
+        seed: random seed.
+        length: number of samples of the sound.
+    """
     key = (seed, list(SPLIT_RESIDUES).index(split), number)
     numbers, rest = stateless_uniform(12, *key)[0], stateless_uniform(length, *key, NOISE_STREAM)[0]
     own = SPLIT_RESIDUES[split]
@@ -64,7 +71,9 @@ def sample_parameters(split: str, number: int, seed: int, length: int) -> SoundP
 
 
 def synthesize(label: str, split: str, number: int, seed: int, rate: int, length: int) -> Float[Tensor, "length"]:
-    """Synthesize a sound: its source signal, faded in and out at random times, at a random volume, with background noise.
+    """Synthesize a sound of a class.
+
+    The sound consists of a source signal, which is faded in and out at random times, and of background noise. Its volume is random.
 
     Args:
         label: one of ``CLASSES``.
@@ -82,12 +91,21 @@ def synthesize(label: str, split: str, number: int, seed: int, rate: int, length
     whole = length / rate
     start, end = begins * (0.4 - 0.4 * lasts) * whole, whole * (1 - (1 - begins) * (0.4 - 0.4 * lasts))
     fade = (torch.minimum(t - start, end - t) / 0.02).clamp(0, 1)
-    mixed = sound * fade + parameters.noise * 10 ** (-1 - snr)  # 15 to 35 dB below: uniform noise has a third of the power of its bounds
+    mixed = sound * fade + parameters.noise * 10 ** (
+        -1 - snr
+    )  # uniform noise from -1 to 1 has power 1 / 3, so it is 25 to 45 dB below the sound
     return (mixed * (0.05 + 0.85 * gain) / mixed.abs().max()).float()
 
 
 def source_signal(label: str, parameters: SoundParameters, t: Float[Tensor, "samples"], rate: int) -> Float[Tensor, "samples"]:
-    """Return the source signal: a sine of constant or gliding frequency, white noise, or a vowel."""
+    """Return the source signal of a class, which is a sine of constant or gliding frequency, white noise, or a vowel.
+
+    Args:
+        label: one of ``CLASSES``.
+        parameters: random parameters of the sound.
+        t: time of each sample in seconds.
+        rate: sampling rate in Hz.
+    """
     low, phase, ratio = 220 * 8**parameters.pitch, 2 * math.pi * parameters.uniforms[4], 1.5 + 2.5 * parameters.uniforms[5]
     whole = len(t) / rate
     match label:
@@ -104,10 +122,17 @@ def source_signal(label: str, parameters: SoundParameters, t: Float[Tensor, "sam
 
 
 def synthesize_vowel(name: str, parameters: SoundParameters, t: Float[Tensor, "samples"], rate: int) -> Float[Tensor, "samples"]:
-    """Return a vowel: sum_k |H(k f_0)| / k sin(k phi(t)), with phi' = 2 pi f_0 and a slight vibrato of f_0.
+    """Synthesize a vowel as sum_k |H(k f_0)| / k sin(k phi(t)) with phi' = 2 pi f_0 (1 + d sin(2 pi v t)).
 
-    H is the product of the formant resonances, |H_F(f)| = (F^2 + b^2) / (sqrt((f - F)^2 + b^2) sqrt((f + F)^2 + b^2)) with b half the
-    bandwidth (Fant 1960); 1 / k combines the glottal source, -12 dB per octave, and lip radiation, +6 dB per octave.
+    The last factor is a slight vibrato of depth d, at most 1%, and rate v, 4 to 7 Hz. H is the product of the formant resonances,
+    |H_F(f)| = (F^2 + b^2) / (sqrt((f - F)^2 + b^2) sqrt((f + F)^2 + b^2)) with b half the bandwidth (Fant 1960). The factor 1 / k combines
+    the glottal source, which falls by 12 dB per octave, and the lip radiation, which rises by 6 dB per octave.
+
+    Args:
+        name: one of ``FORMANTS``.
+        parameters: random parameters of the sound.
+        t: time of each sample in seconds.
+        rate: sampling rate in Hz.
     """
     pitch, depth, speed = 90 * 2.8**parameters.pitch, 0.01 * parameters.uniforms[6], 4 + 3 * parameters.uniforms[7]
     phi = 2 * math.pi * pitch * (t - depth / (2 * math.pi * speed) * torch.cos(2 * math.pi * speed * t))

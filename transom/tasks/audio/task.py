@@ -1,4 +1,4 @@
-"""Audio classification task: spectrograms are batched and classified like images."""
+"""The audio classification task, which batches and classifies spectrograms like images."""
 
 import struct
 import zlib
@@ -22,19 +22,19 @@ from transom.tasks.image_classification.task import ImageClassifyCommand, ImageT
 
 
 class AudioClassifier(ImageClassifier):
-    """Predicts the classes of sounds."""
+    """Predictor of the classes of sounds."""
 
     NOUN: ClassVar[str] = "sound"
 
     @property
     def config(self) -> SpectrogramTransformerConfig:
-        """The model configuration, with the spectrogram settings."""
+        """The model configuration, which includes the spectrogram settings."""
         config = self.model.config
         assert isinstance(config, SpectrogramTransformerConfig)
         return config
 
     def pixels(self, file: Path) -> UInt8[Tensor, "1 size size"]:
-        """Return the spectrogram of a WAV file.
+        """Return the spectrogram of a WAV file, which the model reads like an image.
 
         Raises:
             DataError: the file cannot be decoded.
@@ -44,7 +44,7 @@ class AudioClassifier(ImageClassifier):
 
 @dataclass(frozen=True)
 class AudioClassifyCommand(ImageClassifyCommand):
-    """The object that ``transom classify`` uses for sounds; all are cropped or padded to the length of the model."""
+    """The object that ``transom classify`` uses for sounds. Each sound is cropped or padded to the length that the model reads."""
 
     NOUN: ClassVar[str] = "sounds"
     KEY: ClassVar[str] = "sound"
@@ -61,23 +61,23 @@ class AudioClassifyCommand(ImageClassifyCommand):
 
 
 class AudioTask(ImageTask):
-    """Audio classification; attributes as in ``ImageTask``."""
+    """The audio classification task. Its attributes are those of ``ImageTask``, with spectrograms as images."""
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = AudioClassifier
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": AudioClassifyCommand}
 
     @classmethod
     def load(cls, recipe: Any, base: Path) -> Splits[Images]:
-        """Read or synthesize the sounds of a recipe.
+        """Read or synthesize the sounds of a recipe, and return their spectrograms.
 
         Raises:
-            DataError: a sound cannot be read, or there are too few to split.
+            DataError: a sound cannot be read, or there are too few sounds to split.
         """
         return load_sounds(recipe.data, base, recipe.model)
 
     @classmethod
     def make_loader(cls, recipe: Any, images: Images, classes: Sequence[str], micro_batching: MicroBatching) -> ImageLoader:
-        """Return the loader of training batches."""
+        """Return the loader of training batches of spectrograms."""
         training = recipe.training
         return AudioLoader(
             images,
@@ -90,7 +90,10 @@ class AudioTask(ImageTask):
 
     @staticmethod
     def to_data_url(pixels: UInt8[Tensor, "1 size size"]) -> str:
-        """Return a spectrogram as a data URL of a PNG, low frequencies at the bottom; encoded without an image library."""
+        """Return a spectrogram as the data URL of a PNG image, with low frequencies at the bottom.
+
+        The PNG image is encoded here, because the audio task requires no image library.
+        """
         rows = pixels[0].flip(0).numpy()
         height, width = rows.shape
         chunks = {

@@ -1,4 +1,4 @@
-"""WAV files: finds them in folders, decodes them with limits, and resamples them."""
+"""Finds WAV files in folders, decodes them within limits of size and sampling rate, and resamples sounds."""
 
 import re
 import struct
@@ -15,26 +15,26 @@ from transom.errors import DataError
 from transom.files.regular_files import open_regular_file
 
 MAX_WAV_BYTES = 2**28
-"""Maximum file size in bytes: 25 minutes of 16-bit stereo at 44.1 kHz."""
+"""Maximum size of a WAV file in bytes, which is enough for 25 minutes of 16-bit stereo at 44.1 kHz."""
 
 MIN_RATE, MAX_RATE = 1_000, 768_000
-"""Sampling rates in Hz."""
+"""Minimum and maximum sampling rate of a WAV file, in Hz."""
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
-"""Format tags; with EXTENSIBLE the actual format follows later in the header."""
+"""Format tags in the header of a WAV file. After the tag EXTENSIBLE, the tag of the actual format follows later in the header."""
 
 BIT_DEPTHS = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}
-"""Supported bits per sample of each format."""
+"""Supported numbers of bits per sample for each format tag."""
 
 
 def list_sounds(folder: Path) -> tuple[list[str], int]:
-    """Find the files CLASS/NAME.wav in a folder; hidden files are skipped.
+    """List the files CLASS/NAME.wav in a folder. Hidden files, and files in hidden folders, are skipped.
 
     Returns:
-        The sorted names, and the number of other files.
+        The sorted paths of the WAV files, relative to the folder, and the number of files of other types.
 
     Raises:
-        DataError: the folder does not exist or contains no sounds, or a sound is not in a class folder.
+        DataError: the folder does not exist or contains no sounds, a sound is not in a class folder, or the name of a class is not UTF-8.
     """
     if not folder.is_dir():
         raise DataError(
@@ -42,7 +42,7 @@ def list_sounds(folder: Path) -> tuple[list[str], int]:
         )
     class_folders = [
         [class_folder, *class_folder.rglob("*")] for class_folder in folder.iterdir()
-    ]  # a class folder may be a symlink; a broken one is no folder
+    ]  # a class folder may be a symlink, and a broken symlink counts as a file
     paths = [file.relative_to(folder) for class_folder in class_folders for file in class_folder if not file.is_dir()]
     visible = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     names = sorted(path.as_posix() for path in visible if path.suffix.lower() == ".wav")
@@ -50,7 +50,9 @@ def list_sounds(folder: Path) -> tuple[list[str], int]:
         raise DataError(f"{folder}: expected sounds as CLASS/NAME.wav, found none")
     for name in names:
         if "/" not in name:
-            raise DataError(f"{folder}: expected each sound in a folder named after its class, found {name} in none; move it into one")
+            raise DataError(
+                f"{folder}: expected each sound in a folder named after its class, found {name} outside of such a folder; move it into one"
+            )
         if re.search("[\ud800-\udfff]", label := name.split("/", 1)[0]):
             raise DataError(f"{folder}: expected class names in UTF-8, found {label!a}; rename the folder")
     return names, len(visible) - len(names)
@@ -73,12 +75,12 @@ def read_file(file: Path) -> bytes:
 
 
 class WavData(NamedTuple):
-    """The content of a WAV file.
+    """The format and the undecoded samples of a WAV file.
 
     Attributes:
-        kind: PCM or FLOAT.
+        kind: format of the samples, ``PCM`` or ``FLOAT``.
         bits: bits per sample.
-        channels: 1 or 2.
+        channels: number of channels, 1 or 2.
         rate: sampling rate in Hz.
         samples: bytes of all samples, channels interleaved.
     """
@@ -91,7 +93,7 @@ class WavData(NamedTuple):
 
 
 def parse_wav(data: bytes, location: str) -> WavData:
-    """Parse a WAV file (IBM & Microsoft 1991); sizes in the header never determine allocations.
+    """Parse a WAV file (IBM & Microsoft 1991). The sizes in its header never determine how much memory is allocated.
 
     Args:
         data: content of the file.
@@ -101,7 +103,7 @@ def parse_wav(data: bytes, location: str) -> WavData:
         DataError: the content is not a WAV file, or is of an unsupported format, truncated or empty.
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise DataError(f"{location}: expected a WAV file, found no RIFF/WAVE header; convert it to WAV")
+        raise DataError(f"{location}: expected a WAV file, found no RIFF/WAVE header; convert the file to WAV")
     parts, at = dict[bytes, tuple[int, bytes]](), 12
     while b"data" not in parts and at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)
@@ -114,9 +116,11 @@ def parse_wav(data: bytes, location: str) -> WavData:
     if kind == EXTENSIBLE and len(header) >= 26:
         (kind,) = struct.unpack_from("<H", header, 24)
     if bits not in BIT_DEPTHS.get(kind, ()):
-        raise DataError(f"{location}: expected 8 to 32-bit PCM or 32 or 64-bit float, found format {kind} with {bits} bits; convert it")
+        raise DataError(
+            f"{location}: expected 8 to 32-bit PCM or 32 or 64-bit float, found format {kind} with {bits} bits; convert the file"
+        )
     if channels not in (1, 2):
-        raise DataError(f"{location}: expected mono or stereo, found {channels:,} channels; convert it")
+        raise DataError(f"{location}: expected mono or stereo, found {channels:,} channels; convert the file")
     if not MIN_RATE <= rate <= MAX_RATE:
         raise DataError(f"{location}: expected a sampling rate of {MIN_RATE:,} to {MAX_RATE:,} Hz, found {rate:,}; resample it")
     n_declared, samples = parts[b"data"]
@@ -132,7 +136,7 @@ def parse_wav(data: bytes, location: str) -> WavData:
 
 
 def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tensor, "length"]:
-    """Decode a WAV file to mono at the given rate and length.
+    """Decode a WAV file to a mono sound of the given sampling rate and length.
 
     Args:
         data: content of the file.
@@ -141,7 +145,7 @@ def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tens
         length: output length in samples; a longer sound is center-cropped, a shorter one is padded with silence at both ends.
 
     Returns:
-        Samples from -1 to 1; a float file that exceeds this range is scaled down.
+        The samples, from -1 to 1. The samples of a float file that exceed this range are all scaled down together.
 
     Raises:
         DataError: the file cannot be decoded.
@@ -158,7 +162,7 @@ def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tens
 
 
 def _decode_samples(raw: bytes, wave: WavData) -> NDArray[np.float64]:
-    """Decode little-endian samples to floats; 8-bit PCM is unsigned, all other PCM is signed."""
+    """Decode little-endian samples to floats. 8-bit PCM samples are unsigned, and all other PCM samples are signed."""
     if wave.kind == FLOAT:
         return np.frombuffer(raw, f"<f{wave.bits // 8}").astype(np.float64)
     if wave.bits == 8:
@@ -170,9 +174,15 @@ def _decode_samples(raw: bytes, wave: WavData) -> NDArray[np.float64]:
 
 
 def resample(x: Float[Tensor, "samples"], old: int, new: int) -> Float[Tensor, "new_samples"]:
-    """Resample a sound in the frequency domain; frequencies above half of either rate are removed.
+    """Resample a sound in the frequency domain. Frequencies above half the lower of the two sampling rates are removed.
 
-    X = DFT(x); y = IDFT of X truncated or zero-padded to the new length, times new / old. This is exact for periodic sounds.
+    The result is the inverse DFT of X = DFT(x), truncated or zero-padded to the new length, times new / old. This is exact for periodic
+    sounds.
+
+    Args:
+        x: the samples.
+        old: sampling rate of ``x`` in Hz.
+        new: sampling rate of the result in Hz.
     """
     if old == new:
         return x
@@ -184,7 +194,7 @@ def resample(x: Float[Tensor, "samples"], old: int, new: int) -> Float[Tensor, "
 
 
 def center_crop_or_pad(x: Float[Tensor, "samples"], length: int) -> Float[Tensor, "length"]:
-    """Center-crop a sound, or zero-pad it at both ends, to the given length."""
+    """Center-crop a sound to ``length`` samples, or zero-pad a shorter sound at both ends."""
     if (extra := len(x) - length) >= 0:
         return x[extra // 2 : extra // 2 + length]
     return torch.nn.functional.pad(x, (-extra // 2, -extra - -extra // 2))

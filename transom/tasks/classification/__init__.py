@@ -1,1 +1,1 @@
-"""The classification of texts."""
+"""Text classification."""

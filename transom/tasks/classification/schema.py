@@ -50,11 +50,11 @@ class LabeledDataConfig(DataConfig):
     test: LabeledFilesConfig | None = Field(
         None, description="test texts; only the data report reads them, to find those that are also in train"
     )
-    generate: PhrasebookConfig | None = Field(None, description="sentences of the built-in phrasebook, with their language as class")
+    generate: PhrasebookConfig | None = Field(None, description="sentences of the built-in phrasebook, each with its language as class")
     too_long: Literal["truncate", "drop", "refuse"] = Field(
         "truncate",
         description="treatment of a training text of more than model.max_seq_len tokens: truncate it, drop it, or raise an error;"
-        " validation texts are truncated, unless set to refuse",
+        " validation texts are truncated unless too_long is 'refuse'",
     )
 
     @property
@@ -70,7 +70,7 @@ class ClassificationTrainingConfig(EncoderTrainingConfig, RDropTrainingConfig):
         0.0,
         ge=0,
         lt=1,
-        description="probability of dropping each token of a training text, resampled each time (Iyyer et al. 2015)",
+        description="probability of dropping each token of a training text, with new random choices in each epoch (Iyyer et al. 2015)",
     )
     validate_samples: int = Field(5, ge=0, description="number of validation texts shown with their predicted class at each validation")
 

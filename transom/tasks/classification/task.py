@@ -1,4 +1,4 @@
-"""Text classification task: predict the class of a text."""
+"""The text classification task, which predicts the class of a text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class TextClassifyCommand:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of a text, special tokens excluded."""
+        """Maximum number of tokens per text, special tokens excluded."""
         return self.classifier.model.config.max_seq_len - 1
 
     def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
@@ -62,7 +62,7 @@ class TextClassifyCommand:
         return self.classifier.classify(items, too_long, notify)
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Pairs:
-        """Read a file of labeled texts.
+        """Read a file of texts with classes.
 
         Raises:
             TransomError: the file cannot be read.
@@ -70,7 +70,7 @@ class TextClassifyCommand:
         return read_labeled_texts(LabeledFilesConfig(file=str(path.absolute()), **columns), Path.cwd())
 
     def score(self, known: Pairs, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
-        """Return classification metrics on labeled texts.
+        """Classify labeled texts, and return classification metrics of the predicted classes.
 
         Raises:
             TransomError: a class is unknown to the model.
@@ -81,14 +81,14 @@ class TextClassifyCommand:
 
 
 class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs]):
-    """Text classification: tokenized texts with their classes."""
+    """The text classification task, with tokenized texts and their classes."""
 
     PREDICTOR: ClassVar[type] = Classifier
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextClassifyCommand, "embed": as_embedder}
 
     @classmethod
     def load(cls, recipe: ClassificationRecipe, base: Path) -> Splits[Pairs]:
-        """Read the texts; the target of each pair is the class.
+        """Read the texts of a recipe as pairs. The source of a pair is the text, and the target is its class.
 
         Raises:
             TransomError: the texts cannot be read.
@@ -105,6 +105,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
         context.notify("reading the texts")
         splits = cls.load(recipe, context.base)
         classes = collect_classes(splits.train.target, splits.train, recipe.model.classes)
+        recipe = context.fit(recipe, len(splits.train), splits.train.source)
         tokenizer = load_or_train_tokenizer(splits.train.source, recipe, context)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
@@ -135,15 +136,15 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
         )
 
     def objective(self, model: Network) -> Objective:
-        """Choose the training loss of the task: cross-entropy or R-Drop."""
+        """Return the training loss that the recipe chooses, which is cross-entropy or R-Drop."""
         return choose_text_loss(self.recipe.training)
 
     def flops(self, batch: LabeledTextBatch) -> float:
-        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
+        """Return the FLOPs of the forward and backward pass of a training step on a batch, padding included."""
         return count_flops(self.recipe.model, len(batch.sample_ids), batch.source.tokens.shape[1], 1).training
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Return validation loss and accuracy."""
+        """Return the validation loss and the accuracy of the predicted classes."""
         assert isinstance(model, TextClassifierTransformer)
         figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
         del figures["perplexity"]  # perplexity is not meaningful for classes

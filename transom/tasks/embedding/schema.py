@@ -23,14 +23,14 @@ class EmbeddingTrainingConfig(EncoderTrainingConfig):
 
 @register_task
 class EmbeddingRecipe(PairRecipe):
-    """A text embedding model: an encoder trained contrastively on pairs, with the other pairs of the batch as negatives."""
+    """A text embedding model: an encoder trained contrastively on text pairs, with the other pairs of the batch as negatives."""
 
     TASK: ClassVar[str] = "transom.tasks.embedding.task:EmbeddingTask"
     HELP: ClassVar[TaskHelp] = ABOUT
     UNIT: ClassVar[str] = "pairs"
     COMMAND: ClassVar[str] = "embed"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text" "Another text"', '["A text", "Another text"]')
-    GUESSES: ClassVar[bool] = False  # the loss is contrastive: it depends on the number of pairs per batch
+    GUESSES: ClassVar[bool] = False  # the contrastive loss depends on the number of pairs per batch
 
     task: Literal["embedding"] = Field("embedding", description="the task")
     data: PairDataConfig = Field(..., description="the data")
@@ -44,5 +44,7 @@ class EmbeddingRecipe(PairRecipe):
     @model_validator(mode="after")
     def _one_vocabulary(self) -> Self:
         if not self.tokenizer.joint:
-            raise ValueError("one encoder reads both sides: expected tokenizer.joint = true, found false; set it to true")
+            raise ValueError(
+                "one encoder reads both sides of each pair: expected tokenizer.joint = true, found false; set tokenizer.joint to true"
+            )
         return self

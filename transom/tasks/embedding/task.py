@@ -1,4 +1,4 @@
-"""Text embedding task: contrastive training that matches each source with its target among all targets of the batch."""
+"""The text embedding task, which trains a model to match each source text with its own target among all targets of the batch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ MAX_RETRIEVAL_PAIRS = 1000
 
 
 class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
-    """Text embedding: tokenized pairs of matching texts.
+    """The text embedding task, with tokenized pairs of matching texts.
 
     The contrastive loss (InfoNCE) is the cross-entropy of the similarities that ``TextEmbedderTransformer`` returns as logits.
     """
@@ -41,14 +41,14 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
 
     @classmethod
     def read(cls, recipe: EmbeddingRecipe, context: TaskContext) -> Self:
-        """Read the pairs, train or load the tokenizer, and build the data report.
+        """Read the text pairs, train or load the tokenizer, and build the data report.
 
         Raises:
             TransomError: the data cannot be read or do not fit the recipe.
         """
         pairs = load_tokenized_pairs(recipe, context, contrastive_batch)
         splits, tokenizers, loader = pairs.splits[None], pairs.tokenizers, pairs.loaders[None]
-        recipe = recipe.with_fields("model", vocab_size=tokenizers.source.vocab_size)
+        recipe = pairs.recipe.with_fields("model", vocab_size=tokenizers.source.vocab_size)
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         valid_batches = length_sorted_batches(splits.valid, tokenizers, batch_tokens, max_seq_len, collate_fn=contrastive_batch)
         baseline = uniform_baseline([batch.n_target_tokens for batch in valid_batches], min(len(splits.valid), MAX_RETRIEVAL_PAIRS))
@@ -64,7 +64,7 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
         )
 
     def flops(self, batch: ContrastiveBatch) -> float:
-        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
+        """Return the FLOPs of the forward and backward pass of a training step on a batch, padding included."""
         sides = (count_flops(self.recipe.model, len(batch.sample_ids), side.tokens.shape[1], 0) for side in (batch.source, batch.target))
         return sum(side.training for side in sides) + 6 * self.recipe.model.d_model * len(batch.sample_ids) ** 2
 
@@ -76,7 +76,10 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
         return figures
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Return the retrieval accuracy, the percentage of sources whose nearest target is their own, and a few examples."""
+        """Embed validation pairs, and return the retrieval accuracy and a few examples.
+
+        The retrieval accuracy is the percentage of source texts whose nearest target, by cosine similarity, is their own target.
+        """
         assert isinstance(model, TextEmbedderTransformer)
         embedder = Embedder(model, self.tokenizers.source, self.recipe.decoding)
         sources, targets = self.valid.source[:MAX_RETRIEVAL_PAIRS], self.valid.target[:MAX_RETRIEVAL_PAIRS]

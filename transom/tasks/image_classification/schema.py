@@ -72,7 +72,7 @@ class ImageTrainingConfig(AdamWTrainingConfig):
 
 @register_task
 class ImageRecipe(Recipe):
-    """An image classifier."""
+    """An image classifier: a network that predicts the class of an image."""
 
     TASK: ClassVar[str] = "transom.tasks.image_classification.task:ImageTask"
     HELP: ClassVar[TaskHelp] = ABOUT

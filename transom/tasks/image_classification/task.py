@@ -1,4 +1,4 @@
-"""Image classification task: predict the class of an image."""
+"""The image classification task, which predicts the class of an image."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ THUMBNAIL_SIZE = 64
 
 @dataclass(frozen=True)
 class ImageClassifyCommand:
-    """The object that ``transom classify`` uses for images; all are resized to the input size of the model."""
+    """The object that ``transom classify`` uses for images. Each image is resized to the input size of the model."""
 
     NOUN: ClassVar[str] = "images"
     KEY: ClassVar[str] = "image"
@@ -54,11 +54,11 @@ class ImageClassifyCommand:
     max_tokens: None = None
 
     def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
-        """Predict the class of each file."""
+        """Predict the class of each item, which is the path of a file."""
         return self.classifier.classify(items, notify)
 
     def score(self, known: Images, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
-        """Return classification metrics on labeled images.
+        """Classify labeled images, and return classification metrics of the predicted classes.
 
         Raises:
             TransomError: a class is unknown to the model.
@@ -70,7 +70,7 @@ class ImageClassifyCommand:
         return evaluate_predictions(found, known.labels, known, self.classifier.model.config.classes)
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Images:
-        """Read labeled images at the input size of the model.
+        """Read labeled images, resized to the input size of the model.
 
         Raises:
             TransomError: an image cannot be read.
@@ -81,13 +81,14 @@ class ImageClassifyCommand:
 
 @dataclass(frozen=True)
 class ImageTask:
-    """Image classification.
+    """The image classification task.
 
-    A task on other data that are read as images overrides ``load``, ``make_loader``, ``to_data_url`` and the two class variables.
+    A subclass for other data that are represented as images, such as spectrograms, overrides ``load``, ``make_loader``, ``to_data_url``,
+    ``PREDICTOR`` and ``COMMANDS``.
 
     Attributes:
         recipe: the resolved recipe, with classes and pixel statistics filled in.
-        loader: training batches.
+        loader: loader of the training batches.
         valid: validation images.
         labels: class index of each validation image.
         report: the data report.
@@ -106,13 +107,14 @@ class ImageTask:
 
     @classmethod
     def read(cls, recipe: Any, context: TaskContext) -> Self:
-        """Read the images and build the data report.
+        """Read the images, compute the classes and pixel statistics, and build the data report.
 
         Raises:
             TransomError: the images cannot be read or do not fit the recipe.
         """
         context.notify(f"reading the {recipe.UNIT}")
         splits = cls.load(recipe, context.base)
+        recipe = context.fit(recipe, len(splits.train))
         classes = collect_classes(splits.train.labels, splits.train, recipe.model.classes)
         found: dict[str, Any] = {"classes": classes}
         if not recipe.model.pixel_mean:
@@ -134,13 +136,13 @@ class ImageTask:
         """Read or generate the images of a recipe.
 
         Raises:
-            TransomError: an image cannot be read, or there are too few to split.
+            TransomError: an image cannot be read, or there are too few images to split.
         """
         return load_images(recipe.data, base, recipe.model, recipe.data.valid_fraction)
 
     @classmethod
     def make_loader(cls, recipe: ImageRecipe, images: Images, classes: Sequence[str], micro_batching: MicroBatching) -> ImageLoader:
-        """Return the loader of training batches."""
+        """Return the loader of training batches of augmented images."""
         training = recipe.training
         return ImageLoader(
             images,
@@ -161,18 +163,18 @@ class ImageTask:
         return data_url(file.getvalue())
 
     def write(self, folder: RunFolder) -> None:
-        """Write nothing: the configuration contains everything that inference needs."""
+        """Write nothing, because the model configuration contains everything that inference needs."""
 
     def describe_sample(self, sample: int) -> str:
         """Describe a training image by its file name."""
         return self.loader.images.names[sample]
 
     def objective(self, model: Network) -> Objective:
-        """Choose the training loss of the task: cross-entropy of classes, mixed if mixup mixes images."""
+        """Return the training loss of the task, which is cross-entropy. For images mixed by mixup, the losses of both classes are mixed."""
         return MixupCrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: ImageBatch) -> float:
-        """Return the FLOPs of a training step on a batch: forward and backward pass."""
+        """Return the FLOPs of the forward and backward pass of a training step on a batch."""
         config = self.recipe.model
         tokens = config.n_positions if isinstance(config, VisionTransformerConfig) else 0
         return count_flops(config, len(batch.sample_ids), tokens, 1).training

@@ -68,7 +68,7 @@ class InstructionTrainingConfig(AdamWTrainingConfig, TextTrainingConfig):
 
 
 class InstructionDecodingConfig(SamplingConfig):
-    """Sampling settings of answers, which are generated after the answer token; greedy by default."""
+    """Sampling settings of answers. With the default temperature of 0, decoding is greedy."""
 
     temperature: float = Field(0.0, ge=0, description=SamplingConfig.model_fields["temperature"].description)
 

@@ -1,4 +1,4 @@
-"""Instruction tuning task: predict each token of an answer from the prompt and the previous tokens."""
+"""The instruction tuning task, which predicts each token of an answer from the prompt and the previous tokens of the answer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ from transom.training.validation import validation_accuracy, validation_loss
 
 
 class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
-    """Instruction tuning: tokenized instructions with their answers."""
+    """The instruction tuning task, with tokenized prompts and answers."""
 
     PREDICTOR: ClassVar[type] = Generator
 
@@ -40,6 +40,7 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
         """
         context.notify("reading the instructions")
         splits = load_instructions(recipe.data, context.base)
+        recipe = context.fit(recipe, len(splits.train), splits.train.source + splits.train.target)
         tokenizer = load_or_train_tokenizer(splits.train.source + splits.train.target, recipe, context)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
@@ -68,13 +69,13 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
         )
 
     def flops(self, batch: LanguageBatch) -> float:
-        """Return the FLOPs of a training step on a batch: forward and backward pass, with logits of answer tokens only."""
+        """Return the FLOPs of the forward and backward pass of a training step on a batch, with logits of answer tokens only."""
         n_rows, length = batch.decoder_input.tokens.shape
         whole, logits = (count_flops(self.recipe.model, 1, 0, n).parts["unembedding"] for n in (n_rows * length, batch.n_target_tokens))
         return count_flops(self.recipe.model, n_rows, 0, length).training - 3 * (whole - logits)
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Return validation loss and accuracy over answer tokens."""
+        """Return the validation loss, the perplexity and the accuracy of answer tokens."""
         assert isinstance(model, LanguageModel)
         return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
 

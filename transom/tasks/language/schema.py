@@ -19,14 +19,14 @@ class LanguageTrainingConfig(AdamWTrainingConfig, RDropTrainingConfig):
     """Training settings of a language model."""
 
     early_exit_loss: AnyEarlyExit = Field(
-        NoEarlyExitConfig(), description="blocks whose output is trained to predict tokens, for early exit"
+        NoEarlyExitConfig(), description="loss that trains the outputs of earlier blocks to predict tokens, for early exit"
     )
     blank_noising: float = Field(
         0.0,
         ge=0,
         le=0.5,
-        description="mean fraction of the input tokens replaced by [UNK] in training (blank noising, Xie et al. 2017), resampled each time;"
-        " the fraction of each window is uniform from 0 to twice the mean. Useful for many epochs on little text",
+        description="mean fraction of the input tokens replaced by [UNK] in training (blank noising, Xie et al. 2017), resampled in each"
+        " epoch; the fraction of each window is uniform from 0 to twice the mean. Useful for many epochs on little text",
     )
     optimizer: AnyOptimizer = Field(AdamWConfig(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer")
     best_checkpoint_metric: Literal["loss"] = Field("loss", description="validation metric that selects the saved weights")

@@ -1,4 +1,4 @@
-"""Language modeling task: predict each token of a text from the previous ones."""
+"""The language modeling task, which predicts each token of a text from the previous tokens."""
 
 import math
 from collections.abc import Callable
@@ -27,11 +27,11 @@ from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_loss
 
 PROMPT_TOKENS, CONTINUATION_TOKENS = 32, 96
-"""Number of tokens of a validation document used as prompt, and maximum tokens of its continuation."""
+"""Number of tokens of a validation document that are used as prompt, and maximum number of tokens of its continuation."""
 
 
 class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
-    """Language modeling: tokenized documents."""
+    """The language modeling task, with tokenized documents."""
 
     PREDICTOR: ClassVar[type] = Generator
 
@@ -43,7 +43,7 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
             TransomError: the text cannot be read or does not fit the recipe.
         """
         text = load_tokenized_text(recipe, recipe.data, context, recipe.training.blank_noising)
-        recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
+        recipe = text.recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         valid_batches = [batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)]
         return cls(
@@ -58,17 +58,17 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
         )
 
     def objective(self, model: Network) -> Objective:
-        """Choose the training loss of the task: cross-entropy or R-Drop, plus early-exit losses."""
+        """Return the training loss that the recipe chooses, which is cross-entropy or R-Drop, plus early-exit losses."""
         return add_early_exit_losses(choose_text_loss(self.recipe.training), model, self.recipe.training.early_exit_loss)
 
     def flops(self, batch: LanguageBatch) -> float:
-        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
+        """Return the FLOPs of the forward and backward pass of a training step on a batch, padding included."""
         flops = count_flops(self.recipe.model, len(batch.sample_ids), 0, batch.decoder_input.tokens.shape[1])
         n_exits = len(self.recipe.training.early_exit_loss.weights(sum(self.recipe.model.stacks)))
         return flops.training + 3 * (n_exits - 1) * flops.parts["unembedding"]
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Return validation loss, perplexity and bits per byte."""
+        """Return the validation loss, the perplexity and the bits per byte of the text."""
         assert isinstance(model, LanguageModel)
         figures = validation_loss(model, self.valid_batches, autocast)
         n_tokens = sum(batch.n_target_tokens for batch in self.valid_batches)

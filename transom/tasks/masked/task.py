@@ -1,4 +1,4 @@
-"""Masked language modeling task: predict masked tokens from all others."""
+"""The masked language modeling task, which predicts masked tokens of a text from all other tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,14 +29,14 @@ from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_accuracy, validation_loss
 
 VALIDATION_MASK_KEY = (0, 0)
-"""Random key of the masks of the validation text: the same in every run."""
+"""Random key of the masks of the validation text, which are the same in every run."""
 
 EXAMPLE_TOKENS = 24
-"""Number of tokens of a validation document shown with a mask in the middle."""
+"""Number of tokens at the beginning of a validation document that are shown, with the middle token masked."""
 
 
 class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
-    """Masked language modeling: tokenized documents."""
+    """The masked language modeling task, with tokenized documents."""
 
     PREDICTOR: ClassVar[type] = MaskFiller
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
@@ -51,10 +51,10 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         if (symbol := recipe.model.mask_token_id) is not None:
             raise ConfigError(
                 f"model.mask_token_id: expected none, found {symbol}: the mask token is not part of the tokenizer's vocabulary, but"
-                " has an embedding row of its own after it; remove the field"
+                " has an embedding row of its own after the rows of the vocabulary; remove the field"
             )
         text = load_tokenized_text(recipe, recipe.data, context)
-        recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
+        recipe = text.recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         mask = text.tokenizer.vocab_size
         valid_batches = _masked_batches(text.streams["valid"], max_seq_len, training.batch_tokens, training.mlm_probability, mask)
@@ -70,18 +70,18 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         )
 
     def flops(self, batch: MaskedBatch) -> float:
-        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
+        """Return the FLOPs of the forward and backward pass of a training step on a batch, padding included."""
         rows, length = batch.source.tokens.shape
         inside = count_flops(self.recipe.model, rows, length, 0)
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Return validation loss and accuracy over masked tokens."""
+        """Return the validation loss, the perplexity and the accuracy of the predicted tokens."""
         assert isinstance(model, MaskedEncoderTransformer)
         return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Predict a masked token in a few validation documents."""
+        """Mask and predict a token at the beginning of a few validation documents."""
         assert isinstance(model, MaskedEncoderTransformer)
         mask_filler, samples = MaskFiller(model, self.tokenizer, self.recipe.decoding), list[dict[str, str]]()
         for text in self.valid.texts[: self.recipe.training.validate_samples]:
@@ -109,7 +109,10 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
 
 
 def _masked_batches(stream: TokenStream, max_seq_len: int, batch_tokens: int, mask_probability: float, mask: int) -> list[MaskedBatch]:
-    """Batch the validation text with masks that depend only on the text and its position."""
+    """Batch the windows of the validation text, and mask some of their tokens.
+
+    The masks depend only on the windows and their order. Every run with the same data and settings therefore has the same masks.
+    """
     batches, n = list[MaskedBatch](), 0
     for batch, *_ in scoring_batches(stream.rows, max_seq_len, 0, batch_tokens):
         numbered = replace(batch, sample_ids=tuple(range(n, n := n + len(batch.sample_ids))))

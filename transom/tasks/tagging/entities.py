@@ -1,4 +1,8 @@
-"""Entity tagging schemes, IOB2 (B-PER, I-PER, O) and IOBES (also S-PER for a single word and E-PER for the last one), and entity F1."""
+"""Tagging schemes of entities, and entity F1.
+
+In IOB2, the first word of a person's name is tagged B-PER, its other words I-PER, and words outside of entities O. In IOBES, the last word
+of an entity is tagged E-PER instead, and an entity of a single word S-PER.
+"""
 
 import re
 from collections import Counter
@@ -7,19 +11,19 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Scheme = Literal["plain", "iob", "iobes"]
-"""Tagging scheme: independent tags, such as parts of speech, or tags that together mark entities."""
+"""Tagging scheme. In "plain", tags are independent of each other, such as parts of speech. In "iob" and "iobes", tags mark entities."""
 
 OUTSIDE = "O"
 _ENTITY_TAG = re.compile("[BIES]-.+")
 
 
 class Entity(NamedTuple):
-    """Consecutive words with one label.
+    """An entity, which consists of consecutive words of a sentence and has one label.
 
     Attributes:
-        label: such as PER.
-        start: index of the first word.
-        end: index after the last word.
+        label: type of the entity, such as PER.
+        start: index of its first word in the sentence.
+        end: index after its last word.
     """
 
     label: str
@@ -31,9 +35,9 @@ class EntityScores(NamedTuple):
     """Precision, recall and F1 of entities.
 
     Attributes:
-        n: number of expected entities.
-        precision: fraction of the found entities that are expected.
-        recall: fraction of the expected entities that are found.
+        n: number of entities in the reference tags.
+        precision: fraction of the predicted entities that are correct.
+        recall: fraction of the reference entities that are predicted.
         f1: harmonic mean of precision and recall.
     """
 
@@ -44,7 +48,7 @@ class EntityScores(NamedTuple):
 
 
 def scheme_of(tags: Iterable[str]) -> Scheme:
-    """Infer the scheme of tags: entities if every tag but O begins with B-, I-, E- or S-.
+    """Infer the tagging scheme of tags. The tags mark entities if every tag other than O begins with B-, I-, E- or S-.
 
     >>> scheme_of(["O", "B-PER", "I-PER"]), scheme_of(["O", "S-PER"]), scheme_of(["NOUN", "VERB"])
     ('iob', 'iobes', 'plain')
@@ -56,14 +60,17 @@ def scheme_of(tags: Iterable[str]) -> Scheme:
 
 
 def unexpected_tag(tags: Iterable[str]) -> str | None:
-    """Return a plain tag in a set with B- tags, where only entity tags are valid; None if there is none."""
+    """Return a tag that does not mark entities although other tags do, or None if there is no such tag.
+
+    If any tag begins with B-, every tag other than O must begin with B-, I-, E- or S-.
+    """
     used = sorted(set(tags) - {OUTSIDE})
     plain = [tag for tag in used if not _ENTITY_TAG.fullmatch(tag)]
     return plain[0] if plain and any(tag.startswith("B-") for tag in used) else None
 
 
 def complete_tags(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
-    """Return all tags of a scheme for the labels in use, sorted.
+    """Return all tags that a tagging scheme has for the labels in use, sorted. Plain tags are only sorted.
 
     >>> complete_tags(["O", "B-PER"], "iob")
     ('B-PER', 'I-PER', 'O')
@@ -76,9 +83,9 @@ def complete_tags(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
 
 
 def entities_of(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities of a sentence. Inconsistent tags are read as the CoNLL 2000 scorer does.
+    """Return the entities that the tags of a sentence mark. Inconsistent tags are interpreted as by the CoNLL 2000 scorer.
 
-    An entity starts at B and S, after E, S and O, and where the label changes.
+    An entity starts at every B and S tag, at a tag after E, S or O, and where the label changes.
 
     >>> entities_of(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"])
     [Entity(label='PER', start=0, end=2), Entity(label='LOC', start=3, end=4), Entity(label='LOC', start=4, end=5)]
@@ -92,12 +99,12 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
 
 
 def starts_entity(before: str, tag: str) -> bool:
-    """Return whether an entity starts at ``tag``, which is not O, given the previous tag."""
+    """Return whether an entity starts at ``tag``, which must not be O, if the tag of the previous word is ``before``."""
     return tag[0] in "BS" or before[0] in "ESO" or before[2:] != tag[2:]
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert IOB1 to IOB2, in which every entity starts with B; IOB2 is returned unchanged.
+    """Convert IOB1 tags to IOB2, in which every entity starts with B. Tags in IOB2 are returned unchanged.
 
     >>> to_iob2(["I-PER", "I-PER", "O", "I-LOC", "B-LOC"])
     ['B-PER', 'I-PER', 'O', 'B-LOC', 'B-LOC']
@@ -106,7 +113,9 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 
 
 def first_invalid(tags: Sequence[str]) -> int | None:
-    """Return the index of the first tag that violates IOBES, where an index after the last means an unfinished entity; None if valid.
+    """Return the index of the first tag that violates IOBES, or None if all tags are valid.
+
+    If the sentence ends inside an entity, the index is the number of tags.
 
     >>> first_invalid(["B-PER", "E-PER", "O", "S-LOC"]), first_invalid(["B-PER", "O"]), first_invalid(["I-PER", "E-PER"])
     (None, 1, 0)
@@ -119,9 +128,10 @@ def first_invalid(tags: Sequence[str]) -> int | None:
 
 
 def entity_scores(expected: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> tuple[EntityScores, dict[str, EntityScores]]:
-    """Score entities, micro-averaged over all labels and per label. An entity is correct if label, start and end match.
+    """Compute precision, recall and F1 of entities, micro-averaged over all labels and for each label.
 
-    F1 = 2 P R / (P + R) with P = right / found and R = right / expected (Tjong Kim Sang & De Meulder 2003); 0 / 0 is 0.
+    A predicted entity is correct if its label, start and end are those of a reference entity. F1 = 2 P R / (P + R) with the precision
+    P = correct / predicted and the recall R = correct / reference (Tjong Kim Sang & De Meulder 2003), where 0 / 0 is 0.
 
     Args:
         expected: reference tags of each sentence.

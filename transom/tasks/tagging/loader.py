@@ -1,4 +1,4 @@
-"""Batches of tagged sentences: words are split into tokens, and the first token of each word carries its label."""
+"""Batches tagged sentences. Words are split into tokens, and the first token of each word carries the label of the word."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,13 +16,15 @@ from transom.tasks.tagging.tagged_files import TaggedSentences, Words
 
 
 class Window(NamedTuple):
-    """Consecutive words of a sentence that the model reads together: all of them, unless the sentence is too long.
+    """Consecutive words of a sentence that the model reads together.
+
+    A sentence that fits into the context window is one window.
 
     Attributes:
         sample: index of the sentence.
-        start: index of the first word.
+        start: index of the window's first word in the sentence.
         tokens: token IDs of the words, without special tokens.
-        first_tokens: index of the first token of each word.
+        first_tokens: index of each word's first token among ``tokens``.
     """
 
     sample: int
@@ -32,15 +34,17 @@ class Window(NamedTuple):
 
 
 def split_sentences(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens: int) -> list[Window]:
-    """Tokenize sentences and split long ones between words. Every word has at least one token; a word that is too long is truncated.
+    """Tokenize sentences, and split long sentences between words into windows.
+
+    Every word has at least one token. A word of more than ``max_tokens`` tokens is truncated.
 
     Args:
         sentences: words of each sentence.
         tokenizer: the tokenizer.
-        max_tokens: maximum length of a window, without special tokens.
+        max_tokens: maximum number of tokens per window, special tokens excluded.
     """
     known = list(dict.fromkeys(word for words in sentences for word in words))
-    space = " " if tokenizer.kind == "char" else ""  # the tokens of other kinds contain the space
+    space = " " if tokenizer.kind == "char" else ""  # a bpe tokenizer prepends the space to each word itself
     rows = tokenizer.encode_batch([space + word for word in known])
     tokens_of = {word: row[:max_tokens] or [UNK] for word, row in zip(known, rows, strict=True)}
     found = list[Window]()
@@ -58,7 +62,7 @@ def split_sentences(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens
 
 
 class TaggedBatch(MaskedBatch):
-    """Sentences in which the first token of each word has a label and contributes to the loss."""
+    """A batch of sentences in which only the first token of each word has a label and contributes to the loss."""
 
 
 def tagged_batch(
@@ -68,7 +72,7 @@ def tagged_batch(
 
     Args:
         read: the windows.
-        rows: input tokens of each window, in training after token dropout.
+        rows: input tokens of each window, some of which blank noising may have replaced.
         labels: labels of the words of each window.
         samples: indices of the windows.
     """
@@ -81,12 +85,23 @@ def tagged_batch(
 
 
 def window_labels(read: Sequence[Window], numbers: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """Return the labels of the words of each window, from the labels of the sentences."""
+    """Return the labels of the words of each window.
+
+    Args:
+        read: the windows.
+        numbers: labels of the words of each sentence.
+    """
     return [numbers[window.sample][window.start : window.start + len(window.first_tokens)] for window in read]
 
 
 def inference_batches(read: Sequence[Window], labels: Sequence[Sequence[int]] | None, batch_tokens: int) -> list[TaggedBatch]:
-    """Batch windows by length for one pass over them; ``labels`` as returned by ``window_labels``, or None if unknown."""
+    """Batch windows of similar length, for one pass over all windows.
+
+    Args:
+        read: the windows.
+        labels: labels of the words of each window, from ``window_labels``; None if they are unknown.
+        batch_tokens: maximum number of tokens per batch, padding included.
+    """
     if not read:
         return []
     lengths = sequence_lengths([window.tokens for window in read]) + 1
@@ -100,14 +115,14 @@ def inference_batches(read: Sequence[Window], labels: Sequence[Sequence[int]] | 
 
 
 class TaggedLoader:
-    """Endless training batches, resumable at any position.
+    """Endless loader of training batches, which can resume at any position.
 
-    A position is the number of windows read since the start of training, over all shards; it is the complete state of the loader.
+    A position is the number of windows that all ranks have read since the start of training. It is the complete state of the loader.
 
     Attributes:
-        texts: the sentences.
-        windows: windows of the sentences; these are the samples.
-        n_samples: windows per epoch.
+        texts: the training sentences.
+        windows: windows of the sentences, which are the training samples.
+        n_samples: number of windows per epoch.
     """
 
     def __init__(
@@ -122,21 +137,21 @@ class TaggedLoader:
         blank_noising: float = 0.0,
         micro_batching: MicroBatching = FULL_BATCH,
     ) -> None:
-        """Tokenize the sentences.
+        """Tokenize the sentences, and split them into windows.
 
         Args:
             texts: sentences with their tags.
             tokenizer: the tokenizer.
-            classes: the tags, in the order of their labels.
-            max_seq_len: maximum tokens of a window, start token included.
-            batch_tokens: maximum tokens of a batch, padding included, over all shards and slices.
-            seed: random seed of the order and of token dropout.
+            classes: all tags; the label of a tag is its index.
+            max_seq_len: maximum number of tokens per window, start token included.
+            batch_tokens: maximum number of tokens per batch, padding included, over all ranks and accumulation steps.
+            seed: random seed of the order of windows and of blank noising.
             blank_noising: mean fraction of tokens replaced by [UNK].
             micro_batching: division of every batch among ranks and accumulation steps.
 
         Raises:
             DataError: a tag is not among the classes.
-            ConfigError: a window is longer than a batch.
+            ConfigError: a window has more than ``batch_tokens`` tokens.
         """
         self.texts, self.windows = texts, split_sentences(texts.words, tokenizer, max_seq_len - 1)
         self.n_samples = len(self.windows)
@@ -144,18 +159,18 @@ class TaggedLoader:
         self._lengths = sequence_lengths([window.tokens for window in self.windows]) + 1
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(
-                f"training.batch_tokens: expected at least {longest}, the tokens of the longest sentence, found {batch_tokens}; raise it or"
-                " lower model.max_seq_len"
+                f"training.batch_tokens: expected at least {longest}, the tokens of the longest sentence, found {batch_tokens}; raise"
+                " training.batch_tokens or lower model.max_seq_len"
             )
         self._batch_tokens, self._seed, self._blank_noising, self._micro_batching = batch_tokens, seed, blank_noising, micro_batching
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[TaggedBatch]]]:
-        """Yield each batch as slices with the position after it, which a checkpoint stores."""
+        """Yield the position after each batch, which a checkpoint stores, and the micro-batches of this rank."""
         for end, epoch, batch in iterate_epochs(position, self.n_samples, self._plan):
             yield end, [self._batch(epoch, part.tolist()) for part in self._micro_batching.split(batch)]
 
     def describe_sample(self, sample: int) -> str:
-        """Describe the sentence of a window, for messages."""
+        """Describe the location of a window's sentence in the data, for messages."""
         return self.texts.describe_sample(self.windows[sample].sample)
 
     def _plan(self, epoch: int) -> list[Indices]:

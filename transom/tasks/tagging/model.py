@@ -1,4 +1,4 @@
-"""Network of the tagging task: an encoder with a linear classifier per token."""
+"""The network of the tagging task, which is an encoder with a linear classifier of its tokens."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,13 +12,14 @@ from transom.tasks.tagging.schema import TokenTaggerConfig
 
 @implements(TokenTaggerConfig)
 class TokenTagger(EncoderOnlyTransformer):
-    """p(tag_t | text) = softmax(dropout(h_t) W) for every token t (Devlin et al. 2019, section 5.3).
+    """An encoder with a linear classifier of its tokens (Devlin et al. 2019, section 5.3).
 
-    The tag of a word is predicted from its first token; the batch marks these tokens.
+    p(tag_t | text) = softmax(dropout(h_t) W) for the last hidden state h_t of token t. The tag of a word is predicted from the first token
+    of the word. A batch marks these first tokens.
     """
 
     def __init__(self, config: TokenTaggerConfig) -> None:
-        """Build from a configuration whose vocabulary size and tags are known."""
+        """Build the network from a configuration whose vocabulary size and tags are known."""
         super().__init__(config)
         assert config.classes, "the tags come from the data"
         self.config: TokenTaggerConfig = config
@@ -26,5 +27,5 @@ class TokenTagger(EncoderOnlyTransformer):
         self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
     def last_hidden_state(self, batch: EncoderBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
-        """Return the last hidden state of each token after dropout, the input of the linear classifier."""
+        """Return the last hidden state of each token after dropout, which is the input of the linear classifier."""
         return self.dropout(self.encode(batch.source, self.context(batch.source, observer)))

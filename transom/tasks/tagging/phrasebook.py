@@ -1,4 +1,4 @@
-"""Tags names, places, numbers, dates and times in phrasebook sentences, using the phrases of its grammar."""
+"""Tags names, places, numbers, dates and times in sentences of the phrasebook, using the phrases of the phrasebook's grammar."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -17,21 +17,21 @@ WORD_PATTERN = WORD_PATTERNS["punctuation"]
 
 
 class _ExhaustiveChoices(RandomChoices):
-    """Enumerates all sequences of choices instead of drawing random ones."""
+    """Enumerator of all sequences of choices that a grammar rule can make, in place of random choices."""
 
     def __init__(self) -> None:
         self._choices, self._sizes, self._next = list[int](), list[int](), 0
 
     def chance(self, probability: float) -> bool:
-        """Return False, then True."""
+        """Return the truth value that the current sequence of choices selects."""
         return self.randint(0, 1) == 1
 
     def choice(self, items: Sequence[Item]) -> Item:
-        """Return each of the items in turn."""
+        """Return the item that the current sequence of choices selects."""
         return items[self.randint(0, len(items) - 1)]
 
     def randint(self, low: int, high: int) -> int:
-        """Return each integer from ``low`` to ``high`` in turn."""
+        """Return the integer from ``low`` to ``high``, both included, that the current sequence of choices selects."""
         if self._next == len(self._choices):
             self._choices.append(0)
             self._sizes.append(high - low + 1)
@@ -39,7 +39,7 @@ class _ExhaustiveChoices(RandomChoices):
         return low + self._choices[self._next - 1]
 
     def advance(self) -> bool:
-        """Move to the next sequence of choices; return whether there is one."""
+        """Move to the next sequence of choices, and return whether there was one."""
         self._next = 0
         while self._choices and self._choices[-1] + 1 == self._sizes[len(self._choices) - 1]:
             self._choices.pop()
@@ -50,7 +50,7 @@ class _ExhaustiveChoices(RandomChoices):
 
 
 def enumerate_choices(make: Callable[[RandomChoices], ResultT]) -> Iterator[ResultT]:
-    """Yield the result of a grammar rule for every sequence of choices.
+    """Yield the result of a grammar rule for every sequence of choices that the rule can make.
 
     >>> list(enumerate_choices(lambda draw: (draw.chance(0.9), draw.choice("ab"))))
     [(False, 'a'), (False, 'b'), (True, 'a'), (True, 'b')]
@@ -63,7 +63,7 @@ def enumerate_choices(make: Callable[[RandomChoices], ResultT]) -> Iterator[Resu
 
 @cache
 def _entities() -> tuple[dict[tuple[str, ...], str], int]:
-    """Return a mapping from the words of every entity of the grammar to its label, and the maximum number of words."""
+    """Return the label of every entity of the grammar by the words of the entity, and the maximum number of words of an entity."""
     words = lexicon()
     days = [day for day, _ in words.phrases["weekdays"]]
     phrases_by_label: dict[str, list[str]] = {
@@ -83,7 +83,9 @@ def _entities() -> tuple[dict[tuple[str, ...], str], int]:
 
 
 def tagged_words(sentence: str) -> tuple[list[str], list[str]]:
-    """Return the words of an English sentence of the grammar and their IOB2 tags; of overlapping entities the longest is tagged.
+    """Return the words of an English sentence of the phrasebook's grammar, and their IOB2 tags.
+
+    The sentence is read from left to right. Among the entities that start at the same word, the longest is tagged.
 
     >>> list(zip(*tagged_words("Ana sleeps at half past one"), strict=True))[3:]
     [('half', 'B-TIME'), ('past', 'I-TIME'), ('one', 'I-TIME')]

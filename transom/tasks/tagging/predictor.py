@@ -1,4 +1,4 @@
-"""Predicts tags of words and the entities they form."""
+"""Predicts the tags of words, and the entities that the tags mark."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from transom.tasks.tagging.schema import TaggingInferenceConfig
 from transom.tasks.tagging.tagged_files import TaggedSentences, Words, word_spans
 
 LongSentencePolicy = Literal["window", "refuse"]
-"""Treatment of a text longer than the context window: read it in windows, split between words, or raise an error."""
+"""Treatment of a text longer than the context window. "window" splits the text between words into windows, "refuse" raises an error."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class EntitySpan(Record):
     """An entity in a text.
 
     Attributes:
-        label: such as PER.
-        text: the part of the text that it covers.
-        start: index of its first character.
-        end: index after its last character.
+        label: type of the entity, such as PER.
+        text: the entity as written in the text.
+        start: index of the entity's first character in the text.
+        end: index after the entity's last character.
     """
 
     label: str
@@ -40,7 +40,7 @@ class EntitySpan(Record):
     end: int
 
     def __str__(self) -> str:
-        """Return the text and its label."""
+        """Return the entity as written in the text, and its label."""
         return f"{self.text} ({self.label})"
 
 
@@ -51,9 +51,9 @@ class TaggedText(Record):
     Attributes:
         words: words of the text.
         tags: most probable tag of each word.
-        p: probability of each tag.
-        entities: entities formed by the tags; empty if tags do not mark entities.
-        windows: number of windows the text was read in.
+        p: probability of each of these tags.
+        entities: entities that the tags mark; empty if the tags of the model do not mark entities.
+        windows: number of windows in which the model read the text.
     """
 
     words: list[str]
@@ -63,11 +63,11 @@ class TaggedText(Record):
     windows: int
 
     def __str__(self) -> str:
-        """Return the words, each with its tag."""
+        """Return the words, each followed by its tag."""
         return " ".join(f"{word}/{tag}" for word, tag in zip(self.words, self.tags, strict=True))
 
     def elements(self) -> list[Element]:
-        """Return HTML elements for notebooks: the words, those with a tag other than O highlighted."""
+        """Return the words as HTML elements for notebooks. Words with a tag other than O are highlighted."""
         from transom.inspection.notebook import tagged
 
         rows = zip(self.words, self.tags, self.p, strict=True)
@@ -80,9 +80,9 @@ class TagScores(NamedTuple):
     Attributes:
         accuracy: percentage of words with the correct tag.
         n: number of words.
-        entities: scores over all labels, micro-averaged; None if tags do not mark entities.
-        labels: scores of each entity label.
-        n_too_long: number of sentences longer than the context window.
+        entities: entity scores, micro-averaged over all labels; None if the tags of the model do not mark entities.
+        labels: entity scores of each label.
+        n_too_long: number of sentences that the model read in several windows, because they are longer than the context window.
     """
 
     accuracy: float
@@ -93,7 +93,13 @@ class TagScores(NamedTuple):
 
 
 class SentencePrediction(NamedTuple):
-    """Most probable tag of each word of a sentence, their probabilities, and the number of windows."""
+    """The predicted tags of a sentence.
+
+    Attributes:
+        tags: most probable tag of each word.
+        p: probability of each of these tags.
+        windows: number of windows in which the model read the sentence.
+    """
 
     tags: list[str]
     p: list[float]
@@ -102,13 +108,16 @@ class SentencePrediction(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Tagger(EncoderPredictor[TokenTagger]):
-    """Predicts the tags of words; ``inference_config.word_splitting`` determines how texts are split into words."""
+    """Predictor of the tags of words.
+
+    The setting ``word_splitting`` of ``inference_config`` determines how texts are split into words.
+    """
 
     inference_config: TaggingInferenceConfig = field(default_factory=TaggingInferenceConfig)
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of a window, special tokens excluded."""
+        """Maximum number of tokens per window, special tokens excluded."""
         return self.model.config.max_seq_len - 1
 
     def tag(
@@ -117,9 +126,9 @@ class Tagger(EncoderPredictor[TokenTagger]):
         """Tag the words of texts.
 
         Args:
-            texts: each a string, or a list of words.
-            too_long: for a text longer than the context window: read it in "window"s, or "refuse" it.
-            notify: progress callback, called with the number of windows done.
+            texts: the texts, each as a string or as a list of words.
+            too_long: treatment of a text longer than the context window. "window" splits the text into windows, "refuse" raises an error.
+            notify: progress callback, called with the number of windows done and the total number of windows.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
@@ -140,7 +149,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
     def predict(
         self, sentences: Sequence[Words], too_long: LongSentencePolicy = "window", notify: ProgressCallback = ignore_progress
     ) -> list[SentencePrediction]:
-        """Predict the tags of sentences given as words; arguments and errors as in ``tag``."""
+        """Predict the tags of sentences that are already split into words. The other arguments and the errors are those of ``tag``."""
         check_long_text_policy(too_long, "window", "refuse")
         read, classes = split_sentences(sentences, self.tokenizer, self.max_tokens), self.model.config.classes
         if too_long == "refuse":
@@ -164,7 +173,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
     def score(
         self, known: TaggedSentences, too_long: LongSentencePolicy = "window", notify: ProgressCallback = ignore_progress
     ) -> TagScores:
-        """Compute tag accuracy and entity scores on tagged sentences.
+        """Predict the tags of tagged sentences, and compute the tag accuracy and the entity scores.
 
         Raises:
             ConfigError: ``too_long`` is invalid.
@@ -180,7 +189,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
 
 
 def _word_offsets(text: str | Words, split: str) -> list[tuple[int, int]]:
-    """Return the start and end of each word in the text, or in the words joined by spaces."""
+    """Return the start and end of each word in a text. A list of words stands for the text in which spaces join the words."""
     if isinstance(text, str):
         return word_spans(text, split)
     offsets, start = list[tuple[int, int]](), 0

@@ -21,16 +21,17 @@ def report_tagged(
     """Build the data report of tagged sentences.
 
     Args:
-        splits: all sentences.
-        classes: the tags, in the order of their labels.
+        splits: training, validation and test sentences.
+        classes: all tags; the label of a tag is its index.
         tokenizer: the tokenizer.
         loader: loader of the training sentences.
-        max_tokens: maximum tokens of a window, special tokens excluded.
+        max_tokens: maximum number of tokens per window, special tokens excluded.
 
     Returns:
-        For each split its size, origin and duplicates (``sentences``), its words and converted IOB1 tags (``words``), the number of
-        entities of each label, or of words of each tag (``classes``), and the distribution of lengths in tokens (``tokens``); for each
-        split but training, the symbols that do not occur in training (``unseen``).
+        The data report, with these facts about each split. ``sentences`` contains its size, origin and duplicates. ``words`` contains the
+        numbers of words and of converted IOB1 tags. ``classes`` contains the number of entities with each label, or of words with each tag.
+        ``tokens`` contains the distribution of window lengths in tokens. ``unseen`` contains, for validation and test sentences, the
+        symbols that do not occur in the training sentences.
     """
     parts = splits.parts
     keys = {name: part.texts for name, part in parts.items()}
@@ -49,7 +50,8 @@ def report_tagged(
             keys["train"], tags_of_train, splits.train.describe_sample, "sentence", "tags than the same sentence before,"
         ),
         *(
-            f"{name}: {findings.count_noun(n, 'further window')} for sentences longer than the context window of {max_tokens + 1} tokens"
+            f"{name}: {findings.count_noun(n, 'more window')} than sentences, because some sentences exceed the context window of"
+            f" {max_tokens + 1} tokens"
             for name, n in n_cut.items()
             if n
         ),
@@ -63,7 +65,7 @@ def report_tagged(
         shares = findings.format_class_fractions(counts[name]) if labels[name] else "none"
         return [
             f"words: {words[name]['words']:,}; {'tags' if plain else 'entities'}: {shares}",
-            *([f"tags: {n_converted:,} I- that start an entity are read as B-, as in IOB2"] if n_converted else []),
+            *([f"tags: {n_converted:,} I- tags that start an entity are read as B-, as in IOB2"] if n_converted else []),
             f"tokens: {findings.format_distribution(tokens[name])}",
         ]
 
@@ -76,9 +78,9 @@ def _labels(tags: Sequence[str], plain: bool) -> list[str]:
 
 
 def render_tagged_sentences(run: RunSummary) -> list[Element]:
-    """Render validation sentences with the tags predicted by the saved weights, and the expected tags where they differ."""
+    """Render validation sentences with the tags that the saved weights predict, and with the expected tags of incorrect predictions."""
     shown = [sample for sample in run.samples if "tagged" in sample]
-    note = "Validation sentences with the tags predicted by the saved weights; a different expected tag follows."
+    note = "Validation sentences with the tags that the saved weights predict. The expected tag follows each incorrect tag."
     return [node("p", note, class_="soft"), *(node("div", *_render_sentence(sample), class_="sample") for sample in shown)] if shown else []
 
 

@@ -39,12 +39,17 @@ ABOUT = TaskHelp(
 
 
 class TaggedFilesConfig(FilesConfig):
-    """Tagged sentences as in CoNLL 2003: a word and its tag per line, an empty line after each sentence; may be gzipped."""
+    """A file of tagged sentences in the format of CoNLL 2003, which may be gzipped.
+
+    Each line contains a word and its tag. An empty line follows each sentence.
+    """
 
     file: str = Field(..., description="the file")
-    word_column: int = Field(0, description="column of the word, from 0; -1 is the last one")
+    word_column: int = Field(0, description="index of the column of words, from 0; -1 is the last column")
     tag_column: int = Field(
-        -1, description="column of the tag, from 0; -1 is the last one; tags are IOB2, IOB1 or IOBES entities, or independent of each other"
+        -1,
+        description="index of the column of tags, from 0; -1 is the last column. Tags mark entities in IOB2, IOB1 or IOBES, or are"
+        " independent of each other",
     )
 
     @property
@@ -64,7 +69,7 @@ class TaggedDataConfig(DataConfig):
     )
     generate: PhrasebookConfig | None = Field(
         None,
-        description="English sentences of the built-in phrasebook: people, places, numbers, dates and times as entities",
+        description="English sentences of the built-in phrasebook, in which people, places, numbers, dates and times are entities",
     )
 
     @property
@@ -83,7 +88,7 @@ class TokenTaggerConfig(EncoderConfig):
 
     kind: Literal["token-tagger"] = "token-tagger"
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the tags; set from the data")
-    classifier_dropout: Fraction = Field(0.1, description="dropout before the linear classifier")
+    classifier_dropout: Fraction = Field(0.1, description="dropout probability before the linear classifier")
 
 
 class TaggingTrainingConfig(EncoderTrainingConfig, RDropTrainingConfig):
@@ -93,7 +98,8 @@ class TaggingTrainingConfig(EncoderTrainingConfig, RDropTrainingConfig):
         0.0,
         ge=0,
         lt=1,
-        description="mean fraction of the tokens replaced by [UNK], resampled each time (Xie et al. 2017); per sentence up to twice that",
+        description="mean fraction of the input tokens replaced by [UNK] in training (blank noising, Xie et al. 2017), resampled in each"
+        " epoch; the fraction of each sentence is uniform from 0 to twice the mean",
     )
     best_checkpoint_metric: Literal["loss", "accuracy", "f1"] = Field(  # type: ignore[assignment]
         "loss", description="validation metric that selects the saved weights; f1 is entity F1"
@@ -105,7 +111,9 @@ class TaggingInferenceConfig(TextInferenceConfig):
     """Inference settings of a tagger."""
 
     word_splitting: Literal["punctuation", "spaces"] = Field(
-        "punctuation", description="how a text is split into words, as in the data: at spaces and around punctuation, or at spaces alone"
+        "punctuation",
+        description="places at which texts are split into words: at spaces and around punctuation, or at spaces only; choose the splitting"
+        " of the training data",
     )
 
 

@@ -1,4 +1,4 @@
-"""Tagged sentences, and their file format, as in CoNLL 2003."""
+"""Tagged sentences, and a reader of their files, which are in the format of CoNLL 2003."""
 
 import re
 import unicodedata
@@ -22,18 +22,22 @@ _MARK = "\u0300"
 _LETTERS = rf"\w[\w{_MARK}]*"
 
 WORD_PATTERNS = {"punctuation": re.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*|[^\w\s]{_MARK}*"), "spaces": re.compile(r"\S+")}
-"""Patterns of a word. "punctuation": letters and digits joined by apostrophes and hyphens, or a single other character; "spaces": anything
-but whitespace. Combining marks, such as the vowel signs of Hindi, belong to the previous character; before matching, all become U+0300."""
+"""Pattern of a word for each kind of word splitting.
+
+With "punctuation", a word consists of letters and digits, which apostrophes and hyphens may join, or of a single other character. With
+"spaces", a word consists of any characters except whitespace. Combining marks, such as the vowel signs of Hindi, belong to the previous
+character. Before matching, every combining mark is replaced by U+0300.
+"""
 
 
 @dataclass(frozen=True)
 class TaggedSentences:
-    """Sentences with their tags.
+    """Sentences with a tag for each word.
 
     Attributes:
         words: words of each sentence.
-        tags: tags of these words.
-        name: origin, for messages.
+        tags: tags of the words of each sentence.
+        name: origin of the sentences, for messages.
         lines: line of each sentence's first word in its file, from 1; None for generated sentences.
         n_converted: number of IOB1 tags converted to IOB2 in each sentence; None if tags were not checked.
     """
@@ -46,7 +50,7 @@ class TaggedSentences:
 
     @classmethod
     def from_pairs(cls, sentences: Iterable[tuple[Words, Words]], name: str) -> "TaggedSentences":
-        """Build from generated (words, tags) pairs."""
+        """Build tagged sentences from generated pairs of the words and the tags of a sentence."""
         read = list(sentences)
         return cls([words for words, _ in read], [tags for _, tags in read], name)
 
@@ -55,11 +59,11 @@ class TaggedSentences:
 
     @property
     def texts(self) -> list[str]:
-        """The sentences, their words joined by spaces."""
+        """The sentences as texts, in which spaces join the words."""
         return list(map(" ".join, self.words))
 
     def describe_sample(self, sample: int, word: int = 0) -> str:
-        """Describe a word of a sentence by its line, for messages."""
+        """Describe the location of a word of a sentence by its file and line, for messages."""
         return f"{self.name}, sentence {sample + 1}" if self.lines is None else f"{self.name}:{self.lines[sample] + word}"
 
     def select(self, samples: list[int], name: str) -> "TaggedSentences":
@@ -67,7 +71,7 @@ class TaggedSentences:
         return TaggedSentences([self.words[i] for i in samples], [self.tags[i] for i in samples], name, lines, n_converted)
 
     def encode_labels(self, classes: Sequence[str]) -> list[list[int]]:
-        """Return the index of each word's tag among the classes.
+        """Return the labels of the words of each sentence. The label of a word is the index of its tag in ``classes``.
 
         Raises:
             DataError: a tag is not among the classes.
@@ -82,7 +86,7 @@ class TaggedSentences:
 
 
 def word_spans(text: str, split: str) -> list[tuple[int, int]]:
-    """Return the start and end of each word of a text.
+    """Return the index of the first character of each word of a text, and the index after its last character.
 
     Args:
         text: any text.
@@ -94,7 +98,7 @@ def word_spans(text: str, split: str) -> list[tuple[int, int]]:
 
 
 def fingerprint(*parts: TaggedSentences) -> str:
-    """Return a hash of words and tags in order, by which a resumed run detects changed data."""
+    """Return a hash of all words and tags in order, by which a resumed run detects changed data."""
     total = blake2b(digest_size=16)
     for part in parts:
         for words, tags in zip(part.words, part.tags, strict=True):
@@ -104,16 +108,16 @@ def fingerprint(*parts: TaggedSentences) -> str:
 
 
 def read_tagged(path: Path, word_column: int = 0, tag_column: int = -1) -> TaggedSentences:
-    """Read a file with a word and its tag per line and an empty line after each sentence; it may be gzipped.
+    """Read tagged sentences from a file with a word and its tag per line, and an empty line after each sentence.
 
-    Columns are separated by tabs if the first line contains one, otherwise by spaces. All lines have the same number of columns, except
-    lines that start with ``-DOCSTART-``, which end a sentence and are skipped. Entity tags are checked: IOB1 is converted to IOB2, and
-    IOBES must be consistent.
+    The file may be gzipped. Columns are separated by tabs if the first line contains one, otherwise by spaces. All lines have the same
+    number of columns, except lines that start with ``-DOCSTART-``, which end a sentence and are skipped. Entity tags are checked. IOB1 tags
+    are converted to IOB2, and IOBES tags must mark complete entities.
 
     Args:
         path: a UTF-8 file.
-        word_column: from 0, or negative from the last one, -1.
-        tag_column: from 0, or negative from the last one, -1.
+        word_column: index of the column of words, from 0; -1 is the last column.
+        tag_column: index of the column of tags, from 0; -1 is the last column.
 
     Raises:
         DataError: the file cannot be read, has no sentence, or has a malformed line.
@@ -135,7 +139,7 @@ class _Row(NamedTuple):
 
 
 def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None]:
-    """Yield the words of a file with their tags; None at the end of a sentence."""
+    """Yield each word of a file with its line and tag, and None for each line between two sentences."""
     separator, n_columns, first = re.compile(" +"), 0, 0
     for line, text in enumerate(read_lines(path), 1):
         if text.split()[:1] in ([], [DOCUMENT]):
@@ -160,7 +164,7 @@ def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None
         if len(row) != n_columns:
             kind = "tabs" if separator.pattern == "\t" else "spaces"
             raise DataError(
-                f"{path}:{line}: expected {n_columns} columns, separated by {kind} as in line {first}, found {len(row)}; correct it"
+                f"{path}:{line}: expected {n_columns} columns, separated by {kind} as in line {first}, found {len(row)}; correct the line"
             )
         word, tag = row[word_column], row[tag_column]
         if not word or not tag:
@@ -169,12 +173,12 @@ def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None
 
 
 def _validate_tags(read: TaggedSentences) -> TaggedSentences:
-    """Check the tags of a file against their scheme, and convert IOB1 to IOB2."""
+    """Check that the tags of a file follow their tagging scheme, and return the sentences with IOB1 tags converted to IOB2."""
     used = {tag for tags in read.tags for tag in tags}
     if (unexpected := unexpected_tag(used)) is not None:
         sample, word = next((i, tags.index(unexpected)) for i, tags in enumerate(read.tags) if unexpected in tags)
         raise DataError(
-            f"{read.describe_sample(sample, word)}: expected O, B-LABEL or I-LABEL as elsewhere, found {unexpected[:50]!r}; correct it"
+            f"{read.describe_sample(sample, word)}: expected O, B-LABEL or I-LABEL as elsewhere, found {unexpected[:50]!r}; correct the tag"
         )
     scheme = scheme_of(used)
     if scheme == "iobes":

@@ -1,4 +1,4 @@
-"""Tagging task: predict the tag of each word of a sentence, such as its part of speech or its position in an entity."""
+"""The tagging task, which predicts the tag of each word of a sentence, such as its part of speech or its position in an entity."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ from transom.training.validation import validation_loss
 
 
 class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
-    """Tagging: tokenized sentences with their tags."""
+    """The tagging task, with tokenized sentences and the tags of their words."""
 
     PREDICTOR: ClassVar[type] = Tagger
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
@@ -49,7 +49,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
 
     @classmethod
     def load(cls, recipe: TaggingRecipe, base: Path) -> Splits[TaggedSentences]:
-        """Read or generate the sentences.
+        """Read or generate the tagged sentences of a recipe.
 
         Raises:
             DataError: a file cannot be read, or there are too few sentences to split.
@@ -107,17 +107,17 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
         )
 
     def objective(self, model: Network) -> Objective:
-        """Choose the training loss of the task: cross-entropy or R-Drop."""
+        """Return the training loss that the recipe chooses, which is cross-entropy or R-Drop."""
         return choose_text_loss(self.recipe.training)
 
     def flops(self, batch: TaggedBatch) -> float:
-        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
+        """Return the FLOPs of the forward and backward pass of a training step on a batch, padding included."""
         rows, length = batch.source.tokens.shape
         inside = count_flops(self.recipe.model, rows, length, 0)
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Return validation loss, tag accuracy and micro-averaged entity F1."""
+        """Return the validation loss and the tag accuracy, and the micro-averaged entity F1 if the tags mark entities."""
         figures = validation_loss(model, self.valid_batches, autocast)
         del figures["perplexity"]  # perplexity is not meaningful for tags
         with autocast:
@@ -152,7 +152,9 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
 
 
 def _classes_of(splits: Splits[TaggedSentences], recipe: TaggingRecipe) -> tuple[str, ...]:
-    """Return the tags of the training sentences, those split off for validation included, sorted.
+    """Return all tags of the tagging scheme for the labels in the training sentences, sorted.
+
+    Sentences that were split off from the training sentences for validation count as training sentences.
 
     Raises:
         DataError: there is only one tag, or more than ``MAX_CLASSES``.

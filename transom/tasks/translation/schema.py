@@ -29,13 +29,13 @@ class TranslationDataConfig(PairDataConfig):
     ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate", "languages")
 
     languages: tuple[LanguageConfig, ...] = Field(
-        (), strict=False, description="sentence pairs of several target languages, each with its tag"
+        (), strict=False, description="files of sentence pairs for each of several target languages, with the tag of the language"
     )
     sampling_temperature: float = Field(
         5.0,
         ge=1,
-        description="sampling temperature of the languages: a language with n_l pairs is sampled in proportion to n_l^(1 / temperature)"
-        " (Arivazhagan et al. 2019); 1 samples proportionally, higher values favor rare languages",
+        description="temperature of sampling among the target languages: a language with n_l pairs is sampled in proportion to"
+        " n_l^(1 / temperature) (Arivazhagan et al. 2019); 1 samples in proportion to n_l; higher values favor languages with few pairs",
     )
 
     @model_validator(mode="after")
@@ -47,12 +47,12 @@ class TranslationDataConfig(PairDataConfig):
 
     @property
     def test_parts(self) -> list[FilesConfig]:
-        """Files of the test pairs of all languages."""
+        """The files of the test pairs of all target languages."""
         return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
 
     @property
     def parts(self) -> list[FilesConfig]:
-        """Files of all pairs of all languages."""
+        """The files of the training, validation and test pairs of all target languages."""
         own = (part for language in self.languages for part in (language.train, language.valid) if part is not None)
         return [*super().parts, *own]
 
@@ -61,7 +61,10 @@ class TranslationTrainingConfig(RDropTrainingConfig):
     """Training settings of a translator."""
 
     validate_bleu: int = Field(
-        200, ge=0, description="number of validation sentences per language translated for BLEU and chrF at each validation; 0 disables"
+        200,
+        ge=0,
+        description="number of validation sentences per language that are translated at each validation to compute BLEU and chrF; 0"
+        " computes neither",
     )
     best_checkpoint_metric: Literal["loss", "bleu"] = Field("loss", description="validation metric that selects the saved weights")
 
@@ -99,7 +102,7 @@ class TranslationRecipe(PairRecipe):
 
     @property
     def example(self) -> tuple[str, str]:
-        """Example arguments and call, with the tag of the first language of a multilingual model."""
+        """Example arguments of the command and of the method. For a multilingual model, they contain the tag of its first language."""
         arguments, call = self.EXAMPLE
         if not self.data.languages:
             return arguments, call
@@ -107,7 +110,7 @@ class TranslationRecipe(PairRecipe):
         return f"--to {tag} {arguments}", f'{call}, to="{tag}"'
 
     def measured_on(self, figures: Mapping[str, Any]) -> str:
-        """Describe the pairs on which BLEU and chrF were measured; empty if they were not."""
+        """Describe the sentence pairs on which BLEU and chrF were measured. The text is empty if ``figures`` contains no BLEU."""
         if "bleu" not in figures:
             return ""
         case = ", case-insensitive" if self.tokenizer.lowercase else ""

@@ -1,4 +1,4 @@
-"""Translation task: training data, loss, and validation by loss, BLEU and chrF."""
+"""The translation task, with its training data, its loss, and validation by loss, BLEU and chrF."""
 
 import re
 from collections import Counter
@@ -37,13 +37,13 @@ from transom.training.validation import validation_losses, validation_translatio
 
 
 class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoader, Mapping[str | None, Pairs]]):
-    """Translation: tokenized sentence pairs."""
+    """The translation task, with tokenized sentence pairs."""
 
     PREDICTOR: ClassVar[type] = Translator
 
     @classmethod
     def read(cls, recipe: TranslationRecipe, context: TaskContext) -> Self:
-        """Read the pairs, train or load the tokenizers, and build the data report.
+        """Read the sentence pairs, train or load the tokenizers, and build the data report.
 
         Raises:
             TransomError: the data cannot be read or do not fit the recipe.
@@ -51,7 +51,7 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
         text = load_tokenized_pairs(recipe, context, translation_batch, recipe.data.languages)
         splits, tokenizers, loaders = text.splits, text.tokenizers, text.loaders
         sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
-        recipe = recipe.with_fields("model", **sizes)
+        recipe = text.recipe.with_fields("model", **sizes)
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         tagged = {to: loader for to, loader in loaders.items() if to is not None}
         mixture = MultilingualLoader(tagged, recipe.data.sampling_temperature) if tagged else None
@@ -76,25 +76,26 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
         )
 
     def objective(self, model: Network) -> Objective:
-        """Choose the training loss of the task: cross-entropy or R-Drop."""
+        """Return the training loss that the recipe chooses, which is cross-entropy or R-Drop."""
         return choose_text_loss(self.recipe.training)
 
     def flops(self, batch: TranslationBatch) -> float:
-        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
+        """Return the FLOPs of the forward and backward pass of a training step on a batch, padding included."""
         return count_flops(
             self.recipe.model, len(batch.sample_ids), batch.source.tokens.shape[1], batch.decoder_input.tokens.shape[1]
         ).training
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Return the validation loss.
+        """Return the validation loss and the perplexity.
 
-        With several languages, each metric is computed over all sentences, and per language under a key with its tag, such as ``loss/de``.
+        With several target languages, each metric is computed over all sentence pairs, and also over the pairs of each language. The key of
+        the latter contains the tag of the language, such as ``loss/de``.
         """
         assert isinstance(model, Seq2SeqModel)
         return validation_losses(model, self.valid_batches, autocast)
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Return BLEU and chrF of the translations of validation pairs, with keys as in ``evaluate``, and a few translations."""
+        """Translate validation sentences, and return BLEU and chrF, with keys as in ``evaluate``, and a few of the translations."""
         assert isinstance(model, Seq2SeqModel)
         n_sentences = self.recipe.training.validate_bleu
         if not n_sentences:
@@ -113,7 +114,10 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
         return train_pair_tokenizers(recipe, base, notify, recipe.data.languages)
 
     def alignments(self, model: Network, samples: Iterable[Mapping[str, str]]) -> Iterator[Alignment]:
-        """Yield alignments of the non-empty translations; translations that exceed the context window are skipped."""
+        """Yield the alignment of each sample's source with its translation, if the model has cross-attention.
+
+        Samples with an empty translation, and samples that exceed the context window, are skipped.
+        """
         if not (isinstance(model, Seq2SeqModel) and cross_attention_addresses(model)):
             return
         for sample in samples:
@@ -125,7 +129,10 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
 
 
 def _most_frequent_translation(splits: Mapping[str | None, Splits[Pairs]], n_sentences: int, lowercase: bool) -> list[BaselineMetric]:
-    """Return the validation BLEU of a translator that always answers the most frequent target sentence of its language."""
+    """Return the validation BLEU of a baseline that always predicts the most frequent training target of the language.
+
+    The list is empty if no validation sentence is translated.
+    """
     answers, references = list[str](), list[str]()
     for each in splits.values():
         references += each.valid.target[:n_sentences]
@@ -138,7 +145,10 @@ def _most_frequent_translation(splits: Mapping[str | None, Splits[Pairs]], n_sen
 
 
 def languages_of(data: TranslationDataConfig) -> str | None:
-    """Return source and target language as "en to de", if the data name them: by endings such as ``.en`` and ``.de.gz``, or built in."""
+    """Return the source and target language of the data in the form "en to de", or None if they are unknown.
+
+    The languages of files are read from the endings of their names, such as ``.en`` and ``.de.gz``. The phrasebook has known languages.
+    """
     if isinstance(data.generate, PhrasebookConfig):
         return "en to es"
     if data.train is None or data.train.source is None or data.train.target is None:

@@ -1,4 +1,4 @@
-"""Clauses: combine a subject and a predicate into a statement, a negation or a question, in both languages at once."""
+"""Clauses of the phrasebook, which are generated in English and Spanish at once."""
 
 from typing import NamedTuple
 
@@ -26,16 +26,17 @@ TENSES: tuple[Tense, ...] = ("present", "past", "future")
 
 
 class Predicate(NamedTuple):
-    """A verb that agrees with its subject.
+    """A verb in English and Spanish that agrees with its subject.
 
     Attributes:
         auxiliary: the English verb that precedes the subject in a question and takes "not".
         base: the English verb form after the subject in a question.
         statement: the English verb form in an affirmative statement.
         finite: the Spanish verb that agrees with the subject.
-        infinitive: the Spanish infinitive that it governs, or an empty string.
-        identifies_person: True if the Spanish form differs from that of every other person, so that the pronouns I and we are omitted.
-        lemmas: the verbs that form word combinations with the subject.
+        infinitive: the Spanish infinitive after a modal verb, or an empty string.
+        identifies_person: True if the subject is I or we and the Spanish verb form differs from those of all other persons. Spanish then
+            omits the pronoun.
+        lemmas: English verbs that form word combinations with the subject.
     """
 
     auxiliary: str
@@ -52,21 +53,39 @@ def _identifies_person(forms: Forms, person: int) -> bool:
 
 
 def conjugate(verb: Verb, tense: Tense, person: int) -> Predicate:
-    """Conjugate a verb for a tense and for I, he, we or they (0 to 3)."""
+    """Conjugate a verb in both languages.
+
+    Args:
+        verb: the verb.
+        tense: the tense.
+        person: index of the person, where 0 to 3 are I, he, we and they.
+    """
     helper, forms = english.auxiliary(tense, person), verb.forms[tense]
     statement = {"does": verb.third, "do": verb.lemma, "did": verb.past, "will": f"will {verb.lemma}"}[helper]
     return Predicate(helper, verb.lemma, statement, forms[person], "", _identifies_person(forms, person), (verb.lemma,))
 
 
 def conjugate_be(which: str, tense: Tense, person: int) -> Predicate:
-    """Conjugate "be", which is ser or estar in Spanish."""
+    """Conjugate "be" and the corresponding Spanish verb.
+
+    Args:
+        which: the Spanish verb, "ser" or "estar".
+        tense: the tense.
+        person: index of the person, where 0 to 3 are I, he, we and they.
+    """
     helper, forms = english.be(tense, person), spanish.BE[which][tense]
     base = "be" if tense == "future" else ""
     return Predicate(helper, base, join_words(helper, base), forms[person], "", _identifies_person(forms, person), ())
 
 
 def conjugate_modal(modal: tuple[str, Forms], verb: Verb, person: int) -> Predicate:
-    """Conjugate a modal verb with another verb, in the present."""
+    """Conjugate a modal verb in the present tense, followed by another verb.
+
+    Args:
+        modal: the English modal verb and its Spanish forms in the present tense.
+        verb: the verb after the modal verb.
+        person: index of the person, where 0 to 3 are I, he, we and they.
+    """
     word, forms = modal
     told = _identifies_person(forms, person)
     if not word.endswith(" to"):
@@ -89,7 +108,15 @@ def _spanish_subject(subject: NounPhrase, predicate: Predicate) -> str:
 def statement(
     subject: NounPhrase, predicate: Predicate, rest: Phrase, *, negative: bool = False, adverb: tuple[str, str] = ("", "")
 ) -> Phrase:
-    """Return an affirmative or negative statement: "the dog does not sleep" and "el perro no duerme"."""
+    """Return an affirmative or negative statement, such as "the dog does not sleep" and "el perro no duerme".
+
+    Args:
+        subject: the subject.
+        predicate: the conjugated verb.
+        rest: the part of the clause after the verb.
+        negative: True for a negative statement.
+        adverb: adverb of frequency in English and Spanish, or two empty strings.
+    """
     denied = "cannot" if predicate.auxiliary == "can" else f"{predicate.auxiliary} not"
     verb = join_words(denied, predicate.base) if negative else predicate.statement
     if adverb[0]:
@@ -107,14 +134,14 @@ def statement(
 def question(
     subject: NounPhrase, predicate: Predicate, rest: Phrase, *, word: tuple[str, str] = ("", ""), rest_first: bool = False
 ) -> Phrase:
-    """Return a question: "where does the dog sleep?" and "¿dónde duerme el perro?".
+    """Return a question, such as "where does the dog sleep?" and "¿dónde duerme el perro?".
 
     Args:
         subject: the subject.
         predicate: the conjugated verb.
-        rest: the rest of the clause.
-        word: the question word in both languages, or empty strings.
-        rest_first: put the rest before the subject in Spanish, as for an adjective.
+        rest: the part of the clause after the subject and the verb.
+        word: question word in English and Spanish, or two empty strings.
+        rest_first: True to put ``rest`` before the subject in Spanish, as is usual for an adjective.
     """
     shown = _spanish_subject(subject, predicate)
     after = (rest.spanish, shown) if rest_first else (shown, predicate.infinitive, rest.spanish)
@@ -126,7 +153,7 @@ def question(
 
 
 def actor(draw: RandomChoices, words: Lexicon) -> tuple[NounPhrase, tuple[Verb, ...]]:
-    """Sample a subject and the verbs that suit it."""
+    """Sample a subject, and return it with the verbs that can follow it."""
     roll = draw.randint(0, 99)
     if roll < 46:
         people = words.names if draw.chance(0.25) else words.nouns["person"]
@@ -144,7 +171,10 @@ def actor(draw: RandomChoices, words: Lexicon) -> tuple[NounPhrase, tuple[Verb, 
 
 
 def patient(draw: RandomChoices, words: Lexicon, verb: Verb, subject: NounPhrase | None = None) -> Phrase:
-    """Sample an object of a verb other than its subject; people take "a" in Spanish."""
+    """Sample an object of a verb that differs from the subject of the verb.
+
+    In Spanish, the preposition "a" precedes an object that is a person.
+    """
     taken = subject.heads if subject else ()
     thing = noun_phrase(draw, words, verb.objects)
     while thing.heads[0] in taken:
@@ -155,7 +185,7 @@ def patient(draw: RandomChoices, words: Lexicon, verb: Verb, subject: NounPhrase
 
 
 def concatenate(*phrases: Phrase) -> Phrase:
-    """Concatenate phrases."""
+    """Concatenate phrases and their word combinations."""
     return Phrase(
         join_words(*(phrase.english for phrase in phrases)),
         join_words(*(phrase.spanish for phrase in phrases)),
@@ -164,7 +194,16 @@ def concatenate(*phrases: Phrase) -> Phrase:
 
 
 def circumstance(draw: RandomChoices, words: Lexicon, verb: Verb, tense: Tense, *, timed: bool = True, placed: bool = True) -> Phrase:
-    """Sample adverbials of goal, place, company and time, or some of these."""
+    """Sample adverbials that suit a verb, of which there may be none.
+
+    Args:
+        draw: the random choices.
+        words: the lexicon.
+        verb: the verb.
+        tense: the tense, which an adverbial of time must suit.
+        timed: allow an adverbial of time.
+        placed: allow an adverbial of goal, place or company.
+    """
     parts = []
     if placed:
         if verb.where in ("to", "at") and (verb.lemma == "go" or draw.chance(0.6)):

@@ -1,4 +1,4 @@
-"""English word forms by rule: plurals, verb forms and the indefinite article."""
+"""Rules for English word forms, such as plurals, verb forms and the indefinite article."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ _BE = {"present": ("am", "is", "are", "are"), "past": ("was", "was", "were", "we
 
 
 def plural(noun: str) -> str:
-    """Form a regular plural.
+    """Form the regular plural of an English noun.
 
     >>> plural("box"), plural("city"), plural("boy")
     ('boxes', 'cities', 'boys')
@@ -23,7 +23,7 @@ def plural(noun: str) -> str:
 
 
 def third_person(verb: str) -> str:
-    """Form the third person singular of the present.
+    """Form the third person singular of a regular English verb in the present tense.
 
     >>> third_person("go"), third_person("cry"), third_person("wash")
     ('goes', 'cries', 'washes')
@@ -32,7 +32,7 @@ def third_person(verb: str) -> str:
 
 
 def past(verb: str) -> str:
-    """Form a regular past.
+    """Form the past tense of a regular English verb.
 
     >>> past("close"), past("cry"), past("help")
     ('closed', 'cried', 'helped')
@@ -45,7 +45,7 @@ def past(verb: str) -> str:
 
 
 def with_article(noun_phrase: str) -> str:
-    """Put the indefinite article before a phrase.
+    """Put the indefinite article "a" or "an" before a phrase.
 
     >>> with_article("old car"), with_article("useful book")
     ('an old car', 'a useful book')
@@ -55,12 +55,22 @@ def with_article(noun_phrase: str) -> str:
 
 
 def be(tense: Tense, person: int) -> str:
-    """Return the form of "be" for I, he, we or they (0 to 3); in the future "will", which "be" follows."""
+    """Return the form of "be" in a tense, or "will" in the future tense.
+
+    Args:
+        tense: the tense.
+        person: index of the person, where 0 to 3 are I, he, we and they.
+    """
     return "will" if tense == "future" else _BE[tense][person]
 
 
 def auxiliary(tense: Tense, person: int) -> str:
-    """Return the auxiliary of negation and question for I, he, we or they (0 to 3)."""
+    """Return the auxiliary verb of negative statements and questions, such as "does".
+
+    Args:
+        tense: the tense.
+        person: index of the person, where 0 to 3 are I, he, we and they.
+    """
     if tense == "present":
         return "does" if person == 1 else "do"
     return "did" if tense == "past" else "will"

@@ -1,4 +1,4 @@
-"""The phrasebook's splits, with whole word combinations held out of training."""
+"""Generation of the phrasebook's splits, in which word combinations of test pairs never occur in training."""
 
 from collections.abc import Iterator
 
@@ -13,31 +13,35 @@ from transom.data.synthetic.phrasebook.phrases import Phrase
 from transom.data.synthetic.phrasebook.sentences import FRAMES
 
 MAX_WORDS = 10
-"""Maximum number of words per sentence on either side."""
+"""Maximum number of words in a sentence, in either language."""
 
 HELLO = Phrase("hello world", "hola mundo", ("hello world",))
-"""The first test pair; its word combination never occurs in training."""
+"""The first test pair, whose word combination never occurs in training."""
 
 _TEST_FRACTION = 0.10
 _VALID_FRACTION = 0.05
 
 
 class CombinationSplitter:
-    """Assigns each word combination to one split by its hash."""
+    """Assignment of each word combination to a split by a hash of the combination."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._parts: dict[str, SplitName] = {}
 
     def split(self, combination: str) -> SplitName:
-        """Return the split of a combination such as "red house"."""
+        """Return the split of a word combination such as "red house"."""
         if combination not in self._parts:
             part = split_by_hash(f"{self._seed} {combination}", _TEST_FRACTION, _VALID_FRACTION)
             self._parts[combination] = "test" if combination in HELLO.combinations else part
         return self._parts[combination]
 
     def split_of(self, phrase: Phrase) -> SplitName | None:
-        """Return the split of a sentence: test or valid if it contains one of their combinations, None if of both, otherwise train."""
+        """Return the split of a sentence.
+
+        A sentence belongs to "test" or "valid" if it contains a word combination of this split, and otherwise to "train". The result is
+        None if the sentence contains combinations of both "test" and "valid".
+        """
         parts = {self.split(combination) for combination in phrase.combinations}
         if "test" in parts:
             return None if "valid" in parts else "test"
@@ -45,7 +49,7 @@ class CombinationSplitter:
 
 
 def sample_sentences(seed: int) -> Iterator[Phrase]:
-    """Yield random sentences endlessly, with the word combinations in each."""
+    """Yield random sentences of at most ``MAX_WORDS`` words endlessly, with the word combinations of each sentence."""
     draw, words = RandomChoices(seed), lexicon()
     while True:
         phrase = draw.choice(FRAMES)(draw, words)
@@ -55,17 +59,17 @@ def sample_sentences(seed: int) -> Iterator[Phrase]:
 
 @implements(PhrasebookConfig)
 def generate_phrasebook(config: PhrasebookConfig) -> Splits[Pairs]:
-    """Generate English-Spanish pairs for training, validation and test.
+    """Generate English-Spanish sentence pairs for training, validation and test.
 
-    Every test pair contains a combination (adjective and noun, subject and verb, or greeting and person) that occurs in no training or
-    validation pair, in any form or position; validation pairs likewise, with combinations of their own. Each single word occurs in
-    training. An English sentence has one translation.
+    A word combination is an adjective with its noun, a subject with its verb, or a greeting with the person who is greeted. Every test pair
+    contains a word combination that occurs in no training or validation pair, whatever the form or position of the words. Every validation
+    pair contains a word combination that occurs in no training or test pair. Each English sentence has one translation.
 
     Args:
-        config: sizes and seed, which alone determine the result.
+        config: sizes and seed, which fully determine the result.
 
     Returns:
-        The splits; "hello world" is the first test pair.
+        The splits. The first test pair is "hello world".
 
     Raises:
         ConfigError: the grammar does not yield enough pairs.

@@ -1,4 +1,4 @@
-"""The phrasebook's words with all their forms, read from the tables next to this module."""
+"""Words of the phrasebook with all their forms, read from the TOML files next to this module."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,18 +10,22 @@ from transom.data.synthetic.phrasebook.spanish import Forms
 from transom.data.synthetic.phrasebook.tables import Table, read_table
 
 Words = tuple[tuple[str, str], ...]
-"""English and Spanish of set phrases."""
+"""Set phrases, each in English and Spanish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A noun or a name; forms are singular and plural.
+    """A noun or a person's name.
 
     Attributes:
-        kind: semantic class, which determines the adjectives and verbs that suit it.
-        takes_el: True for a feminine noun that takes el and un in the singular, as in el agua.
-        mass: True for a mass noun, which has no plural.
-        place: English preposition of place.
+        lemma: the English singular.
+        kind: semantic class of the noun, such as "animal", which determines the adjectives and verbs that can be combined with the noun.
+        english: English singular and plural.
+        spanish: Spanish singular and plural.
+        feminine: True if the noun is feminine in Spanish.
+        takes_el: True for a feminine noun that takes the articles el and un in the singular, as in "el agua".
+        mass: True for a mass noun, which is used only in the singular.
+        place: English preposition of place before the noun, such as "in".
     """
 
     lemma: str
@@ -35,13 +39,20 @@ class Noun:
 
     @property
     def is_name(self) -> bool:
-        """True for a person's name, which takes no determiner."""
+        """True for a person's name, which has no determiner."""
         return self.lemma[0].isupper()
 
 
 @dataclass(frozen=True, slots=True)
 class Adjective:
-    """An adjective with its four Spanish forms, its Spanish copula (ser or estar), and whether it can be graded by "very"."""
+    """An adjective.
+
+    Attributes:
+        lemma: the English adjective.
+        forms: masculine and feminine Spanish forms in the singular, then in the plural.
+        be: Spanish verb ("ser" or "estar") that links the adjective to its subject.
+        degrees: True if an adverb of degree such as "very" can precede the adjective.
+    """
 
     lemma: str
     forms: Forms
@@ -51,12 +62,18 @@ class Adjective:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb with its forms: English third person and past, and Spanish by tense for I, he, we and they.
+    """A verb.
 
     Attributes:
-        objects: nouns that it can govern; empty for an intransitive verb.
-        where: which phrase of place may follow the verb: "to" or "at" introduces a goal, "in" a location; "none" if no such phrase.
-        state: True for a stative verb, whose Spanish past is the imperfect.
+        lemma: English base form.
+        third: English third person singular in the present tense.
+        past: English past tense.
+        infinitive: Spanish infinitive.
+        forms: Spanish forms for I, he, we and they, by tense.
+        objects: nouns that can be the object of the verb. Empty for an intransitive verb.
+        where: kind of adverbial of place that may follow the verb. "to" and "at" introduce a goal, "in" stands for a location, and "none"
+            allows neither.
+        state: True for a stative verb, whose Spanish past tense is the imperfect.
     """
 
     lemma: str
@@ -71,7 +88,12 @@ class Verb:
 
 @dataclass(frozen=True, slots=True)
 class Determiner:
-    """A determiner: English, and Spanish masculine and feminine."""
+    """A determiner.
+
+    Attributes:
+        english: the English determiner.
+        spanish: masculine and feminine form of the Spanish determiner.
+    """
 
     english: str
     spanish: tuple[str, str]
@@ -79,19 +101,22 @@ class Determiner:
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """All words, grouped for sampling; an item of weight w occurs w times in its group.
+    """All words of the phrasebook, grouped for sampling.
+
+    A determiner or pronoun of weight w occurs w times in its group, so that it is sampled w times as often.
 
     Attributes:
         nouns: nouns by semantic class, without names.
-        adjectives: adjectives by the class of the nouns that they suit.
+        names: names of people.
+        adjectives: adjectives by the semantic class of nouns that they can modify.
         verbs: verbs by lemma.
-        doing: verbs by the class of their subject.
-        determiners: determiners by the kind of noun phrase.
-        pronouns: English, Spanish, and the person of the verb, 0 to 3 for I, he, we, they.
-        modals: English form, and Spanish present forms.
-        addressees: nouns for people who are greeted, besides names.
+        doing: verbs by the semantic class of their subject.
+        determiners: determiners by the kind of noun phrase that they begin, such as "singular" or "mass".
+        pronouns: English pronoun, Spanish pronoun, and index of the person, where 0 to 3 are I, he, we and they.
+        modals: English modal verb, and its Spanish forms in the present tense.
+        addressees: nouns for people who can be greeted. People can also be greeted by name.
         when: set phrases of time by tense.
-        phrases: other set phrases by table.
+        phrases: other set phrases by the name of their table.
     """
 
     nouns: Mapping[str, tuple[Noun, ...]]
@@ -170,7 +195,7 @@ def _adjectives(table: Table) -> Mapping[str, tuple[Adjective, ...]]:
 
 @cache
 def lexicon() -> Lexicon:
-    """Read the packaged tables and inflect all their words."""
+    """Read the lexicon from the TOML files next to this module, and form all inflected forms of the words."""
     words, verb_table, phrases = read_table("lexicon.toml"), read_table("verbs.toml"), read_table("phrases.toml")
     nouns: dict[str, tuple[Noun, ...]] = {}
     for noun in _nouns(words):

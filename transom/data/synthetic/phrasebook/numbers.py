@@ -1,4 +1,4 @@
-"""Numbers in words: 0 to 99, and the multiples of 100 below 1,000."""
+"""Conversion of numbers to words, for 0 to 99 and for the multiples of 100 below 1,000."""
 
 from functools import cache
 
@@ -16,7 +16,7 @@ def _ordinals() -> dict[str, str]:
 
 
 def english(n: int) -> str:
-    """Spell a number in English.
+    """Write a number in English words.
 
     >>> english(7), english(42), english(300)
     ('seven', 'forty-two', 'three hundred')
@@ -31,7 +31,7 @@ def english(n: int) -> str:
 
 
 def english_ordinal(n: int) -> str:
-    """Spell the English ordinal of a number from 1 to 99.
+    """Write the ordinal of a number from 1 to 99 in English words.
 
     >>> english_ordinal(3), english_ordinal(20), english_ordinal(31)
     ('third', 'twentieth', 'thirty-first')
@@ -42,7 +42,11 @@ def english_ordinal(n: int) -> str:
 
 
 def spanish(n: int, feminine: bool | None = None) -> str:
-    """Spell a number in Spanish: alone (None), or before a noun of a gender.
+    """Write a number in Spanish words.
+
+    Args:
+        n: the number.
+        feminine: gender of the noun that follows the number. None if no noun follows.
 
     >>> spanish(31), spanish(31, feminine=False), spanish(21, feminine=True), spanish(21, feminine=False), spanish(200, feminine=True)
     ('treinta y uno', 'treinta y un', 'veintiuna', 'veintiún', 'doscientas')

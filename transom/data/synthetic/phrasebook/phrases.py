@@ -1,4 +1,4 @@
-"""Phrases: noun phrases, and phrases of time and place, each sampled in both languages at once."""
+"""Noun phrases and phrases of time and place, which are sampled in English and Spanish at once."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,13 +12,16 @@ MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 class NounPhrase(NamedTuple):
-    """A noun phrase in both languages.
+    """A noun phrase in English and Spanish.
 
     Attributes:
-        person: person of the verb that agrees with it, 0 to 3 for I, he, we, they.
-        heads: the head nouns; empty for a pronoun.
-        combinations: its word combinations, as "adjective noun".
-        pronoun: True for a pronoun that Spanish omits if the verb form identifies the person.
+        english: the English phrase.
+        spanish: the Spanish phrase.
+        person: index of the grammatical person of the phrase, where 0 to 3 are I, he, we and they.
+        feminine: True if the phrase is feminine in Spanish.
+        heads: head nouns of the phrase. Empty for a pronoun.
+        combinations: word combinations in the phrase, each written as "adjective noun".
+        pronoun: True for a pronoun, which Spanish omits if the verb form identifies the person.
     """
 
     english: str
@@ -31,17 +34,17 @@ class NounPhrase(NamedTuple):
 
     @property
     def plural(self) -> bool:
-        """True for a plural phrase."""
+        """True if the phrase is plural."""
         return self.person > 1
 
     @property
     def is_human(self) -> bool:
-        """True if the head noun is a person."""
+        """True if the first head noun denotes a person."""
         return bool(self.heads) and self.heads[0].kind == "person"
 
 
 class Phrase(NamedTuple):
-    """Any other phrase in both languages, with its word combinations."""
+    """A phrase or sentence in English and Spanish, with its word combinations."""
 
     english: str
     spanish: str
@@ -57,7 +60,7 @@ def join_words(*words: str) -> str:
 
 
 def _modify(draw: RandomChoices, words: Lexicon, noun: Noun, plural: bool, adjective: Adjective | None) -> Phrase:
-    """Add an adjective to a noun: before it in English, after it and in agreement in Spanish."""
+    """Combine a noun and an optional adjective, which precedes the English noun, follows the Spanish noun and agrees with it."""
     if adjective is None:
         return Phrase(noun.english[plural], noun.spanish[plural])
     degree = words.phrases["degrees"][0] if adjective.degrees and draw.chance(0.1) else ("", "")
@@ -69,7 +72,7 @@ def _modify(draw: RandomChoices, words: Lexicon, noun: Noun, plural: bool, adjec
 
 
 def _article(noun: Noun, plural: bool) -> str:
-    """Return the Spanish definite article."""
+    """Return the Spanish definite article of a noun."""
     if plural:
         return "las" if noun.feminine else "los"
     return "la" if noun.feminine and not noun.takes_el else "el"
@@ -85,7 +88,7 @@ def _add_determiner(draw: RandomChoices, words: Lexicon, noun: Noun, use: str, p
 
 
 def quantity(draw: RandomChoices) -> int:
-    """Sample a number from 2 to 99 or a multiple of 100; smaller numbers are more likely."""
+    """Sample a number from 2 to 99 or a multiple of 100 up to 900. Numbers up to 20 are the most frequent."""
     low, high = draw.choice(((2, 20), (2, 20), (2, 20), (21, 39), (21, 39), (40, 99)))
     return 100 * draw.randint(1, 9) if draw.chance(0.1) else draw.randint(low, high)
 
@@ -100,16 +103,16 @@ def noun_phrase(
     bare: float = 0.0,
     indefinite: bool = False,
 ) -> NounPhrase:
-    """Sample a noun phrase: "the red house", "three dogs", "my milk", or a name.
+    """Sample a noun phrase, such as "the red house", "three dogs" or "my milk", or a person's name.
 
     Args:
         draw: the random choices.
         words: the lexicon.
         nouns: the nouns to choose from.
         adjective: probability of an adjective.
-        plural: probability of the plural, for a noun that has one.
-        bare: probability of no determiner before a plural or mass noun.
-        indefinite: allow only phrases that can follow "there is": "a dog", "some dogs", "water".
+        plural: probability of the plural, for nouns that are not mass nouns.
+        bare: probability of omitting the determiner before a plural or mass noun.
+        indefinite: allow only phrases that can follow "there is" or "there are", such as "a dog", "some dogs" and "water".
     """
     noun = draw.choice(nouns)
     if noun.is_name:
@@ -129,7 +132,7 @@ def noun_phrase(
 
 
 def generic_phrase(draw: RandomChoices, words: Lexicon, nouns: Sequence[Noun], *, adjective: float = 0.2) -> NounPhrase:
-    """Sample a generic noun phrase, which takes an article in Spanish but not in English: "lions" and "los leones"."""
+    """Sample a generic noun phrase, which has an article in Spanish but none in English, such as "lions" and "los leones"."""
     noun = draw.choice(nouns)
     chosen = draw.choice(words.adjectives[noun.kind]) if draw.chance(adjective) else None
     phrase = _modify(draw, words, noun, not noun.mass, chosen)
@@ -138,7 +141,7 @@ def generic_phrase(draw: RandomChoices, words: Lexicon, nouns: Sequence[Noun], *
 
 
 def coordinate(first: NounPhrase, second: NounPhrase) -> NounPhrase:
-    """Coordinate two noun phrases with "and": plural, and feminine only if both are."""
+    """Join two noun phrases by "and". The result is plural, and feminine only if both phrases are feminine."""
     return NounPhrase(
         f"{first.english} and {second.english}",
         spanish.coordinate(first.spanish, second.spanish),
@@ -150,7 +153,7 @@ def coordinate(first: NounPhrase, second: NounPhrase) -> NounPhrase:
 
 
 def two_names(draw: RandomChoices, words: Lexicon) -> NounPhrase:
-    """Sample two different people: "Ana and Luis"."""
+    """Sample the names of two different people, such as "Ana and Luis"."""
     first = draw.randint(0, len(words.names) - 1)
     second = (first + draw.randint(1, len(words.names) - 1)) % len(words.names)
     pair = (NounPhrase(noun.lemma, noun.lemma, 1, noun.feminine, (noun,)) for noun in (words.names[first], words.names[second]))
@@ -164,13 +167,13 @@ def pronoun(draw: RandomChoices, words: Lexicon) -> NounPhrase:
 
 
 def company_phrase(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a phrase of company: "with my sister"."""
+    """Sample a phrase of company, such as "with my sister"."""
     people = noun_phrase(draw, words, words.nouns["person"], adjective=0.2) if draw.chance(0.7) else two_names(draw, words)
     return Phrase(f"with {people.english}", f"con {people.spanish}", people.combinations)
 
 
 def place_phrase(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a phrase of place: "in the park", "behind my house"."""
+    """Sample a phrase of place, such as "in the park" or "near my house"."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
     if draw.chance(0.65):
         return Phrase(f"{where.heads[0].place} {where.english}", f"en {where.spanish}", where.combinations)
@@ -179,13 +182,13 @@ def place_phrase(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def goal_phrase(draw: RandomChoices, words: Lexicon, preposition: str) -> Phrase:
-    """Sample a phrase of direction: "to the park"."""
+    """Sample a phrase of direction, such as "to the park", with the given English preposition."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
     return Phrase(f"{preposition} {where.english}", spanish.contract("a", where.spanish), where.combinations)
 
 
 def clock_time(draw: RandomChoices) -> Phrase:
-    """Sample a time of day without its preposition: "half past three" and "las tres y media"."""
+    """Sample a time of day without a preposition, such as "half past three" and "las tres y media"."""
     hour = draw.randint(1, 12)
     named = ("la " if hour == 1 else "las ") + numbers.spanish(hour, feminine=True)
     before, after, ending = draw.choice(
@@ -195,7 +198,7 @@ def clock_time(draw: RandomChoices) -> Phrase:
 
 
 def date(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a day of the year: "the third of May" and "tres de mayo", which lacks its article."""
+    """Sample a day of the year, such as "the third of May" and "tres de mayo". The Spanish phrase has no article."""
     index = draw.randint(0, 11)
     day = draw.randint(1, MONTH_DAYS[index])
     month = words.phrases["months"][index]
@@ -203,7 +206,7 @@ def date(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def time_phrase(draw: RandomChoices, words: Lexicon, tense: Tense) -> Phrase:
-    """Sample a phrase of time that suits a tense: "yesterday", "on Monday", "on the third of May", "at three o'clock"."""
+    """Sample a phrase of time that suits a tense, such as "yesterday", "on the third of May" or "at three o'clock"."""
     roll = draw.randint(0, 9)
     if roll < 5:
         return Phrase(*draw.choice(words.when[tense]))

@@ -1,4 +1,4 @@
-"""The sentence types of the phrasebook and their weights."""
+"""Sentence types of the phrasebook and their weights."""
 
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ def _anything(draw: RandomChoices, words: Lexicon, kinds: tuple[str, ...], adjec
 
 
 def action(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample an action: "my sister bought two red apples yesterday"."""
+    """Sample a statement or question about an action, such as "my sister bought two red apples yesterday"."""
     subject, verbs = actor(draw, words)
     verb = draw.choice(verbs)
     tense = draw.choice(TENSES)
@@ -64,7 +64,7 @@ def action(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def ability(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a modal sentence (ability, obligation or wish): "the dog cannot swim"."""
+    """Sample a sentence about ability, obligation or wish, such as "the dog cannot swim"."""
     subject, verbs = actor(draw, words)
     verb = draw.choice(verbs)
     while verb.state:
@@ -79,14 +79,14 @@ def ability(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def _plain(draw: RandomChoices, words: Lexicon, kinds: tuple[str, ...], adjective: float = 0.15) -> NounPhrase:
-    """Sample a noun phrase that seldom has an adjective; people may be named."""
+    """Sample a noun phrase that seldom has an adjective, or a person's name."""
     kind = draw.choice(kinds)
     nouns = words.names if kind == "person" and draw.chance(0.4) else words.nouns[kind]
     return noun_phrase(draw, words, nouns, adjective=adjective)
 
 
 def description(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a description: "the water was very cold", "is she tired?"."""
+    """Sample a description, such as "the water was very cold" or "is she tired?"."""
     roll = draw.randint(0, 99)
     if roll < 8:
         subject = NounPhrase(*draw.choice((("he", "él", 1, False), ("she", "ella", 1, True))), (), pronoun=True)
@@ -110,7 +110,7 @@ def description(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def location(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a location: "the keys are in the old car"; also "where is my hat?"."""
+    """Sample a statement or question about a location, such as "the keys are in the old church" or "where is my hat?"."""
     subject = pronoun(draw, words) if draw.chance(0.15) else _plain(draw, words, ("person", "animal", "text", "clothing", "thing"))
     predicate = conjugate_be("estar", draw.choice(TENSES), subject.person)
     if draw.chance(0.25):
@@ -125,7 +125,7 @@ _HAY: dict[Tense, str] = {"present": "hay", "past": "había", "future": "habrá"
 
 
 def existence(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a statement of existence: "there are three birds in the garden", "is there milk?", "there are no eggs"."""
+    """Sample a statement or question about existence, such as "there are no eggs" or "is there milk?"."""
     tense = draw.choice(TENSES)
     nouns = words.nouns[draw.choice(_DESCRIBED)]
     roll = draw.randint(0, 9)
@@ -144,9 +144,9 @@ def existence(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def liking(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a sentence of liking; in Spanish the thing liked is the subject of gustar.
+    """Sample a sentence with the verb "like", such as "my sister likes red apples".
 
-    Example: "my sister likes red apples" and "a mi hermana le gustan las manzanas rojas".
+    In Spanish, the thing that is liked is the subject of the verb gustar, as in "a mi hermana le gustan las manzanas rojas".
     """
     subject = pronoun(draw, words) if draw.chance(0.4) else _plain(draw, words, ("person", "person", "animal"))
     nouns = words.nouns[draw.choice((*_THINGS, "place"))]
@@ -169,7 +169,7 @@ def liking(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def age(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a statement of age: "my dog is five years old", "how old is Ana?"."""
+    """Sample a statement or question about an age, such as "my dog is five years old" or "how old is Ana?"."""
     subject = pronoun(draw, words) if draw.chance(0.2) else _plain(draw, words, ("person", "person", "animal"))
     tense = draw.choice(TENSES)
     forms = words.verbs["have"].forms[tense]
@@ -182,7 +182,7 @@ def age(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def price(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a price: "the shirt costs twenty-one euros", "how much do those hats cost?"."""
+    """Sample a statement or question about a price, such as "the shirt costs twenty-one euros"."""
     subject = noun_phrase(draw, words, words.nouns[draw.choice(_THINGS)], adjective=0.3)
     predicate = conjugate(words.verbs["cost"], "present", subject.person)
     if draw.chance(0.25):
@@ -192,7 +192,7 @@ def price(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def calendar(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a day, a date or a time: "today is Monday, the third of May", "it is half past one"."""
+    """Sample a sentence about a date, a time of day or an event, such as "today is Monday" or "it is half past one"."""
     roll = draw.randint(0, 9)
     if roll < 2:
         time = clock_time(draw)
@@ -215,9 +215,9 @@ def calendar(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def object_question(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a question about the subject, the object or an adverbial.
+    """Sample a question about the subject, the object or an adverbial of a sentence.
 
-    Examples: "what did the boy eat?", "how many apples does Ana need?", "who opened the door?".
+    Examples are "who opened the door?", "how many apples does Ana need?" and "when did the boy eat the bread?".
     """
     subject, verbs = actor(draw, words)
     verb, tense = draw.choice(verbs), draw.choice(TENSES)
@@ -242,7 +242,7 @@ def object_question(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def greeting(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a greeting, optionally followed by a statement: "good morning Ana", "hello father, it is half past one"."""
+    """Sample a greeting such as "good morning Ana", or a greeting and a sentence such as "hello father, it is half past one"."""
     first, second = draw.choice(words.phrases["greetings"])
     roll = draw.randint(0, 9)
     if roll < 1:
@@ -259,7 +259,7 @@ def greeting(draw: RandomChoices, words: Lexicon) -> Phrase:
 
 
 def fragment(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a noun phrase on its own: "the very old house", "two birds behind the church", "my hat and her gloves"."""
+    """Sample a noun phrase without a sentence, such as "the very old house" or "my hat and her gloves"."""
     thing = _anything(draw, words, _DESCRIBED, adjective=0.8)
     roll = draw.randint(0, 9)
     if roll < 3:
@@ -288,4 +288,4 @@ _WEIGHTS: tuple[tuple[Frame, int], ...] = (
     (price, 2),
 )
 FRAMES: tuple[Frame, ...] = tuple(frame for frame, weight in _WEIGHTS for _ in range(weight))
-"""Sentence types, each repeated by its weight."""
+"""Functions that sample a sentence, each repeated as often as its weight says."""

@@ -1,6 +1,7 @@
-"""Spanish word forms by rule: plurals, agreement, conjugation, contraction.
+"""Rules for Spanish word forms, such as plurals, agreement, conjugation and contraction.
 
-Verb forms come in fours, for yo, él, nosotros and ellos. Adjectives come in fours, masculine and feminine, singular then plural.
+A verb has four forms per tense, for yo, él, nosotros and ellos. An adjective has four forms, which are the masculine and feminine singular
+and the masculine and feminine plural.
 """
 
 from collections.abc import Mapping
@@ -26,11 +27,11 @@ BE: Mapping[str, Mapping[str, Forms]] = {
         "future": ("estaré", "estará", "estaremos", "estarán"),
     },
 }
-"""The two verbs that mean "be"; their past is the imperfect."""
+"""Forms of the two verbs that mean "be", by verb and tense. The past tense is the imperfect."""
 
 
 def plural(word: str) -> str:
-    """Form a regular plural.
+    """Form the regular plural of a Spanish noun or adjective.
 
     >>> plural("casa"), plural("lápiz"), plural("avión"), plural("paraguas"), plural("rey")
     ('casas', 'lápices', 'aviones', 'paraguas', 'reyes')
@@ -45,7 +46,7 @@ def plural(word: str) -> str:
 
 
 def inflect_adjective(adjective: str) -> Forms:
-    """Inflect an adjective for gender and number.
+    """Return the four forms of a Spanish adjective, given its masculine singular.
 
     >>> inflect_adjective("rojo"), inflect_adjective("francés")
     (('rojo', 'roja', 'rojos', 'rojas'), ('francés', 'francesa', 'franceses', 'francesas'))
@@ -73,7 +74,12 @@ def _change_stem(stem: str, change: str) -> str:
 
 
 def present(infinitive: str, change: str = "", yo: str = "") -> Forms:
-    """Conjugate in the present; the stem vowel changes where it is stressed.
+    """Conjugate a Spanish verb in the present tense.
+
+    Args:
+        infinitive: the infinitive.
+        change: change of the stem vowel where it is stressed, such as "o>ue", or an empty string.
+        yo: irregular first person singular, or an empty string.
 
     >>> present("dormir", "o>ue")
     ('duermo', 'duerme', 'dormimos', 'duermen')
@@ -84,7 +90,11 @@ def present(infinitive: str, change: str = "", yo: str = "") -> Forms:
 
 
 def preterite(infinitive: str, change: str = "") -> Forms:
-    """Conjugate in the preterite, the past of completed actions.
+    """Conjugate a Spanish verb in the preterite, the past tense of completed actions.
+
+    Args:
+        infinitive: the infinitive.
+        change: change of the stem vowel in the present tense, such as "o>ue", or an empty string.
 
     >>> preterite("llegar"), preterite("dormir", "o>ue")
     (('llegué', 'llegó', 'llegamos', 'llegaron'), ('dormí', 'durmió', 'dormimos', 'durmieron'))
@@ -98,7 +108,7 @@ def preterite(infinitive: str, change: str = "") -> Forms:
 
 
 def imperfect(infinitive: str) -> Forms:
-    """Conjugate in the imperfect, the past of states.
+    """Conjugate a Spanish verb in the imperfect, the past tense of states.
 
     >>> imperfect("tener")
     ('tenía', 'tenía', 'teníamos', 'tenían')
@@ -107,7 +117,7 @@ def imperfect(infinitive: str) -> Forms:
 
 
 def future(stem: str) -> Forms:
-    """Conjugate in the future from its stem, which is mostly the infinitive.
+    """Conjugate a Spanish verb in the future tense, given its future stem, which usually is the infinitive.
 
     >>> future("tendr")
     ('tendré', 'tendrá', 'tendremos', 'tendrán')
@@ -116,7 +126,7 @@ def future(stem: str) -> Forms:
 
 
 def contract(preposition: str, noun_phrase: str) -> str:
-    """Join a preposition and a noun phrase: a + el = al, de + el = del.
+    """Join a Spanish preposition and a noun phrase, contracting "a el" to "al" and "de el" to "del".
 
     >>> contract("cerca de", "el parque"), contract("a", "él")
     ('cerca del parque', 'a él')
@@ -127,7 +137,7 @@ def contract(preposition: str, noun_phrase: str) -> str:
 
 
 def coordinate(first: str, second: str) -> str:
-    """Coordinate two phrases with "and", which is e instead of y before the sound i.
+    """Join two Spanish phrases by "y", or by "e" if the second phrase starts with the sound i.
 
     >>> coordinate("Luis", "Ana"), coordinate("Ana", "Irene")
     ('Luis y Ana', 'Ana e Irene')

@@ -1,4 +1,4 @@
-"""The packaged word tables."""
+"""Reading of the TOML files with the words of the phrasebook."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,5 +9,5 @@ Table = Mapping[str, Any]
 
 
 def read_table(name: str) -> Table:
-    """Read one of the TOML files next to this module."""
+    """Read the TOML file with the given name next to this module."""
     return tomllib.loads((resources.files(__package__) / name).read_text("utf-8"))

@@ -1,0 +1,104 @@
+"""Recipes fitted to few data: what changes, what the user keeps, and what stays when there are enough data."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom.config.data import DATA_OPTIONAL
+from transom.config.model_overrides import UserOverrides
+from transom.config.recipe import Recipe, load_recipe
+from transom.models.build import build_model
+from transom.planning.data_fit import FITTED_FIELDS, MODEL_SHAPE, DataAmount, describe_fit, fit_to_data, keep_fitted_fields
+
+OWN_DATA = ("text-classes", "images", "text-bpe", "text-masked", "text-pairs", "translation", "instructions")
+NOTHING = UserOverrides()
+
+
+def packaged(name: str, *overrides: str) -> Recipe:
+    return load_recipe(name, overrides, DATA_OPTIONAL)[0]
+
+
+def amount(name: str, n_samples: int) -> DataAmount:
+    return DataAmount(n_samples, None if name == "images" else 60 * n_samples)
+
+
+@pytest.mark.parametrize("name", OWN_DATA)
+def test_few_data_make_everything_smaller_and_many_nothing(name: str) -> None:
+    recipe = packaged(name)
+    small, whole = (fit_to_data(recipe, amount(name, n), NOTHING) for n in (300, 10_000_000))
+    assert whole == recipe and describe_fit(recipe, whole) == []
+    size = "batch_size" if name == "images" else "batch_tokens"
+    before: Any = recipe.training
+    after: Any = small.training
+    assert getattr(after, size) < getattr(before, size) and after.max_steps < before.max_steps
+    assert after.schedule.warmup_steps <= after.max_steps // 10 and after.validate_every == after.max_steps // 25
+    layers = [field for field in MODEL_SHAPE if hasattr(recipe.model, field)]
+    assert all(getattr(small.model, field) < getattr(recipe.model, field) for field in layers)
+    (note,) = describe_fit(recipe, small)
+    assert f"training.{size} = {getattr(after, size):,} ({getattr(before, size):,} in the recipe)" in note and "--set changes any" in note
+
+
+def test_the_numbers_of_a_thousand_sentences() -> None:
+    recipe: Any = fit_to_data(packaged("translation"), DataAmount(1000, 96_000), NOTHING)
+    assert recipe.tokenizer.vocab_size == 1500  # 96,000 / 64
+    assert recipe.training.batch_tokens == 1024  # the power of two below 32,000 tokens / 20
+    assert recipe.training.max_steps == 1900  # 60 epochs of 31.25 batches, to two figures
+    assert recipe.training.schedule.warmup_steps == 190 and recipe.training.validate_every == 76
+    assert (recipe.model.d_model, recipe.model.n_heads, recipe.model.d_ff, recipe.model.d_head) == (128, 2, 512, 64)
+
+
+@pytest.mark.parametrize("name", OWN_DATA)
+def test_fields_that_the_user_sets_stay(name: str) -> None:
+    recipe = packaged(name)
+    tables = {"training": {"max_steps": 1, "validate_every": 1}, "model": {"d_model": 1}}
+    fitted = fit_to_data(recipe, amount(name, 300), UserOverrides(tables))
+    assert fitted.training.max_steps == recipe.training.max_steps and fitted.training.validate_every == recipe.training.validate_every
+    assert fitted.model == recipe.model, "a shape of which the user sets a part stays whole"
+    assert fitted.training.checkpoint_every < recipe.training.checkpoint_every
+
+
+def test_fine_tuning_keeps_vocabulary_and_shape_and_other_recipes_everything() -> None:
+    tuned: Any = packaged("text-classes", 'training.init_from="runs/base"')
+    fitted: Any = fit_to_data(tuned, DataAmount(300, 20_000), NOTHING)
+    assert fitted.model == tuned.model and fitted.tokenizer == tuned.tokenizer and fitted.training.batch_tokens == 512
+    assert (other := packaged("sst2")) is fit_to_data(other, DataAmount(300, 20_000), NOTHING)
+
+
+def test_a_short_run_trains_a_small_model() -> None:
+    few_minutes = fit_to_data(packaged("translation", "training.max_minutes=2"), DataAmount(1_000_000, 10**8), NOTHING)
+    assert few_minutes.model.d_model == 128
+    assert fit_to_data(packaged("translation", "training.max_minutes=30"), DataAmount(10**6, 10**8), NOTHING).model.d_model == 256
+
+
+def test_components_that_need_the_recipes_shape_keep_it() -> None:
+    recipe = packaged("text-bpe", "model.n_kv_heads=5")
+    assert fit_to_data(recipe, DataAmount(10, 600), NOTHING).model == recipe.model
+
+
+@given(name=st.sampled_from(OWN_DATA), n_samples=st.integers(1, 10**7), minutes=st.none() | st.floats(0.1, 100))
+def test_any_amount_gives_a_model_that_can_be_built_and_nothing_larger(name: str, n_samples: int, minutes: float | None) -> None:
+    import torch
+
+    recipe = packaged(name, *([] if minutes is None else [f"training.max_minutes={minutes}"]))
+    fitted = fit_to_data(recipe, amount(name, n_samples), NOTHING)
+    for table, fields in FITTED_FIELDS.items():
+        for field in {*fields} - {"word_dropout", "label_smoothing", "schedule"}:
+            old, new = (getattr(getattr(each, table, None), field, None) for each in (recipe, fitted))
+            assert old == new or 1 <= new < old
+    with torch.device("meta"):
+        build_model(fitted.model.model_copy(update=dict.fromkeys(fitted.model.VOCABULARIES, 100) | _classes(fitted)))
+
+
+def _classes(recipe: Recipe) -> dict[str, Any]:
+    found = {"classes": ("a", "b")} if "classes" in type(recipe.model).model_fields else {}
+    return found | ({"pixel_mean": (0.5,) * 3, "pixel_std": (0.5,) * 3} if hasattr(recipe.model, "pixel_mean") else {})
+
+
+def test_a_resumed_run_keeps_what_was_fitted() -> None:
+    recipe = packaged("text-classes")
+    fitted = fit_to_data(recipe, DataAmount(300, 20_000), NOTHING)
+    assert keep_fitted_fields(recipe, fitted, NOTHING) == fitted
+    again = keep_fitted_fields(packaged("text-classes", "training.max_steps=77"), fitted, UserOverrides({"training": {"max_steps": 77}}))
+    assert again.training.max_steps == 77 and again.training.batch_tokens == fitted.training.batch_tokens
