@@ -19,7 +19,7 @@ from transom.tasks.signals import defer_signals
 TRAIN = Command("train", "Train a model with a recipe, on the recipe's data or on your own files.")
 BUILT_IN = (
     Command("runs", "List the runs in a folder with the state, best metric and time left of each."),
-    Command("status", "Show the progress of a run, also while it trains in another terminal."),
+    Command("status", "Show the progress of a run, even while it trains in another terminal."),
     Command("chat", "Chat with an instruction-tuned model or a language model."),
     Command("score", "Compute the log-probability and perplexity of texts or translations."),
     Command("compare", "Test whether two translators differ significantly in BLEU (paired bootstrap)."),

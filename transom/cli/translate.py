@@ -90,7 +90,10 @@ def translate(
         reject_options({"--html": html}, "--alignment", "translations alone")
     inputs = read_inputs(sentences, sources, "SENTENCE", "sentences")
     if inputs.given is None and (output_file or html) is not None:
-        raise ConfigError(f"expected --input or a pipe with {'--output' if output_file else '--html'}, found lines answered one by one")
+        option = "--output" if output_file else "--html"
+        raise ConfigError(
+            f"{option} needs the whole input, but lines are answered one by one; add --input FILE, or leave out --line-buffered"
+        )
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load

@@ -199,7 +199,7 @@ class _TrainingLoop:
         return self.state.position / self.setup.task.loader.n_samples
 
     def is_time_to_plan(self) -> bool:
-        """Return whether the run has a time limit, and enough of it is used up to plan the rest."""
+        """Return whether the run has a time limit and enough of that time has passed to plan the remaining steps."""
         minutes = self.training.max_minutes
         return minutes is not None and self.step_timer.total_seconds >= FIRST_PLAN_SHARE * 60 * minutes
 
