@@ -22,6 +22,7 @@ BUILT_IN = (
     Command("status", "Show how far a run is, also while it trains in another terminal."),
     Command("chat", "Talk with an instruction-tuned model or a language model."),
     Command("score", "Score texts or translations: log-probability and perplexity."),
+    Command("average", "Average the last checkpoints of a run into a new run folder."),
     Command("compare", "Test whether two models differ significantly in BLEU (paired bootstrap)."),
     Command("compare-attention", "Measure error, time and memory of approximate attention on a trained model."),
     Command("kernels", "List the kernel that computes each operation on this machine, with the reason."),

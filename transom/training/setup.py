@@ -186,7 +186,7 @@ def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
 
 
 _NOT_IN_RUN_ID = {
-    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard", "checkpoint_minutes"},
+    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard", "checkpoint_minutes", "keep_checkpoints"},
     "data": {"root", "train", "valid", "test", "languages"},
 }
 """Recipe fields, by table, that do not determine a run's steps."""
