@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from transom.config.model_overrides import UserOverrides
+from transom.config.model_size import SIZE_FIELDS, shapes
 from transom.config.recipe import Recipe, TextRecipe
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -23,12 +24,9 @@ SMALL_CHARACTERS, SMALL_SAMPLES = 300_000, 2_000
 SMALL_MINUTES = 3.0
 """A run of at most so many minutes trains a small model too."""
 
-MODEL_SHAPE = ("d_model", "d_ff", "n_heads", "n_layers", "n_encoder_layers", "n_decoder_layers")
-"""Model fields that a small model changes."""
-
 FITTED_FIELDS = {
     "tokenizer": ("vocab_size",),
-    "model": MODEL_SHAPE,
+    "model": (*SIZE_FIELDS, "stem"),
     "training": (
         *("batch_tokens", "batch_size", "max_steps", "schedule", "validate_every", "checkpoint_every"),
         *("word_dropout", "label_smoothing"),
@@ -68,7 +66,7 @@ def fit_to_data(recipe: RecipeT, amount: DataAmount, own: UserOverrides) -> Reci
     for table, fields in changes.items():
         kept = {name: value for name, value in fields.items() if name not in own.of(table)}
         recipe = recipe.model_copy(update={table: getattr(recipe, table).model_copy(update=kept)})
-    keeps_shape = recipe.training.init_from is not None or own.of("model").keys() & {*MODEL_SHAPE, "preset"}
+    keeps_shape = recipe.training.init_from is not None or own.of("model").keys() & {*SIZE_FIELDS, "stem", "preset"}
     return recipe if keeps_shape or not _is_small(recipe, amount) else recipe.model_copy(update={"model": small_model(recipe.model)})
 
 
@@ -100,8 +98,11 @@ def _field(recipe: Recipe, table: str, name: str) -> Any:
 
 
 def _value(value: Any) -> str:
-    warmup = getattr(value, "warmup_steps", None)
-    return f"{value:,}" if isinstance(value, int) else str(value) if warmup is None else f"warmup_steps {warmup:,}"
+    """Return a value for a note; of a component, only the field that is fitted."""
+    for name in ("warmup_steps", "channels"):
+        if (field := getattr(value, name, None)) is not None:
+            return f"{name} {list(field) if isinstance(field, tuple) else field}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _changes(recipe: Recipe, amount: DataAmount) -> dict[str, dict[str, Any]]:
@@ -138,14 +139,13 @@ def _power_of_two(x: float, least: int) -> int:
 
 
 def small_model(model: Any) -> Any:
-    """Return a model with half the layers, heads and feed-forward dimension and heads of the same size; ``model`` itself if none fits."""
-    heads, layers = (model.n_heads + 1) // 2, {name: (getattr(model, name) + 1) // 2 for name in MODEL_SHAPE[3:] if hasattr(model, name)}
-    d_model = model.d_model // model.n_heads * heads
-    shape = {"d_model": d_model, "n_heads": heads, "d_ff": model.d_ff * d_model // model.d_model, **layers}
-    try:
-        return _reshape(model, shape)
-    except ValidationError:  # a component needs the recipe's shape
-        return model
+    """Return a model of the size "small"; ``model`` itself if its components admit none."""
+    for fields in shapes(model, "small"):
+        try:
+            return _reshape(model, fields)
+        except ValidationError:  # a component needs another shape
+            continue
+    return model
 
 
 def _reshape(model: Any, shape: dict[str, Any]) -> Any:
@@ -154,4 +154,8 @@ def _reshape(model: Any, shape: dict[str, Any]) -> Any:
     Raises:
         ValidationError: the fields contradict the model's components.
     """
-    return type(model).model_validate(model.model_dump(exclude_unset=True) | shape)
+    given = model.model_dump(exclude_unset=True)
+    for name, value in shape.items():
+        table, _, field = name.rpartition(".")
+        (given[table] if table else given)[field] = value
+    return type(model).model_validate(given)

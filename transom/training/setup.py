@@ -189,7 +189,16 @@ def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
 
 
 _NOT_IN_RUN_ID = {
-    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard", "checkpoint_minutes", "fit_to_data"},
+    "training": {
+        "max_steps",
+        "max_minutes",
+        "patience",
+        "log_every",
+        "tensorboard",
+        "checkpoint_minutes",
+        "fit_to_data",
+        "keep_checkpoints",
+    },
     "data": {"root", "train", "valid", "test", "languages"},
 }
 """Recipe fields, by table, that do not determine a run's steps."""
