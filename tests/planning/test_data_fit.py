@@ -34,7 +34,7 @@ def test_few_data_make_everything_smaller_and_many_nothing(name: str) -> None:
     before: Any = recipe.training
     after: Any = small.training
     assert getattr(after, size) < getattr(before, size) and after.max_steps < before.max_steps
-    assert after.schedule.warmup_steps <= after.max_steps // 10 and after.validate_every == after.max_steps // 25
+    assert after.schedule.warmup_steps <= after.max_steps // 10 and after.validate_every <= after.max_steps // 20
     shape = [field for field in SIZE_FIELDS if field in ("d_model", "d_ff") or field.endswith("_layers")]
     layers = [field for field in shape if hasattr(recipe.model, field)]
     assert all(getattr(small.model, field) < getattr(recipe.model, field) for field in layers)
@@ -75,8 +75,8 @@ def test_a_short_run_trains_a_small_model() -> None:
 
 
 def test_an_explicit_base_size_is_a_choice_of_the_user() -> None:
-    overrides = resize_model("text-bpe", [], "base").overrides
-    recipe, _, own = load_training_recipe("text-bpe", [*overrides, 'data.train={files=["x"]}'])
+    files = ['data.train={files=["x"]}']
+    recipe, _, own = load_training_recipe("text-bpe", [*resize_model("text-bpe", files, "base").overrides, *files])
     assert fit_to_data(recipe, DataAmount(10, 600), own).model == recipe.model
 
 

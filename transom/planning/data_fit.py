@@ -113,11 +113,15 @@ def _changes(recipe: Recipe, amount: DataAmount) -> dict[str, dict[str, Any]]:
     else:
         n, name, least = amount.n_characters / CHARACTERS_PER_TOKEN, "batch_tokens", MIN_BATCH_TOKENS
     size = min(_power_of_two(n / STEPS_PER_EPOCH, least), getattr(training, name))
-    max_steps = min(training.max_steps, max(int(float(f"{MAX_EPOCHS * n / size:.1e}")), MIN_STEPS))
-    warmup, interval = min(training.schedule.warmup_steps, max_steps // 10), max_steps // MAX_VALIDATIONS
-    fitted = {name: size, "max_steps": max_steps, "schedule": training.schedule.model_copy(update={"warmup_steps": warmup})}
-    if max_steps < training.max_steps:
-        fitted |= {each: min(getattr(training, each), max(interval, 1)) for each in ("validate_every", "checkpoint_every")}
+    enough = max(int(float(f"{MAX_EPOCHS * n / size:.1e}")), MIN_STEPS)  # whatever max_steps the user sets, which may change on resume
+    warmup, interval = min(training.schedule.warmup_steps, enough // 10), enough // MAX_VALIDATIONS
+    fitted = {
+        name: size,
+        "max_steps": min(training.max_steps, enough),
+        "schedule": training.schedule.model_copy(update={"warmup_steps": warmup}),
+        "validate_every": min(training.validate_every, interval),
+        "checkpoint_every": min(training.checkpoint_every, interval),
+    }
     if amount.n_characters is None or not isinstance(recipe, TextRecipe):
         return {"training": fitted}
     if hasattr(training, "word_dropout") and amount.n_characters < SMALL_CHARACTERS:

@@ -272,7 +272,7 @@ def train(
     *,
     minutes: float | None = None,
     steps: int | None = None,
-    size: Size = "base",
+    size: Size | None = None,
     init_from: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -294,7 +294,8 @@ def train(
             strings in the form of ``--set``, such as ``["training.max_steps=300"]``.
         minutes: maximum training time in minutes.
         steps: number of optimizer steps.
-        size: size of the model: "small" has half of the recipe's dimensions, "large" twice; fields in ``set`` are kept.
+        size: size of the model: "base" is that of the recipe, "small" has half of its dimensions, "large" twice; fields in ``set`` are kept.
+            By default the recipe chooses.
         init_from: run folder whose model is fine-tuned.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
