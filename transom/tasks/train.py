@@ -294,8 +294,8 @@ def train(
             strings in the form of ``--set``, such as ``["training.max_steps=300"]``.
         minutes: maximum training time in minutes.
         steps: number of optimizer steps.
-        size: size of the model: "base" is that of the recipe, "small" has half of its dimensions, "large" twice; fields in ``set`` are kept.
-            By default the recipe chooses.
+        size: size of the model: "base" is that of the recipe, "small" has half of its dimensions, "large" twice. Fields in
+            ``set`` are kept. By default the recipe chooses.
         init_from: run folder whose model is fine-tuned.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
