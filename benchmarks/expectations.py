@@ -12,6 +12,7 @@ the last 2,000 images of CIFAR-10 after a shuffle. SST-2 has only 6,920 training
 
 import argparse
 import json
+import math
 import random
 import sys
 import zipfile
@@ -75,7 +76,7 @@ def _parallel(data: Path, folder: Path, n: int) -> Mapping[str, Any]:
 def _bleu(data: Path, folder: Path, run: Path) -> float:
     root = data / "multi30k"
     translations = transom.load(run, kind=Translator).translate(_lines(root / "test_2016_flickr.en"))
-    return float(corpus_scores([each.text for each in translations], _lines(root / "test_2016_flickr.de"))["bleu"])
+    return float(corpus_scores(list(map(str, translations)), _lines(root / "test_2016_flickr.de"))["bleu"])
 
 
 def _reviews(data: Path, folder: Path, n: int) -> Mapping[str, Any]:
@@ -97,7 +98,7 @@ def _bits_per_byte(data: Path, folder: Path, run: Path) -> float:
     lines = _lines(data / "tinyshakespeare" / "input.txt")
     text = "\n".join(lines[9 * len(lines) // 10 :])
     (score,) = transom.load(run, kind=Generator).score([text])
-    return -score.log_prob / len(text.encode()) / 0.6931471805599453
+    return -score.log_p / score.n_bytes / math.log(2)
 
 
 def _photographs(data: Path, folder: Path, n: int) -> Mapping[str, Any]:

@@ -72,6 +72,8 @@ def fit_to_data(recipe: RecipeT, amount: DataAmount, own: UserOverrides) -> Reci
 
 def keep_fitted_fields(recipe: RecipeT, original: Recipe, own: UserOverrides) -> RecipeT:
     """Return the recipe of a resumed run with the fitted fields of the run's original recipe, except those that the user sets."""
+    if hasattr(original.data, "min_valid") and "min_valid" not in own.of("data"):
+        recipe = recipe.with_fields("data", min_valid=original.data.min_valid)
     if not (recipe.training.fit_to_data and original.training.fit_to_data):
         return recipe
     for table, names in FITTED_FIELDS.items():
@@ -88,7 +90,7 @@ def describe_fit(recipe: Recipe, fitted: Recipe) -> list[str]:
         f"{table}.{name} = {_value(new)} ({_value(old)} in the recipe)"
         for table, names in FITTED_FIELDS.items()
         for name in names
-        if (old := _field(recipe, table, name)) != (new := _field(fitted, table, name))
+        if (old := _field(recipe, table, name)) != (new := _field(fitted, table, name)) and name in getattr(fitted, table).model_fields_set
     ]
     return [f"fitted to the amount of training data: {', '.join(changed)}; --set changes any of them"] if changed else []
 

@@ -199,7 +199,7 @@ _NOT_IN_RUN_ID = {
         "fit_to_data",
         "keep_checkpoints",
     },
-    "data": {"root", "train", "valid", "test", "languages"},
+    "data": {"root", "train", "valid", "test", "languages", "min_valid"},
 }
 """Recipe fields, by table, that do not determine a run's steps."""
 
