@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import transom as package
 from tests.cli.conftest import Call, Trained, sets
 from transom.config.packaged import packaged_recipes
 
@@ -42,6 +43,35 @@ def test_n_best_and_json(trained: Trained, transom: Call) -> None:
     rows = [line.split(" ||| ") for line in transom("translate", trained.folder, "ab ba", "--n-best", "2").out.splitlines()]
     assert [row[:2] for row in rows] == [["0", each["text"]] for each in best["translations"]]
     assert "found 3; raise beam_size" in transom("translate", trained.folder, "ab", "--n-best", "3", "--beam-size", "2").error
+
+
+def test_samples_differ_and_are_repeated_by_their_seed(trained: Trained, transom: Call) -> None:
+    sample = ("translate", trained.folder, "ab ba", "--sample", "--n-best", "3")
+    [record] = transom(*sample, "--seed", "5", "--json").json
+    texts = [each["text"] for each in record["translations"]]
+    assert len(set(texts)) == 3 and all(each["log_p"] < 0 for each in record["translations"])
+    rows = [line.split(" ||| ") for line in transom(*sample, "--seed", "5", "--temperature", "1").out.splitlines()]
+    assert [(row[1], row[3]) for row in rows] == [(each["text"], f"{each['log_p']:.4f}") for each in record["translations"]]
+    assert [each["text"] for each in transom(*sample, "--seed", "6", "--json").json[0]["translations"]] != texts
+    greedy = transom("translate", trained.folder, "ab ba", "--beam-size", "1").out
+    cold = transom("translate", trained.folder, "ab ba", "--sample", "--temperature", "0", "--top-k", "3")
+    assert cold.out == greedy and "greedy decoding, so these options have no effect: --top-k" in cold.err
+    python = package.load(trained.folder).translate(["ab ba"], sample=True, seed=5)
+    assert python == texts[:1]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--sample", "--beam-size", "2"), "expected --beam-size with beam search, found it with --sample; leave it out"),
+        (("--sample", "--length-penalty", "0"), "expected --length-penalty with beam search, found it with --sample; leave it out"),
+        (("--temperature", "0.5"), "expected --temperature with --sample, found it with beam search; leave it out"),
+        (("--seed", "1"), "expected --seed with --sample, found it with beam search; leave it out"),
+        (("--sample", "--top-p", "0"), "top_p"),
+    ],
+)
+def test_options_of_sampling_and_search_are_not_mixed(trained: Trained, transom: Call, options: tuple[str, ...], expected: str) -> None:
+    assert expected in transom("translate", trained.folder, "ab", *options).error
 
 
 def test_evaluate_and_its_ledger(trained: Trained, transom: Call, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 import transom as package
 from tests.cli.conftest import TINY, Call, Trained, sets, write_pairs
 from transom.cli import train as command
+from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
 from transom.training.events import Event, StepFinished
 
@@ -185,3 +187,35 @@ def test_the_kept_weights_are_named(trained: Trained, transom: Call, tmp_path: P
         assert f"{best['weights']} weights" in (tmp_path / "run" / name).read_text()
     plain = transom(*trained.command, *sets("training.average=none"), "--out", tmp_path / "plain", "--json").json
     assert "weights" not in plain
+
+
+def test_a_size_is_chosen_reported_and_kept(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    out = tmp_path / "large"
+    outcome = transom(*trained.command, "--size", "large", "--out", out, "--set", "training.max_steps=5")
+    assert outcome.code == 0
+    assert "size large: the model keeps its size, since no field that is left to choose fits another" in " ".join(outcome.err.split())
+    found = transom(*trained.command, "--size", "large", "--resume", "--out", out, "--set", "training.max_steps=6")
+    assert found.code == 0, "the same command resumes the run"
+    assert "expected --size with NAME_OR_FILE" in transom("train", "--resume", "--out", out, "--size", "small").error
+    assert (
+        "expected --size with a new model"
+        in transom(*trained.command, "--size", "small", "--init-from", out, "--out", tmp_path / "b").error
+    )
+
+
+def test_a_size_is_that_of_the_recipe(transom: Call, tmp_path: Path) -> None:
+    few = sets(
+        "data.generate.n_train=200",
+        "data.generate.n_valid=100",
+        "data.generate.n_test=100",
+        "training.max_steps=2",
+        "training.precision=fp32",
+    )
+    outcome = transom("train", "copy", "--size", "small", "--out", tmp_path / "run", *few)
+    assert outcome.code == 0
+    note = "d_model 32 (base 64), n_heads 2 (base 4), d_ff 64 (base 128), n_encoder_layers 1 (base 2), n_decoder_layers 1 (base 2)"
+    shown = " ".join(outcome.err.split())
+    assert f"size small: {note} " in shown and re.search(r" \d[\d,]+ parameters; ", shown)
+    assert load_recipe(tmp_path / "run" / "recipe.toml")[0].model.d_model == 32
+    misfit = transom("train", "copy", "--size", "small", "--out", tmp_path / "no", *few, "--set", "model.d_model=50")
+    assert "--set model.d_model=50" in misfit.error and "50 is not a multiple of n_heads 4" in misfit.error

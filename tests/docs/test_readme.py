@@ -93,7 +93,8 @@ def shortened(words: list[str]) -> list[str]:
     """Make what trains short."""
     if words[0] not in TRAINING:
         return words
-    return [*words, *SHORT_RECIPES.get(" ".join(words[1:2]), SHORT)]
+    several = sets("training.checkpoint_every=2") if any("keep_checkpoints" in word for word in words) else []
+    return [*words, *SHORT_RECIPES.get(" ".join(words[1:2]), SHORT), *several]
 
 
 @pytest.mark.long
@@ -117,6 +118,7 @@ def test_the_guide_shows_every_command_that_trains_or_runs_a_model() -> None:
         "translate",
         "evaluate",
         "score",
+        "average",
         "compare",
         "recipes",
         "tokenizer",

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.config.data import DATA_OPTIONAL
-from transom.config.model_overrides import UserOverrides
+from transom.config.model_overrides import UserOverrides, load_training_recipe
+from transom.config.model_size import SIZE_FIELDS, resize_model
 from transom.config.recipe import Recipe, load_recipe
 from transom.models.build import build_model
-from transom.planning.data_fit import FITTED_FIELDS, MODEL_SHAPE, DataAmount, describe_fit, fit_to_data, keep_fitted_fields
+from transom.planning.data_fit import FITTED_FIELDS, DataAmount, describe_fit, fit_to_data, keep_fitted_fields
 
 OWN_DATA = ("text-classes", "images", "text-bpe", "text-masked", "text-pairs", "translation", "instructions")
 NOTHING = UserOverrides()
@@ -33,8 +34,9 @@ def test_few_data_make_everything_smaller_and_many_nothing(name: str) -> None:
     before: Any = recipe.training
     after: Any = small.training
     assert getattr(after, size) < getattr(before, size) and after.max_steps < before.max_steps
-    assert after.schedule.warmup_steps <= after.max_steps // 10 and after.validate_every == after.max_steps // 25
-    layers = [field for field in MODEL_SHAPE if hasattr(recipe.model, field)]
+    assert after.schedule.warmup_steps <= after.max_steps // 10 and after.validate_every <= after.max_steps // 20
+    shape = [field for field in SIZE_FIELDS if field in ("d_model", "d_ff") or field.endswith("_layers")]
+    layers = [field for field in shape if hasattr(recipe.model, field)]
     assert all(getattr(small.model, field) < getattr(recipe.model, field) for field in layers)
     (note,) = describe_fit(recipe, small)
     assert f"training.{size} = {getattr(after, size):,} ({getattr(before, size):,} in the recipe)" in note and "--set changes any" in note
@@ -72,9 +74,10 @@ def test_a_short_run_trains_a_small_model() -> None:
     assert fit_to_data(packaged("translation", "training.max_minutes=30"), DataAmount(10**6, 10**8), NOTHING).model.d_model == 256
 
 
-def test_components_that_need_the_recipes_shape_keep_it() -> None:
-    recipe = packaged("text-bpe", "model.n_kv_heads=5")
-    assert fit_to_data(recipe, DataAmount(10, 600), NOTHING).model == recipe.model
+def test_an_explicit_base_size_is_a_choice_of_the_user() -> None:
+    files = ['data.train={files=["x"]}']
+    recipe, _, own = load_training_recipe("text-bpe", [*resize_model("text-bpe", files, "base").overrides, *files])
+    assert fit_to_data(recipe, DataAmount(10, 600), own).model == recipe.model
 
 
 @given(name=st.sampled_from(OWN_DATA), n_samples=st.integers(1, 10**7), minutes=st.none() | st.floats(0.1, 100))
@@ -84,7 +87,7 @@ def test_any_amount_gives_a_model_that_can_be_built_and_nothing_larger(name: str
     recipe = packaged(name, *([] if minutes is None else [f"training.max_minutes={minutes}"]))
     fitted = fit_to_data(recipe, amount(name, n_samples), NOTHING)
     for table, fields in FITTED_FIELDS.items():
-        for field in {*fields} - {"word_dropout", "label_smoothing", "schedule"}:
+        for field in {*fields} - {"word_dropout", "label_smoothing", "schedule", "stem"}:
             old, new = (getattr(getattr(each, table, None), field, None) for each in (recipe, fitted))
             assert old == new or 1 <= new < old
     with torch.device("meta"):

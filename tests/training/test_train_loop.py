@@ -308,6 +308,15 @@ def test_checkpoints_by_time_change_nothing_but_what_is_lost(tmp_path: Path, mon
     same(tmp_path / "by-steps", tmp_path / "killed")
 
 
+def test_keep_checkpoints_keeps_weights_and_changes_nothing_else(tmp_path: Path) -> None:
+    for name, more in (("few", 0), ("many", 3)):
+        sit(tmp_path / name, keep_checkpoints=more, average={"kind": "none"})
+    few, many = RunFolder.open(tmp_path / "few"), RunFolder.open(tmp_path / "many")
+    assert few.checkpoints.steps() == [9, 12] and many.checkpoints.steps() == [6, 9, 12]
+    assert many.checkpoints.load(6, only=["model"]).groups["model"]
+    assert few.run_id == many.run_id and few.read("model.safetensors") == many.read("model.safetensors")
+
+
 def test_checkpoints_by_time_take_at_most_one_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 

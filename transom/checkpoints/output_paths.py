@@ -19,7 +19,7 @@ def check_output_path(output: Path | None, inputs: Iterable[Path | None] = ()) -
         inputs: files and folders that the command reads, run folders included; None for an option that is not given.
 
     Raises:
-        ConfigError: the output is a file of a run, an input, or a file in an input folder, also through a link or another name.
+        ConfigError: the output is a file of a run, an input, or a file in an input folder, named directly or through a link.
     """
     if output is None:
         return

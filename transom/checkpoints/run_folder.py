@@ -118,6 +118,8 @@ class RunFolder:
             for folder in (path, run.checkpoints.folder):
                 if folder.is_dir():
                     remove_partial_files(folder)
+            if resume and (path / CONFIG).exists() and "average" in read_json(path / CONFIG, MAX_CONFIG_BYTES):
+                raise ConfigError(f"{path}: expected a run to resume, found the average of checkpoints; train on from it with --init-from")
             if contains_run(path) and not resume:
                 if not overwrite:
                     raise ConfigError(
@@ -223,6 +225,10 @@ class RunFolder:
             document["plugins"] = [plugin.model_dump() for plugin in plugins]
         self.write(CONFIG, json_bytes(document))
         vars(self).pop("run_id", None)  # so that the next access reads the file
+
+    def write_average(self, run: str, steps: Sequence[int]) -> None:
+        """Add to ``config.json`` that the weights are the mean of the checkpoints of ``run`` at ``steps``; no such run is resumed."""
+        self.write(CONFIG, json_bytes({**read_json(self.path / CONFIG, MAX_CONFIG_BYTES), "average": {"run": run, "steps": list(steps)}}))
 
     def load_config(self) -> ModelConfig:
         """Return the model's configuration, after checking that the model needs no more memory than its weights file justifies.

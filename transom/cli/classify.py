@@ -45,7 +45,7 @@ def classify(
     run: RunArgument,
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT_OR_FILE...", help="Texts to classify, or files for a model of images or sounds."),
+        typer.Argument(metavar="TEXT_OR_FILE...", help="Texts to classify, or files for an image or audio classifier."),
     ] = None,
     *,
     sources: InputOptions,

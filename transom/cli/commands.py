@@ -19,9 +19,10 @@ from transom.tasks.signals import defer_signals
 TRAIN = Command("train", "Train a model with a recipe, on the recipe's data or on your own files.")
 BUILT_IN = (
     Command("runs", "List the runs in a folder with the state, best metric and time left of each."),
-    Command("status", "Show the progress of a run, also while it trains in another terminal."),
+    Command("status", "Show the progress of a run, even while it trains in another terminal."),
     Command("chat", "Chat with an instruction-tuned model or a language model."),
     Command("score", "Compute the log-probability and perplexity of texts or translations."),
+    Command("average", "Average the last checkpoints of a run into a new run folder."),
     Command("compare", "Test whether two translators differ significantly in BLEU (paired bootstrap)."),
     Command("compare-attention", "Measure the error, time and memory of attention approximations on a trained model."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),

@@ -32,7 +32,7 @@ def compare(
     files: PairFiles,
     to: TargetLanguageOption = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compute BLEU on lower-cased text.")] = False,
-    samples: Annotated[int, typer.Option("--resamples", min=1, max=1_000_000, help="Number of test sets to draw with replacement.")] = 1000,
+    samples: Annotated[int, typer.Option("--resamples", min=1, max=1_000_000, help="Number of bootstrap samples of the test set.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the resampling.")] = 12345,
     too_long: TranslateTooLong = "split",
     as_json: JsonOption = False,

@@ -34,7 +34,7 @@ def compare_attention(
     text: Annotated[str | None, typer.Option("--text", help="Text to run the model on.")] = None,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image for a model of images."),
+        typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image for an image model."),
     ] = None,
     lengths: Annotated[
         str,

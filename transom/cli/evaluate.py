@@ -36,9 +36,7 @@ def evaluate(
     run: RunArgument,
     files: PairFiles,
     to: TargetLanguageOption = None,
-    output_file: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="File to write the translations to, in addition to the metrics.")
-    ] = None,
+    output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write the translations to this file.")] = None,
     tokenized: Annotated[
         str | None,
         typer.Option(

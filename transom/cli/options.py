@@ -55,7 +55,8 @@ PairsOption = Annotated[
 
 def _column_option(name: str, what: str) -> Any:
     """Build the option that selects a column of a table."""
-    help_text = f"Column of the {what}, by name or index from 0. Default: the column of the training data, or one with a usual name."
+    default = f"the column of the training data, or one with a common name, such as {name}"
+    help_text = f"Column of the {what}, by name or index from 0. Default: {default}."
     return typer.Option(f"--{name}-field", metavar="NAME", help=help_text)
 
 
@@ -63,7 +64,8 @@ TextFieldOption = Annotated[str | None, _column_option("text", "text")]
 HeaderOption = Annotated[
     bool | None,
     typer.Option(
-        "--header/--no-header", help="Whether the first line of a table is a header. Default: yes if the line contains usual column names."
+        "--header/--no-header",
+        help="Whether the first line of a table is a header. Default: yes if it contains common column names, such as text or label.",
     ),
 ]
 PrecisionOption = Annotated[
@@ -88,7 +90,7 @@ ClassifyTooLong = Annotated[
     Literal["truncate", "window", "refuse"] | None,
     _too_long_option(
         "truncate (read only the beginning), window (average the probabilities of windows) or refuse (stop with an error)."
-        " Default: truncate. Only for models of texts."
+        " Default: truncate. Text models only."
     ),
 ]
 EmbedTooLong = Annotated[
@@ -112,7 +114,7 @@ GenerateTooLong = Annotated[
 ]
 CompareTooLong = Annotated[
     Literal["truncate", "refuse"] | None,
-    _too_long_option("truncate (read only the beginning) or refuse (stop with an error). Default: truncate. Only for models of texts."),
+    _too_long_option("truncate (read only the beginning) or refuse (stop with an error). Default: truncate. Text models only."),
 ]
 
 TRUNCATED_NOTE = "truncated"

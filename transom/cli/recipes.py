@@ -107,7 +107,7 @@ def patterns(
     length: Annotated[
         int,
         typer.Option(
-            "--length", min=1, max=512, help="Number of tokens to draw for a model of texts. For a model of images, all patches are drawn."
+            "--length", min=1, max=512, help="Number of tokens to draw for a text model. For an image model, all patches are drawn."
         ),
     ] = 32,
     out: Annotated[

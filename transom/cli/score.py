@@ -60,11 +60,17 @@ class TextFileOptions(NamedTuple):
     ] = None
     text_field: Annotated[
         str | None,
-        typer.Option("--text-field", metavar="NAME", help="Column of the text, by name or index from 0. Default: one with a usual name."),
+        typer.Option(
+            "--text-field",
+            metavar="NAME",
+            help="Column of the text, by name or index from 0. Default: the column with a common name, such as text.",
+        ),
     ] = None
     start: Annotated[
         float | None,
-        typer.Option("--start", min=0, max=1, help="Fraction of the characters of all files to skip at the beginning. Default: 0."),
+        typer.Option(
+            "--start", min=0, max=1, help="Fraction of the text to skip at the beginning, in characters of all files together. Default: 0."
+        ),
     ] = None
     overlap: Annotated[
         int | None,

@@ -4,7 +4,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ EXAMPLES = """
 transom train phrasebook
 transom train translation --source train.en --target train.de --out runs/mine
 transom train translation --source train.en --target train.de --minutes 10 --out runs/short
+transom train translation --source train.en --target train.de --size small --out runs/small
 transom train multi30k-en-de --set data.root=data/multi30k --out runs/en-de
 transom train python-stdlib
 transom train text-bpe --text notes --suffix .md --out runs/notes
@@ -68,6 +69,14 @@ def train(
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, metavar="N", help="Train for N optimizer steps. Short for --set training.max_steps=N.")
     ] = None,
+    size: Annotated[
+        Literal["small", "base", "large"] | None,
+        typer.Option(
+            "--size",
+            help="Size of the model: base is that of the recipe, small has half of its dimensions, large twice. Fields given by --set"
+            " are kept. Default: base, or small where a recipe for own files has few data or minutes.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, or start a run if there is none.")] = False,
     seeds: Annotated[
         int | None,
@@ -86,20 +95,26 @@ def train(
     same weights as an uninterrupted run.
     """
     with defer_signals():
+        from transom.config.model_size import resize_model
         from transom.tasks.train import default_folder
 
+    if recipe is None and size is not None:
+        raise ConfigError(f"expected --size with NAME_OR_FILE, found --size {size} without; a resumed run keeps its size: leave --size out")
     recipe = recipe or _own_recipe(out if resume else None)
     all_overrides = training_overrides(recipe, files, overrides or [], init_from, minutes, steps)
+    sized = resize_model(recipe, all_overrides, size)
+    all_overrides = [*sized.overrides, *all_overrides]
     folder = out or default_folder(recipe)
     if seeds is None:
-        result = _train_one(recipe, all_overrides, folder, resume, as_json)
+        result = _train_one(recipe, all_overrides, folder, resume, as_json, sized.note)
         print_result(result.to_json(), as_json, _result_lines(result))
         return result.exit_code
     results = []
     for seed in range(1, seeds + 1):
         if not as_json:
             print_note(f"seed {seed} of {seeds}")
-        results.append(_train_one(recipe, [*all_overrides, f"training.seed={seed}"], folder / f"seed-{seed}", resume, as_json))
+        seeded = [*all_overrides, f"training.seed={seed}"]
+        results.append(_train_one(recipe, seeded, folder / f"seed-{seed}", resume, as_json, sized.note))
         if results[-1].stopped_by:
             print_result(results[-1].to_json(), as_json, _result_lines(results[-1]))
             return results[-1].exit_code
@@ -125,8 +140,11 @@ def _own_recipe(run: Path | None) -> str:
     return str(run / RECIPE)
 
 
-def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, quiet: bool) -> "RunResult":
-    """Train one model; in a terminal, ask whether to overwrite an existing run and whether an ambiguous first line is a header."""
+def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, quiet: bool, note: str) -> "RunResult":
+    """Train one model; in a terminal, ask whether to overwrite an existing run and whether an ambiguous first line is a header.
+
+    ``note`` describes the size of the model and is printed at the start; it may be empty.
+    """
     with defer_signals():
         from transom.cli.tables import header_overrides, read_or_ask
         from transom.config.model_overrides import load_training_recipe
@@ -141,7 +159,7 @@ def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, 
         if quiet:
             return run_training(recipe, base, folder, resume, overwrite, user_overrides=user_overrides)
         with TrainingProgress() as progress:
-            return run_training(recipe, base, folder, resume, overwrite, [progress], progress.show_status, user_overrides)
+            return run_training(recipe, base, folder, resume, overwrite, [progress], progress.show_status, user_overrides, note)
 
     return read_or_ask(train)
 

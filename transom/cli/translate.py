@@ -21,6 +21,7 @@ from transom.cli.options import (
     reject_options,
 )
 from transom.cli.output import JsonAnswersOption, note_too_long, print_result, select_options
+from transom.cli.sampling import TranslationSampling
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ transom translate runs/en-de "Two dogs are playing in the snow."
 transom translate runs/en-de
 transom translate runs/en-de --input test.en --output test.de
 transom translate runs/en-de --n-best 5 "A man sleeps."
+transom translate runs/en-de --sample --n-best 5 --seed 7 "A man sleeps."
 transom translate runs/en-de --alignment "A man sleeps."
 transom translate runs/en-de --alignment --html alignments.html --input test.en
 transom translate runs/joint --to fr "A man sleeps."
@@ -68,6 +70,7 @@ def translate(
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,
     n_best: NBestOption = 1,
+    sampling: TranslationSampling,
     alignment: Annotated[
         bool,
         typer.Option(
@@ -86,11 +89,15 @@ def translate(
     Lines that are typed, or read with --line-buffered, are translated one by one as they arrive.
     """
     parameters = {**locals()}
+    sampling.check({"--beam-size": beam_size, "--length-penalty": length_penalty})
     if not alignment:
         reject_options({"--html": html}, "--alignment", "translations alone")
     inputs = read_inputs(sentences, sources, "SENTENCE", "sentences")
     if inputs.given is None and (output_file or html) is not None:
-        raise ConfigError(f"expected --input or a pipe with {'--output' if output_file else '--html'}, found lines answered one by one")
+        option = "--output" if output_file else "--html"
+        raise ConfigError(
+            f"{option} needs the whole input, but lines are answered one by one; add --input FILE, or leave out --line-buffered"
+        )
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load
@@ -98,7 +105,9 @@ def translate(
     check_output_path(output_file, [run, sources.input_file])
     check_output_path(html, [run, sources.input_file, output_file])
     translator = load(run, precision, kind=Translator)
-    options = {**select_options(parameters, TranslateOptions), "name": inputs.name}
+    options = {**select_options(parameters, TranslateOptions), **sampling._asdict(), "name": inputs.name}
+    if not as_json:
+        sampling.note_unused(n_best)
     n_too_long, alignments = 0, list[tuple[str, str, Any]]()
 
     def answer(texts: list[str], notify: Any) -> list[Answer]:

@@ -193,6 +193,8 @@ class DataConfig(Schema):
 
 PAIRS_HOLDOUT = "1% of the training pairs, split off by hash"
 
+MIN_VALID: Any = Field(0, ge=0, description="number of samples to split off at least, up to 10% of train, if there is no valid")
+
 
 class PairDataConfig(DataConfig):
     """Sentence pairs and their filtering."""
@@ -203,6 +205,7 @@ class PairDataConfig(DataConfig):
     valid: PairFilesConfig | None = Field(None, description="validation pairs; default: 1% of train, split off by hash")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
+    min_valid: int = MIN_VALID
     max_length_ratio: float | None = Field(
         None, gt=1, description="drop pairs whose longer side has more than this many times the tokens of the other"
     )

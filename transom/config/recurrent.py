@@ -146,7 +146,7 @@ class RecurrentConfig(TextModelConfig):
         if self.d_embedding != self.d_model:
             raise ValueError(
                 f"tied embeddings require d_embedding = d_model, found {self.d_embedding} and {self.d_model};"
-                " change one of them or set tie_embeddings"
+                " change one of them or untie the embeddings with tie_embeddings"
             )
 
 

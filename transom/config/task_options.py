@@ -35,7 +35,7 @@ class DataOption(NamedTuple):
 
 def column_option(name: str, what: str, needs: str = "", why: str = "") -> DataOption:
     """Return the option that selects a column by name, or by index from 0."""
-    help_text = f"Column of the {what}, by name or index from 0. Default: a column with a usual name."
+    help_text = f"Column of the {what}, by name or index from 0. Default: the column with a common name, such as {name}."
     return DataOption(f"--{name}-field", "NAME", help_text, "", f"{name}_field", needs, why, is_path=False)
 
 
@@ -43,7 +43,7 @@ HEADER = DataOption(
     *(
         "--header",
         "",
-        "Whether the first line of a table is a header. Default: yes if the line contains usual column names.",
+        "Whether the first line of a table is a header. Default: yes if the line contains common column names, such as text or label.",
         "",
         "header",
     ),

@@ -190,6 +190,13 @@ class TrainingConfig(Schema):
         description="also write a checkpoint after this many minutes without one, or later if writing would take more than 1% of the time;"
         " none for checkpoints by steps only",
     )
+    keep_checkpoints: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="weights of this many of the last checkpoints by steps are kept for transom average, besides the two newest checkpoints"
+        " and those of training.average",
+    )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra 'log')")
 

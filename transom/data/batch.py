@@ -286,7 +286,7 @@ class ContrastiveBatch(_MovesToDevice):
 
 
 def contrastive_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> ContrastiveBatch:
-    """Build a contrastive batch and put an end-of-sequence token before each text."""
+    """Build a contrastive batch; an end-of-sequence token, which serves as start token, precedes each text."""
     left, right = (PaddedSequences.pad([[EOS, *row] for row in side]) for side in (sources, targets))
     return ContrastiveBatch(left, right, tuple(samples))
 

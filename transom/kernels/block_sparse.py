@@ -265,7 +265,7 @@ def part_weights(lses: list[Tensor], sinks: Float[Tensor, "n_heads"] | None) -> 
 
 
 def _indices_per_head(tile_indices: Int[Tensor, "tiles *axes"], n_tiles: int, heads: int) -> Int[Tensor, "tiles heads *axes"]:
-    """Convert tile indices that count over all sequences to tile indices that count over all sequences and heads."""
+    """Convert indices of the tiles of all sequences to indices of the tiles of all heads of all sequences."""
     row, tile = (x[:, None] for x in (tile_indices // n_tiles, tile_indices % n_tiles))
     head = torch.arange(heads, device=tile_indices.device).view(1, -1, *[1] * (tile_indices.dim() - 1))
     return (row * heads + head) * n_tiles + tile

@@ -35,7 +35,7 @@ class Routing(NamedTuple):
 def all_experts(
     experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, ctx: LayerContext = LayerContext()
 ) -> Float[Tensor, "tokens d_model"]:
-    """Compute sum_i g_i E_i(x) by running every expert on every token, with g_i = 0 for experts that are not selected: the reference."""
+    """Compute the reference sum_i g_i E_i(x): every expert runs on every token, and g_i = 0 for experts that are not selected."""
     weights = routing.weights if routing.kept is None else routing.weights * routing.kept
     g = weights.new_zeros(len(x), len(experts)).scatter(1, routing.experts, weights)
     outputs = torch.stack([expert(x, ctx) for expert in experts], 1)  # (tokens, n_experts, d_model)

@@ -204,7 +204,7 @@ class HasObserver(Protocol):
 
 
 def observe(ctx: HasObserver, module: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Declare site ``name`` of ``module``: return ``x``, or the tensor by which the observer replaces ``x``."""
+    """Declare a hook point ``name`` in ``module``: return ``x``, or the tensor with which the observer replaces ``x``."""
     if ctx.observer is None:
         return x
     path: Any = module.address

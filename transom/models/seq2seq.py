@@ -111,7 +111,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
     ) -> StackContext:
         """Build the decoder's context: causal self-attention within segments, and cross-attention to the source of the same segment.
 
-        Cross-attention has no position bias. ``dense`` builds masks as boolean matrices, also where they are block-sparse otherwise.
+        Cross-attention has no position bias. With ``dense``, masks are boolean matrices even where they would otherwise be block-sparse.
         """
         token_positions, token_mask = TokenPositions(target.positions, target.segments), target.segments > 0
         contexts = build_contexts(

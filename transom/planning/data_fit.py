@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from transom.config.model_overrides import UserOverrides
+from transom.config.model_size import SIZE_FIELDS, shapes
 from transom.config.recipe import Recipe, TextRecipe
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -23,12 +24,9 @@ SMALL_CHARACTERS, SMALL_SAMPLES = 300_000, 2_000
 SMALL_MINUTES = 3.0
 """A run of at most so many minutes trains a small model too."""
 
-MODEL_SHAPE = ("d_model", "d_ff", "n_heads", "n_layers", "n_encoder_layers", "n_decoder_layers")
-"""Model fields that a small model changes."""
-
 FITTED_FIELDS = {
     "tokenizer": ("vocab_size",),
-    "model": MODEL_SHAPE,
+    "model": (*SIZE_FIELDS, "stem"),
     "training": (
         *("batch_tokens", "batch_size", "max_steps", "schedule", "validate_every", "checkpoint_every"),
         *("word_dropout", "label_smoothing"),
@@ -68,12 +66,14 @@ def fit_to_data(recipe: RecipeT, amount: DataAmount, own: UserOverrides) -> Reci
     for table, fields in changes.items():
         kept = {name: value for name, value in fields.items() if name not in own.of(table)}
         recipe = recipe.model_copy(update={table: getattr(recipe, table).model_copy(update=kept)})
-    keeps_shape = recipe.training.init_from is not None or own.of("model").keys() & {*MODEL_SHAPE, "preset"}
+    keeps_shape = recipe.training.init_from is not None or own.of("model").keys() & {*SIZE_FIELDS, "stem", "preset"}
     return recipe if keeps_shape or not _is_small(recipe, amount) else recipe.model_copy(update={"model": small_model(recipe.model)})
 
 
 def keep_fitted_fields(recipe: RecipeT, original: Recipe, own: UserOverrides) -> RecipeT:
     """Return the recipe of a resumed run with the fitted fields of the run's original recipe, except those that the user sets."""
+    if hasattr(original.data, "min_valid") and "min_valid" not in own.of("data"):
+        recipe = recipe.with_fields("data", min_valid=original.data.min_valid)
     if not (recipe.training.fit_to_data and original.training.fit_to_data):
         return recipe
     for table, names in FITTED_FIELDS.items():
@@ -90,7 +90,7 @@ def describe_fit(recipe: Recipe, fitted: Recipe) -> list[str]:
         f"{table}.{name} = {_value(new)} ({_value(old)} in the recipe)"
         for table, names in FITTED_FIELDS.items()
         for name in names
-        if (old := _field(recipe, table, name)) != (new := _field(fitted, table, name))
+        if (old := _field(recipe, table, name)) != (new := _field(fitted, table, name)) and name in getattr(fitted, table).model_fields_set
     ]
     return [f"fitted to the amount of training data: {', '.join(changed)}; --set changes any of them"] if changed else []
 
@@ -100,8 +100,11 @@ def _field(recipe: Recipe, table: str, name: str) -> Any:
 
 
 def _value(value: Any) -> str:
-    warmup = getattr(value, "warmup_steps", None)
-    return f"{value:,}" if isinstance(value, int) else str(value) if warmup is None else f"warmup_steps {warmup:,}"
+    """Return a value for a note; of a component, only the field that is fitted."""
+    for name in ("warmup_steps", "channels"):
+        if (field := getattr(value, name, None)) is not None:
+            return f"{name} {list(field) if isinstance(field, tuple) else field}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _changes(recipe: Recipe, amount: DataAmount) -> dict[str, dict[str, Any]]:
@@ -112,11 +115,15 @@ def _changes(recipe: Recipe, amount: DataAmount) -> dict[str, dict[str, Any]]:
     else:
         n, name, least = amount.n_characters / CHARACTERS_PER_TOKEN, "batch_tokens", MIN_BATCH_TOKENS
     size = min(_power_of_two(n / STEPS_PER_EPOCH, least), getattr(training, name))
-    max_steps = min(training.max_steps, max(int(float(f"{MAX_EPOCHS * n / size:.1e}")), MIN_STEPS))
-    warmup, interval = min(training.schedule.warmup_steps, max_steps // 10), max_steps // MAX_VALIDATIONS
-    fitted = {name: size, "max_steps": max_steps, "schedule": training.schedule.model_copy(update={"warmup_steps": warmup})}
-    if max_steps < training.max_steps:
-        fitted |= {each: min(getattr(training, each), max(interval, 1)) for each in ("validate_every", "checkpoint_every")}
+    enough = max(int(float(f"{MAX_EPOCHS * n / size:.1e}")), MIN_STEPS)  # whatever max_steps the user sets, which may change on resume
+    warmup, interval = min(training.schedule.warmup_steps, enough // 10), enough // MAX_VALIDATIONS
+    fitted = {
+        name: size,
+        "max_steps": min(training.max_steps, enough),
+        "schedule": training.schedule.model_copy(update={"warmup_steps": warmup}),
+        "validate_every": min(training.validate_every, interval),
+        "checkpoint_every": min(training.checkpoint_every, interval),
+    }
     if amount.n_characters is None or not isinstance(recipe, TextRecipe):
         return {"training": fitted}
     if hasattr(training, "word_dropout") and amount.n_characters < SMALL_CHARACTERS:
@@ -138,14 +145,13 @@ def _power_of_two(x: float, least: int) -> int:
 
 
 def small_model(model: Any) -> Any:
-    """Return a model with half the layers, heads and feed-forward dimension and heads of the same size; ``model`` itself if none fits."""
-    heads, layers = (model.n_heads + 1) // 2, {name: (getattr(model, name) + 1) // 2 for name in MODEL_SHAPE[3:] if hasattr(model, name)}
-    d_model = model.d_model // model.n_heads * heads
-    shape = {"d_model": d_model, "n_heads": heads, "d_ff": model.d_ff * d_model // model.d_model, **layers}
-    try:
-        return _reshape(model, shape)
-    except ValidationError:  # a component needs the recipe's shape
-        return model
+    """Return a model of the size "small"; ``model`` itself if its components admit none."""
+    for fields in shapes(model, "small"):
+        try:
+            return _reshape(model, fields)
+        except ValidationError:  # a component needs another shape
+            continue
+    return model
 
 
 def _reshape(model: Any, shape: dict[str, Any]) -> Any:
@@ -154,4 +160,8 @@ def _reshape(model: Any, shape: dict[str, Any]) -> Any:
     Raises:
         ValidationError: the fields contradict the model's components.
     """
-    return type(model).model_validate(model.model_dump(exclude_unset=True) | shape)
+    given = model.model_dump(exclude_unset=True)
+    for name, value in shape.items():
+        table, _, field = name.rpartition(".")
+        (given[table] if table else given)[field] = value
+    return type(model).model_validate(given)

@@ -16,13 +16,14 @@ def required_disk_bytes(model: nn.Module, training: TrainingConfig) -> int:
     """Return an upper bound of the bytes that a run writes, except for metrics and reports.
 
     A complete checkpoint has the trained weights, at most two numbers per weight of the optimizer's state, and the moving average of the
-    weights if there is one. Besides these there are the snapshots of checkpoint averaging, the best weights and their replacement.
+    weights if there is one. Besides these there are the snapshots of checkpoint averaging, the weights that ``keep_checkpoints`` keeps, the
+    best weights and their replacement.
     """
     all_bytes = sum(x.numel() * x.element_size() for x in model.state_dict().values())
     n_trained = sum(x.numel() for x in model.parameters() if x.requires_grad)
     full = (3 + isinstance(training.average, EmaConfig)) * 4 * n_trained
     n_snapshots = training.average.n_checkpoints if isinstance(training.average, CheckpointAverageConfig) else 0
-    return N_FULL_CHECKPOINTS * full + 2 * n_snapshots * 4 * n_trained + 2 * all_bytes
+    return N_FULL_CHECKPOINTS * full + (2 * n_snapshots + training.keep_checkpoints) * 4 * n_trained + 2 * all_bytes
 
 
 def check_disk_space(folder: Path, model: nn.Module, training: TrainingConfig) -> None:

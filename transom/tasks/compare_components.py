@@ -73,7 +73,7 @@ class VariantResult:
 
     @property
     def mean_curve(self) -> list[tuple[float, float]]:
-        """The step and the mean loss over all seeds of each validation that all runs reached."""
+        """For each validation that all runs reached, its step and the loss averaged over the seeds."""
         return [(points[0][0], statistics.fmean(loss for _, loss in points)) for points in zip(*self.curves, strict=False)]
 
     def to_json(self, base: "VariantResult") -> dict[str, Any]:

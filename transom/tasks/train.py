@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypedDict, Unpack
@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 from transom.checkpoints.output_paths import check_run_folder_is_no_input
 from transom.config.arguments import as_overrides, data_arguments, errors_for_python, training_overrides
 from transom.config.model_overrides import NO_OVERRIDES, UserOverrides, load_training_recipe
+from transom.config.model_size import Size, resize_model
 from transom.config.plugins import import_plugins
 from transom.config.recipe import Recipe
 from transom.config.suggestions import suggest
@@ -161,6 +162,7 @@ def run_training(
     callbacks: Sequence[Callback] = (),
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
+    size_note: str = "",
 ) -> RunResult:
     """Train a recipe, and write the model, a report and a model card to a run folder.
 
@@ -175,6 +177,7 @@ def run_training(
         callbacks: functions that are called with each event of the run; the module ``training.events`` defines the events.
         notify: called with a short description of each stage of the setup before the first step.
         user_overrides: the fields of the recipe that the user has set, from ``load_training_recipe``.
+        size_note: a line on the size of the model, shown at the start before the number of parameters; empty for none.
 
     Raises:
         TransomError: the recipe does not fit the data or the run folder, or the run cannot be resumed.
@@ -191,6 +194,8 @@ def run_training(
     check_run_folder_is_no_input(recipe, base, out)
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder, preserved_process_state():
         parts = build_training_setup(recipe, base, folder, notify, user_overrides)
+        if size_note:
+            parts = replace(parts, notes=(size_note, *parts.notes))
         tensorboard = [tensorboard_callback(out)] if recipe.training.tensorboard else []
         with GracefulStop() as stop:
             finished = train(parts, [*tensorboard, *callbacks], stop.requested)
@@ -267,6 +272,7 @@ def train(
     *,
     minutes: float | None = None,
     steps: int | None = None,
+    size: Size | None = None,
     init_from: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -288,6 +294,8 @@ def train(
             strings in the form of ``--set``, such as ``["training.max_steps=300"]``.
         minutes: maximum training time in minutes.
         steps: number of optimizer steps.
+        size: size of the model: "base" is that of the recipe, "small" has half of its dimensions, "large" twice. Fields in
+            ``set`` are kept. By default the recipe chooses.
         init_from: run folder whose model is fine-tuned.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
@@ -307,13 +315,13 @@ def train(
             raise ConfigError(f"train: expected an argument, found {unknown[0]!r}; {suggest(unknown[0], list(known))}")
         files = {known[name]: value for name, value in given.items()}
         origin = None if init_from is None else Path(init_from)
-        loaded, base, user_overrides = load_training_recipe(
-            recipe, training_overrides(recipe, files, as_overrides(set), origin, minutes, steps)
-        )
+        overrides = training_overrides(recipe, files, as_overrides(set), origin, minutes, steps)
+        sized = resize_model(recipe, overrides, size)
+        loaded, base, user_overrides = load_training_recipe(recipe, [*sized.overrides, *overrides])
         folder = default_folder(recipe) if out is None else Path(out)
         with _shown(progress) as shown:
             notify, watching = (_ignore_status, callbacks) if shown is None else (shown.show_status, [shown, *callbacks])
-            return run_training(loaded, base, folder, resume, overwrite, watching, notify, user_overrides)
+            return run_training(loaded, base, folder, resume, overwrite, watching, notify, user_overrides, sized.note)
 
 
 def _ignore_status(message: str) -> None:

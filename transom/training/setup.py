@@ -189,8 +189,17 @@ def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
 
 
 _NOT_IN_RUN_ID = {
-    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard", "checkpoint_minutes", "fit_to_data"},
-    "data": {"root", "train", "valid", "test", "languages"},
+    "training": {
+        "max_steps",
+        "max_minutes",
+        "patience",
+        "log_every",
+        "tensorboard",
+        "checkpoint_minutes",
+        "fit_to_data",
+        "keep_checkpoints",
+    },
+    "data": {"root", "train", "valid", "test", "languages", "min_valid"},
 }
 """Recipe fields, by table, that do not determine a run's steps."""
 

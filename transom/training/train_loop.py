@@ -199,7 +199,7 @@ class _TrainingLoop:
         return self.state.position / self.setup.task.loader.n_samples
 
     def is_time_to_plan(self) -> bool:
-        """Return whether the run has a time limit, and enough of it is used up to plan the rest."""
+        """Return whether the run has a time limit and enough of that time has passed to plan the remaining steps."""
         minutes = self.training.max_minutes
         return minutes is not None and self.step_timer.total_seconds >= FIRST_PLAN_SHARE * 60 * minutes
 
@@ -284,8 +284,8 @@ class _TrainingLoop:
         return minutes is not None and age >= max(60 * minutes, self.save_seconds / MAX_CHECKPOINT_SHARE)
 
     def save(self) -> None:
-        """Write a checkpoint, then delete older ones that neither resuming nor weight averaging needs."""
-        p, setup, start = self.state, self.setup, time.perf_counter()
+        """Write a checkpoint, then delete older ones that are needed for nothing: resuming, averaging, or ``training.keep_checkpoints``."""
+        p, t, setup, start = self.state, self.training, self.setup, time.perf_counter()
         p.window, p.n_averaged = self.window.sums, self.averager.n_averaged
         self.world.broadcast_scalar(SAVE)
         groups: dict[str, dict[str, Tensor]] = {
@@ -304,8 +304,10 @@ class _TrainingLoop:
         }
         setup.folder.metrics.sync()
         setup.folder.checkpoints.save(p.step, groups, state)
+        by_steps = [step for step in setup.folder.checkpoints.steps() if step % t.checkpoint_every == 0]
+        kept = by_steps[-t.keep_checkpoints :] if t.keep_checkpoints else []
         setup.folder.checkpoints.prune(
-            keep_full=2, keep_weights={*self.previous_snapshots, *snapshots}
+            keep_full=2, keep_weights={*self.previous_snapshots, *snapshots, *kept}
         )  # from which both complete ones resume
         self.previous_snapshots = snapshots
         self.saved_at = time.perf_counter()

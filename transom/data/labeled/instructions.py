@@ -51,7 +51,8 @@ def load_instructions(data: DataConfig, base: Path) -> Splits[Pairs]:
         return generate_exercises(data.generate)
     root = base / expand_path(data.root)
     template = getattr(data, "chat_template", None)
-    return read_splits(data, lambda files: read_instructions(files, root, template), split_validation)
+    least = getattr(data, "min_valid", 0)
+    return read_splits(data, lambda files: read_instructions(files, root, template), lambda pairs: split_validation(pairs, least=least))
 
 
 def read_instructions(files: InstructionFilesConfig, root: Path, template: ChatTemplateConfig | None = None) -> Pairs:

@@ -52,4 +52,5 @@ def load_multilingual_data(data: PairDataConfig, base: Path, languages: Sequence
 def _load(data: PairDataConfig | LanguageConfig, root: Path) -> Splits[Pairs]:
     if data.generate is not None:
         return build(data.generate)
-    return read_splits(data, lambda files: load_pairs(files, root), split_validation)
+    least = getattr(data, "min_valid", 0)
+    return read_splits(data, lambda files: load_pairs(files, root), lambda pairs: split_validation(pairs, least=least))

@@ -80,8 +80,15 @@ def load_pairs(files: PairFilesConfig, root: Path) -> Pairs:
     return Pairs(source, target, str(path), lines, notes)
 
 
-def split_validation(pairs: Pairs, fraction: float = 0.01) -> tuple[Pairs, Pairs]:
-    """Split pairs into training and validation pairs by a hash of each pair's text; see ``holdout``."""
+def split_validation(pairs: Pairs, fraction: float = 0.01, least: int = 0) -> tuple[Pairs, Pairs]:
+    """Split pairs into training and validation pairs by a hash of each pair's text; see ``holdout``.
+
+    Args:
+        pairs: all pairs.
+        fraction: approximate fraction of the pairs to hold out.
+        least: approximate minimum number of pairs to hold out, up to 10% of all pairs.
+    """
+    fraction = max(fraction, min(least / max(len(pairs), 1), 0.1))
     return holdout(pairs, [f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], fraction, "pairs")
 
 

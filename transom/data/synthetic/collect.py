@@ -38,7 +38,7 @@ def collect_splits(
         n_valid: number of validation pairs.
         n_test: number of test pairs.
         name: name of the generator, for messages.
-        hint: additional advice for the error message, which already advises to request fewer pairs.
+        hint: additional advice for the error message, which already suggests requesting fewer pairs.
 
     Returns:
         Splits of exactly these sizes. No source occurs twice within a split.

@@ -43,7 +43,7 @@ class ClosedVocabulary(ABC):
             vocab_size: maximum vocabulary size, including special tokens.
 
         Raises:
-            ConfigError: the vocabulary size leaves no entry for a unit.
+            ConfigError: ``vocab_size`` leaves room for the special tokens only, and for no character or word.
         """
         if vocab_size <= len(_SPECIAL_TOKENS):
             raise ConfigError(

@@ -211,7 +211,7 @@ class Tokenizers:
             value["target"] = self.target.to_dict()
         content = (json.dumps(value, ensure_ascii=False) + "\n").encode()
         if too_large := _too_large(content):
-            raise DataError(f"tokenizer: {too_large}; lower tokenizer.vocab_size, or break long words")
+            raise DataError(f"tokenizer: {too_large}; lower tokenizer.vocab_size, or split the long words of the training text")
         return content
 
     @classmethod

@@ -1,16 +1,17 @@
-"""Translation: beam search over sentences, n-best lists and scores of given translations."""
+"""Translation: beam search or sampling over sentences, n-best lists and scores of given translations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
 
-from transom.config.decoding import BeamSearchConfig
+from transom.config.decoding import BeamSearchConfig, SamplingConfig
 from transom.data.batch import PaddedSequences, TranslationBatch, batch_by_tokens, sequence_lengths, translation_batch
 from transom.data.pairs.loader import length_sorted_batches
 from transom.data.pairs.pairs import Pairs
+from transom.data.split import text_hash
 from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.inference import (
@@ -28,8 +29,9 @@ from transom.decoding.predictors.results import Alignment, Record, Results, desc
 from transom.decoding.predictors.sentence_splitter import split_text
 from transom.decoding.search.beam import BeamSearch
 from transom.decoding.search.greedy import GreedySearch
-from transom.decoding.search.interfaces import Hypothesis, StepModel, build_length_limits
+from transom.decoding.search.interfaces import Hypothesis, StepModel, Strategy, build_length_limits
 from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, sequence_log_probs
+from transom.decoding.search.sampling import MultinomialSampling
 from transom.errors import ConfigError, DataError
 from transom.models.base import Seq2SeqModel
 from transom.planning.precision import Precision
@@ -41,7 +43,7 @@ class Translation(Record):
 
     Attributes:
         text: the translation, in one line.
-        score: log p divided by the length penalty, summed over the pieces of the source.
+        score: log p divided by the length penalty, summed over the pieces of the source; equal to ``log_p`` for a sample.
         log_p: natural logarithm of p(translation | source), summed over the pieces of the source.
         pieces: number of pieces of the source that were translated separately: 1 if the source fits the context window, 0 if it is blank.
         tokens: the translation's tokens, with ``▁`` for a space.
@@ -74,6 +76,9 @@ class TranslateOptions(TypedDict, total=False):
         name: origin of the texts, for messages; default "text".
         notify: progress callback, called with the number of pieces done and of all pieces.
         to: tag of the target language of a multilingual model.
+        sample: sample the translations instead of searching for the most probable ones; ``beam_size`` and ``length_penalty`` do not apply.
+        temperature, top_k, top_p, min_p, typical_p: settings of sampling; see ``config.decoding.SamplingConfig``.
+        seed: random seed of sampling.
     """
 
     beam_size: int | None
@@ -85,6 +90,20 @@ class TranslateOptions(TypedDict, total=False):
     name: str | None
     notify: ProgressCallback | None
     to: str | None
+    sample: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    seed: int | None
+
+
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+"""Options that apply only with ``sample``."""
+
+MAX_DRAWS_PER_SAMPLE = 10
+"""Draws per requested sample, after which the search for a sample that differs from the others ends."""
 
 
 class Translator:
@@ -195,16 +214,23 @@ class Translator:
     def n_best(self, texts: Sequence[str], n: int, **options: Unpack[TranslateOptions]) -> Results[list[Translation]]:
         """Return up to ``n`` translations of each text, in decreasing order of score; by default the beam has at least ``n`` hypotheses.
 
+        With ``sample``, the translations are the first ``n`` different samples, in the order in which they are drawn. A text has fewer if
+        ``10 * n`` draws give fewer, and one at temperature 0. The random number for a token depends only on seed, text, number of the
+        draw, and position, not on the other texts of the batch.
+
         Raises:
             ConfigError: an option is invalid, ``to`` is missing, or ``n`` exceeds a ``beam_size`` that was given.
             DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is a single text.
         """
         reject_single_item(texts, "text")
-        decoding = self._settings(n, options)
+        decoding, sampling = self._settings(n, options), sampling_settings(options)
         prefix = self.tokenizers.source.language_prefix(options.get("to"))
         pieces = self._pieces(texts, prefix, options.get("too_long") or "split", options.get("name") or "text")
+        batch_tokens, notify = options.get("batch_tokens") or 1024, options.get("notify") or ignore_progress
+        if sampling is not None:
+            return Results(self._samples(texts, pieces, n, decoding, sampling, batch_tokens, notify))
         sources = [piece for of_text in pieces for piece in of_text]
-        found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("notify") or ignore_progress))
+        found = iter(self._search_all(sources, decoding, n, batch_tokens, notify))
         return Results(join_pieces([self._translations(next(found)) for _ in of_text]) for of_text in pieces)
 
     @torch.inference_mode()
@@ -265,9 +291,11 @@ class Translator:
             raise ConfigError(f"decoding: batch_tokens: expected at least 1, found {batch_tokens}")
         if (too_long := options.get("too_long")) is not None:
             check_long_text_policy(too_long, "split", "refuse")
-        if options.get("beam_size") is None and n > decoding.beam_size:
+        if options.get("beam_size") is None and n > decoding.beam_size and not options.get("sample"):
             decoding = merge_options(decoding, {"beam_size": n}, ["beam_size"])
-        if not 1 <= n <= decoding.beam_size:
+        if options.get("sample") and n < 1:
+            raise ConfigError(f"decoding: expected n_best of at least 1, found {n}")
+        if not options.get("sample") and not 1 <= n <= decoding.beam_size:
             raise ConfigError(
                 f"decoding: expected n_best from 1 to beam_size = {decoding.beam_size}, found {n}; raise beam_size or lower n_best"
             )
@@ -298,10 +326,48 @@ class Translator:
                 pieces.append([[*prefix, *piece] for piece in encoder.encode_batch(cut)])
         return pieces
 
+    def _samples(
+        self,
+        texts: Sequence[str],
+        pieces: list[list[list[int]]],
+        n: int,
+        decoding: BeamSearchConfig,
+        sampling: SamplingConfig,
+        batch_tokens: int,
+        notify: ProgressCallback,
+    ) -> list[list[Translation]]:
+        """Sample until every text has ``n`` different translations, or no more draws are left."""
+        found = [dict[str, Translation]() for _ in texts]
+        n, rounds = (1, 1) if sampling.temperature == 0 else (n, MAX_DRAWS_PER_SAMPLE)
+        for first in range(0, rounds * n, n):
+            draws = [
+                (i, k) for i, of_text in enumerate(found) if len(of_text) < n and (pieces[i] or not first) for k in range(first, first + n)
+            ]
+            sources = [piece for i, _ in draws for piece in pieces[i]]
+            ids = [_sample_id(texts[i], part, k) for i, k in draws for part in range(len(pieces[i]))]
+
+            def strategy(rows: list[int], ids: list[int] = ids) -> Strategy:
+                return MultinomialSampling(EOS, sampling, tuple(ids[row] for row in rows))
+
+            hypotheses = iter(self._search_all(sources, decoding, 1, batch_tokens, notify, strategy))
+            for i, _ in draws:
+                drawn = join_pieces([self._translations(next(hypotheses)) for _ in pieces[i]])[0]
+                if len(found[i]) < n:
+                    found[i].setdefault(drawn.text, drawn)
+        return [list(of_text.values()) for of_text in found]
+
     def _search_all(
-        self, sources: list[list[int]], decoding: BeamSearchConfig, n: int, batch_tokens: int, notify: ProgressCallback
+        self,
+        sources: list[list[int]],
+        decoding: BeamSearchConfig,
+        n: int,
+        batch_tokens: int,
+        notify: ProgressCallback,
+        strategy: Callable[[list[int]], Strategy] | None = None,
     ) -> list[list[Hypothesis]]:
         """Search in batches of similar length, longest first; return the results in the order of the sources.
+
+        ``strategy`` returns the strategy for the sources at some indices; by default it is greedy or beam search with ``decoding``.
 
         On a CPU the batches run in parallel on as many workers as PyTorch has threads, and are small enough that every worker gets a batch.
         """
@@ -311,17 +377,24 @@ class Translator:
         batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
         batches = [batch.tolist() for batch in batch_by_tokens(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
         _ = self._decoder_backend  # made now, not by workers, which have one thread each
+
+        def work(rows: list[int]) -> list[list[Hypothesis]]:
+            return self._search([sources[i] for i in rows], decoding, n, None if strategy is None else strategy(rows))
+
         with eval_mode(self.model):
-            for batch, hypotheses in parallel_map(lambda rows: self._search([sources[i] for i in rows], decoding, n), batches, n_workers):
+            for batch, hypotheses in parallel_map(work, batches, n_workers):
                 for index, of_source in zip(batch, hypotheses, strict=True):
                     found[index] = of_source
                 n_done += len(batch)
                 notify(n_done, len(sources))
         return found
 
-    def _search(self, sources: list[list[int]], decoding: BeamSearchConfig, n: int) -> list[list[Hypothesis]]:
+    def _search(
+        self, sources: list[list[int]], decoding: BeamSearchConfig, n: int, strategy: Strategy | None = None
+    ) -> list[list[Hypothesis]]:
         device, alpha = self.model.device, decoding.length_penalty
-        strategy = GreedySearch(EOS, alpha) if decoding.beam_size == 1 else BeamSearch(EOS, decoding.beam_size, n, alpha)
+        if strategy is None:
+            strategy = GreedySearch(EOS, alpha) if decoding.beam_size == 1 else BeamSearch(EOS, decoding.beam_size, n, alpha)
         limits = build_length_limits([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = PaddedSequences.pad([[*source, EOS] for source in sources]).to(device)
         never = [PAD, SOS, *self.tokenizers.target.tag_tokens]
@@ -335,6 +408,28 @@ class Translator:
             Translation(replace_line_breaks(target.decode(h.tokens)), h.score, h.log_p, tokens=tuple(target.symbols(h.tokens)))
             for h in hypotheses
         ]
+
+
+def sampling_settings(options: TranslateOptions) -> SamplingConfig | None:
+    """Return the settings of sampling; None without ``sample``.
+
+    Raises:
+        ConfigError: an option is invalid, or does not apply with ``sample`` or without it.
+    """
+    given = {name: options.get(name) for name in SAMPLING_OPTIONS if options.get(name) is not None}
+    if not options.get("sample"):
+        if given:
+            raise ConfigError(f"decoding: expected {next(iter(given))} with sample=True, found it with beam search; leave it out")
+        return None
+    for name in ("beam_size", "length_penalty"):
+        if options.get(name) is not None:
+            raise ConfigError(f"decoding: expected {name} with beam search, found it with sample=True; leave it out")
+    return merge_options(SamplingConfig(), given, SAMPLING_OPTIONS)
+
+
+def _sample_id(text: str, piece: int, draw: int) -> int:
+    """Return the sample ID of a draw of the translation of a piece of a text, from a hash of the text."""
+    return (((text_hash(text) << 32) + piece) << 32) + draw
 
 
 def join_pieces(pieces: list[list[Translation]]) -> list[Translation]:

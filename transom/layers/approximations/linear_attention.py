@@ -127,7 +127,7 @@ class LinearAttention(Approximation):
         k: Float[Tensor, "batch kv_heads key d_head"],
         ctx: AttentionContext = AttentionContext(),
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Return the implied weights, phi(q_i) . phi(k_j) over their sum at visible keys, as a matrix: the slow reference."""
+        """Return the slow reference: the matrix of implied weights, phi(q_i) . phi(k_j) divided by its sum over the visible keys j."""
         wide = torch.promote_types(q.dtype, torch.float32)
         w = self.unmasked_weights(q.to(wide), k.to(wide)).masked_fill(~dense_mask(q, k, ctx)[:, None], 0.0)
         return _safe_divide(w, w.sum(-1, keepdim=True))

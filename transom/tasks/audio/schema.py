@@ -21,7 +21,7 @@ ABOUT = TaskHelp(
         DataOption(
             "--valid-audio",
             "FOLDER",
-            "Validation sounds in the same layout; default: 10% of the training sounds.",
+            "Validation audio files in the same layout; default: 10% of the training files.",
             "valid",
             "audio",
             "--audio",

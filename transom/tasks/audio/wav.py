@@ -156,7 +156,7 @@ def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tens
     start = max(0, (frames - n_frames) // 2)
     x = _decode_samples(wave.samples[start * step : min(start + n_frames, frames) * step], wave)
     if not np.isfinite(x).all():
-        raise DataError(f"{location}: expected finite samples, found NaN or infinity; convert the sound again")
+        raise DataError(f"{location}: expected finite samples, found NaN or infinity; convert the file again")
     x = (x / max(1.0, np.abs(x).max())).reshape(-1, wave.channels).mean(1)
     return center_crop_or_pad(resample(torch.from_numpy(x), wave.rate, rate).float(), length)
 

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.data import ChatTemplateConfig, DataConfig, ExercisesConfig, InstructionFilesConfig, TokenizerConfig
+from transom.config.data import MIN_VALID, ChatTemplateConfig, DataConfig, ExercisesConfig, InstructionFilesConfig, TokenizerConfig
 from transom.config.decoding import SamplingConfig
 from transom.config.model import AnyLanguageModel, DecoderConfig
 from transom.config.patterns import Coverage
@@ -46,6 +46,7 @@ class InstructionDataConfig(DataConfig):
         None, description="test instructions; only the data report reads them, to find those that are also in train"
     )
     generate: ExercisesConfig | None = Field(None, description="built-in instructions instead of files")
+    min_valid: int = MIN_VALID
     chat_template: ChatTemplateConfig = Field(ChatTemplateConfig(), description="template of conversations")
     too_long: Literal["truncate", "drop", "refuse"] = Field(
         "truncate",

@@ -10,7 +10,9 @@ from transom.training.objectives.objective import CrossEntropy, ForwardPass, Mic
 
 @dataclass
 class RDrop(CrossEntropy):
-    """R-Drop (Liang et al. 2021, eq. 4): per label, -log p - log q + alpha / 2 (KL(p || q) + KL(q || p)), p and q two predictions.
+    """R-Drop (Liang et al. 2021, eq. 4): per label, -log p - log q + alpha / 2 (KL(p || q) + KL(q || p)).
+
+    p and q are the predictions of two forward passes with different dropout masks.
 
     Attributes:
         alpha: weight of the divergence.
