@@ -25,6 +25,9 @@ transom compare-attention runs/photos --input cat.jpg --json
 MAX_NUMBER = 65536
 """Upper limit of the numeric options."""
 
+PAGE_LENGTHS = "64,256,1024"
+"""Lengths measured for a page if none are given."""
+
 app = typer.Typer(add_completion=False)
 
 
@@ -36,15 +39,21 @@ def compare_attention(
         Path | None, typer.Option("--input", metavar="FILE", help="Text file (.gz too), or an image for a model of images.")
     ] = None,
     lengths: Annotated[
-        str, typer.Option("--lengths", metavar="N,N", help="Also measure at these lengths; the text's tokens are repeated or cut.")
-    ] = "",
+        str | None,
+        typer.Option(
+            "--lengths",
+            metavar="N,N",
+            help="Also measure at these lengths; the text's tokens are repeated or cut. Default with --out: 64,256,1024; else none.",
+        ),
+    ] = None,
     features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of random features (Performer).")] = "16,64,256",
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks (Linformer) and numbers of landmarks (Nystrom).")] = "16,64",
     windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes of sliding windows in tokens.")] = "16,64",
     repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Number of timings per method; the median is reported.")] = 5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random features.")] = 1,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Also write an HTML page with the results of every layer.")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Also write an HTML page with all results and charts of the error over length."),
     ] = None,
     too_long: CompareTooLong = None,
     precision: PrecisionOption = "fp32",
@@ -56,7 +65,12 @@ def compare_attention(
     The error of the attention weights is computed likewise. Nothing is retrained: a model trained with an approximation can do better than
     these errors suggest.
     """
-    given_sizes = {"lengths": lengths, "features": features, "ranks": ranks, "windows": windows}
+    given_sizes = {
+        "lengths": (PAGE_LENGTHS if out else "") if lengths is None else lengths,
+        "features": features,
+        "ranks": ranks,
+        "windows": windows,
+    }
     sizes = {name: _parse_numbers(name, numbers) for name, numbers in given_sizes.items()}
     if (text is None) == (input_file is None):
         raise ConfigError("expected --text or --input, found both or neither; give one of them")
