@@ -46,10 +46,10 @@ def test_help_tells_of_every_target() -> None:
     assert all(f"make {target} " in page for target in TARGETS)
 
 
-@pytest.mark.parametrize("lacking", ["", "venv", "c++"])
+@pytest.mark.parametrize("lacking", ["", "venv", "c++", "chromium"])
 def test_ci_installs_what_is_lacking_and_calls_make_ci(lacking: str, tmp_path: Path) -> None:
     """Every program that .ci/run calls is one that tells of the call."""
-    for name in {"make", "c++", "python3", "apt-get", "id"} - {lacking}:
+    for name in {"make", "c++", "python3", "apt-get", "id", "chromium"} - {lacking}:
         refuses = "case $2 in *ensurepip*) exit 1;; esac; exit 0" if name == "python3" and lacking == "venv" else "exit 0"
         tells = f'echo "{name} $*"' if name in ("make", "apt-get") else "echo 0" if name == "id" else refuses
         (tmp_path / name).write_text(f"#!/bin/sh\n{tells}\n")
@@ -59,7 +59,7 @@ def test_ci_installs_what_is_lacking_and_calls_make_ci(lacking: str, tmp_path: P
     done = subprocess.run(
         [tmp_path / "bash", ROOT / ".ci" / "run"], env={"PATH": str(tmp_path)}, check=True, capture_output=True, text=True
     )
-    package = {"": None, "venv": "python3-venv", "c++": "g++"}[lacking]
+    package = {"": None, "venv": "python3-venv", "c++": "g++", "chromium": "--no-install-recommends chromium"}[lacking]
     installs = [] if package is None else ["apt-get update -qq", f"apt-get install -y -qq {package}"]
     assert done.stdout.splitlines() == [*installs, "make ci"]
 

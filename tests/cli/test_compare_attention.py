@@ -35,7 +35,16 @@ def test_a_table_for_people(transom: Call, spoken: LanguageRun, tmp_path: Path) 
     rows = [line.split("  ")[0] for line in lines]
     assert rows.count("performer, 8 features") == 4 and "32 tokens" in lines and "linear, elu" in rows
     assert any("nothing is retrained" in line for line in lines)
-    assert "performer, 8 features" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "performer, 8 features" in page and "Error of performer attention, in %" in page and page.count("<svg") == 3
+
+
+def test_a_page_measures_lengths_of_its_own(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "page.html")
+    value = transom("compare-attention", spoken.folder, "--text", "the moon", *QUICK, *out, "--json").json
+    assert list(value["lengths"]) == ["64", "256", "1024"]
+    assert not transom("compare-attention", spoken.folder, "--text", "the moon", *QUICK, *out, "--lengths", "", "--json").json["lengths"]
+    assert "<svg" not in (tmp_path / "page.html").read_text()
 
 
 def test_json_has_layers_lengths_and_notes(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:

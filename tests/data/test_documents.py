@@ -96,6 +96,15 @@ def test_bad_files_are_named(folder: Path, fields: dict[str, object], words: tup
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
+def test_excerpts_are_different_and_start_with_a_line_or_a_word() -> None:
+    verses = "to be or not\nto be that is\nthe question\nwhether it is\nnobler in the mind\n"
+    one = Documents([verses], ["a.txt"], "a.txt")
+    assert one.excerpts(3, 5) == ["to be", "the q", "noble"]
+    many = Documents(["first words", "second words", "first words"], ["a", "b", "c"], "a folder")
+    assert many.excerpts(1, 6) == ["first "] and many.excerpts(2, 6) == ["first ", "second"]
+    assert many.excerpts(4, 6) == ["first ", "second", "words"] and many.excerpts(0, 6) == []
+
+
 def test_too_little_text_to_split_is_refused() -> None:
     for texts in (["x"], ["same", "same"]):
         with pytest.raises(DataError, match=r"found (too little|fewer)"):

@@ -79,6 +79,29 @@ def test_strips_tile_the_chart() -> None:
     assert all(x + width == pytest.approx(after, abs=0.11) for (x, width), (after, _) in itertools.pairwise(strips))
 
 
+def test_axes_can_be_shared() -> None:
+    line = Line("a", [(50, 2.0), (100, 4.0)])
+    shared = line_chart("a", [line], x_range=(0, 200), y_range=(0, 8), from_zero=True)
+    assert places(drawn(shared, "polyline", "curve")[0]) == [
+        (LEFT + (RIGHT - LEFT) / 4, TOP + (BOTTOM - TOP) * 0.75),
+        ((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2),
+    ]
+    doubling = line_chart("a", [Line("a", [(16, 1.0), (32, 1.0), (64, 1.0)])], x_log=True)
+    assert [x for x, _ in places(drawn(doubling, "polyline", "curve")[0])] == [LEFT, (LEFT + RIGHT) / 2, RIGHT]
+    assert {"16", "32", "64"} <= {text.text for text in doubling.iter("text")}
+
+
+def test_long_names_and_values_take_more_rows() -> None:
+    few, many = ([Line(f"a method of many words {i}", [(0, 1.0), (1, 2.0)]) for i in range(n)] for n in (1, 4))
+    rows = [
+        sorted({float(text.get("y", "")) for group in drawn(line_chart("a", lines), "g", "legend") for text in group.iter("text")})
+        for lines in (few, many)
+    ]
+    assert rows == [[], [-46.0, -26.0, -6.0, 14.0]]
+    assert line_chart("a", few).get("viewBox", "").startswith("0 0 ")
+    assert line_chart("a", many).get("viewBox", "").startswith("0 -60 ")
+
+
 def test_mark_stands_at_its_step() -> None:
     picture = line_chart("a", [Line("a", [(0, 1.0), (100, 2.0)])], mark=(50, "kept"))
     assert drawn(picture, "line", "mark")[0].get("x1") == f"{(LEFT + RIGHT) / 2:g}"

@@ -83,6 +83,35 @@ def test_six_curves_and_the_two_alignments_are_drawn(run: RunSummary) -> None:
     assert (classes.count("chart"), classes.count("alignment")) == (6, 2)
 
 
+def test_charts_begin_at_step_0_and_end_at_the_last(run: RunSummary) -> None:
+    """Of training as of validation, whose first record is that of step 500."""
+    readings = [word for word in Page(render_report(run)).words if word in ("0", "6000")]
+    assert (readings.count("6000"), readings.count("0") >= 6) == (6, True)
+
+
+def test_one_point_is_a_number_and_no_chart(run: RunSummary) -> None:
+    metrics = [record for record in run.metrics if record["kind"] != "validation" or record["step"] == 500]
+    page = Page(render_report(replace(run, metrics=metrics)))
+    assert page.values("class").count("chart") == 5
+    start = page.words.index("Validation BLEU and chrF")
+    assert page.words[start + 1 : start + 7] == ["BLEU ", "12.5", " at step 500", "chrF ", "31.1", " at step 500"]
+
+
+def test_classes_have_their_own_names(run: RunSummary) -> None:
+    counts = {"train": {"very_negative": 3, "ok": 5}, "valid": {"very_negative": 1, "ok": 2}}
+    page = Page(render_report(replace(run, data={"classes": counts})))
+    start = page.words.index("very_negative")
+    assert page.words[start - 3 : start + 6] == ["Class", "train", "valid", "very_negative", "3", "1", "ok", "5", "2"]
+
+
+def test_long_texts_are_stacked_on_a_phone_and_numbers_scroll(run: RunSummary) -> None:
+    data = {"longest": [{"document": "a" * 50, "tokens": 7}], "lengths": {"train": {"median": 4}}}
+    page = render_report(replace(run, data=data))
+    assert '<div class="scroll" tabindex="0"><table class="stacked"><thead><tr><th scope="col" class="text">Document' in page
+    assert '<td class="number" dir="auto" data-label="Tokens">7</td>' in page
+    assert '<div class="scroll" tabindex="0"><table><thead><tr><th scope="col" class="text"></th>' in page
+
+
 def test_skipped_steps_name_their_lines(run: RunSummary) -> None:
     page = Page(render_report(run))
     assert "2 steps were skipped because the loss or a gradient was not finite (samples of each batch):" in page.words
@@ -122,7 +151,7 @@ def test_losses_that_were_never_finite_do_not_break_the_page(run: RunSummary) ->
     record = {"step": 1, "kind": "train", "loss": None, "nll": None, "grad_norm": None, "learning_rate": 0.1}
     validation = {"step": 1, "kind": "validation", "best": True, "seconds": 1.0, "loss": None, "perplexity": None}
     page = Page(render_report(replace(run, metrics=[record, validation])))
-    assert page.values("class").count("chart") == 1
+    assert "chart" not in page.values("class") and "0.1" in page.words and " at step 1" in page.words
     assert "–" in page.words
 
 

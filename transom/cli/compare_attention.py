@@ -25,6 +25,9 @@ transom compare-attention runs/photos --input cat.jpg --json
 MAX_NUMBER = 65536
 """Largest number in ``--lengths``, ``--features``, ``--ranks`` and ``--windows``."""
 
+PAGE_LENGTHS = "64,256,1024"
+"""Lengths measured for a page if none are given."""
+
 app = typer.Typer(add_completion=False)
 
 
@@ -37,17 +40,22 @@ def compare_attention(
         typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image for an image model."),
     ] = None,
     lengths: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--lengths", metavar="N,N", help="Also measure at these lengths in tokens. The tokens of the input are repeated or cut off."
+            "--lengths",
+            metavar="N,N",
+            help="Also measure at these lengths in tokens. The tokens of the input are repeated or cut off. Default: 64,256,1024 with --out, otherwise none.",
         ),
-    ] = "",
+    ] = None,
     features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of random features (Performer).")] = "16,64,256",
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks (Linformer) and numbers of landmarks (Nystrom).")] = "16,64",
     windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes in tokens of the sliding windows to measure.")] = "16,64",
     repeats: Annotated[int, typer.Option("--repeats", min=1, max=1000, help="Number of timings per method. The median is printed.")] = 5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the random features.")] = 1,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="HTML page to write, with the results of every layer.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Also write an HTML page with all results and charts of the error over length."),
+    ] = None,
     too_long: CompareTooLong = None,
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
@@ -58,7 +66,12 @@ def compare_attention(
     averaged over heads and layers. The error of the attention weights is computed in the same way. The model is not retrained. A model
     trained with an approximation can perform better than these errors suggest.
     """
-    given_sizes = {"lengths": lengths, "features": features, "ranks": ranks, "windows": windows}
+    given_sizes = {
+        "lengths": (PAGE_LENGTHS if out else "") if lengths is None else lengths,
+        "features": features,
+        "ranks": ranks,
+        "windows": windows,
+    }
     sizes = {name: _parse_numbers(name, numbers) for name, numbers in given_sizes.items()}
     if (text is None) == (input_file is None):
         raise ConfigError("expected --text or --input, found both or neither; give one of them")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.results import Alignment
+from transom.inspection.html_tables import scrollable
 from transom.inspection.markup import escape_control_characters, node
 from transom.inspection.number_format import format_percent
 from transom.inspection.page import render_page
@@ -27,9 +28,9 @@ def alignment_svg(alignment: Alignment) -> Element:
     """
     source, target = [_label(symbol) for symbol in alignment.source], [_label(symbol) for symbol in alignment.target]
     cell_width, cell_height = 30 if len(source) <= 20 else 24, 30 if len(target) <= 20 else 22
-    left = round(_CHARACTER_WIDTH * max(map(_display_width, target))) + 14
-    top = round(_CHARACTER_WIDTH * 0.72 * max(map(_display_width, source))) + 34
-    columns_width = cell_width * len(source) + round(_CHARACTER_WIDTH * 0.72 * _display_width(source[-1])) + 12
+    left = round(max(map(_drawn_width, target))) + 14
+    top = round(0.72 * max(map(_drawn_width, source))) + 34
+    columns_width = cell_width * len(source) + round(0.72 * _drawn_width(source[-1])) + 12
     width = left + max(columns_width, _LEGEND_START + 16 * _LEGEND_STEPS + 20)
     height = top + cell_height * len(target) + 40
     description = "; ".join(
@@ -93,6 +94,12 @@ def _display_width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text) or 1
 
 
+def _drawn_width(text: str) -> float:
+    """Return the approximate width of ``text`` in SVG units; symbols, as for control characters, are wider than letters."""
+    n_symbols = sum(unicodedata.category(character) == "So" for character in text)
+    return _CHARACTER_WIDTH * (_display_width(text) + 0.7 * n_symbols)
+
+
 def _strongest_sources(alignment: Alignment) -> list[tuple[int, float]]:
     weights, positions = alignment.weights.max(-1)
     return list(zip(positions.tolist(), weights.tolist(), strict=True))
@@ -140,7 +147,7 @@ def alignment_page(name: str, alignments: Sequence[tuple[str, str, Alignment]]) 
     """
     title = f"{name}: alignments"
     parts = [
-        (None, source, [node("p", translation), alignment_svg(alignment), node("p", alignment.origin, class_="soft")])
+        (None, source, [node("p", translation), scrollable(alignment_svg(alignment)), node("p", alignment.origin, class_="soft")])
         for source, translation, alignment in alignments
     ]
     return render_page(title, title, parts, lead="Source words across, translated words down; a darker cell means more attention.")

@@ -1,12 +1,14 @@
 """Comparison of attention methods as tables, for the terminal and as a self-contained HTML page without scripts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from xml.etree.ElementTree import Element
 
 from transom.inspection.attention_comparison import AttentionComparison, MethodCost
 from transom.inspection.html_tables import html_table
+from transom.inspection.line_chart import Line, line_chart
 from transom.inspection.markup import node
 from transom.inspection.number_format import format_compact, format_count, format_percent
-from transom.inspection.page import render_page
+from transom.inspection.page import SectionContent, render_page
 
 COLUMNS = ["attention", "error", "weights error", "ms", "MB"]
 
@@ -23,6 +25,35 @@ def sections(found: AttentionComparison) -> Iterator[tuple[str, Sequence[MethodC
     yield from ((f"{format_count(length)} tokens", costs) for length, costs in found.lengths.items())
 
 
+def error_charts(lengths: Mapping[int, Sequence[MethodCost]]) -> list[Element]:
+    """Draw the error of each method over the number of tokens: a chart per family of methods, all with the same axes.
+
+    Args:
+        lengths: costs of each method by number of tokens.
+
+    Returns:
+        The charts; an empty list if no method is measured at two lengths.
+    """
+    points = dict[str, list[tuple[float, float]]]()
+    for length, costs in sorted(lengths.items()):
+        for cost in costs:
+            if cost.output_error is not None and not cost.kind.startswith("exact"):
+                points.setdefault(cost.kind, []).append((length, 100 * cost.output_error))
+    families = dict[str, list[Line]]()
+    for kind, of_kind in points.items():
+        families.setdefault(kind.replace(",", "").split()[0], []).append(Line(kind, of_kind))
+    families = {family: lines for family, lines in families.items() if any(len(line.points) > 1 for line in lines)}
+    if not families:
+        return []
+    tokens, largest = (min(lengths), max(lengths)), max(error for of_kind in points.values() for _, error in of_kind)
+    figures = []
+    for family, lines in families.items():
+        title = f"Error of {family} attention, in %"
+        chart = line_chart(title, lines, x_label="tokens", from_zero=True, x_range=tokens, y_range=(0, largest), x_log=True)
+        figures.append(node("figure", node("h3", title), chart))
+    return [node("div", *figures, class_="curves")]
+
+
 def comparison_page(name: str, found: AttentionComparison, notes: Sequence[str]) -> str:
     """Render a comparison as an HTML page; text from data is escaped.
 
@@ -31,6 +62,12 @@ def comparison_page(name: str, found: AttentionComparison, notes: Sequence[str])
         found: the measurements.
         notes: caveats, one paragraph each.
     """
-    title, every = f"{name}: attention methods", [(f"Mean over {len(found.layers)} attention layers", found.averages), *sections(found)]
-    parts = ((None, heading, [html_table(COLUMNS, [cells(cost) for cost in costs])]) for heading, costs in every)
-    return render_page(title, title, parts, above=[node("p", note, class_="soft") for note in notes])
+    mean = f"Mean over {format_count(len(found.layers))} attention layers"
+    parts: list[SectionContent] = [
+        (None, mean, [html_table(COLUMNS, list(map(cells, found.averages)))] if len(found.layers) > 1 else []),
+        (None, "Error over length", error_charts(found.lengths)),
+    ]
+    parts += [(None, heading, [html_table(COLUMNS, list(map(cells, costs)))]) for heading, costs in sections(found)]
+    sentences = (node("li", f"{note[:1].upper()}{note[1:]}.", class_="soft") for note in notes)
+    title = f"{name}: attention methods"
+    return render_page(title, title, parts, above=[node("ul", *sentences)])

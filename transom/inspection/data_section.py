@@ -33,25 +33,34 @@ def data_section(data: Mapping[str, Any], training_is_ok: bool = True) -> list[E
         elements.append(node("p", "✓ No problem was found in the data.", class_="good"))
     figures = {key: value for key, value in data.items() if key not in ("problems", "notes") and value not in (None, "", [], {}, ())}
     blocks = [(key, value) for key, value in figures.items() if isinstance(value, Mapping | list | tuple)]
-    tables = [node("div", node("h3", _TITLES.get(key) or _humanize(key)), _render_value(value), class_="scroll") for key, value in blocks]
+    tables = [node("div", node("h3", _TITLES.get(key) or _humanize(key)), _render_value(value, key)) for key, value in blocks]
     plain = [
         (_TITLES.get(key) or _humanize(key), format_percent(value, 1) if key == "padding_waste" else _format_value(value))
         for key, value in figures.items()
         if key not in dict(blocks)
     ]
     if plain:
-        tables.append(node("div", key_value_table(plain), class_="scroll"))
+        tables.append(node("div", key_value_table(plain)))
     return [*elements, node("div", *tables, class_="blocks")] if tables else elements
 
 
-def _render_value(value: Mapping[str, Any] | Sequence[Any]) -> Element:
+def _class_counts(splits: Mapping[str, Mapping[str, int]]) -> Element:
+    """Render the number of samples per class and split, the name of each class as the data have it."""
+    classes = list(dict.fromkeys(name for counts in splits.values() for name in counts))
+    rows = [[name, *(_format_value(counts.get(name)) for counts in splits.values())] for name in classes]
+    return html_table(["Class", *splits], rows)
+
+
+def _render_value(value: Mapping[str, Any] | Sequence[Any], field: str) -> Element:
     rows = list(value.values()) if isinstance(value, Mapping) else list(value)
     if rows and all(isinstance(row, Mapping) for row in rows):
+        if isinstance(value, Mapping) and field == "classes":
+            return _class_counts(value)
         keys = list(dict.fromkeys(key for row in rows for key in row))
         names = [[str(name)] for name in value] if isinstance(value, Mapping) else [[] for _ in rows]
         head = [""] if isinstance(value, Mapping) else []
         return html_table(
-            head + [_humanize(key) for key in keys],
+            head + ["Metric" if key == "key" else _humanize(key) for key in keys],
             [name + [_format_value(row.get(key)) for key in keys] for name, row in zip(names, rows, strict=True)],
         )
     if isinstance(value, Mapping):

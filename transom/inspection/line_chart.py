@@ -9,8 +9,12 @@ from xml.etree.ElementTree import Element
 from transom.inspection.markup import node, style_sheet, to_svg
 from transom.inspection.number_format import format_compact, format_count, linear_ticks, log_ticks, tick_labels
 
-WIDTH, HEIGHT = 520, 264
+WIDTH, HEIGHT = 520, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 498, 34, 222
+ROW_HEIGHT = 20
+"""Height of a row of the legend or of the hover values above the plot."""
+CHARACTER_WIDTH = 10.0
+"""Average width of a character at the largest font size of the style sheet, in SVG units."""
 MAX_POINTS = 160
 MAX_PROBES = 60
 N_STYLES = 4
@@ -55,7 +59,14 @@ class Scale:
 
 
 def line_chart(
-    title: str, lines: Sequence[Line], x_label: str = "step", mark: tuple[float, str] | None = None, from_zero: bool = False
+    title: str,
+    lines: Sequence[Line],
+    x_label: str = "step",
+    mark: tuple[float, str] | None = None,
+    from_zero: bool = False,
+    x_range: tuple[float, float] | None = None,
+    y_range: tuple[float, float] | None = None,
+    x_log: bool = False,
 ) -> Element:
     """Draw lines on shared axes.
 
@@ -68,29 +79,34 @@ def line_chart(
         x_label: quantity on the x axis.
         mark: an x value to highlight, and its label.
         from_zero: start the y axis at zero.
+        x_range: ends of the x axis, so that charts can share it; by default the first and last x.
+        y_range: values that the y axis covers at least.
+        x_log: whether the x axis is logarithmic, with a tick at each x; all x must be positive.
     """
     drawn = [(style % N_STYLES, line.name, buckets) for style, line in enumerate(lines) if any(buckets := _buckets(line.points))]
     finite = [bucket for _, _, buckets in drawn for bucket in buckets if bucket is not None]
     assert finite, f"no finite point to draw in {title!r}"
-    x_values = [x for line in lines for x, _ in _finite_points(line.points)]
-    x = Scale(min(x_values), max(x_values), LEFT, RIGHT)
-    low, high = (0.0 if abs(y) < MIN_MAGNITUDE else y for y in (min(b.low for b in finite), max(b.high for b in finite)))
+    x_values = [*(x_range or ()), *(x for line in lines for x, _ in _finite_points(line.points))]
+    y_values = [*(y_range or ()), *(y for bucket in finite for y in (bucket.low, bucket.high))]
+    low, high = (0.0 if abs(y) < MIN_MAGNITUDE else y for y in (min(y_values), max(y_values)))
     log = not from_zero and low > 0 and high / low > LOG_SCALE_RATIO
     ticks = log_ticks(low, high) if log else linear_ticks(min(low, 0) if from_zero else low, high)
     y = Scale(ticks[0], ticks[-1], BOTTOM, TOP, log)
-    picture = node(
-        "svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="chart", role="img", aria_label=f"{title}. {_text_description(lines, x_label)}"
-    )
-    picture.append(node("title", title))
-    picture.append(node("desc", _text_description(lines, x_label)))
-    picture.extend(_axes(x, y, ticks, x_label))
+    x = Scale(min(x_values), max(x_values), max(LEFT, CHARACTER_WIDTH * max(map(len, tick_labels(ticks))) + 8), RIGHT, x_log)
+    description, legend = _text_description(lines, x_label), _legend([(style, name) for style, name, _ in drawn])
+    readouts = _hover_readouts(drawn, x, y, x_label)
+    n_rows = max(len({text.get("y") for text in group.iter("text")}) for group in (legend, *readouts))
+    more = ROW_HEIGHT * (n_rows - 1)
+    picture = node("svg", viewBox=f"0 {-more} {WIDTH} {HEIGHT + more}", class_="chart", role="img")
+    picture.set("aria-label", f"{title}. {description}")
+    picture.extend([node("title", title), node("desc", description), *_axes(x, y, _x_ticks(x, x_values), ticks, x_label)])
     if mark is not None and x.low <= mark[0] <= x.high:
         picture.extend(_vertical_marker(x(mark[0]), mark[1]))
     for style, _, buckets in drawn:
         picture.extend(_curve(buckets, x, y, style))
     if len(drawn) > 1:
-        picture.append(_legend([(style, name) for style, name, _ in drawn]))
-    picture.extend(_hover_readouts(drawn, x, y, x_label))
+        picture.append(legend)
+    picture.extend(readouts)
     return picture
 
 
@@ -130,15 +146,21 @@ def _text_description(lines: Sequence[Line], x_label: str) -> str:
     return " ".join(sentences)
 
 
-def _axes(x: Scale, y: Scale, ticks: Sequence[float], x_label: str) -> list[Element]:
+def _x_ticks(x: Scale, values: Sequence[float]) -> list[float]:
+    """Return round numbers; on a logarithmic axis the values themselves."""
+    if x.log or x.high == x.low:
+        return sorted(set(values))
+    return [tick for tick in linear_ticks(x.low, x.high) if x.low <= tick <= x.high]
+
+
+def _axes(x: Scale, y: Scale, x_ticks: Sequence[float], ticks: Sequence[float], x_label: str) -> list[Element]:
     elements = []
     for tick, label in zip(ticks, tick_labels(ticks), strict=True):
-        elements.append(node("line", x1=LEFT, x2=RIGHT, y1=y(tick), y2=y(tick), class_="axis" if tick == ticks[0] else "grid"))
-        elements.append(node("text", label, x=LEFT - 8, y=y(tick), dy="0.35em", text_anchor="end"))
-    across = [tick for tick in linear_ticks(x.low, x.high) if x.low <= tick <= x.high] if x.high > x.low else [x.low]
-    for tick, label in zip(across, tick_labels(across), strict=True):
+        elements.append(node("line", x1=x.start, x2=RIGHT, y1=y(tick), y2=y(tick), class_="axis" if tick == ticks[0] else "grid"))
+        elements.append(node("text", label, x=x.start - 8, y=y(tick), dy="0.35em", text_anchor="end"))
+    for tick, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
         elements.append(node("line", x1=x(tick), x2=x(tick), y1=BOTTOM, y2=BOTTOM + 4, class_="axis"))
-        elements.append(node("text", label, x=x(tick), y=BOTTOM + 18, text_anchor="middle"))
+        elements.append(node("text", label, x=x(tick), y=BOTTOM + 26, text_anchor="middle"))
     elements.append(node("text", x_label, x=RIGHT, y=HEIGHT - 6, text_anchor="end", class_="unit"))
     return elements
 
@@ -177,12 +199,33 @@ def _segments(buckets: Sequence[Bucket | None]) -> list[list[Bucket]]:
 
 
 def _legend(names: Sequence[tuple[int, str]]) -> Element:
-    group, at = node("g", class_="legend"), float(LEFT)
-    for style, name in names:
-        group.append(node("line", x1=at, x2=at + 20, y1=14, y2=14, class_=f"curve line-{style}"))
-        group.append(node("text", name, x=at + 26, y=14, dy="0.35em"))
-        at += 50 + 7.5 * len(name)
+    group, rows = node("g", class_="legend"), _pack([name for _, name in names], RIGHT - LEFT, 50)
+    styles = iter(style for style, _ in names)
+    for y, row in zip(_row_positions(len(rows)), rows, strict=True):
+        at = float(LEFT)
+        for name, style in zip(row, styles, strict=False):
+            group.append(node("line", x1=at, x2=at + 20, y1=y, y2=y, class_=f"curve line-{style}"))
+            group.append(node("text", name, x=at + 26, y=y, dy="0.35em"))
+            at += 50 + CHARACTER_WIDTH * len(name)
     return group
+
+
+def _pack(words: Sequence[str], width: float, space: float) -> list[list[str]]:
+    """Distribute words over rows of at most ``width``, each word with ``space`` beside it; a longer word has a row of its own."""
+    rows, left = list[list[str]](), 0.0
+    for word in words:
+        needed = space + CHARACTER_WIDTH * len(word)
+        if not rows or needed > left:
+            rows.append([])
+            left = width
+        rows[-1].append(word)
+        left -= needed
+    return rows
+
+
+def _row_positions(n: int) -> list[int]:
+    """Return the y of ``n`` rows above the plot, from the top."""
+    return [14 - ROW_HEIGHT * (n - 1 - row) for row in range(n)]
 
 
 def _hover_readouts(drawn: Sequence[tuple[int, str, list[Bucket | None]]], x: Scale, y: Scale, x_label: str) -> list[Element]:
@@ -191,7 +234,7 @@ def _hover_readouts(drawn: Sequence[tuple[int, str, list[Bucket | None]]], x: Sc
     longest = max((buckets for _, _, buckets in solid), key=len)
     every = math.ceil(len(longest) / MAX_PROBES)
     x_values = sorted({x(bucket.x): bucket.x for bucket in longest[::every]}.items())
-    edges = [float(LEFT), *((a + b) / 2 for (a, _), (b, _) in pairwise(x_values)), float(RIGHT)]
+    edges = [x.start, *((a + b) / 2 for (a, _), (b, _) in pairwise(x_values)), float(RIGHT)]
     probes = []
     for (at, value), (start, end) in zip(x_values, pairwise(edges), strict=True):
         probe = node("g", node("rect", x=start, y=0, width=round(end - start, 1), height=BOTTOM, class_="strip"), class_="probe")
@@ -202,7 +245,9 @@ def _hover_readouts(drawn: Sequence[tuple[int, str, list[Bucket | None]]], x: Sc
             shown.append(node("circle", cx=x(closest.x), cy=y(closest.mean), r=3.5, class_=f"dot line-{style}"))
             elsewhere = "" if format_count(closest.x) == format_count(value) else f" (at {format_count(closest.x)})"
             words.append((f"{name} " if len(solid) > 1 else "") + format_compact(closest.mean) + elsewhere)
-        shown.append(node("text", "  ·  ".join(words), x=RIGHT, y=14, dy="0.35em", text_anchor="end", class_="readout"))
+        rows = _pack(words, RIGHT, 4 * CHARACTER_WIDTH)
+        for y_row, row in zip(_row_positions(len(rows)), rows, strict=True):
+            shown.append(node("text", "  ·  ".join(row), x=RIGHT, y=y_row, dy="0.35em", text_anchor="end", class_="readout"))
         probe.append(shown)
         probes.append(probe)
     return probes

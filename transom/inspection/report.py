@@ -115,7 +115,7 @@ def _join_limited(lines: Iterable[object], most: int = 12) -> str:
 
 def _scores(run: RunSummary) -> list[Element]:
     rows = [[score.metric, f"{score.value:.2f}", score.data, score.signature] for score in run.test_scores]
-    return [scrollable(html_table(["Metric", "Score", "Data", "Signature"], rows))] if rows else []
+    return [html_table(["Metric", "Score", "Data", "Signature"], rows)] if rows else []
 
 
 def _curves(run: RunSummary) -> list[Element]:
@@ -141,10 +141,18 @@ def _curves(run: RunSummary) -> list[Element]:
     figures = []
     for title, fields, at, from_zero in charts:
         lines = [Line(name, [(x, y * _SCALE_FACTORS.get(key, 1)) for x, y in run.series(kind, key)]) for name, kind, key in fields]
-        drawn = [line for line in lines if any(math.isfinite(y) for _, y in line.points)]
-        if drawn:
-            figures.append(node("figure", node("h3", title), line_chart(title, drawn, mark=at, from_zero=from_zero)))
+        if drawn := [line for line in lines if any(math.isfinite(y) for _, y in line.points)]:
+            figures.append(node("figure", node("h3", title), _chart_or_number(title, drawn, at, from_zero, run.n_steps)))
     return [node("div", *figures, class_="curves"), *_validations(run)] if figures else []
+
+
+def _chart_or_number(title: str, lines: Sequence[Line], mark: ChartMark, from_zero: bool, n_steps: int) -> Element:
+    """Draw a chart from step 0 to the last step; if there is nothing to connect, write the values as numbers."""
+    found = {line.name: [(x, y) for x, y in line.points if math.isfinite(y)] for line in lines}
+    if any(len(points) > 1 for points in found.values()):
+        return line_chart(title, lines, mark=mark, from_zero=from_zero, x_range=(0, n_steps))
+    numbers = [(f"{name} " if len(found) > 1 else "", format_compact(y), x) for name, ((x, y),) in found.items()]
+    return node("div", *(node("p", name, node("b", y), f" at step {format_count(x)}") for name, y, x in numbers))
 
 
 def _task_charts(run: RunSummary, mark: ChartMark) -> list[ChartSpec]:
@@ -178,12 +186,12 @@ def _validations(run: RunSummary) -> list[Element]:
         for record in run.validations
     ]
     summary = node("summary", "Validation metrics as a table" if len(rows) == 1 else f"All {len(rows)} validations as a table")
-    return [node("details", summary, scrollable(html_table(["Step", "Time", *(name for name, _, _ in columns)], rows)))]
+    return [node("details", summary, html_table(["Step", "Time", *(name for name, _, _ in columns)], rows))]
 
 
 def _alignments(run: RunSummary) -> list[Element]:
     note = "Cross-attention weights: a darker cell means more attention from the target word (row) to the source word (column)."
-    drawn = ((each.origin, node("div", alignment_svg(each), class_="scroll", tabindex=0)) for each in run.alignments)
+    drawn = ((each.origin, alignment_svg(each)) for each in run.alignments)
     return _pictures(note, drawn)
 
 
@@ -195,7 +203,7 @@ def _patterns(run: RunSummary) -> list[Element]:
 
 def _pictures(note: str, drawn: Iterable[tuple[str, Element]]) -> list[Element]:
     """Render captioned figures after a note; empty without pictures."""
-    figures = [node("figure", node("figcaption", caption, class_="soft"), picture) for caption, picture in drawn]
+    figures = [node("figure", node("figcaption", caption, class_="soft"), scrollable(picture)) for caption, picture in drawn]
     return [node("p", note, class_="soft"), node("div", *figures, class_="pictures")] if figures else []
 
 

@@ -5,7 +5,7 @@ from difflib import SequenceMatcher
 from xml.etree.ElementTree import Element
 
 from transom.config.recipe import TextRecipe
-from transom.inspection.html_tables import html_table, scrollable
+from transom.inspection.html_tables import html_table
 from transom.inspection.markup import node
 from transom.inspection.page import Section
 from transom.inspection.run_summary import RunSummary
@@ -53,7 +53,7 @@ def continuations(run: RunSummary) -> list[Element]:
     if not shown:
         return []
     note = node(
-        "p", "Beginnings of validation documents, continued with ", node("mark", "text sampled from the best weights"), ".", class_="soft"
+        "p", "Excerpts from validation documents, continued with ", node("mark", "text sampled from the best weights"), ".", class_="soft"
     )
     texts = (node("pre", sample["prompt"], node("mark", sample["continuation"]), dir="auto") for sample in shown)
     return [note, *(node("div", text, class_="sample") for text in texts)]
@@ -62,7 +62,14 @@ def continuations(run: RunSummary) -> list[Element]:
 def masked_tokens(run: RunSummary) -> list[Element]:
     """Show texts with a masked token, the predicted token and the original token."""
     rows = [[sample["text"], sample["filled"], sample["was"]] for sample in run.samples if "filled" in sample]
-    return [scrollable(html_table(["Beginning of a validation document", "Predicted", "Original"], rows))] if rows else []
+    return [html_table(["Excerpt from a validation document", "Predicted", "Original"], rows)] if rows else []
+
+
+_COLUMNS = {
+    "instruction": ["Validation prompt", "Reference answer", "Generated answer"],
+    "embedding": ["Validation text", "Its pair", "Nearest text"],
+}
+"""Column headings of the predictions of tasks that predict no class."""
 
 
 def predictions(run: RunSummary) -> list[Element]:
@@ -71,7 +78,7 @@ def predictions(run: RunSummary) -> list[Element]:
     if pictures := [sample for sample in shown if "picture" in sample]:
         return [node("div", *map(_thumbnail, pictures), class_="seen")]
     rows = [[sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"]] for sample in shown]
-    return [scrollable(html_table(["Validation text", "Expected", "Predicted"], rows))] if rows else []
+    return [html_table(_COLUMNS.get(run.recipe.task, ["Validation text", "Expected", "Predicted"]), rows)] if rows else []
 
 
 def _thumbnail(sample: Mapping[str, str]) -> Element:

@@ -248,7 +248,8 @@ class Comparison:
         drawn = [Line(label, curve) for label, curve in curves if any(math.isfinite(y) for _, y in curve)]
         if drawn:
             seeds = "one seed" if self.n_seeds == 1 else f"mean of {self.n_seeds} seeds"
-            write_file(self.out / LOSS_CHART, chart_svg_file(line_chart(f"validation loss in nats, {seeds}", drawn)).encode())
+            chart = line_chart(f"validation loss in nats, {seeds}", drawn, x_range=(0, self.steps))
+            write_file(self.out / LOSS_CHART, chart_svg_file(chart).encode())
         return found
 
     def _folder(self, variant: Variant, seed: int) -> Path:

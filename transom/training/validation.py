@@ -1,7 +1,7 @@
 """Validation metrics: loss and accuracy by teacher forcing, and BLEU and chrF of generated translations."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -20,6 +20,18 @@ N_SHOWN_TRANSLATIONS = 5
 """Number of sample translations per target language."""
 
 Part = TypeVar("Part")
+
+
+def different_samples(keys: Sequence[Hashable], n: int) -> list[int]:
+    """Return the indices of the first ``n`` samples whose keys differ from all earlier ones.
+
+    >>> different_samples(["a", "b", "a", "c", "d"], 3)
+    [0, 1, 3]
+    """
+    first = dict[Hashable, int]()
+    for i, key in enumerate(keys):
+        first.setdefault(key, i)
+    return list(first.values())[:n]
 
 
 def validation_loss(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
@@ -109,6 +121,8 @@ def validation_translation_scores(
     samples = [
         {"source": source, "reference": reference, "translation": translation} | ({} if to is None else {"to": to})
         for to, part in found.items()
-        for source, reference, translation in list(zip(*part, strict=True))[:N_SHOWN_TRANSLATIONS]
+        for source, reference, translation in (
+            (part.sources[i], part.references[i], part.translations[i]) for i in different_samples(part.sources, N_SHOWN_TRANSLATIONS)
+        )
     ]
     return _overall_and_per_language(found, scores), tuple(samples)

@@ -19,6 +19,9 @@ from transom.files.limits import MAX_DOCUMENT_LINE_BYTES
 VALID_FRACTION = 0.05
 """Fraction of the text that is held out for validation if the recipe names no validation text."""
 
+MAX_LINE_START_DISTANCE = 200
+"""Maximum number of characters before the start of an excerpt that are skipped for it to start with a line."""
+
 _PARAGRAPHS = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
@@ -46,6 +49,27 @@ class Documents:
         """Total size of the texts in UTF-8 bytes."""
         return sum(len(text.encode()) for text in self.texts)
 
+    def excerpts(self, n: int, length: int) -> list[str]:
+        """Return ``n`` different excerpts, fewer if the text has no more: beginnings of documents, then later lines or words of them.
+
+        >>> Documents(["one two three four"], ["a.txt"], "a.txt").excerpts(2, 8)
+        ['one two ', 'four']
+
+        Args:
+            n: maximum number of excerpts.
+            length: length of an excerpt in characters.
+        """
+        if not n or not self.texts:
+            return []
+        different, found = list(dict.fromkeys(self.texts)), dict[str, None]()
+        n_parts = -(-n // len(different))
+        for part in range(n_parts):
+            for text in different:
+                start = _next_start(text, part * len(text) // n_parts)
+                if excerpt := text[start : start + length]:
+                    found[excerpt] = None
+        return list(found)[:n]
+
     def select(self, samples: Sequence[int], name: str) -> "Documents":
         """Return the documents at the given indices as a data set with the given name."""
         notes = self.notes if name == self.name else ()
@@ -66,6 +90,14 @@ class Documents:
                 texts.append(kept)
                 origins.append(place)
         return Documents(texts, origins, f"{start:.4g} to {end:.4g} of {self.name}", self.notes)
+
+
+def _next_start(text: str, position: int) -> int:
+    """Return where the first line after a position starts, or the first word if the line is long."""
+    if not position:
+        return 0
+    soon = text[position : position + MAX_LINE_START_DISTANCE]
+    return position + soon.find("\n" if "\n" in soon else " ") + 1
 
 
 def load_text(data: TextDataConfig, base: Path) -> Splits[Documents]:

@@ -25,7 +25,7 @@ from transom.tasks.pairs import load_tokenized_pairs, train_pair_tokenizers
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask
 from transom.training.task_protocol import ScoredPredictions, TaskContext
-from transom.training.validation import validation_loss
+from transom.training.validation import different_samples, validation_loss
 
 MAX_RETRIEVAL_PAIRS = 1000
 """Maximum number of validation pairs among which retrieval accuracy is measured."""
@@ -87,7 +87,7 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
             cosines = embedder.embed_with_details(sources).vectors @ embedder.embed_with_details(targets).vectors.T
         nearest = cosines.argmax(1).tolist()
         accuracy = 100 * sum(targets[found] == own for found, own in zip(nearest, targets, strict=True)) / len(targets)
-        shown = range(min(self.recipe.training.validate_samples, len(sources)))
+        shown = different_samples(sources, self.recipe.training.validate_samples)
         return {"accuracy": accuracy}, tuple({"text": sources[i], "class": targets[i], "found": targets[nearest[i]]} for i in shown)
 
     @classmethod

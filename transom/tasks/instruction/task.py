@@ -23,7 +23,7 @@ from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, train_text_tokenizers
 from transom.training.finetune import load_or_train_tokenizer
 from transom.training.task_protocol import ScoredPredictions, TaskContext
-from transom.training.validation import validation_accuracy, validation_loss
+from transom.training.validation import different_samples, validation_accuracy, validation_loss
 
 
 class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
@@ -82,12 +82,13 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
         """Generate answers to a few validation prompts."""
         assert isinstance(model, LanguageModel)
-        shown = slice(self.recipe.training.validate_samples)
+        shown = different_samples(self.valid.source, self.recipe.training.validate_samples)
+        prompts = [self.valid.source[i] for i in shown]
         decoder_backend = build_decoder_backend(model, precision.dtype)
         generator = Generator(model, self.tokenizer, self.recipe.decoding, decoder_backend=decoder_backend, instruction_tuned=True)
-        answers = generator.generate(self.valid.source[shown], min_new_tokens=0)
-        rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
-        return {}, tuple({"text": prompt, "class": answer, "found": found} for prompt, answer, found in rows)
+        answers = generator.generate(prompts, min_new_tokens=0)
+        rows = zip(shown, prompts, answers, strict=True)
+        return {}, tuple({"text": prompt, "class": self.valid.target[i], "found": answer} for i, prompt, answer in rows)
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:

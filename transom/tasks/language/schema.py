@@ -31,7 +31,7 @@ class LanguageTrainingConfig(AdamWTrainingConfig, RDropTrainingConfig):
     optimizer: AnyOptimizer = Field(AdamWConfig(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer")
     best_checkpoint_metric: Literal["loss"] = Field("loss", description="validation metric that selects the saved weights")
     validate_samples: int = Field(
-        3, ge=0, description="number of validation documents whose beginning is continued and shown at each validation"
+        3, ge=0, description="number of excerpts of the validation documents that are continued and shown at each validation"
     )
 
 

@@ -76,11 +76,10 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
         return figures
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Generate continuations of the beginnings of a few validation documents."""
+        """Sample continuations of a few excerpts of the validation documents, with the seed of the recipe."""
         assert isinstance(model, LanguageModel)
-        texts = self.valid.texts[: self.recipe.training.validate_samples]
-        rows = [self.tokenizer.encode(text[: 8 * PROMPT_TOKENS])[: PROMPT_TOKENS + CONTINUATION_TOKENS] for text in texts]
-        prompts = [self.tokenizer.decode(row[:PROMPT_TOKENS]) for row in rows]
+        texts = self.valid.excerpts(self.recipe.training.validate_samples, 8 * PROMPT_TOKENS)
+        prompts = [self.tokenizer.decode(row[:PROMPT_TOKENS]) for row in self.tokenizer.encode_batch(texts)]
         generator = Generator(model, self.tokenizer, self.recipe.decoding, decoder_backend=build_decoder_backend(model, precision.dtype))
         answers = generator.generate(prompts, max_new_tokens=CONTINUATION_TOKENS, min_new_tokens=0, stop=())
         samples = [{"prompt": prompt, "continuation": answer} for prompt, answer in zip(prompts, answers, strict=True)]

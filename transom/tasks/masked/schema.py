@@ -18,10 +18,10 @@ ABOUT = TaskHelp(options=TEXT, order=4, commands=(Command("fill", "Predict the m
 class MaskedTrainingConfig(EncoderTrainingConfig):
     """Training settings of a masked language model."""
 
-    mlm_probability: float = Field(
-        0.15, gt=0, lt=1, description="fraction of the tokens that are predicted (Devlin et al. 2019, section 3.1)"
+    mlm_probability: float = Field(0.15, gt=0, lt=1, description="fraction of the tokens to predict (Devlin et al. 2019, section 3.1)")
+    validate_samples: int = Field(
+        3, ge=0, description="number of excerpts of the validation documents shown with a predicted token at each validation"
     )
-    validate_samples: int = Field(3, ge=0, description="number of validation documents shown with a predicted token at each validation")
 
 
 @register_task

@@ -81,18 +81,18 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Mask and predict a token at the beginning of a few validation documents."""
+        """Predict a masked token in a few excerpts of the validation documents."""
         assert isinstance(model, MaskedEncoderTransformer)
         mask_filler, samples = MaskFiller(model, self.tokenizer, self.recipe.decoding), list[dict[str, str]]()
-        for text in self.valid.texts[: self.recipe.training.validate_samples]:
-            row = self.tokenizer.encode(text[: 8 * EXAMPLE_TOKENS])[:EXAMPLE_TOKENS]
+        for text in self.valid.excerpts(self.recipe.training.validate_samples, 8 * EXAMPLE_TOKENS):
+            row = self.tokenizer.encode(text)[:EXAMPLE_TOKENS]
             mask_index = len(row) // 2
             with autocast:
                 (best, *_) = mask_filler.fill_tokens([row[:mask_index], row[mask_index + 1 :]], top_k=1).masks[0]
-            before, after = (self.tokenizer.decode(part) for part in (row[:mask_index], row[mask_index + 1 :]))
-            samples.append(
-                {"text": f"{before} [MASK]{after}", "filled": best.text, "was": self.tokenizer.decode(row[mask_index : mask_index + 1])}
-            )
+            before, masked, after = row[:mask_index], row[mask_index : mask_index + 1], row[mask_index + 1 :]
+            mask = " [MASK]" if self.tokenizer.decode_continuation(before, masked).startswith(" ") else "[MASK]"
+            text = self.tokenizer.decode(before) + mask + self.tokenizer.decode_continuation(row[: mask_index + 1], after)
+            samples.append({"text": text, "filled": best.text, "was": self.tokenizer.decode(masked)})
         return {}, tuple(samples)
 
     @classmethod

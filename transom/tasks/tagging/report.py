@@ -90,6 +90,6 @@ def _render_sentence(sample: Mapping[str, str]) -> list[Element | str]:
         if found == expected == OUTSIDE:
             pieces.append(f"{word} ")
             continue
-        tag = node("span", found, class_="soft") if found == expected else node("span", f"{found}, not {expected}")
-        pieces += [node("mark", word), " ", tag, " "]
+        pieces += [node("mark", word), " ", node("span", found, class_="soft tag" if found == expected else "tag")]
+        pieces += [" "] if found == expected else [", not ", node("span", expected, class_="tag"), " "]
     return pieces

@@ -37,7 +37,7 @@ from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.task_protocol import ScoredPredictions, TaskContext
-from transom.training.validation import validation_loss
+from transom.training.validation import different_samples, validation_loss
 
 
 class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
@@ -127,7 +127,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
         """Predict the tags of a few validation sentences."""
-        shown = self.valid.select(list(range(min(len(self.valid), self.recipe.training.validate_samples))), self.valid.name)
+        shown = self.valid.select(different_samples(self.valid.texts, self.recipe.training.validate_samples), self.valid.name)
         with autocast:
             predicted = self._tagger(model).predict(shown.words)
         rows = zip(shown.words, shown.tags, predicted, strict=True)
