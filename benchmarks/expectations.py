@@ -39,7 +39,7 @@ N_TEST_IMAGES = 2000
 
 
 class Study(NamedTuple):
-    """How one task is measured.
+    """The measurement of one task.
 
     Attributes:
         recipe: packaged recipe.

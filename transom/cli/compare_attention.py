@@ -44,7 +44,8 @@ def compare_attention(
         typer.Option(
             "--lengths",
             metavar="N,N",
-            help="Also measure at these lengths in tokens. The tokens of the input are repeated or cut off. Default: 64,256,1024 with --out, otherwise none.",
+            help="Also measure at these lengths in tokens. The tokens of the input are repeated or cut off. Default: 64,256,1024 with --out,"
+            " otherwise none.",
         ),
     ] = None,
     features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of random features (Performer).")] = "16,64,256",
