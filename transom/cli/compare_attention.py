@@ -44,7 +44,7 @@ def compare_attention(
         typer.Option(
             "--lengths",
             metavar="N,N",
-            help="Also measure at these lengths in tokens. The tokens of the input are repeated or cut off. Default: 64,256,1024 with --out,"
+            help="Also measure at these lengths in tokens. The input is repeated or cut off. Default: 64,256,1024 with --out,"
             " otherwise none.",
         ),
     ] = None,
