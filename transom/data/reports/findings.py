@@ -170,12 +170,12 @@ def contradiction_problems(keys: Sequence[str], labels: Sequence[str], named: Ca
         labels: label of each training sample.
         named: a function that returns the name of the sample at an index.
         noun: singular noun for a sample.
-        what: words of the message after "with another", such as "class than an earlier equal text: lines".
+        what: words of the message after "with", such as "another class than an earlier equal text: lines".
     """
     first: dict[str, int] = {}
     others = [(first[key], i) for i, key in enumerate(keys) if labels[first.setdefault(key, i)] != labels[i]]
     places = [f"{named(before)} and {named(i)}" for before, i in others]
-    return [f"train: {count_noun(len(others), noun)} with another {what} {first_examples(places)}"] if others else []
+    return [f"train: {count_noun(len(others), noun)} with {what} {first_examples(places)}"] if others else []
 
 
 def class_counts(labels: Mapping[str, Sequence[str]], classes: Sequence[str]) -> dict[str, dict[str, int]]:

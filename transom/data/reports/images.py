@@ -29,7 +29,9 @@ def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "i
         f"train: {findings.count_noun(train.n_ignored, 'file')} among the {noun}s ignored, because their suffix is not that of a {noun}"
     )
     problems = [
-        *findings.contradiction_problems(train.digests, train.labels, lambda i: train.names[i], noun, "class than an earlier equal file:"),
+        *findings.contradiction_problems(
+            train.digests, train.labels, lambda i: train.names[i], noun, "another class than an earlier equal file:"
+        ),
         *findings.overlap_problems(keys, noun),
         *findings.rare_class_problems(counts["train"], noun),
         *([ignored] if train.n_ignored else []),

@@ -47,7 +47,7 @@ def report_instructions(
     ]
     problems = [
         *findings.contradiction_problems(
-            train.source, train.target, train.line_number, "prompt", "answer than an earlier equal prompt: lines"
+            train.source, train.target, train.line_number, "prompt", "another answer than an earlier equal prompt: lines"
         ),
         *findings.overlap_problems(both, "instruction"),
         *too_long,

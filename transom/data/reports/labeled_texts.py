@@ -40,7 +40,9 @@ def report_labeled_texts(splits: Splits[Pairs], classes: Sequence[str], tokenize
         "valid": {"texts": sum(len(row) + 1 > loader.max_seq_len for row in rows["valid"]), "dropped": 0},
     }
     problems = [
-        *findings.contradiction_problems(train.source, train.target, train.line_number, "text", "class than an earlier equal text: lines"),
+        *findings.contradiction_problems(
+            train.source, train.target, train.line_number, "text", "another class than an earlier equal text: lines"
+        ),
         *(
             f"{name}: {findings.count_noun(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens of the context"
             f" window; they are {'dropped' if of_part['dropped'] else 'truncated'}"

@@ -47,7 +47,7 @@ def report_tagged(
     tags_of_train = list(map(" ".join, splits.train.tags))
     problems = [
         *findings.contradiction_problems(
-            keys["train"], tags_of_train, splits.train.describe_sample, "sentence", "tags than the same sentence before,"
+            keys["train"], tags_of_train, splits.train.describe_sample, "sentence", "other tags than an earlier equal sentence:"
         ),
         *(
             f"{name}: {findings.count_noun(n, 'more window')} than sentences, because some sentences exceed the context window of"
