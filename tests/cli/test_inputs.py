@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -166,7 +167,7 @@ def test_n_best_raises_the_beam_and_alignments_are_drawn(transom: Call, runs: di
     run, page = runs["translate"], tmp_path / "page.html"
     (record,) = transom("translate", run, "ab ba", "--n-best", "4", "--json").json
     assert len(record["translations"]) == 4
-    (aligned,) = transom("translate", run, "ab ba", "--alignment", "--html", page, "--json").json
+    (aligned,) = transom("translate", run, "ab ba", "--alignment", "--html", page, "--min-length", "2", "--json").json
     assert len(aligned["alignment"]["weights"]) == len(aligned["alignment"]["target"])
     assert "<svg" in page.read_text() and "ab ba" in page.read_text()
     assert aligned["alignment"]["origin"] in page.read_text()
@@ -184,3 +185,45 @@ def test_nearest_texts_are_those_of_numpy(transom: Call, runs: dict[str, Path], 
     assert [found["similarity"] for found in record["nearest"]] == pytest.approx([cosines[i] for i in best], abs=1e-5)
     text = transom("embed", runs["embed"], "a cat sat", "--nearest", lines, "--top-k", "1").out
     assert text.strip().endswith(lines.read_text().splitlines()[best[0]])
+
+
+ENVIRONMENTS: list[dict[str, str]] = [{}, {"NO_COLOR": "1"}, {"LC_ALL": "C"}, {"TERM": "dumb"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}]
+TYPED = ["", "   ", "ä é ß 漢字", "word " * 300, "tab\there", "[MASK]", "'\"\\", "-5", "--help", "the cat"]
+"""Lines that people type by mistake or to see what happens."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100))
+def test_a_drawn_session_in_a_terminal_ends_as_the_person_ends_it(runs: dict[str, Path], seed: int) -> None:
+    draw = random.Random(seed)
+    command, environment = draw.choice([*LINES]), draw.choice(ENVIRONMENTS)
+    with spawn(command, runs[command], *OPTIONS.get(command, []), columns=draw.randint(40, 200), **environment) as terminal:
+        terminal.expect("Ctrl-D ends")
+        terminal.expect("> ")
+        for _ in range(draw.randint(1, 3)):
+            match draw.choice(["line", "typed", "again", "resize"]):
+                case "line":
+                    terminal.sendline(draw.choice(LINES[command]))
+                case "typed":
+                    terminal.sendline(draw.choice(TYPED))
+                case "again":
+                    terminal.sendline("\x1b[A")
+                case "resize":
+                    terminal.setwinsize(draw.randint(5, 50), draw.randint(40, 200))
+                    terminal.sendline(LINES[command][0])
+            terminal.expect("> ")
+        shown = terminal.before
+        match draw.choice(["Ctrl-D", "Ctrl-C", "hangup"]):
+            case "Ctrl-D":
+                terminal.sendeof()
+                terminal.expect(pexpect.EOF)
+                expected = 0
+            case "Ctrl-C":
+                terminal.sendintr()
+                terminal.expect(pexpect.EOF)
+                expected = 130
+            case _:
+                terminal.close(force=False)
+                expected = None
+        shown += terminal.before if isinstance(terminal.before, str) else ""
+    assert terminal.exitstatus == expected and "Traceback" not in shown, f"{command} {environment}: {terminal.exitstatus}\n{shown}"

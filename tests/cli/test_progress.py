@@ -83,7 +83,7 @@ def test_busy_experts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_the_pace_foresees_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
-        shown(Forecast(100, ("two", "lines")))
+        shown(Forecast(100, 1000, ("two", "lines")))
         shown(StepFinished(101, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.25))
     told, more, line = capsys.readouterr().err.splitlines()
     assert (told, more) == ("two", "lines") and "  epoch 1.2  loss 2.000  " in line

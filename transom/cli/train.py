@@ -109,12 +109,16 @@ def train(
         result = _train_one(recipe, all_overrides, folder, resume, as_json, sized.note)
         print_result(result.to_json(), as_json, _result_lines(result))
         return result.exit_code
+    return _train_seeds(recipe, all_overrides, folder, seeds, resume, as_json, sized.note)
+
+
+def _train_seeds(name: str, overrides: Sequence[str], folder: Path, seeds: int, resume: bool, as_json: bool, note: str) -> int:
+    """Train one model per seed, print mean and standard deviation of the metrics, and return the exit code."""
     results = []
     for seed in range(1, seeds + 1):
         if not as_json:
             print_note(f"seed {seed} of {seeds}")
-        seeded = [*all_overrides, f"training.seed={seed}"]
-        results.append(_train_one(recipe, seeded, folder / f"seed-{seed}", resume, as_json, sized.note))
+        results.append(_train_one(name, [*overrides, f"training.seed={seed}"], folder / f"seed-{seed}", resume, as_json, note))
         if results[-1].stopped_by:
             print_result(results[-1].to_json(), as_json, _result_lines(results[-1]))
             return results[-1].exit_code

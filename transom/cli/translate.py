@@ -1,6 +1,6 @@
 """``transom translate``: translate sentences, a file or standard input, one output line per input line."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +8,7 @@ import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, input_warnings, read_inputs
 from transom.cli.options import (
     SPLIT_NOTE,
     BeamSizeOption,
@@ -92,12 +92,7 @@ def translate(
     sampling.check({"--beam-size": beam_size, "--length-penalty": length_penalty})
     if not alignment:
         reject_options({"--html": html}, "--alignment", "translations alone")
-    inputs = read_inputs(sentences, sources, "SENTENCE", "sentences")
-    if inputs.given is None and (output_file or html) is not None:
-        option = "--output" if output_file else "--html"
-        raise ConfigError(
-            f"{option} needs the whole input, but lines are answered one by one; add --input FILE, or leave out --line-buffered"
-        )
+    inputs = _read_whole_inputs(sentences, sources, {"--output": output_file, "--html": html})
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load
@@ -126,6 +121,20 @@ def translate(
         _write_page(html, run.resolve().name, alignments)
     if not as_json:
         note_too_long(n_too_long, len(answered), "sentences", translator.max_tokens(to), SPLIT_NOTE)
+
+
+def _read_whole_inputs(sentences: list[str] | None, sources: InputOptions, pages: Mapping[str, Path | None]) -> Inputs:
+    """Read the sentences.
+
+    Raises:
+        ConfigError: an option of ``pages``, whose file needs all sentences, is given, but lines are answered one by one.
+    """
+    inputs = read_inputs(sentences, sources, "SENTENCE", "sentences")
+    if inputs.given is None and (option := next((flag for flag, path in pages.items() if path is not None), None)):
+        raise ConfigError(
+            f"{option} needs the whole input, but lines are answered one by one; add --input FILE, or leave out --line-buffered"
+        )
+    return inputs
 
 
 def _write_page(html: Path, name: str, alignments: list[tuple[str, str, Any]]) -> None:

@@ -110,13 +110,7 @@ def build_training_setup(
     task = read(recipe, TaskContext(base, folder, notify, n_ranks=processes.count, own=own))
     fit_notes = describe_fit(recipe, task.recipe)
     recipe = task.recipe.with_fields("training", precision=precision.name)
-    check_fits_in_memory(count_parameters(recipe.model).total, device)
-    if (problem := position_table_error(recipe.model)) is not None:
-        raise ConfigError(problem)
-    if (adapter := recipe.training.adapter) is not None:
-        count_adapter_parameters(recipe.model, adapter)  # raises ConfigError for maps that the model lacks
-        if recipe.training.init_from is None:
-            raise ConfigError("training.adapter: expected a base run to add the adapter to, found none; give one with --init-from")
+    _check_model(recipe, device)
     notify("measuring the machine")
     peak, model = measure_peak(device), build_model(recipe.model).to(device)
     origin = recipe.training.init_from
@@ -129,7 +123,7 @@ def build_training_setup(
     folder.write(RECIPE, dump_recipe(recipe).encode())
     plugins = [plugin.record for plugin in plugins_of(recipe)]
     folder.write_config(recipe.model, _run_id(recipe, task, model, threads, plugins), plugins)
-    if adapter is not None:
+    if (adapter := recipe.training.adapter) is not None:
         if init is not None:
             save_base_weights(model, init.new_tensors, folder)
         load_base_and_adapt(model, adapter, folder)
@@ -147,6 +141,21 @@ def build_training_setup(
         notes=(*([init.note] if init else []), *shape_notes, *fit_notes, *warmup_notes(recipe.training), *_trainable_notes(recipe, model)),
         facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )
+
+
+def _check_model(recipe: Recipe, device: torch.device) -> None:
+    """Check that the model fits into memory and that its positions and its adapter are possible.
+
+    Raises:
+        TransomError: one of them is not.
+    """
+    check_fits_in_memory(count_parameters(recipe.model).total, device)
+    if (problem := position_table_error(recipe.model)) is not None:
+        raise ConfigError(problem)
+    if (adapter := recipe.training.adapter) is not None:
+        count_adapter_parameters(recipe.model, adapter)  # raises ConfigError for maps that the model lacks
+        if recipe.training.init_from is None:
+            raise ConfigError("training.adapter: expected a base run to add the adapter to, found none; give one with --init-from")
 
 
 def _facts(
