@@ -1,6 +1,6 @@
 """Render the data report, with statistics and problems of the data, as a section of the training report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -33,7 +33,15 @@ def data_section(data: Mapping[str, Any], training_is_ok: bool = True) -> list[E
         elements.append(node("p", "✓ No problem was found in the data.", class_="good"))
     figures = {key: value for key, value in data.items() if key not in ("problems", "notes") and value not in (None, "", [], {}, ())}
     blocks = [(key, value) for key, value in figures.items() if isinstance(value, Mapping | list | tuple)]
-    tables = [node("div", node("h3", _TITLES.get(key) or _humanize(key)), _render_value(value), class_="scroll") for key, value in blocks]
+    tables = [
+        node(
+            "div",
+            node("h3", _TITLES.get(key) or _humanize(key)),
+            _render_value(value, _name if key == "classes" else _humanize),
+            class_="scroll",
+        )
+        for key, value in blocks
+    ]
     plain = [
         (_TITLES.get(key) or _humanize(key), format_percent(value, 1) if key == "padding_waste" else _format_value(value))
         for key, value in figures.items()
@@ -44,19 +52,25 @@ def data_section(data: Mapping[str, Any], training_is_ok: bool = True) -> list[E
     return [*elements, node("div", *tables, class_="blocks")] if tables else elements
 
 
-def _render_value(value: Mapping[str, Any] | Sequence[Any]) -> Element:
+def _render_value(value: Mapping[str, Any] | Sequence[Any], title: Callable[[str], str]) -> Element:
+    """Render a field as a table or a list; ``title`` converts the names of columns and rows."""
     rows = list(value.values()) if isinstance(value, Mapping) else list(value)
     if rows and all(isinstance(row, Mapping) for row in rows):
         keys = list(dict.fromkeys(key for row in rows for key in row))
         names = [[str(name)] for name in value] if isinstance(value, Mapping) else [[] for _ in rows]
         head = [""] if isinstance(value, Mapping) else []
         return html_table(
-            head + [_humanize(key) for key in keys],
+            head + [title(key) for key in keys],
             [name + [_format_value(row.get(key)) for key in keys] for name, row in zip(names, rows, strict=True)],
         )
     if isinstance(value, Mapping):
-        return key_value_table((_humanize(key), _format_value(found)) for key, found in value.items())
+        return key_value_table((title(key), _format_value(found)) for key, found in value.items())
     return node("p", ", ".join(map(_format_value, rows)))
+
+
+def _name(key: str) -> str:
+    """Return the name of a class as it is written in the data."""
+    return key
 
 
 def _humanize(key: str) -> str:

@@ -1,6 +1,6 @@
 """Interface of a task: reads its data, builds predictors for its models, and supports commands."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -11,7 +11,8 @@ from transom.config.recipe import Recipe
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.inference import Deferred, ProgressCallback
-from transom.decoding.predictors.classifier import ClassificationMetrics, ClassPrediction
+from transom.decoding.predictors.class_metrics import ClassificationMetrics
+from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.long_texts import LongTextPolicy
 from transom.models.base import Network
 from transom.planning.precision import Precision
@@ -110,8 +111,10 @@ class ClassifyCommand(Protocol):
         """Read labeled data; for texts, ``columns`` has the fields of ``LabeledFilesConfig`` that choose columns."""
         ...
 
-    def score(self, known: Any, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
-        """Return classification metrics on labeled data."""
+    def score(
+        self, known: Any, too_long: LongTextPolicy, notify: ProgressCallback, thresholds: Sequence[float] = ()
+    ) -> ClassificationMetrics:
+        """Return classification metrics on labeled data; ``thresholds`` are further confidences below which to abstain."""
         ...
 
 

@@ -78,3 +78,23 @@ def encode_labels(labels: Sequence[str], classes: Sequence[str], where: SampleSo
                 f"{where.describe_sample(sample)}: expected one of the classes {shown}, found {label[:50]!r}; correct or remove the sample"
             )
     return [numbers[label] for label in labels]
+
+
+def spread_over_classes(labels: Sequence[str], keys: Sequence[str], n: int) -> list[int]:
+    """Return the indices of up to ``n`` different samples, as evenly distributed over the classes as possible.
+
+    >>> spread_over_classes(["a", "a", "a", "b"], ["same", "same", "other", "text"], 3)
+    [0, 2, 3]
+
+    Args:
+        labels: class of each sample.
+        keys: text or hash of each sample; of samples with equal keys only the first is returned.
+        n: maximum number of samples.
+    """
+    ranked, n_of_class, seen = list[tuple[int, int]](), dict[str, int](), set[str]()
+    for sample, (label, key) in enumerate(zip(labels, keys, strict=True)):
+        if key not in seen:
+            seen.add(key)
+            ranked.append((n_of_class.get(label, 0), sample))
+            n_of_class[label] = n_of_class.get(label, 0) + 1
+    return sorted(sample for _, sample in sorted(ranked)[:n])

@@ -1,6 +1,6 @@
 """Text classification task: predict the class of a text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -10,7 +10,7 @@ import torch
 from transom.config.data import LabeledFilesConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.data.batch import LabeledTextBatch
-from transom.data.labeled.class_labels import collect_classes, encode_labels
+from transom.data.labeled.class_labels import collect_classes, encode_labels, spread_over_classes
 from transom.data.labeled.labeled_texts import (
     LabeledTextLoader,
     labeled_text_batches,
@@ -26,7 +26,8 @@ from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.inference import ProgressCallback
-from transom.decoding.predictors.classifier import ClassificationMetrics, Classifier, ClassPrediction, evaluate_predictions
+from transom.decoding.predictors.class_metrics import ClassificationMetrics, evaluate_predictions, evaluate_probabilities
+from transom.decoding.predictors.classifier import Classifier, ClassPrediction
 from transom.decoding.predictors.long_texts import LongTextPolicy
 from transom.models.base import Network
 from transom.models.encoder import TextClassifierTransformer
@@ -69,15 +70,18 @@ class TextClassifyCommand:
         """
         return read_labeled_texts(LabeledFilesConfig(file=str(path.absolute()), **columns), Path.cwd())
 
-    def score(self, known: Pairs, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
+    def score(
+        self, known: Pairs, too_long: LongTextPolicy, notify: ProgressCallback, thresholds: Sequence[float] = ()
+    ) -> ClassificationMetrics:
         """Return classification metrics on labeled texts.
 
         Raises:
             TransomError: a class is unknown to the model.
         """
-        return evaluate_predictions(
-            self.classify(known.source, too_long, notify), known.target, known, self.classifier.model.config.classes
-        )
+        classes = self.classifier.model.config.classes
+        encode_labels(known.target, classes, known)  # an unknown class is reported before all texts are classified
+        found = self.classify(known.source, too_long, notify)
+        return evaluate_predictions(found, known.target, known, classes, known.source, thresholds)
 
 
 class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs]):
@@ -150,14 +154,26 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
         return figures
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Predict the classes of a few validation texts."""
-        assert isinstance(model, TextClassifierTransformer)
-        shown = slice(self.recipe.training.validate_samples)
-        classifier = Classifier(model, self.tokenizer, self.recipe.decoding)
+        """Predict the classes of a few validation texts, which are different and spread over the classes."""
+        shown = spread_over_classes(self.valid.target, self.valid.source, self.recipe.training.validate_samples)
+        texts = [self.valid.source[i] for i in shown]
         with autocast:
-            answers = classifier.classify(self.valid.source[shown])
-        rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
-        return {}, tuple({"text": text, "class": label, "found": each.label} for text, label, each in rows)
+            answers = self._classifier(model).classify(texts)
+        rows = zip(texts, shown, answers, strict=True)
+        return {}, tuple({"text": text, "class": self.valid.target[i], "found": each.label, "p": each.p} for text, i, each in rows)
+
+    def classification_metrics(self, model: Network, autocast: torch.autocast) -> ClassificationMetrics:
+        """Return the metrics of a model's predictions for all validation texts, for the report."""
+        classes = self.recipe.model.classes
+        with autocast:
+            probabilities = self._classifier(model).predict_proba(self.valid.source)
+        return evaluate_probabilities(
+            probabilities, encode_labels(self.valid.target, classes, self.valid), self.valid, classes, self.valid.source
+        )
+
+    def _classifier(self, model: Network) -> Classifier:
+        assert isinstance(model, TextClassifierTransformer)
+        return Classifier(model, self.tokenizer, self.recipe.decoding)
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Classifier:
