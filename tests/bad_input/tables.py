@@ -12,6 +12,7 @@ TRAIN = ("--out", "out", "--set", "training.max_steps=1", "--set", "tokenizer.ki
 PAIRS = 'data.train={{ pairs = "{}" }}'
 READERS: dict[str, tuple[tuple[str, str], Callable[[str], list[str]]]] = {
     "train a classifier": (("text", "label"), lambda name: ["train", "text-classes", "--labeled-data", name, *TRAIN]),
+    "train on labels": (("text", "label"), lambda name: ["train", "text-classes", "--labeled-data", name, "--multi-label", *TRAIN]),
     "train, as validation": (
         ("text", "label"),
         lambda name: ["train", "text-classes", "--labeled-data", "GOOD/data/labelled.tsv", "--valid-labeled-data", name, *TRAIN],

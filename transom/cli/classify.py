@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transom.decoding.predictors.class_metrics import ClassificationMetrics
     from transom.decoding.predictors.classifier import ClassPrediction
     from transom.decoding.predictors.long_texts import LongTextPolicy
+    from transom.decoding.predictors.multi_label import LabelsPrediction, MultiLabelMetrics
     from transom.tasks.task import ClassifyCommand
 
 EXAMPLES = """
@@ -49,6 +50,9 @@ MAX_PRINTED_ERRORS, MAX_PRINTED_LENGTH = 10, 100
 
 ABSTAIN = "abstain"
 """Printed in place of a class that is less probable than --abstain-below."""
+
+NO_LABEL = "(no label)"
+"""Printed for a text none of whose labels reaches its threshold."""
 
 app = typer.Typer(add_completion=False)
 
@@ -86,7 +90,7 @@ def classify(
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print the most probable class and its probability per input.
+    """Print the most probable class and its probability per input, or all labels if a text can have several.
 
     With --labeled-data: precision, recall and F1 per class, confusion matrix, calibration, abstention, most confident errors.
     """
@@ -96,12 +100,15 @@ def classify(
         raise ConfigError(f"--abstain-below: expected a probability from 0 to 1, found {abstain_below:g}; give another")
     check_output_path(html, [run, labeled_data, sources.input_file])
     with gc_frozen_imports():
+        from transom.tasks.classification.command import MultiLabelClassifyCommand
         from transom.tasks.load import load_for
 
     classifier: ClassifyCommand = load_for("classify", run, precision)
     treatment, noun, is_limited = too_long or "truncate", classifier.NOUN, classifier.max_tokens is not None
     if not is_limited:
         reject_options({"--too-long": too_long, **given_options(columns)}, "a classifier of texts", f"a classifier of {noun}")
+    if isinstance(classifier, MultiLabelClassifyCommand):
+        reject_options({"--abstain-below": abstain_below}, "a classifier of texts with one class each", "one of several labels per text")
     if labeled_data is not None:
         metrics = _score(classifier, run, labeled_data, columns, treatment, abstain_below, as_json)
         if html is not None:
@@ -144,7 +151,7 @@ def _score(
     too_long: "LongTextPolicy",
     abstain_below: float | None,
     as_json: bool,
-) -> "ClassificationMetrics":
+) -> "ClassificationMetrics | MultiLabelMetrics":
     """Print and return the metrics of a classifier on labeled data."""
     from transom.checkpoints.run_folder import RunFolder
     from transom.cli.tables import read_or_ask, training_columns
@@ -156,7 +163,7 @@ def _score(
         there = "a device or a pipe" if labeled_data.exists() else "nothing"
         raise DataError(f"{labeled_data}: expected labeled {noun}, found {there}")
     fields = training_columns(run, LabeledFilesConfig) | {name: value for name, value in columns._asdict().items() if value is not None}
-    known = read_or_ask(lambda answer: classifier.labeled_data(labeled_data, fields if answer is None else fields | {"header": answer}))
+    known = read_or_ask(lambda answers: classifier.labeled_data(labeled_data, {**fields, **answers}))
     RunFolder.open(run).access_log.record(labeled_data, "classify")
     with show_progress(noun, quiet=as_json) as notify:
         metrics = classifier.score(known, too_long, notify, () if abstain_below is None else (abstain_below,))
@@ -171,20 +178,31 @@ def _score(
     return metrics
 
 
-def _metric_lines(metrics: "ClassificationMetrics", noun: str) -> Iterator[str]:
+def _table(title: str, table: tuple[list[str], list[list[str]]], n_left: int = 1) -> list[str]:
+    """Format a table below its title and an empty line."""
+    return ["", title, *align_columns([table[0], *table[1]], n_left)]
+
+
+def _metric_lines(metrics: "ClassificationMetrics | MultiLabelMetrics", noun: str) -> Iterator[str]:
     """Format the metrics as tables, and the accuracy as the last line."""
+    from transom.decoding.predictors.multi_label import MultiLabelMetrics
+
+    if isinstance(metrics, MultiLabelMetrics):
+        yield from _multi_label_lines(metrics, noun)
+    else:
+        yield from _class_lines(metrics, noun)
+
+
+def _class_lines(metrics: "ClassificationMetrics", noun: str) -> Iterator[str]:
     from transom.inspection import classification_section as shown
 
-    def table(title: str, rows: shown.Table, n_left: int = 1) -> list[str]:
-        return ["", title, *align_columns([rows[0], *rows[1]], n_left)]
-
-    yield from table(shown.class_table_title(metrics), shown.class_table(metrics))[1:]
+    yield from _table(shown.class_table_title(metrics), shown.class_table(metrics))[1:]
     if len(metrics.classes) <= MAX_MATRIX_CLASSES:
-        yield from table("Confusion matrix: rows are classes, columns are predicted classes", shown.confusion_table(metrics))
+        yield from _table("Confusion matrix: rows are classes, columns are predicted classes", shown.confusion_table(metrics))
     elif metrics.confused:
-        yield from table("Most confused classes", shown.confused_table(metrics), 2)
-    yield from table(f"Calibration: {shown.calibration_sentence(metrics)}", shown.calibration_table(metrics))
-    yield from table("Abstaining below a confidence (--abstain-below)", shown.abstention_table(metrics))
+        yield from _table("Most confused classes", shown.confused_table(metrics), 2)
+    yield from _table(f"Calibration: {shown.calibration_sentence(metrics)}", shown.calibration_table(metrics))
+    yield from _table("Abstaining below a confidence (--abstain-below)", shown.abstention_table(metrics))
     if metrics.errors:
         yield from ("", "Most confident errors")
     for each in metrics.errors[:MAX_PRINTED_ERRORS]:
@@ -192,7 +210,19 @@ def _metric_lines(metrics: "ClassificationMetrics", noun: str) -> Iterator[str]:
     yield from ("", f"accuracy {metrics.accuracy:.2f}% of {metrics.n:,} {noun}")
 
 
-def _write_page(html: Path, run: Path, data: Path, noun: str, metrics: "ClassificationMetrics") -> None:
+def _multi_label_lines(metrics: "MultiLabelMetrics", noun: str) -> Iterator[str]:
+    from transom.inspection import multi_label_section as shown
+    from transom.inspection.classification_section import shorten
+
+    yield from _table(shown.label_table_title(metrics), shown.label_table(metrics))[1:]
+    yield from _table(f"Calibration: {shown.probability_sentence(metrics)}", shown.probability_table(metrics))
+    if metrics.errors:
+        yield from ("", "Most confident errors")
+    yield from (f"{shown.describe_error(each)}: {shorten(each.item, MAX_PRINTED_LENGTH)}" for each in metrics.errors[:MAX_PRINTED_ERRORS])
+    yield from ("", shown.summary_sentence(metrics, noun))
+
+
+def _write_page(html: Path, run: Path, data: Path, noun: str, metrics: "ClassificationMetrics | MultiLabelMetrics") -> None:
     from transom.files.atomic_io import write_file
     from transom.inspection.classification_section import classification_page
 
@@ -205,8 +235,15 @@ def _note_truncation(classifier: "ClassifyCommand", n_too_long: int, n: int, too
         note_too_long(n_too_long, n, classifier.NOUN, classifier.max_tokens, treatment, n_dropped_tokens)
 
 
-def _answer(item: dict[str, str], prefix: str, found: "ClassPrediction", abstain_below: float | None, is_limited: bool) -> Answer:
+def _answer(
+    item: dict[str, str], prefix: str, found: "ClassPrediction | LabelsPrediction", abstain_below: float | None, is_limited: bool
+) -> Answer:
     """Return a prediction as JSON and text; JSON has the fields on long texts only for models of texts."""
+    from transom.decoding.predictors.multi_label import LabelsPrediction
+
+    if isinstance(found, LabelsPrediction):
+        p = [f"{found.probabilities[label]:.4f}" for label in found.labels]
+        return Answer({**item, **found.to_json()}, [f"{'|'.join(found.labels) or NO_LABEL}\t{'|'.join(p)}".rstrip()])
     record = found.to_json() if is_limited else {"label": found.label, "p": found.p, "probabilities": found.probabilities}
     if abstain_below is not None and found.p < abstain_below:
         return Answer({**item, **record, "label": None}, [f"{prefix}{ABSTAIN}\t{found.p:.4f}"])

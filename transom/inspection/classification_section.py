@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.class_metrics import N_BINS, ClassificationMetrics
+from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.inspection.classification_pictures import confusion_matrix_svg, reliability_diagram
 from transom.inspection.html_tables import html_table, scrollable
 from transom.inspection.markup import node
+from transom.inspection.multi_label_section import multi_label_sections, summary_sentence
 from transom.inspection.number_format import format_count, format_percent
 from transom.inspection.page import SectionContent, render_page
 from transom.inspection.run_summary import RunSummary
@@ -147,11 +149,15 @@ def classification_section(run: RunSummary) -> list[Element]:
     if run.classification is None:
         return []
     note = node("p", f"Predictions of the saved weights for the {format_count(run.classification.n)} validation {run.recipe.UNIT}.")
-    parts = (part for title, content in _sections(run.classification) for part in (node("h3", title), *content))
+    parts = (part for title, content in _sections_of(run.classification) for part in (node("h3", title), *content))
     return [note, *parts]
 
 
-def classification_page(name: str, data: str, noun: str, metrics: ClassificationMetrics) -> str:
+def _sections_of(metrics: ClassificationMetrics | MultiLabelMetrics) -> Iterator[tuple[str, Sequence[Element]]]:
+    return multi_label_sections(metrics) if isinstance(metrics, MultiLabelMetrics) else _sections(metrics)
+
+
+def classification_page(name: str, data: str, noun: str, metrics: ClassificationMetrics | MultiLabelMetrics) -> str:
     """Render the metrics of a classifier on labeled data as an HTML page; text from data is escaped.
 
     Args:
@@ -161,5 +167,8 @@ def classification_page(name: str, data: str, noun: str, metrics: Classification
         metrics: the metrics.
     """
     title = f"{name}: predictions for {data}"
-    parts: list[SectionContent] = [(None, heading, content) for heading, content in _sections(metrics)]
+    parts: list[SectionContent] = [(None, heading, content) for heading, content in _sections_of(metrics)]
+    if isinstance(metrics, MultiLabelMetrics):
+        sentence = summary_sentence(metrics, noun)
+        return render_page(title, title, parts, lead=f"{sentence[:1].upper()}{sentence[1:]}.")
     return render_page(title, title, parts, lead=f"Accuracy {metrics.accuracy:.2f}% of {format_count(metrics.n)} {noun}.")

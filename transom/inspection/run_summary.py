@@ -10,6 +10,7 @@ from typing import Any, get_args
 from transom.config.recipe import Recipe
 from transom.data.reports.baseline import worse_than_baseline
 from transom.decoding.predictors.class_metrics import ClassificationMetrics
+from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
 
 MetricsRecord = Mapping[str, Any]
@@ -56,7 +57,7 @@ class RunSummary:
     seconds: float
     data: MetricsRecord
     alignments: Sequence[Alignment] = ()
-    classification: ClassificationMetrics | None = None
+    classification: ClassificationMetrics | MultiLabelMetrics | None = None
     test_scores: Sequence[TestScore] = ()
     machine_notes: Sequence[str] = ()
 

@@ -9,6 +9,7 @@ import torch
 
 from transom.checkpoints.run_files import CARD, REPORT
 from transom.decoding.predictors.class_metrics import ClassificationMetrics
+from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
 from transom.inspection.model_card import render_model_card
 from transom.inspection.report import render_report
@@ -38,13 +39,13 @@ def _alignments(setup: TrainingSetup, samples: Sequence[Mapping[str, Any]]) -> l
     return [] if align is None else list(islice(align(setup.eval_model, samples), MAX_ALIGNMENTS))
 
 
-def _classification_metrics(setup: TrainingSetup) -> ClassificationMetrics | None:
+def _classification_metrics(setup: TrainingSetup) -> ClassificationMetrics | MultiLabelMetrics | None:
     """Classify all validation data with the saved weights, if the task supports it."""
     classify = getattr(setup.task, "classification_metrics", None)
     if classify is None:
         return None
     dtype = setup.precision.dtype
-    metrics: ClassificationMetrics = classify(
+    metrics: ClassificationMetrics | MultiLabelMetrics = classify(
         setup.eval_model, torch.autocast(setup.model.device.type, dtype, enabled=dtype != torch.float32)
     )
     return metrics

@@ -14,6 +14,7 @@ from transom.decoding.inference import Deferred, ProgressCallback
 from transom.decoding.predictors.class_metrics import ClassificationMetrics
 from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.decoding.predictors.multi_label import LabelsPrediction, MultiLabelMetrics
 from transom.models.base import Network
 from transom.planning.precision import Precision
 from transom.training import setup
@@ -103,8 +104,10 @@ class ClassifyCommand(Protocol):
         """Maximum tokens of an item, special tokens excluded; None if items are never truncated."""
         ...
 
-    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
-        """Predict the class of each item: a text or a file."""
+    def classify(
+        self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback
+    ) -> Sequence[ClassPrediction | LabelsPrediction]:
+        """Predict the class of each item, a text or a file, or its labels."""
         ...
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Any:
@@ -113,7 +116,7 @@ class ClassifyCommand(Protocol):
 
     def score(
         self, known: Any, too_long: LongTextPolicy, notify: ProgressCallback, thresholds: Sequence[float] = ()
-    ) -> ClassificationMetrics:
+    ) -> ClassificationMetrics | MultiLabelMetrics:
         """Return classification metrics on labeled data; ``thresholds`` are further confidences below which to abstain."""
         ...
 

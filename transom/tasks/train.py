@@ -218,6 +218,7 @@ class DataArguments(TypedDict, total=False):
         labeled_data, valid_labeled_data: texts with classes, as .tsv, .csv, .jsonl or .parquet.
         text_field, label_field, source_field, target_field, prompt_field, answer_field: columns of tables, by name or index from 0.
         header: whether the first line of a .tsv or .csv file is a header.
+        multi_label: whether ``|`` in the class of a labeled text separates several labels.
         images, valid_images: a folder or .zip of CLASS/NAME.jpg.
         tagged, valid_tagged: words with tags, one word per line.
         audio, valid_audio: a folder of CLASS/NAME.wav.
@@ -243,6 +244,7 @@ class DataArguments(TypedDict, total=False):
     prompt_field: str | int
     answer_field: str | int
     header: bool
+    multi_label: bool
     images: str | Path
     valid_images: str | Path
     tagged: str | Path

@@ -228,7 +228,7 @@ def evaluate_labels(
     cells, counts = np.unique(known * n_classes + predicted, return_counts=True)
     confusion = {(int(cell) // n_classes, int(cell) % n_classes): int(n) for cell, n in zip(cells, counts, strict=True)}
     of_classes = _class_metrics(confusion, classes)
-    weights = [each.n for _, each in of_classes]
+    macro, weighted = score_averages(of_classes)
     bins = calibration_bins(confidence, right)
     errors = [
         ConfidentError(
@@ -245,8 +245,8 @@ def evaluate_labels(
         accuracy=100 * float(right.mean()),
         n=len(known),
         classes=of_classes,
-        macro=_average(of_classes, [1] * len(of_classes)),
-        weighted=_average(of_classes, weights),
+        macro=macro,
+        weighted=weighted,
         confusion={(classes[row], classes[column]): n for (row, column), n in confusion.items()},
         calibration_error=expected_calibration_error(bins),
         calibration=bins,
@@ -305,9 +305,12 @@ def _class_metrics(confusion: Mapping[tuple[int, int], int], classes: Sequence[s
     ]
 
 
-def _average(of_classes: Sequence[tuple[str, ClassMetrics]], weights: Sequence[int]) -> Scores:
-    columns = [[each.precision, each.recall, each.f1] for _, each in of_classes]
-    return Scores(*np.average(columns, axis=0, weights=weights).tolist())
+def score_averages(of_classes: Sequence[tuple[str, ClassMetrics]]) -> tuple[Scores, Scores]:
+    """Return the mean over the classes, and the mean weighted by their numbers of samples; zeros without samples."""
+    rows = np.array([[each.precision, each.recall, each.f1] for _, each in of_classes]).reshape(-1, 3)
+    weights = np.array([each.n for _, each in of_classes])
+    macro = rows.mean(0) if len(rows) else np.zeros(3)
+    return Scores(*macro.tolist()), Scores(*((weights @ rows) / max(int(weights.sum()), 1) if len(rows) else macro).tolist())
 
 
 def _most_confident_errors(confidence: Probabilities, right: NDArray[np.bool_], items: Sequence[str]) -> list[int]:
