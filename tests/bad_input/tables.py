@@ -203,6 +203,14 @@ def a_label_that_is_blank(draw: Draw) -> Case:
 
 
 @KINDS.add
+def an_array_of_what_is_no_label(draw: Draw) -> Case:
+    bad = draw.choice(["[null]", "[[]]", '[["odd"]]', "[{}]", "[1.5]", '["a|b"]', '[""]', '["odd", null]', '["a\\u0000"]', "[NaN]"])
+    content = json_lines(draw, f'{{"text": "ab", "label": {bad}}}')(("text", "label"))
+    command = READERS["train on labels"][1]("bad.jsonl")
+    return Case(f"train on labels: {bad}", command, lambda place: place.write("bad.jsonl", content), Refused(("bad.jsonl",)))
+
+
+@KINDS.add
 def a_class_alone(draw: Draw) -> Case:
     content = b"".join(b"%s\tsame\n" % draw.word().encode() for _ in range(draw.choice([2, 40])))
     return Case("train on a single class", READERS["train a classifier"][1]("bad.tsv"), lambda p: p.write("bad.tsv", content))
