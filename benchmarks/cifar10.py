@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.training_runs import Record, build_parser, run_trainings
 from transom.data.images.image_files import read_images
 from transom.data.split import text_hash
-from transom.decoding.predictors.classifier import evaluate_predictions
+from transom.decoding.predictors.class_metrics import evaluate_predictions
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.tasks.load import load
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.training_runs import Record, build_parser, run_trainings
 from transom.config.data import DigitsConfig
 from transom.data.images.digits import load_digits
-from transom.decoding.predictors.classifier import evaluate_predictions
+from transom.decoding.predictors.class_metrics import evaluate_predictions
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.tasks.load import load
 

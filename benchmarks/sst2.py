@@ -19,7 +19,8 @@ from benchmarks.training_runs import Record, build_parser, run_trainings
 from transom.config.data import LabeledFilesConfig
 from transom.data.labeled.labeled_texts import read_labeled_texts
 from transom.data.pairs.pairs import Pairs
-from transom.decoding.predictors.classifier import Classifier, evaluate_predictions
+from transom.decoding.predictors.class_metrics import evaluate_predictions
+from transom.decoding.predictors.classifier import Classifier
 from transom.tasks.load import load
 
 

@@ -21,17 +21,32 @@ class CheckpointError(TransomError):
     """Error in a run folder or checkpoint, which is missing, damaged or incompatible."""
 
 
-class AmbiguousHeaderError(DataError):
-    """Error in a table whose first line may be either a header or a sample.
+class AmbiguousDataError(DataError):
+    """A file that can be read in two ways.
 
     Attributes:
-        question: the question to ask in a terminal.
+        question: the question that the user has to answer with yes or no.
+        field: the field that the answer sets.
     """
+
+    field: str
 
     def __init__(self, message: str, question: str = "") -> None:
         """Store the message and the question to ask in a terminal."""
         super().__init__(message)
         self.question = question
+
+
+class AmbiguousHeaderError(AmbiguousDataError):
+    """A file whose first line may be a header or a sample."""
+
+    field = "header"
+
+
+class AmbiguousLabelsError(AmbiguousDataError):
+    """A file whose labels contain ``|``, which may separate several labels or belong to the name of a class."""
+
+    field = "multi_label"
 
 
 class DiskError(TransomError):

@@ -164,7 +164,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         training, held_out = split(numbers, self.validation_fraction, seed)
         names = class_names(self.classes_)
         with TemporaryDirectory(prefix="transom-") as scratch:
-            arguments: dict[str, Any] = {} if self.init_from is None else {"init_from": self.init_from}
+            arguments: dict[str, Any] = {"multi_label": False} | ({} if self.init_from is None else {"init_from": self.init_from})
             for argument, rows in (("labeled_data", training), ("valid_labeled_data", held_out)):
                 arguments[argument] = Path(scratch) / f"{argument}.jsonl"
                 lines = (json.dumps({"text": texts[row], "label": names[numbers[row]]}) for row in rows)

@@ -12,6 +12,7 @@ TRAIN = ("--out", "out", "--set", "training.max_steps=1", "--set", "tokenizer.ki
 PAIRS = 'data.train={{ pairs = "{}" }}'
 READERS: dict[str, tuple[tuple[str, str], Callable[[str], list[str]]]] = {
     "train a classifier": (("text", "label"), lambda name: ["train", "text-classes", "--labeled-data", name, *TRAIN]),
+    "train on labels": (("text", "label"), lambda name: ["train", "text-classes", "--labeled-data", name, "--multi-label", *TRAIN]),
     "train, as validation": (
         ("text", "label"),
         lambda name: ["train", "text-classes", "--labeled-data", "GOOD/data/labelled.tsv", "--valid-labeled-data", name, *TRAIN],
@@ -199,6 +200,14 @@ def a_label_that_is_blank(draw: Draw) -> Case:
     return Case(
         f"{reader}: no label in {bad!r}", READERS[reader][1]("bad.tsv"), lambda p: p.write("bad.tsv", content), Refused(("bad.tsv",))
     )
+
+
+@KINDS.add
+def an_array_of_what_is_no_label(draw: Draw) -> Case:
+    bad = draw.choice(["[null]", "[[]]", '[["odd"]]', "[{}]", "[1.5]", '["a|b"]', '[""]', '["odd", null]', '["a\\u0000"]', "[NaN]"])
+    content = json_lines(draw, f'{{"text": "ab", "label": {bad}}}')(("text", "label"))
+    command = READERS["train on labels"][1]("bad.jsonl")
+    return Case(f"train on labels: {bad}", command, lambda place: place.write("bad.jsonl", content), Refused(("bad.jsonl",)))
 
 
 @KINDS.add

@@ -12,6 +12,7 @@ from transom.config.data import LabeledFilesConfig, TokenizerConfig
 from transom.data.labeled.class_labels import collect_classes, encode_labels
 from transom.data.labeled.labeled_texts import (
     LabeledTextLoader,
+    LabeledTexts,
     apply_word_dropout,
     labeled_text_batches,
     load_labeled_texts,
@@ -29,7 +30,7 @@ from transom.tasks.classification.schema import LabeledDataConfig
 WORDS = ["good", "bad", "fine", "poor", "film", "plot"]
 TEXTS = [" ".join(WORDS[(i * k) % 6] for k in range(1, 3 + i % 9)) for i in range(60)]
 LABELS = [("neg", "pos")[i % 2] for i in range(60)]
-DATA = Pairs(TEXTS, LABELS, "here")
+DATA = LabeledTexts(TEXTS, LABELS, "here")
 WORD_LEVEL = Tokenizer.train(TEXTS, TokenizerConfig(kind="whitespace", vocab_size=20))
 
 
@@ -176,8 +177,8 @@ def test_batches_for_reading_hold_each_text_once() -> None:
 
 
 def test_the_report_names_what_to_look_at() -> None:
-    train = Pairs(["a film", "a film", "no film"], ["pos", "neg", "neg"], "train", [3, 5, 7])
-    valid = Pairs(["a film", "other film"], ["pos", "neg"], "valid")
+    train = LabeledTexts(["a film", "a film", "no film"], ["pos", "neg", "neg"], "train", [3, 5, 7])
+    valid = LabeledTexts(["a film", "other film"], ["pos", "neg"], "valid")
     made = LabeledTextLoader(train, WORD_LEVEL, ("neg", "pos"), max_seq_len=9, batch_tokens=40, seed=1)
     report = report_labeled_texts(Splits(train, valid), ("neg", "pos"), WORD_LEVEL, made)
     problems = " | ".join(report.problems)

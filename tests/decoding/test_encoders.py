@@ -13,7 +13,8 @@ from transom.data.batch import LabeledTextBatch, MaskedBatch, PaddedSequences
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.special_tokens import EOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.decoding.predictors.classifier import Classifier, ClassPrediction, evaluate_predictions
+from transom.decoding.predictors.class_metrics import evaluate_predictions
+from transom.decoding.predictors.classifier import Classifier, ClassPrediction
 from transom.decoding.predictors.embedder import Embedder
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.decoding.predictors.long_texts import check_long_text_policy
@@ -135,9 +136,9 @@ def test_scores_count_what_was_found() -> None:
     scores = evaluate_predictions(found, known.target, known, ("x", "y", "z", "never"))
     assert (scores.accuracy, scores.n) == (50.0, 4)
     assert {label: tuple(each) for label, each in scores.classes} == {
-        "x": (1, 1.0, 0.5),
-        "y": (3, pytest.approx(1 / 3), 1.0),
-        "z": (0, 0.0, 0.0),
+        "x": (1, 1.0, 0.5, pytest.approx(2 / 3)),
+        "y": (3, pytest.approx(1 / 3), 1.0, 0.5),
+        "z": (0, 0.0, 0.0, 0.0),
     }
     with pytest.raises(DataError, match="line 1: expected one of the classes 'y', found 'x'"):
         evaluate_predictions(found, known.target, known, ("y",))

@@ -65,7 +65,7 @@ def test_it_trains_and_answers(sounds: AudioRecipe, tmp_path: Path) -> None:
     (found,) = classifier.classify([tmp_path / "x.wav"])
     assert set(found.probabilities) == set(CLASSES) and sum(found.probabilities.values()) == pytest.approx(1.0, abs=1e-5)
     assert classifier.predict_proba([tmp_path / "x.wav"]).sum() == pytest.approx(1.0) and repr(classifier).startswith("<AudioClassifier: ")
-    assert set(RunFolder.open(tmp_path / "run").metrics.read()[-1]["samples"][0]) == {"picture", "text", "class", "found"}
+    assert set(RunFolder.open(tmp_path / "run").metrics.read()[-1]["samples"][0]) == {"picture", "text", "class", "found", "p"}
     batch = build_example_batch(classifier, None, tmp_path / "x.wav").batch
     assert batch.pixels.shape == (1, 1, 16, 16)
 

@@ -56,7 +56,7 @@ def test_a_classifier_learns_and_says_how_well(classes: ClassificationRecipe, tm
     assert isinstance(classifier, Classifier) and classifier.model.config.classes == ("animal", "colour")
     assert [each.label for each in classifier.classify(["a blue thing", "a bird thing"])] == ["colour", "animal"]
     record = RunFolder.open(tmp_path / "run").metrics.read()[-1]
-    assert {"text", "class", "found"} == set(record["samples"][0])
+    assert {"text", "class", "found", "p"} == set(record["samples"][0])
 
 
 def test_the_mask_is_no_symbol_of_the_tokenizer(masked: MaskedRecipe, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_it_learns_and_answers(recipe: ImageRecipe, photos: Path, tmp_path: Path
     assert classifier.predict_proba([]).shape == (0, 2) and classifier.embed([]).shape == (0, vectors.shape[1])
     assert "<ImageClassifier: 2 classes (lying, standing), " in repr(classifier)
     record = RunFolder.open(tmp_path / "run").metrics.read()[-1]
-    assert {"picture", "text", "class", "found"} == set(record["samples"][0])
+    assert {"picture", "text", "class", "found", "p"} == set(record["samples"][0])
     assert record["samples"][0]["picture"].startswith("data:image/png;base64,")
 
 
@@ -66,7 +66,9 @@ def test_the_figures_are_those_of_the_images_as_they_are(recipe: ImageRecipe, tm
     nll = [-torch.tensor(each.probabilities[label]).log() for each, label in zip(found, valid.labels, strict=True)]
     assert figures["accuracy"] == pytest.approx(100 * sum(right) / len(right))
     assert figures["loss"] == pytest.approx(float(torch.stack(nll).mean()), rel=1e-4)
-    assert [sample["found"] for sample in samples] == [each.label for each in found[: len(samples)]] and classes == ("lying", "standing")
+    of_name = dict(zip(valid.names, found, strict=True))
+    assert [sample["found"] for sample in samples] == [of_name[sample["text"]].label for sample in samples]
+    assert {sample["class"] for sample in samples} == set(classes) == {"lying", "standing"}
     assert task.describe_sample(0).startswith(("lying/", "standing/")) and len(task.report.lines()) >= 4
 
 

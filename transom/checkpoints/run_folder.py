@@ -305,7 +305,9 @@ class RunFolder:
             raise CheckpointError(
                 f"{path}: {field[:200]}: expected a value that transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
             ) from error
-        if missing := [name for name in (*config.VOCABULARIES, *config.FROM_DATA) if not getattr(config, name)]:
+        if missing := [
+            name for name in (*config.VOCABULARIES, *config.FROM_DATA) if not getattr(config, name) and getattr(config, name) is not False
+        ]:
             raise CheckpointError(f"{path}: expected model.{missing[0]}, found none")
         return config
 

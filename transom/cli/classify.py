@@ -1,12 +1,14 @@
 """``transom classify``: classify texts, images or sounds, or score a classifier on labeled data."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, no_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, input_warnings, no_warnings, read_inputs
 from transom.cli.options import (
     TRUNCATED_NOTE,
     WINDOWS_NOTE,
@@ -18,13 +20,15 @@ from transom.cli.options import (
     given_options,
     reject_options,
 )
-from transom.cli.output import JsonAnswersOption, note_too_long, print_note, print_result
+from transom.cli.output import JsonAnswersOption, align_columns, note_too_long, print_note, print_result
 from transom.config.task_registry import list_task_help
 from transom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from transom.decoding.predictors.class_metrics import ClassificationMetrics
     from transom.decoding.predictors.classifier import ClassPrediction
     from transom.decoding.predictors.long_texts import LongTextPolicy
+    from transom.decoding.predictors.multi_label import LabelsPrediction, MultiLabelMetrics
     from transom.tasks.task import ClassifyCommand
 
 EXAMPLES = """
@@ -32,9 +36,23 @@ transom classify runs/languages "¿Dónde está la casa?"
 transom classify runs/sst2 --input reviews.txt --json
 transom classify runs/sst2 --labeled-data dev.tsv
 transom classify runs/sst2 --labeled-data dev.csv --text-field review --label-field stars
+transom classify runs/sst2 --labeled-data dev.tsv --html dev.html
+transom classify runs/sst2 --abstain-below 0.8 --input reviews.txt
 transom classify runs/photos cat.jpg dog.png
 transom classify runs/photos --labeled-data photos-for-testing
 """
+
+MAX_MATRIX_CLASSES = 10
+"""Maximum number of classes of which the confusion matrix is printed."""
+
+MAX_PRINTED_ERRORS, MAX_PRINTED_LENGTH = 10, 100
+"""Maximum number of errors that are printed, and of the characters of each; --json has whole texts."""
+
+ABSTAIN = "abstain"
+"""Printed in place of a class that is less probable than --abstain-below."""
+
+NO_LABEL = "(no label)"
+"""Printed for a text none of whose labels reaches its threshold."""
 
 app = typer.Typer(add_completion=False)
 
@@ -58,51 +76,84 @@ def classify(
         ),
     ] = None,
     columns: LabeledColumns,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="With --labeled-data: write the metrics to a page with diagrams.")
+    ] = None,
+    abstain_below: Annotated[
+        float | None,
+        typer.Option(
+            "--abstain-below",
+            metavar="P",
+            help=f"Print {ABSTAIN!r} (in JSON: null) instead of a class whose probability is below P, from 0 to 1.",
+        ),
+    ] = None,
     too_long: ClassifyTooLong = None,
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
-    """Print the most probable class of each input and its probability.
+    """Print the most probable class and its probability per input, or all labels if a text can have several.
 
-    With --labeled-data, print the accuracy of the model, and the recall and precision of each class.
+    With --labeled-data: precision, recall and F1 per class, confusion matrix, calibration, abstention, most confident errors.
     """
     if labeled_data is not None and (inputs or sources.input_file):
         raise ConfigError("expected TEXT_OR_FILE, --input or --labeled-data, found several; give one of them")
+    if abstain_below is not None and not 0 <= abstain_below <= 1:
+        raise ConfigError(f"--abstain-below: expected a probability from 0 to 1, found {abstain_below:g}; give another")
+    check_output_path(html, [run, labeled_data, sources.input_file])
     with gc_frozen_imports():
+        from transom.tasks.classification.command import MultiLabelClassifyCommand
         from transom.tasks.load import load_for
 
     classifier: ClassifyCommand = load_for("classify", run, precision)
     treatment, noun, is_limited = too_long or "truncate", classifier.NOUN, classifier.max_tokens is not None
     if not is_limited:
         reject_options({"--too-long": too_long, **given_options(columns)}, "a classifier of texts", f"a classifier of {noun}")
+    if isinstance(classifier, MultiLabelClassifyCommand):
+        reject_options({"--abstain-below": abstain_below}, "a classifier of texts with one class each", "one of several labels per text")
     if labeled_data is not None:
-        _score(classifier, run, labeled_data, columns, treatment, as_json)
+        metrics = _score(classifier, run, labeled_data, columns, treatment, abstain_below, as_json)
+        if html is not None:
+            _write_page(html, run, labeled_data, noun, metrics)
         return
-    reject_options(given_options(columns), "--labeled-data", "other inputs")
+    reject_options({**given_options(columns), "--html": html}, "--labeled-data", "other inputs")
 
+    _predict(classifier, run, read_inputs(inputs, sources, "TEXT_OR_FILE", noun), treatment, abstain_below, as_json)
+
+
+def _predict(
+    classifier: "ClassifyCommand", run: Path, inputs: Inputs, too_long: "LongTextPolicy", abstain_below: float | None, as_json: bool
+) -> None:
+    """Print a prediction for each input."""
+    noun, is_limited = classifier.NOUN, classifier.max_tokens is not None
     n_too_long = n_dropped_tokens = 0
 
     def answer(items: list[str], notify: Any) -> list[Answer]:
         nonlocal n_too_long, n_dropped_tokens
-        found = classifier.classify(items, treatment, notify)
+        found = classifier.classify(items, too_long, notify)
         n_too_long += sum(each.is_too_long for each in found)
         n_dropped_tokens += sum(each.n_dropped_tokens for each in found)
         prefixes = [""] * len(items) if is_limited else [f"{item}\t" for item in items]
         return [
-            Answer({classifier.KEY: item, **_to_record(each, is_limited)}, [f"{prefix}{each.label}\t{each.p:.4f}"])
+            _answer({classifier.KEY: item}, prefix, each, abstain_below, is_limited)
             for item, prefix, each in zip(items, prefixes, found, strict=True)
         ]
 
     warnings = input_warnings(run) if is_limited else no_warnings
-    answered = answer_inputs(read_inputs(inputs, sources, "TEXT_OR_FILE", noun), answer, noun=noun, warnings=warnings, as_json=as_json)
+    answered = answer_inputs(inputs, answer, noun=noun, warnings=warnings, as_json=as_json)
     if not as_json:
-        _note_truncation(classifier, n_too_long, len(answered), treatment, n_dropped_tokens)
+        _note_truncation(classifier, n_too_long, len(answered), too_long, n_dropped_tokens)
 
 
 def _score(
-    classifier: "ClassifyCommand", run: Path, labeled_data: Path, columns: LabeledColumns, too_long: "LongTextPolicy", as_json: bool
-) -> None:
-    """Score a classifier on labeled data, and print the metrics."""
+    classifier: "ClassifyCommand",
+    run: Path,
+    labeled_data: Path,
+    columns: LabeledColumns,
+    too_long: "LongTextPolicy",
+    abstain_below: float | None,
+    as_json: bool,
+) -> "ClassificationMetrics | MultiLabelMetrics":
+    """Print and return the metrics of a classifier on labeled data."""
     from transom.checkpoints.run_folder import RunFolder
     from transom.cli.tables import read_or_ask, training_columns
     from transom.config.data import LabeledFilesConfig
@@ -113,19 +164,70 @@ def _score(
         there = "a device or a pipe" if labeled_data.exists() else "nothing"
         raise DataError(f"{labeled_data}: expected labeled {noun}, found {there}; give another path")
     fields = training_columns(run, LabeledFilesConfig) | {name: value for name, value in columns._asdict().items() if value is not None}
-    known = read_or_ask(lambda answer: classifier.labeled_data(labeled_data, fields if answer is None else fields | {"header": answer}))
+    known = read_or_ask(lambda answers: classifier.labeled_data(labeled_data, {**fields, **answers}))
     RunFolder.open(run).access_log.record(labeled_data, "classify")
     with show_progress(noun, quiet=as_json) as notify:
-        scores = classifier.score(known, too_long, notify)
-    rows = [f"{label}: recall {one.recall:.1%} of {one.n:,}, precision {one.precision:.1%}" for label, one in scores.classes]
-    value = {"accuracy": scores.accuracy, "n": scores.n, "classes": {label: each._asdict() for label, each in scores.classes}}
+        metrics = classifier.score(known, too_long, notify, () if abstain_below is None else (abstain_below,))
+    value = metrics.to_json()
     if is_limited:
-        value |= {"n_too_long": scores.n_too_long, "n_dropped_tokens": scores.n_dropped_tokens}
-    print_result(value, as_json, [*rows, f"accuracy {scores.accuracy:.2f}% of {scores.n:,} {noun}"])
+        value |= {"n_too_long": metrics.n_too_long, "n_dropped_tokens": metrics.n_dropped_tokens}
+    print_result(value, as_json, _metric_lines(metrics, noun))
     if not as_json:
         for note in getattr(known, "notes", ()):
             print_note(f"{labeled_data}: {note}")
-        _note_truncation(classifier, scores.n_too_long, scores.n, too_long, scores.n_dropped_tokens)
+        _note_truncation(classifier, metrics.n_too_long, metrics.n, too_long, metrics.n_dropped_tokens)
+    return metrics
+
+
+def _table(title: str, table: tuple[list[str], list[list[str]]], n_left: int = 1) -> list[str]:
+    """Format a table below its title and an empty line."""
+    return ["", title, *align_columns([table[0], *table[1]], n_left)]
+
+
+def _metric_lines(metrics: "ClassificationMetrics | MultiLabelMetrics", noun: str) -> Iterator[str]:
+    """Format the metrics as tables, and the accuracy as the last line."""
+    from transom.decoding.predictors.multi_label import MultiLabelMetrics
+
+    if isinstance(metrics, MultiLabelMetrics):
+        yield from _multi_label_lines(metrics, noun)
+    else:
+        yield from _class_lines(metrics, noun)
+
+
+def _class_lines(metrics: "ClassificationMetrics", noun: str) -> Iterator[str]:
+    from transom.inspection import classification_section as shown
+
+    yield from _table(shown.class_table_title(metrics), shown.class_table(metrics))[1:]
+    if len(metrics.classes) <= MAX_MATRIX_CLASSES:
+        yield from _table("Confusion matrix: rows are classes, columns are predicted classes", shown.confusion_table(metrics))
+    elif metrics.confused:
+        yield from _table("Most confused classes", shown.confused_table(metrics), 2)
+    yield from _table(f"Calibration: {shown.calibration_sentence(metrics)}", shown.calibration_table(metrics))
+    yield from _table("Abstaining below a confidence (--abstain-below)", shown.abstention_table(metrics))
+    if metrics.errors:
+        yield from ("", "Most confident errors")
+    for each in metrics.errors[:MAX_PRINTED_ERRORS]:
+        yield f"{each.found} {each.p:.1%}, not {each.label}: {shown.shorten(each.item, MAX_PRINTED_LENGTH)}"
+    yield from ("", f"accuracy {metrics.accuracy:.2f}% of {metrics.n:,} {noun}")
+
+
+def _multi_label_lines(metrics: "MultiLabelMetrics", noun: str) -> Iterator[str]:
+    from transom.inspection import multi_label_section as shown
+    from transom.inspection.classification_section import shorten
+
+    yield from _table(shown.label_table_title(metrics), shown.label_table(metrics))[1:]
+    yield from _table(f"Calibration: {shown.probability_sentence(metrics)}", shown.probability_table(metrics))
+    if metrics.errors:
+        yield from ("", "Most confident errors")
+    yield from (f"{shown.describe_error(each)}: {shorten(each.item, MAX_PRINTED_LENGTH)}" for each in metrics.errors[:MAX_PRINTED_ERRORS])
+    yield from ("", shown.summary_sentence(metrics, noun))
+
+
+def _write_page(html: Path, run: Path, data: Path, noun: str, metrics: "ClassificationMetrics | MultiLabelMetrics") -> None:
+    from transom.files.atomic_io import write_file
+    from transom.inspection.classification_section import classification_page
+
+    write_file(html, classification_page(run.resolve().name, data.name, noun, metrics).encode())
 
 
 def _note_truncation(classifier: "ClassifyCommand", n_too_long: int, n: int, too_long: "LongTextPolicy", n_dropped_tokens: int) -> None:
@@ -134,6 +236,16 @@ def _note_truncation(classifier: "ClassifyCommand", n_too_long: int, n: int, too
         note_too_long(n_too_long, n, classifier.NOUN, classifier.max_tokens, treatment, n_dropped_tokens)
 
 
-def _to_record(found: "ClassPrediction", is_limited: bool) -> dict[str, Any]:
-    """Convert a prediction to JSON-serializable data, including the fields on long texts if the model has a context window."""
-    return found.to_json() if is_limited else {"label": found.label, "p": found.p, "probabilities": found.probabilities}
+def _answer(
+    item: dict[str, str], prefix: str, found: "ClassPrediction | LabelsPrediction", abstain_below: float | None, is_limited: bool
+) -> Answer:
+    """Return a prediction as JSON and text; JSON has the fields on long texts only for models of texts."""
+    from transom.decoding.predictors.multi_label import LabelsPrediction
+
+    if isinstance(found, LabelsPrediction):
+        p = [f"{found.probabilities[label]:.4f}" for label in found.labels]
+        return Answer({**item, **found.to_json()}, [f"{'|'.join(found.labels) or NO_LABEL}\t{'|'.join(p)}".rstrip()])
+    record = found.to_json() if is_limited else {"label": found.label, "p": found.p, "probabilities": found.probabilities}
+    if abstain_below is not None and found.p < abstain_below:
+        return Answer({**item, **record, "label": None}, [f"{prefix}{ABSTAIN}\t{found.p:.4f}"])
+    return Answer({**item, **record}, [f"{prefix}{found.label}\t{found.p:.4f}"])

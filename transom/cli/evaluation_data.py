@@ -28,7 +28,7 @@ def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs
     """
     folders = [RunFolder.open(run) for run in runs]
     columns = {} if files.pairs is None else training_columns(runs[0], PairFilesConfig)
-    pairs = read_or_ask(lambda header: load_pairs(files.config(columns, header), Path.cwd()))
+    pairs = read_or_ask(lambda answers: load_pairs(files.config(columns, answers.get("header")), Path.cwd()))
     if not pairs.source:
         raise DataError(f"{pairs.name}: expected at least one line, found none; give another file")
     for folder in folders:

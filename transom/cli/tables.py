@@ -1,7 +1,7 @@
-"""Read tables named on the command line: find the columns of a run's training data, and ask about an ambiguous header."""
+"""Tables given on the command line: the columns that a run remembers, and questions about ambiguous tables."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,17 +12,19 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.config.arguments import toml_value
 from transom.config.data import DataConfig, FilesConfig
 from transom.config.recipe import load_recipe
-from transom.errors import AmbiguousHeaderError
+from transom.errors import AmbiguousDataError
 
 Read = TypeVar("Read")
 
+Answers = Mapping[str, bool]
+"""The user's answers to questions about a table, by the field that each of them sets."""
 
-def header_overrides(data: DataConfig, is_header: bool | None) -> list[str]:
-    """Return the overrides that set ``header`` for each table in a recipe's data; empty if ``is_header`` is None."""
-    if is_header is None:
-        return []
+
+def answer_overrides(data: DataConfig, answers: Answers) -> list[str]:
+    """Return the overrides that set the fields of a recipe's data to the user's answers."""
     parts = [name for name in ("train", "valid", "test") if hasattr(getattr(data, name, None), "header")]
-    return [f"data.{name}.header={toml_value(is_header)}" for name in parts]
+    headers = [f"data.{name}.header={toml_value(answers['header'])}" for name in parts if "header" in answers]
+    return [*headers, *(f"data.{field}={toml_value(answer)}" for field, answer in answers.items() if field != "header")]
 
 
 def training_columns(run: Path, files: type[FilesConfig]) -> dict[str, Any]:
@@ -39,18 +41,20 @@ def training_columns(run: Path, files: type[FilesConfig]) -> dict[str, Any]:
     return {name: value for name in files.model_fields if name.endswith("_field") and (value := getattr(train, name)) is not None}
 
 
-def read_or_ask(read: Callable[[bool | None], Read]) -> Read:
-    """Read a table, and ask in a terminal whether an ambiguous first line is a header.
+def read_or_ask(read: Callable[[Answers], Read]) -> Read:
+    """Read a table; in a terminal, ask how to read it if that is ambiguous, such as whether the first line is a header.
 
     Args:
-        read: function that reads the table. Its argument is the answer to the question, or None before the question.
+        read: reads the table; its argument holds the answers so far, none before the first question.
 
     Raises:
-        AmbiguousHeaderError: the first line is ambiguous, and there is no terminal to ask in.
+        AmbiguousDataError: the table is ambiguous, and there is no terminal.
     """
-    try:
-        return read(None)
-    except AmbiguousHeaderError as error:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise
-        return read(typer.confirm(error.question, err=True))
+    answers = dict[str, bool]()
+    while True:
+        try:
+            return read(answers)
+        except AmbiguousDataError as error:
+            if error.field in answers or not (sys.stdin.isatty() and sys.stderr.isatty()):
+                raise
+            answers[error.field] = typer.confirm(error.question, err=True)

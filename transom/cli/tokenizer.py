@@ -36,7 +36,7 @@ def train(
 ) -> None:
     """Train the tokenizer of a recipe on the training data, and write the tokenizer to a file."""
     with defer_signals():
-        from transom.cli.tables import header_overrides, read_or_ask
+        from transom.cli.tables import Answers, answer_overrides, read_or_ask
         from transom.config.recipe import load_recipe
         from transom.data.tokenizer.tokenizer import Tokenizers, describe_vocabularies
         from transom.files.atomic_io import write_file
@@ -55,8 +55,8 @@ def train(
     data = read.data
     notify("reading the data ...")
 
-    def train_tokenizers(is_header: bool | None) -> Tokenizers:
-        read, base = load_recipe(recipe, [*all_overrides, *header_overrides(data, is_header)])
+    def train_tokenizers(answers: Answers) -> Tokenizers:
+        read, base = load_recipe(recipe, [*all_overrides, *answer_overrides(data, answers)])
         return task.train_tokenizers(read, base, notify)
 
     tokenizers = read_or_ask(train_tokenizers)

@@ -145,12 +145,12 @@ def _own_recipe(run: Path | None) -> str:
 
 
 def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, quiet: bool, note: str) -> "RunResult":
-    """Train one model; in a terminal, ask whether to overwrite an existing run and whether an ambiguous first line is a header.
+    """Train one model; in a terminal, ask whether to overwrite an existing run and how to read an ambiguous table.
 
     ``note`` describes the size of the model and is printed at the start; it may be empty.
     """
     with defer_signals():
-        from transom.cli.tables import header_overrides, read_or_ask
+        from transom.cli.tables import Answers, answer_overrides, read_or_ask
         from transom.config.model_overrides import load_training_recipe
         from transom.tasks.progress import TrainingProgress
         from transom.tasks.train import run_training
@@ -158,8 +158,8 @@ def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, 
     data = load_training_recipe(name, overrides)[0].data
     overwrite = not resume and not quiet and _confirm_overwrite(folder)
 
-    def train(is_header: bool | None) -> "RunResult":
-        recipe, base, user_overrides = load_training_recipe(name, [*overrides, *header_overrides(data, is_header)])
+    def train(answers: Answers) -> "RunResult":
+        recipe, base, user_overrides = load_training_recipe(name, [*overrides, *answer_overrides(data, answers)])
         if quiet:
             return run_training(recipe, base, folder, resume, overwrite, user_overrides=user_overrides)
         with TrainingProgress() as progress:

@@ -33,7 +33,7 @@ class ModelConfig(ComponentConfig):
     """Names of the fields that are set to the vocabulary sizes of the tokenizers."""
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields that are set from the training data, such as ``classes``."""
+    """Names of the fields that are set from the training data, such as ``classes``; empty or false before."""
 
     FAMILY: ClassVar[str]
     """Kind of model in reports, such as "an encoder-decoder Transformer"."""

@@ -88,11 +88,12 @@ def _overrides(given: Files) -> list[str]:
         if option.needs and option.needs not in {each.flag for each in given}:
             raise ConfigError(f"{option.flag} requires {option.needs}: {option.why}")
     parts = dict[str, str]()
-    for part in dict.fromkeys(option.part for option in given if option.part):
+    for part in dict.fromkeys(option.part for option in given if option.part not in ("", "data")):
         fields = [f"{option.field} = {_file_value(option, value)}" for option, value in given.items() if option.part in (part, "")]
         parts[part] = f"data.{part}={{ {', '.join(fields)} }}"
     cleared = [f"data.{part}=none" for part in ("valid", "test", "generate")] if "train" in parts else []
-    return [*cleared, *parts.values()]
+    whole = [f"data.{option.field}={_file_value(option, value)}" for option, value in given.items() if option.part == "data"]
+    return [*cleared, *parts.values(), *whole]
 
 
 def _file_value(option: DataOption, value: Any) -> str:

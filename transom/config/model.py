@@ -175,7 +175,7 @@ class MaskedLMConfig(EncoderConfig):
 class TextClassifierConfig(EncoderConfig):
     """An encoder that classifies texts."""
 
-    FROM_DATA: ClassVar[tuple[str, ...]] = ("classes",)
+    FROM_DATA: ClassVar[tuple[str, ...]] = ("classes", "multi_label")
     FAMILY: ClassVar[str] = "an encoder-only Transformer for classes of texts"
 
     kind: Literal["text-classifier"] = "text-classifier"
@@ -184,6 +184,10 @@ class TextClassifierConfig(EncoderConfig):
         "mean", description="vector to classify: that of the start token, as in BERT, or the mean over all tokens"
     )
     pooler_dropout: Fraction = Field(0.1, description="dropout on the pooled vector")
+    multi_label: bool = Field(
+        False,
+        description="whether a text has any number of labels, each with its own probability, instead of one class; set from the data",
+    )
 
 
 class TextEmbedderConfig(EncoderConfig):

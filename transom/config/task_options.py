@@ -10,7 +10,7 @@ class DataOption(NamedTuple):
         flag: the option, such as ``--labeled-data``.
         metavar: placeholder of its value.
         help: help text of one line.
-        part: part of the data, ``train`` or ``valid``; empty if it applies to every part that is given.
+        part: part of the data, ``train`` or ``valid``; empty if it applies to every part that is given, ``data`` for a field of all data.
         field: field of the part that it sets.
         needs: another option that it requires.
         why: description of the required option, for the error if it is missing.

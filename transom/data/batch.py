@@ -221,6 +221,31 @@ class LabeledTextBatch(_OneLabelPerSample, _MovesToDevice):
 
 
 @dataclass(frozen=True)
+class MultiLabelTextBatch(_MovesToDevice):
+    """Texts with any number of labels each.
+
+    Attributes:
+        source: the texts, each preceded by an end-of-sequence token.
+        labels: 1 at the labels of each text, 0 elsewhere.
+        sample_ids: index of each row's text in the data set, for error messages.
+    """
+
+    source: PaddedSequences
+    labels: Float[Tensor, "batch classes"]
+    sample_ids: tuple[int, ...]
+
+    @property
+    def loss_mask(self) -> Bool[Tensor, "batch"]:
+        """All True: every text contributes to the loss."""
+        return torch.ones(len(self.labels), dtype=torch.bool, device=self.labels.device)
+
+    @property
+    def n_target_tokens(self) -> int:
+        """Number of texts."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
 class MixupLabels(_MovesToDevice):
     """Partner labels of images mixed by mixup or CutMix.
 

@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element
 from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.fill_mask import MaskPredictions
 from transom.decoding.predictors.generator import Continuation
+from transom.decoding.predictors.multi_label import LabelsPrediction
 from transom.decoding.predictors.results import Alignment, Results
 from transom.decoding.predictors.translator import Translation
 from transom.inspection.alignment_pictures import alignment_svg, alignment_text
@@ -73,10 +74,12 @@ def _(result: Translation) -> list[Element]:
     return [node("p", result.text, class_="lead text", dir="auto"), node("p", f"{score}{pieces}", class_="soft"), *picture]
 
 
-@draw.register
-def _(result: ClassPrediction) -> list[Element]:
+@draw.register(ClassPrediction)
+@draw.register(LabelsPrediction)
+def _(result: ClassPrediction | LabelsPrediction) -> list[Element]:
     rest, dropped = len(result.probabilities) - MAX_CLASSES, result.n_dropped_tokens
-    notes = [f"and {format_count(rest)} less probable classes"] if rest > 0 else []
+    notes = [f"predicted: {result}"] if isinstance(result, LabelsPrediction) else []
+    notes += [f"and {format_count(rest)} less probable classes"] if rest > 0 else []
     notes += [f"mean over {format_count(result.windows)} windows"] if result.windows > 1 else []
     notes += [f"{format_count(dropped)} tokens beyond the context window were not read"] if dropped else []
     return [bars(list(result.probabilities.items())[:MAX_CLASSES]), *(node("p", note, class_="soft") for note in notes)]

@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element
 from transom import __version__
 from transom.config.recipe import dump_recipe
 from transom.inspection.alignment_pictures import alignment_svg
+from transom.inspection.classification_section import classification_section
 from transom.inspection.data_section import data_section
 from transom.inspection.describe import PATHS_NOTE, describe_initialization, describe_layers, with_article, without_local_paths
 from transom.inspection.html_tables import html_table, key_value_table, scrollable
@@ -233,6 +234,7 @@ def _recipe(run: RunSummary) -> list[Element]:
 
 RESULTS = (Section("scores", "Scores", _scores), Section("curves", "Curves", _curves))
 BACKGROUND = (
+    Section("classification", "Classification", classification_section),
     Section("alignment", "Alignment", _alignments),
     Section("patterns", "Attention patterns", _patterns),
     Section("data", "Data", _data),

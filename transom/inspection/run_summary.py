@@ -9,6 +9,8 @@ from typing import Any, get_args
 
 from transom.config.recipe import Recipe
 from transom.data.reports.baseline import worse_than_baseline
+from transom.decoding.predictors.class_metrics import ClassificationMetrics
+from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
 
 MetricsRecord = Mapping[str, Any]
@@ -42,6 +44,7 @@ class RunSummary:
         seconds: training time including validation, also that before the run was resumed.
         data: the data report as JSON.
         alignments: alignments of sample translations.
+        classification: metrics of the saved weights on the validation data of a classifier.
         test_scores: test scores of the best weights.
         machine_notes: lines on the measured hardware, and on precision, threads and processes with the reasons for their choice.
     """
@@ -54,6 +57,7 @@ class RunSummary:
     seconds: float
     data: MetricsRecord
     alignments: Sequence[Alignment] = ()
+    classification: ClassificationMetrics | MultiLabelMetrics | None = None
     test_scores: Sequence[TestScore] = ()
     machine_notes: Sequence[str] = ()
 
@@ -123,7 +127,7 @@ class RunSummary:
         ]
 
     @cached_property
-    def samples(self) -> Sequence[Mapping[str, str]]:
+    def samples(self) -> Sequence[Mapping[str, Any]]:
         """Sample predictions of the best weights on validation data, with their inputs."""
         return self.best_validation.get("samples", ()) if self.best_validation else ()
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from difflib import SequenceMatcher
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from transom.config.recipe import TextRecipe
 from transom.inspection.html_tables import html_table
 from transom.inspection.markup import node
+from transom.inspection.number_format import format_percent
 from transom.inspection.page import Section
 from transom.inspection.run_summary import RunSummary
 
@@ -77,14 +79,25 @@ def predictions(run: RunSummary) -> list[Element]:
     shown = [sample for sample in run.samples if "found" in sample]
     if pictures := [sample for sample in shown if "picture" in sample]:
         return [node("div", *map(_thumbnail, pictures), class_="seen")]
-    rows = [[sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"]] for sample in shown]
-    return [html_table(_COLUMNS.get(run.recipe.task, ["Validation text", "Expected", "Predicted"]), rows)] if rows else []
+    rows = [
+        [sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"], _confidence(sample)]
+        for sample in shown
+    ]
+    columns = [*_COLUMNS.get(run.recipe.task, ["Validation text", "Expected", "Predicted"]), "Probability"]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return [html_table(columns, rows)] if rows else []
 
 
-def _thumbnail(sample: Mapping[str, str]) -> Element:
-    """Render an image above its predicted class and, if that is wrong, the true class."""
-    found, own = sample["found"], sample["class"]
-    explanation = node("span", f"✓ {found}", class_="same") if found == own else node("span", node("mark", found), f", not {own}")
+def _confidence(sample: Mapping[str, Any]) -> str:
+    """Return the probability of the predicted class; empty for embedders and for runs of earlier versions."""
+    return "" if sample.get("p") is None else format_percent(sample["p"], 1)
+
+
+def _thumbnail(sample: Mapping[str, Any]) -> Element:
+    """Render an image above its predicted class with its probability and, if the class is wrong, the true class."""
+    found, own = f"{sample['found']} {_confidence(sample)}".rstrip(), sample["class"]
+    explanation = node("span", f"✓ {found}", class_="same") if sample["found"] == own else node("span", node("mark", found), f", not {own}")
     return node("figure", node("img", src=sample["picture"], alt=sample["text"], title=sample["text"]), node("figcaption", explanation))
 
 

@@ -101,6 +101,9 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
 
     As in BERT's released code, the logits are computed from tanh(h W + b). h is the hidden state of the beginning-of-sequence token, or by
     default the mean of all hidden states.
+
+    If texts have any number of labels (``config.multi_label``), the sigmoid of a logit is the probability of a label. The buffer
+    ``thresholds`` then holds the probability from which each label is predicted; validation sets it.
     """
 
     def __init__(self, config: TextClassifierConfig) -> None:
@@ -111,6 +114,8 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
         self.pooler = nn.Linear(config.d_model, config.d_model)
         self.dropout = Dropout(config.pooler_dropout)
         self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
+        if config.multi_label:
+            self.register_buffer("thresholds", torch.full((len(config.classes),), 0.5))
 
     def last_hidden_state(self, batch: EncoderBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return the pooled vector of each text, which ``unembedding`` maps to logits."""

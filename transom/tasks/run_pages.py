@@ -3,8 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
+
+import torch
 
 from transom.checkpoints.run_files import CARD, REPORT
+from transom.decoding.predictors.class_metrics import ClassificationMetrics
+from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
 from transom.inspection.model_card import render_model_card
 from transom.inspection.report import render_report
@@ -30,13 +35,25 @@ def write_run_pages(setup: TrainingSetup, finished: TrainingFinished) -> list[st
     name = setup.folder.path.resolve().name
     summary = summarize_run(name, setup.recipe, setup.facts, read_metrics_history(setup.folder.metrics), finished.seconds)
     setup.folder.load_weights(setup.eval_model)
-    whole = replace(summary, alignments=_alignments(setup, summary.samples))
+    whole = replace(summary, alignments=_alignments(setup, summary.samples), classification=_classification_metrics(setup))
     setup.folder.write(REPORT, render_report(whole, getattr(setup.task, "report_sections", ())).encode())
     setup.folder.write(CARD, render_model_card(whole).encode())
     return whole.problems
 
 
-def _alignments(setup: TrainingSetup, samples: Sequence[Mapping[str, str]]) -> list[Alignment]:
-    """Align the sources and translations of some validation samples. The list is empty if the task does not compute alignments."""
+def _alignments(setup: TrainingSetup, samples: Sequence[Mapping[str, Any]]) -> list[Alignment]:
+    """Align some of the validation samples, if the task supports it."""
     align = getattr(setup.task, "alignments", None)
     return [] if align is None else list(islice(align(setup.eval_model, samples), MAX_ALIGNMENTS))
+
+
+def _classification_metrics(setup: TrainingSetup) -> ClassificationMetrics | MultiLabelMetrics | None:
+    """Classify all validation data with the saved weights, if the task supports it."""
+    classify = getattr(setup.task, "classification_metrics", None)
+    if classify is None:
+        return None
+    dtype = setup.precision.dtype
+    metrics: ClassificationMetrics | MultiLabelMetrics = classify(
+        setup.eval_model, torch.autocast(setup.model.device.type, dtype, enabled=dtype != torch.float32)
+    )
+    return metrics

@@ -1,6 +1,6 @@
 """Interfaces of tasks, which read data, build predictors for trained models, and support commands of the command line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -11,8 +11,10 @@ from transom.config.recipe import Recipe
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.inference import Deferred, ProgressCallback
-from transom.decoding.predictors.classifier import ClassificationMetrics, ClassPrediction
+from transom.decoding.predictors.class_metrics import ClassificationMetrics
+from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.decoding.predictors.multi_label import LabelsPrediction, MultiLabelMetrics
 from transom.models.base import Network
 from transom.planning.precision import Precision
 from transom.training import setup
@@ -113,16 +115,20 @@ class ClassifyCommand(Protocol):
         """Maximum number of tokens per item, special tokens excluded; None if items are not tokenized."""
         ...
 
-    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
-        """Predict the class of each item, which is a text or the path of a file."""
+    def classify(
+        self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback
+    ) -> Sequence[ClassPrediction | LabelsPrediction]:
+        """Predict the class of each item, a text or a file, or its labels."""
         ...
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Any:
         """Read labeled data. For texts, ``columns`` contains the fields of ``LabeledFilesConfig`` that select columns of a table."""
         ...
 
-    def score(self, known: Any, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
-        """Classify labeled data, and return classification metrics of the predicted classes."""
+    def score(
+        self, known: Any, too_long: LongTextPolicy, notify: ProgressCallback, thresholds: Sequence[float] = ()
+    ) -> ClassificationMetrics | MultiLabelMetrics:
+        """Return classification metrics on labeled data; ``thresholds`` are further confidences below which to abstain."""
         ...
 
 

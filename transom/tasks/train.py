@@ -232,6 +232,7 @@ class DataArguments(TypedDict, total=False):
         labeled_data, valid_labeled_data: a table of texts with classes, as .tsv, .csv, .jsonl or .parquet.
         text_field, label_field, source_field, target_field, prompt_field, answer_field: a column of the table, by name or by index from 0.
         header: whether the first line of a .tsv or .csv file is a header.
+        multi_label: whether ``|`` in the class of a labeled text separates several labels.
         images, valid_images: a folder or .zip file that contains images CLASS/NAME.jpg.
         tagged, valid_tagged: a file with a word and its tag per line.
         audio, valid_audio: a folder that contains sounds CLASS/NAME.wav.
@@ -257,6 +258,7 @@ class DataArguments(TypedDict, total=False):
     prompt_field: str | int
     answer_field: str | int
     header: bool
+    multi_label: bool
     images: str | Path
     valid_images: str | Path
     tagged: str | Path

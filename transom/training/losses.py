@@ -46,6 +46,24 @@ def mixup_cross_entropy(
     return (1 - label_smoothing) * nll - label_smoothing * log_f.mean(-1).sum(), nll
 
 
+def binary_cross_entropy(
+    logits: Float[Tensor, "rows classes"], labels: Float[Tensor, "rows classes"], label_smoothing: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Compute the binary cross-entropy of every class, for rows with any number of labels.
+
+    Loss = -sum_ij [y_ij log p_ij + (1 - y_ij) log(1 - p_ij)], with p_ij the sigmoid of the logits and y_ij 1 if row i has label j, else 0:
+    the negative log-likelihood of independent labels. With smoothing e, y is replaced by (1 - e) y + e / 2.
+
+    Returns:
+        The smoothed loss and the plain negative log-likelihood, each in nats, summed over rows and classes.
+    """
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    nll = F.binary_cross_entropy_with_logits(z, labels.to(z), reduction="sum")
+    if not label_smoothing:
+        return nll, nll
+    return F.binary_cross_entropy_with_logits(z, torch.lerp(labels.to(z), torch.full_like(z, 0.5), label_smoothing), reduction="sum"), nll
+
+
 def symmetric_kl(logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, ""]:
     """Compute the symmetric Kullback-Leibler divergence between two predictions per token, from logits.
 

@@ -3,8 +3,17 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from transom.errors import DataError
 from transom.files.limits import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
+
+LABEL_SEPARATOR = "|"
+"""Separator between several labels of a text."""
+
+LabelSets = NDArray[np.uint8]
+"""A row per sample, a column per class: 1 if the sample has the label, 0 otherwise."""
 
 
 @runtime_checkable
@@ -78,8 +87,61 @@ def encode_labels(labels: Sequence[str], classes: Sequence[str], where: SampleSo
     numbers = {label: number for number, label in enumerate(classes)}
     for sample, label in enumerate(labels):
         if label not in numbers:
-            shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
-            raise DataError(
-                f"{where.describe_sample(sample)}: expected one of the classes {shown}, found {label[:50]!r}; correct or remove the sample"
-            )
+            raise _unknown_class(label, classes, where, sample)
     return [numbers[label] for label in labels]
+
+
+def split_labels(joined: str) -> list[str]:
+    """Return the labels of a text, which ``|`` separates, in the order of their names; each once.
+
+    >>> split_labels("drama | comedy|drama"), split_labels("")
+    (['comedy', 'drama'], [])
+    """
+    return sorted({label.strip() for label in joined.split(LABEL_SEPARATOR)} - {""})
+
+
+def encode_label_sets(labels: Sequence[str], classes: Sequence[str], where: SampleSource) -> LabelSets:
+    """Return, for each sample and class, 1 if the sample has this label and 0 otherwise.
+
+    Args:
+        labels: labels of each sample, separated by ``|``.
+        classes: names of the classes by index.
+        where: the data set, for messages.
+
+    Raises:
+        DataError: a label is not among ``classes``.
+    """
+    sets, numbers = np.zeros((len(labels), len(classes)), np.uint8), {label: number for number, label in enumerate(classes)}
+    for sample, joined in enumerate(labels):
+        for label in split_labels(joined):
+            if label not in numbers:
+                raise _unknown_class(label, classes, where, sample)
+            sets[sample, numbers[label]] = 1
+    return sets
+
+
+def _unknown_class(label: str, classes: Sequence[str], where: SampleSource, sample: int) -> DataError:
+    shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
+    return DataError(
+        f"{where.describe_sample(sample)}: expected one of the classes {shown}, found {label[:50]!r}; correct or remove the sample"
+    )
+
+
+def spread_over_classes(labels: Sequence[str], keys: Sequence[str], n: int) -> list[int]:
+    """Return the indices of up to ``n`` different samples, as evenly distributed over the classes as possible.
+
+    >>> spread_over_classes(["a", "a", "a", "b"], ["same", "same", "other", "text"], 3)
+    [0, 2, 3]
+
+    Args:
+        labels: class of each sample.
+        keys: text or hash of each sample; of samples with equal keys only the first is returned.
+        n: maximum number of samples.
+    """
+    ranked, n_of_class, seen = list[tuple[int, int]](), dict[str, int](), set[str]()
+    for sample, (label, key) in enumerate(zip(labels, keys, strict=True)):
+        if key not in seen:
+            seen.add(key)
+            ranked.append((n_of_class.get(label, 0), sample))
+            n_of_class[label] = n_of_class.get(label, 0) + 1
+    return sorted(sample for _, sample in sorted(ranked)[:n])

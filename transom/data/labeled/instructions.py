@@ -74,7 +74,7 @@ def read_instructions(files: InstructionFilesConfig, root: Path, template: ChatT
     fields = (files.prompt_field, files.answer_field)
     if fields == (None, None) and _holds_conversations(path):
         return _read_conversations(path, template or ChatTemplateConfig())
-    lines, (prompts, answers, contexts), notes = read_table(path, (PROMPT, ANSWER, CONTEXT), (*fields, None), files.header)
+    lines, (prompts, answers, contexts), notes, _ = read_table(path, (PROMPT, ANSWER, CONTEXT), (*fields, None), files.header)
     prompts = [f"{prompt}\n\n{context}" if context.strip() else prompt for prompt, context in zip(prompts, contexts, strict=True)]
     for line, prompt, answer in zip(lines, prompts, answers, strict=True):
         if not prompt.strip() or not answer.strip():

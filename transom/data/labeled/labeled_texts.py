@@ -1,15 +1,16 @@
 """Loading of labeled texts for text classification, as pairs of a text and its class."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from transom.config.data import DataConfig, LabeledFilesConfig, PhrasebookConfig
-from transom.data.batch import Indices, LabeledTextBatch, PaddedSequences, batch_by_tokens, sequence_lengths
-from transom.data.labeled.class_labels import encode_labels
+from transom.data.batch import Indices, LabeledTextBatch, MultiLabelTextBatch, PaddedSequences, batch_by_tokens, sequence_lengths
+from transom.data.labeled.class_labels import LABEL_SEPARATOR, LabelSets, encode_label_sets, encode_labels, split_labels
 from transom.data.pairs.loader import encode
 from transom.data.pairs.pairs import Pairs
 from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, plan_epoch
@@ -20,52 +21,115 @@ from transom.data.text.tabular import read_table
 from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.special_tokens import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.errors import ConfigError, DataError
+from transom.errors import AmbiguousLabelsError, ConfigError, DataError
+
+EncodedLabels = Sequence[int] | LabelSets
+"""Class index of each text, or its labels as 0 and 1 per class."""
 
 VALID_FRACTION = 0.1
 """Fraction of the texts that is held out for validation if the recipe names no validation texts."""
 
 
-def load_labeled_texts(data: DataConfig, base: Path) -> Splits[Pairs]:
-    """Read or generate the labeled texts of a recipe, as pairs of a text and its class.
+@dataclass(frozen=True)
+class LabeledTexts(Pairs):
+    """Texts as ``source``, and their classes as ``target``.
+
+    Attributes:
+        multi_label: whether a text has any number of labels, which are joined by ``|`` in ``target`` in the order of their names.
+    """
+
+    multi_label: bool = False
+
+
+def load_labeled_texts(data: DataConfig, base: Path, multi_label: bool | None = None) -> Splits[LabeledTexts]:
+    """Read or generate the labeled texts of a recipe.
 
     Args:
         data: the recipe's data section.
         base: the recipe's folder, to which ``data.root`` is relative.
+        multi_label: whether ``|`` separates several labels; None decides by the files.
 
     Raises:
-        DataError: a file cannot be read, a sample has no text or no class, or there are too few texts to split.
+        DataError: a file cannot be read, a text has no class, or there are too few texts to split.
+        AmbiguousLabelsError: ``multi_label`` is None, and labels contain ``|``.
+        ConfigError: only some of the files have several labels per text.
     """
     root = base / expand_path(data.root)
     if isinstance(data.generate, PhrasebookConfig):
         return Splits(*map(_language_identification, generate_phrasebook(data.generate).parts.values()))
-    return read_splits(
-        data, lambda files: read_labeled_texts(files, root), lambda texts: holdout(texts, texts.source, VALID_FRACTION, "texts")
+    splits = read_splits(
+        data,
+        lambda files: read_labeled_texts(files, root, multi_label),
+        lambda texts: holdout(texts, texts.source, VALID_FRACTION, "texts"),
     )
+    several = [part.name for part in splits.parts.values() if part.multi_label]
+    if others := [part.name for part in splits.parts.values() if several and not part.multi_label]:
+        raise ConfigError(
+            f"{others[0]}: expected arrays of labels as in {several[0]}, found one class per text; use --multi-label"
+            " (data.multi_label = true in a recipe) if texts have any number of labels"
+        )
+    return splits
 
 
-def read_labeled_texts(files: LabeledFilesConfig, root: Path) -> Pairs:
-    """Read labeled texts, as pairs of a text and its class.
+def read_labeled_texts(files: LabeledFilesConfig, root: Path, multi_label: bool | None = None) -> LabeledTexts:
+    """Read labeled texts.
 
     Args:
-        files: the file to read and its columns.
-        root: folder to which the path in ``files`` is relative.
+        files: the file and its columns.
+        root: folder to which the file is relative.
+        multi_label: whether ``|`` separates several labels, and a text may have none; None reads arrays in JSON as several labels.
 
     Raises:
         DataError: the file cannot be read, or a record has no text or no class.
+        AmbiguousLabelsError: ``multi_label`` is None, and labels contain ``|``.
         ConfigError: the file's format is unknown, or a field does not fit the format.
     """
-    path = root / expand_path(files.file)
-    lines, (texts, labels), notes = read_table(
-        path, (TEXT, LABEL), (files.text_field, files.label_field), files.header, numbers_as_text=True
-    )
+    path, columns = root / expand_path(files.file), (files.text_field, files.label_field)
+    joint = None if multi_label is False else LABEL_SEPARATOR
+    table = read_table(path, (TEXT, LABEL), columns, files.header, numbers_as_text=True, joined_by=joint)
+    (texts, labels), notes = table.columns, table.notes
     labels = [label.strip() for label in labels]
-    for line, text, label in zip(lines, texts, labels, strict=True):
-        if not text.strip() or not label:
+    if multi_label is None and table.n_arrays:
+        multi_label, notes = True, (*notes, "the labels are arrays: a text has any number of labels")
+    if multi_label is None:
+        _reject_separators(path, labels)
+    for line, text, label in zip(table.lines, texts, labels, strict=True):
+        if not text.strip() or not (label or multi_label):
             raise DataError(
                 f"{path}:{line}: expected a text and its class, found no {'class' if text.strip() else 'text'}; remove the line"
             )
-    return Pairs(texts, labels, str(path), lines, notes)
+    if multi_label:
+        labels = [LABEL_SEPARATOR.join(split_labels(label)) for label in labels]
+    return LabeledTexts(texts, labels, str(path), table.lines, notes, bool(multi_label))
+
+
+def _reject_separators(path: Path, labels: Sequence[str]) -> None:
+    """Raise AmbiguousLabelsError if labels contain ``|``, which may separate labels or belong to the name of a class."""
+    joined = [label for label in labels if LABEL_SEPARATOR in label]
+    if not joined:
+        return
+    parts = {part for label in joined for part in split_labels(label)}
+    n_alone = len(parts.intersection(labels))
+    found = (
+        f"{joined[0][:60]!r} and other labels with {LABEL_SEPARATOR}: {len(joined) / len(labels):.1%} of the labels,"
+        f" {len(set(joined)):,} different ones of {len(parts):,} parts, of which {n_alone:,} are also labels on their own"
+    )
+    raise AmbiguousLabelsError(
+        f"{path}: expected labels without {LABEL_SEPARATOR}, found {found}; use --multi-label if it separates the labels of a text, or"
+        " --no-multi-label if it belongs to the name of a class (data.multi_label in a recipe)",
+        f"{path} has {found}. Does {LABEL_SEPARATOR} separate several labels of a text?",
+    )
+
+
+def encode_targets(texts: Pairs, classes: Sequence[str]) -> EncodedLabels:
+    """Return the class index of each text, or its labels as 0 and 1 per class if texts have any number of labels.
+
+    Raises:
+        DataError: a class is not among ``classes``.
+    """
+    if isinstance(texts, LabeledTexts) and texts.multi_label:
+        return encode_label_sets(texts.target, classes, texts)
+    return encode_labels(texts.target, classes, texts)
 
 
 def labeled_text_batch(rows: Sequence[Sequence[int]], labels: Sequence[int], samples: Sequence[int]) -> LabeledTextBatch:
@@ -79,22 +143,32 @@ def labeled_text_batch(rows: Sequence[Sequence[int]], labels: Sequence[int], sam
     return LabeledTextBatch(PaddedSequences.pad([[EOS, *row] for row in rows]), torch.tensor(labels), tuple(samples))
 
 
-def labeled_text_batches(
-    rows: Sequence[Sequence[int]], labels: Sequence[int], max_seq_len: int, batch_tokens: int
-) -> list[LabeledTextBatch]:
-    """Sort labeled texts by length and batch them for a single pass over the data, such as validation.
+def _any_batch(rows: Sequence[Sequence[int]], labels: EncodedLabels, samples: Sequence[int]) -> LabeledTextBatch | MultiLabelTextBatch:
+    """Build a batch of texts with one class each or with any number of labels each."""
+    if isinstance(labels, np.ndarray):
+        source = PaddedSequences.pad([[EOS, *row] for row in rows])
+        return MultiLabelTextBatch(source, torch.from_numpy(labels).float(), tuple(samples))
+    return labeled_text_batch(rows, labels, samples)
+
+
+def _select_labels(labels: EncodedLabels, rows: Sequence[int]) -> EncodedLabels:
+    return labels[list(rows)] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
+
+
+def labeled_text_batches(rows: Sequence[Sequence[int]], labels: EncodedLabels, max_seq_len: int, batch_tokens: int) -> list[Any]:
+    """Batch texts of similar length for one pass such as validation; longer texts are truncated.
 
     Args:
         rows: token ids of each text, without special tokens.
-        labels: class index of each text.
-        max_seq_len: maximum number of tokens per text, including special tokens. Longer texts are truncated.
-        batch_tokens: maximum number of tokens per batch, including padding. A longer text forms a batch of its own.
+        labels: class index of each text, or its labels as 0 and 1 per class.
+        max_seq_len: maximum number of tokens per text, special tokens included.
+        batch_tokens: maximum number of tokens per batch, padding included; a longer text is a batch of its own.
     """
     cut = [row[: max_seq_len - 1] for row in rows]
     lengths = sequence_lengths(cut) + 1
     order = np.argsort(lengths, kind="stable")
     return [
-        labeled_text_batch([cut[i] for i in part], [labels[i] for i in part], part)
+        _any_batch([cut[i] for i in part], _select_labels(labels, part), part)
         for part in map(np.ndarray.tolist, batch_by_tokens(order, lengths, batch_tokens))
     ]
 
@@ -174,8 +248,7 @@ class LabeledTextLoader:
         if not self._kept:
             raise DataError(f"{texts.name}: expected texts of at most {max_seq_len} tokens, found none; raise model.max_seq_len")
         self._rows = [rows[i][: max_seq_len - 1] for i in self._kept]
-        labels = encode_labels(texts.target, classes, texts)
-        self._labels = [labels[i] for i in self._kept]
+        self._labels = _select_labels(encode_targets(texts, classes), self._kept)
         self._lengths = sequence_lengths(self._rows) + 1
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(
@@ -188,23 +261,19 @@ class LabeledTextLoader:
         """Return the line number of a sample as text, for messages."""
         return f"line {self.texts.line_number(sample)}"
 
-    def batches_from(self, position: int) -> Iterator[tuple[int, list[LabeledTextBatch]]]:
-        """Yield batches endlessly, starting at a position.
-
-        Yields:
-            The position after the batch, which a checkpoint stores, and this rank's part of the batch as a list of micro-batches.
-        """
+    def batches_from(self, position: int) -> Iterator[tuple[int, list[LabeledTextBatch | MultiLabelTextBatch]]]:
+        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
         for end, epoch, batch in iterate_epochs(position, self.n_samples, self._plan):
             yield end, [self._batch(epoch, part.tolist()) for part in self._micro_batching.split(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
         return plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch)
 
-    def _batch(self, epoch: int, rows: list[int]) -> LabeledTextBatch:
+    def _batch(self, epoch: int, rows: list[int]) -> LabeledTextBatch | MultiLabelTextBatch:
         samples = [self._kept[i] for i in rows]
         keys = [(self._seed, epoch, sample) for sample in samples]
         read = [apply_word_dropout(self._rows[i], self._word_dropout, key) for i, key in zip(rows, keys, strict=True)]
-        return labeled_text_batch(read, [self._labels[i] for i in rows], samples)
+        return _any_batch(read, _select_labels(self._labels, rows), samples)
 
 
 def apply_word_dropout(row: Sequence[int], p: float, key: tuple[int, int, int]) -> Sequence[int]:
@@ -223,11 +292,8 @@ def apply_word_dropout(row: Sequence[int], p: float, key: tuple[int, int, int]) 
     return [token for token, kept in zip(row, bits >= p * 2.0**64, strict=True) if kept] or row
 
 
-def _language_identification(pairs: Pairs) -> Pairs:
-    """Convert English-Spanish sentence pairs to texts labeled with their language.
-
-    Each distinct sentence occurs once. Sentences that occur in both languages are left out.
-    """
+def _language_identification(pairs: Pairs) -> LabeledTexts:
+    """Turn the phrasebook into language identification: each sentence once, labeled by its language, without those in both."""
     english, spanish = (dict.fromkeys(side) for side in (pairs.source, pairs.target))
     texts = [
         (text, name)
@@ -235,4 +301,4 @@ def _language_identification(pairs: Pairs) -> Pairs:
         for text in side
         if text not in other
     ]
-    return Pairs([text for text, _ in texts], [name for _, name in texts], pairs.name)
+    return LabeledTexts([text for text, _ in texts], [name for _, name in texts], pairs.name)

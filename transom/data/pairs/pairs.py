@@ -1,9 +1,10 @@
 """Reading of sentence pairs, the training data of translation models."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -45,11 +46,12 @@ class Pairs:
         """Return the origin and the line number of a pair as text, for messages."""
         return f"{self.name}, line {self.line_number(sample)}"
 
-    def select(self, samples: list[int], name: str) -> "Pairs":
-        """Return the pairs at the given indices, with their line numbers, as a data set with the given name."""
+    def select(self, samples: list[int], name: str) -> Self:
+        """Return the pairs at these indices with their line numbers, as a data set of this name."""
         notes = self.notes if name == self.name else ()
         lines = [self.line_number(i) for i in samples]
-        return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, lines, notes)
+        source, target = ([side[i] for i in samples] for side in (self.source, self.target))
+        return replace(self, source=source, target=target, name=name, lines=lines, notes=notes)
 
     def swapped(self) -> "Pairs":
         """Return the pairs with source and target swapped."""
@@ -76,7 +78,7 @@ def load_pairs(files: PairFilesConfig, root: Path) -> Pairs:
         assert files.source is not None and files.target is not None
         return _load_aligned_files(root / expand_path(files.source), root / expand_path(files.target))
     path = root / expand_path(files.pairs)
-    lines, (source, target), notes = read_table(path, (SOURCE, TARGET), (files.source_field, files.target_field), files.header)
+    lines, (source, target), notes, _ = read_table(path, (SOURCE, TARGET), (files.source_field, files.target_field), files.header)
     return Pairs(source, target, str(path), lines, notes)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transom.data.batch import Batch, Indices
+from transom.data.labeled.class_labels import LabelSets
 from transom.data.tokenizer.special_tokens import EOS
 
 
@@ -57,6 +58,28 @@ def class_baseline(train: Sequence[int], valid: Sequence[int], classes: Sequence
     return frequency_baseline(counts, np.array(valid), "class", classes[int(counts.argmax())])
 
 
+def label_baseline(train: LabelSets, valid: LabelSets, classes: Sequence[str]) -> list[BaselineMetric]:
+    """Return the metrics of a predictor that knows only the frequency of each label.
+
+    Its loss is the binary cross-entropy with the frequencies as probabilities, summed over the labels of a text. A label that no training
+    text or every training text has counts as if one text differed. For F1, the predictor gives every text the most frequent labels, as many
+    as maximize micro-averaged F1 on the training texts.
+    """
+    n, counts = len(train), train.sum(0, dtype=np.int64)
+    p = np.clip(counts, 1, n - 1) / n if n > 1 else np.full(len(classes), 0.5)
+    loss = -float((valid * np.log(p) + (1 - valid.astype(float)) * np.log1p(-p)).sum(1).mean())
+    order = np.argsort(-counts, kind="stable")
+    n_labels = np.arange(1, len(classes) + 1)
+    f1 = 2 * counts[order].cumsum() / np.maximum(n_labels * n + counts.sum(), 1)
+    chosen = order[: int(f1.argmax()) + 1]
+    score = 200 * float(valid[:, chosen].sum()) / max(len(chosen) * len(valid) + float(valid.sum()), 1)
+    names = ", ".join(repr(classes[i]) for i in chosen[:3].tolist()) + (", ..." if len(chosen) > 3 else "")
+    return [
+        BaselineMetric("loss", loss, "always answering the label frequencies"),
+        BaselineMetric("micro_f1", score, f"always answering {names}"),
+    ]
+
+
 def uniform_baseline(group_sizes: Sequence[int], n_candidates: int) -> list[BaselineMetric]:
     """Return the metrics of a contrastive model that assigns the same similarity to all candidates.
 
@@ -97,8 +120,9 @@ def worse_than_baseline(metrics: Mapping[str, Any], baseline: Iterable[Mapping[s
     for each in baseline:
         key, value = each["key"], metrics.get(each["key"])
         if value is not None and (value > each["value"] if key == "loss" else value < each["value"]):
-            unit, digits = ("%", 1) if key == "accuracy" else ("", 2)
+            unit, digits = ("", 2) if key == "loss" else ("%", 1)
+            name = key.replace("_f1", " F1")
             problems.append(
-                f"validation {key} {value:.{digits}f}{unit} is worse than {each['predictor']}, {each['value']:.{digits}f}{unit}"
+                f"validation {name} {value:.{digits}f}{unit} is worse than {each['predictor']}, {each['value']:.{digits}f}{unit}"
             )
     return problems

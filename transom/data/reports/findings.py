@@ -189,9 +189,9 @@ def class_counts(labels: Mapping[str, Sequence[str]], classes: Sequence[str]) ->
     return {name: {label: count[label] for label in (*classes, *sorted(set(count) - set(classes)))} for name, count in counts.items()}
 
 
-def format_class_fractions(counts: Mapping[str, int]) -> str:
-    """Return the percentages of the first ten classes as text, and the number of other classes."""
-    n = sum(counts.values())
+def format_class_fractions(counts: Mapping[str, int], n: int | None = None) -> str:
+    """Return the percentage of each class among ``n`` samples as text; by default, every sample has one class."""
+    n = sum(counts.values()) if n is None else n
     shares = [f"{label} {count / n:.1%}" for label, count in counts.items()]
     return ", ".join(shares[:10]) + (f", and {len(shares) - 10} classes more" if len(shares) > 10 else "")
 

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 
-from transom.data.labeled.labeled_texts import LabeledTextLoader
+from transom.data.labeled.class_labels import split_labels
+from transom.data.labeled.labeled_texts import LabeledTextLoader, LabeledTexts
 from transom.data.pairs.loader import encode
-from transom.data.pairs.pairs import Pairs
 from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
 
 
-def report_labeled_texts(splits: Splits[Pairs], classes: Sequence[str], tokenizer: Tokenizer, loader: LabeledTextLoader) -> DataReport:
-    """Examine the labeled texts of a run and return a data report.
+def report_labeled_texts(
+    splits: Splits[LabeledTexts], classes: Sequence[str], tokenizer: Tokenizer, loader: LabeledTextLoader
+) -> DataReport:
+    """Examine the texts of a run.
 
     Args:
         splits: texts of all splits, as pairs of a text and its class.
@@ -21,19 +23,15 @@ def report_labeled_texts(splits: Splits[Pairs], classes: Sequence[str], tokenize
         loader: loader of the training texts.
 
     Returns:
-        A report with these statistics:
-
-        - ``texts``: size, origin and number of duplicates of each split.
-        - ``classes``: number of texts of each class in each split.
-        - ``tokens``: distribution of the lengths of each split's texts, in tokens without special tokens.
-        - ``too_long``: number of texts longer than the context window in the training and validation splits, and how many of these texts
-          are dropped.
-        - ``unseen``: symbols of each split other than training that are absent from the training data.
+        A report with the statistics: per split, size, origin and duplicates (``texts``), number of texts per class (``classes``) and the
+        distribution of lengths in tokens without special tokens (``tokens``); for training and validation, the texts longer than the
+        context window and how many of them are dropped (``too_long``); per split except training, the symbols absent from the training data
+        (``unseen``). For texts with several labels, also their number per text (``labels_per_text``).
     """
     parts, train = splits.parts, splits.train
     keys = {name: part.source for name, part in parts.items()}
     rows = {name: encode(tokenizer, texts) for name, texts in keys.items()}
-    counts = findings.class_counts({name: part.target for name, part in parts.items()}, classes)
+    counts = findings.class_counts({name: _labels(part) for name, part in parts.items()}, classes)
     tokens = {name: findings.length_distribution(of_part) for name, of_part in rows.items()}
     longer: dict[str, findings.SplitStatistics] = {
         "train": {"texts": loader.n_too_long, "dropped": len(train) - loader.n_samples},
@@ -55,7 +53,26 @@ def report_labeled_texts(splits: Splits[Pairs], classes: Sequence[str], tokenize
     texts, unseen = findings.split_sizes(parts, keys, "text"), findings.unseen_by_split(tokenizer, rows)
 
     def details(name: str) -> list[str]:
-        return [f"classes: {findings.format_class_fractions(counts[name])}", f"tokens: {findings.format_distribution(tokens[name])}"]
+        per_text = [f"labels per text: {_format_labels_per_text(parts[name])}"] if train.multi_label else []
+        shares = findings.format_class_fractions(counts[name], len(parts[name]) if train.multi_label else None)
+        return [f"classes: {shares}", *per_text, f"tokens: {findings.format_distribution(tokens[name])}"]
 
     statistics = {"texts": texts, "classes": counts, "tokens": tokens, "too_long": longer, "unseen": unseen}
+    if train.multi_label:
+        statistics["labels_per_text"] = {name: _labels_per_text(part) for name, part in parts.items()}
     return DataReport(problems, statistics, findings.summarize_sizes(texts, "text", details), findings.reading_notes(parts))
+
+
+def _labels(texts: LabeledTexts) -> list[str]:
+    """Return all labels of all texts."""
+    return [label for joined in texts.target for label in split_labels(joined)] if texts.multi_label else texts.target
+
+
+def _labels_per_text(texts: LabeledTexts) -> dict[str, float]:
+    n_labels = [len(split_labels(joined)) for joined in texts.target]
+    return {"mean": sum(n_labels) / len(n_labels), "max": max(n_labels), "none": n_labels.count(0), "several": sum(n > 1 for n in n_labels)}
+
+
+def _format_labels_per_text(texts: LabeledTexts) -> str:
+    found = _labels_per_text(texts)
+    return f"{found['mean']:.2f} on average, at most {found['max']:,}; {found['several']:,} texts have several, {found['none']:,} none"

@@ -22,42 +22,49 @@ class Table(NamedTuple):
     """Columns read from a tabular file.
 
     Attributes:
-        lines: line number of each sample, starting at 1. For JSON arrays and Parquet files, the position of the sample.
-        columns: cells of each column as texts.
-        notes: messages about what was recognized or guessed in the file.
+        lines: line number of each sample, from 1; in JSON arrays and Parquet files its position.
+        columns: the texts of each column.
+        notes: what was recognized or guessed in the file, one sentence each.
+        n_arrays: number of classes that are arrays; see ``read_table``.
     """
 
     lines: list[int]
     columns: tuple[list[str], ...]
     notes: tuple[str, ...]
+    n_arrays: int = 0
 
 
 def read_table(
-    path: Path, columns: Sequence[Column], fields: Sequence[Field | None], header: bool | None = None, numbers_as_text: bool = False
+    path: Path,
+    columns: Sequence[Column],
+    fields: Sequence[Field | None],
+    header: bool | None = None,
+    numbers_as_text: bool = False,
+    joined_by: str | None = None,
 ) -> Table:
     """Read columns of a tabular file.
 
     Args:
-        path: a .tsv, .csv, .jsonl, .json or .parquet file. All formats except Parquet may be gzipped.
-        columns: the columns to read, with optional columns last.
-        fields: name of each column, or its index starting at 0. None finds the column by its usual names, or by its position if the file
-            has no column names.
-        header: True if the first line of a .tsv or .csv file is a header, False if it is a sample, and None to decide by its cells.
-        numbers_as_text: convert integers and booleans in JSON and Parquet files to text, because class labels are often numbers.
+        path: a .tsv, .csv, .jsonl, .json or .parquet file; all but the last may be gzipped.
+        columns: the columns to read.
+        fields: name, or index from 0, of each column; None finds the column by its usual names, or by its position in a file without names.
+        header: whether the first line of a .tsv or .csv file is a header; None decides by its names.
+        numbers_as_text: convert integers and booleans to text, because class labels are often numbers.
+        joined_by: separator by which the elements of an array in a column of classes are joined; None refuses arrays.
 
     Raises:
         DataError: the file cannot be read, a sample is malformed, a column cannot be found, or the file has no sample.
         AmbiguousHeaderError: the first line may be a header, and ``header`` is None.
         ConfigError: the file's format is unknown, or a field does not fit the format.
     """
-    suffix = table_suffix(path)
+    suffix, n_arrays = table_suffix(path), 0
     if suffix in _DELIMITED:
         lines, texts, notes = _read_delimited(path, _DELIMITED[suffix](path), columns, fields, header)
     else:
-        lines, texts, notes = _read_records(path, read_records(path), columns, fields, numbers_as_text)
+        lines, texts, notes, n_arrays = _read_records(path, read_records(path), columns, fields, numbers_as_text, joined_by)
     if not lines:
         raise DataError(f"{path}: expected at least one sample, found {'only a header' if suffix in _DELIMITED else 'none'}; add samples")
-    return Table(lines, tuple([row[place] for row in texts] for place in range(len(columns))), tuple(notes))
+    return Table(lines, tuple([row[place] for row in texts] for place in range(len(columns))), tuple(notes), n_arrays)
 
 
 def table_suffix(path: Path) -> str:
@@ -139,22 +146,48 @@ def _read_records(
     columns: Sequence[Column],
     fields: Sequence[Field | None],
     numbers_as_text: bool,
-) -> tuple[list[int], list[list[str]], list[str]]:
-    """Return line numbers, cells and notes of records.
+    joined_by: str | None,
+) -> tuple[list[int], list[list[str]], list[str], int]:
+    """Read fields of records. The first record decides which fields hold the columns, optional ones excepted.
 
-    The fields of the required columns are chosen by the first record. The fields of optional columns are chosen anew in each record.
+    Returns:
+        Number and cells of each record, notes, and the number of cells that are arrays.
     """
     required = [column for column in columns if not column.is_optional]
     optional = columns[len(required) :]
     lines, texts, notes, chosen = list[int](), list[list[str]](), list[str](), list[Field]()
+    n_arrays = 0
     for number, record in records:
         where = f"{path}:{number}"
         if not chosen:
             chosen, notes = _choose_fields(where, record, required, fields[: len(required)])
         lines.append(number)
-        cells = [record_text(record, field, where, numbers_as_text) for field in chosen]
+        joints = [joined_by if column.is_class else None for column in required]
+        arrays = [joint is not None and _is_array(record, field) for field, joint in zip(chosen, joints, strict=True)]
+        n_arrays += sum(arrays)
+        cells = [
+            _array_text(record, field, where, joint) if joint and is_array else record_text(record, field, where, numbers_as_text)
+            for field, joint, is_array in zip(chosen, joints, arrays, strict=True)
+        ]
         texts.append([*cells, *(_optional_text(record, column, chosen, where) for column in optional)])
-    return lines, texts, notes
+    return lines, texts, notes, n_arrays
+
+
+def _is_array(record: Record, field: Field) -> bool:
+    if isinstance(record, dict):
+        return isinstance(field, str) and isinstance(record.get(field), list)
+    return isinstance(field, int) and field < len(record) and isinstance(record[field], list)
+
+
+def _array_text(record: Record, field: Field, where: str, joint: str) -> str:
+    """Return the elements of an array of labels, joined by ``joint``, which must not occur in them."""
+    values: list[Any] = record[field]  # type: ignore[index]  # a name of an object, or an index of a list
+    texts = [record_text(values, place, f"{where}: field {field!r}", numbers_as_text=True).strip() for place in range(len(values))]
+    if unfit := next((text for text in texts if joint in text), None):
+        raise DataError(f"{where}: expected labels without {joint} in the field {field!r}, found {unfit[:50]!r}; rename the label")
+    if "" in texts:
+        raise DataError(f"{where}: expected labels in the field {field!r}, found an empty text; remove it")
+    return joint.join(texts)
 
 
 def _optional_text(record: Record, column: Column, chosen: Sequence[Field], where: str) -> str:

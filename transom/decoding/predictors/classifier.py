@@ -1,9 +1,8 @@
-"""Text classification: class probabilities of texts, and accuracy on labeled texts."""
+"""Text classification: class probabilities of texts."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transom.data.labeled.class_labels import SampleSource, encode_labels
 from transom.decoding.inference import ProgressCallback, ignore_progress
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import LongTextPolicy, Windows
@@ -96,62 +94,3 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
         result = torch.empty(len(read.rows), len(self.model.config.classes), dtype=torch.float64)
         of_texts = self.run_batched(read.rows, result, lambda model, batch: log_probabilities(model(batch)), notify).split(read.counts)
         return [log_probabilities(log_p.mean(0)) for log_p in of_texts]
-
-
-class ClassMetrics(NamedTuple):
-    """Recall and precision of one class.
-
-    Attributes:
-        n: number of texts of the class.
-        recall: fraction of these texts for which the class is predicted.
-        precision: fraction of correct predictions among all predictions of the class.
-    """
-
-    n: int
-    recall: float
-    precision: float
-
-
-class ClassificationMetrics(NamedTuple):
-    """Classification metrics on labeled texts.
-
-    Attributes:
-        accuracy: percentage of texts whose class is predicted correctly.
-        n: number of texts.
-        classes: recall and precision of every class that occurs or is predicted.
-        n_too_long: number of texts longer than the context window.
-        n_dropped_tokens: total number of tokens cut off at the ends of texts.
-    """
-
-    accuracy: float
-    n: int
-    classes: list[tuple[str, ClassMetrics]]
-    n_too_long: int = 0
-    n_dropped_tokens: int = 0
-
-
-def evaluate_predictions(
-    predictions: Sequence[ClassPrediction], references: Sequence[str], where: SampleSource, classes: Sequence[str]
-) -> ClassificationMetrics:
-    """Compute classification metrics of predictions against reference classes.
-
-    Args:
-        predictions: prediction for each sample.
-        references: reference class of each sample.
-        where: source of the samples, for error messages.
-        classes: the classes of the model.
-
-    Raises:
-        DataError: a reference class is unknown to the model.
-    """
-    encode_labels(references, classes, where)
-    labels = [each.label for each in predictions]
-    right = Counter(label for label, expected in zip(labels, references, strict=True) if label == expected)
-    n_known, n_found = Counter(references), Counter(labels)
-    of_classes = [
-        (label, ClassMetrics(n_known[label], right[label] / max(n_known[label], 1), right[label] / max(n_found[label], 1)))
-        for label in classes
-        if n_known[label] or n_found[label]
-    ]
-    n_too_long, n_dropped_tokens = sum(each.is_too_long for each in predictions), sum(each.n_dropped_tokens for each in predictions)
-    return ClassificationMetrics(100 * right.total() / len(references), len(references), of_classes, n_too_long, n_dropped_tokens)

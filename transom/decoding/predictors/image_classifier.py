@@ -129,6 +129,11 @@ class ImageClassifier:
         classes, rows = self.model.config.classes, pixels.split(self.inference_config.batch_size)
         return Results(rank_classes(classes, p) for part in rows for p in self._log_probabilities(part))
 
+    def pixel_probabilities(self, pixels: Pixels) -> NDArray[np.float64]:
+        """Return class probabilities, (images, classes), of images given as pixels from 0 to 255 at the input size of the model."""
+        probabilities: NDArray[np.float64] = self._log_probabilities(pixels).exp().numpy()
+        return probabilities
+
     @torch.inference_mode()
     def _log_probabilities(self, pixels: Pixels) -> Float[Tensor, "images classes"]:
         with eval_mode(self.model):

@@ -2,12 +2,12 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from transom.config.data import DataConfig, LabeledFilesConfig, PhrasebookConfig, TokenizerConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import TextClassifierConfig
-from transom.config.recipe import TextRecipe
+from transom.config.recipe import Metric, TextRecipe
 from transom.config.task_options import HEADER, TABLES, TEXT_FIELD, Command, DataOption, TaskHelp, column_option
 from transom.config.task_registry import register_task
 from transom.config.training import EncoderTrainingConfig, RDropTrainingConfig
@@ -33,6 +33,12 @@ ABOUT = TaskHelp(
         TEXT_FIELD,
         column_option("label", "class"),
         HEADER,
+        DataOption(
+            *("--multi-label", "", "Whether | in the class of a text separates several labels; needed if a class contains |."),
+            *("data", "multi_label"),
+            is_path=False,
+            is_flag=True,
+        ),
     ),
     order=5,
     scored_by=f"a {TABLES} file of texts and classes",
@@ -56,6 +62,17 @@ class LabeledDataConfig(DataConfig):
         description="treatment of a training text of more than model.max_seq_len tokens: truncate it, drop it, or raise an error;"
         " validation texts are truncated unless too_long is 'refuse'",
     )
+    multi_label: bool | None = Field(
+        None,
+        description="whether a text has any number of labels: separated by | in the column of the class, or an array in JSON; none reads"
+        " arrays as several labels, and refuses | as ambiguous",
+    )
+
+    @model_validator(mode="after")
+    def _generated_texts_have_one_class(self) -> "LabeledDataConfig":
+        if self.multi_label and self.generate is not None:
+            raise ValueError("data.multi_label: expected false with data.generate, whose texts have one class each, found true; remove it")
+        return self
 
     @property
     def holdout_description(self) -> str:
@@ -73,6 +90,9 @@ class ClassificationTrainingConfig(EncoderTrainingConfig, RDropTrainingConfig):
         description="probability of dropping each token of a training text, with new random choices in each epoch (Iyyer et al. 2015)",
     )
     validate_samples: int = Field(5, ge=0, description="number of validation texts shown with their predicted class at each validation")
+    best_checkpoint_metric: Literal["loss", "accuracy", "micro_f1", "macro_f1"] = Field(  # type: ignore[assignment]
+        "loss", description="validation metric that selects the saved weights; accuracy for one class per text, F1 for several labels"
+    )
 
 
 @register_task
@@ -84,6 +104,12 @@ class ClassificationRecipe(TextRecipe):
     UNIT: ClassVar[str] = "texts"
     COMMAND: ClassVar[str] = "classify"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text"', '["A text"]')
+    METRICS: ClassVar[tuple[Metric, ...]] = (
+        Metric("micro_f1", "micro F1", 2, "%"),
+        Metric("macro_f1", "macro F1", 2, "%"),
+        Metric("subset_accuracy", "subset accuracy", 2, "%"),
+        Metric("hamming_loss", "Hamming loss", 4),
+    )
 
     task: Literal["classification"] = Field("classification", description="the task")
     data: LabeledDataConfig = Field(..., description="the data")

@@ -1,99 +1,74 @@
 """The text classification task, which predicts the class of a text."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 
-from transom.config.data import LabeledFilesConfig
 from transom.config.decoding import TextInferenceConfig
-from transom.data.batch import LabeledTextBatch
-from transom.data.labeled.class_labels import collect_classes, encode_labels
+from transom.data.batch import LabeledTextBatch, MultiLabelTextBatch
+from transom.data.labeled.class_labels import collect_classes, split_labels, spread_over_classes
 from transom.data.labeled.labeled_texts import (
     LabeledTextLoader,
+    LabeledTexts,
+    encode_targets,
     labeled_text_batches,
     load_labeled_texts,
-    read_labeled_texts,
     reject_too_long,
 )
-from transom.data.pairs.pairs import Pairs, fingerprint
-from transom.data.reports.baseline import class_baseline
+from transom.data.pairs.pairs import fingerprint
 from transom.data.reports.labeled_texts import report_labeled_texts
 from transom.data.split import Splits
 from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
-from transom.decoding.inference import ProgressCallback
-from transom.decoding.predictors.classifier import ClassificationMetrics, Classifier, ClassPrediction, evaluate_predictions
-from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.decoding.predictors.class_metrics import ClassificationMetrics, evaluate_probabilities
+from transom.decoding.predictors.classifier import Classifier, ClassPrediction
+from transom.decoding.predictors.multi_label import LabelsPrediction, MultiLabelClassifier, MultiLabelMetrics, evaluate_label_sets
 from transom.models.base import Network
 from transom.models.encoder import TextClassifierTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.tasks.classification.command import text_classify_command
+from transom.tasks.classification.multi_label import (
+    check_settings,
+    classifier_class,
+    evaluate_multi_label,
+    set_thresholds,
+    trivial_baseline,
+)
 from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.embed_command import as_embedder
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask, train_text_tokenizers
 from transom.training.finetune import load_or_train_tokenizer
+from transom.training.objectives.multi_label import BinaryCrossEntropy
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_accuracy, validation_loss
 
-
-@dataclass(frozen=True)
-class TextClassifyCommand:
-    """The object that ``transom classify`` uses for texts."""
-
-    NOUN: ClassVar[str] = "texts"
-    KEY: ClassVar[str] = "text"
-
-    classifier: Classifier
-
-    @property
-    def max_tokens(self) -> int:
-        """Maximum number of tokens per text, special tokens excluded."""
-        return self.classifier.model.config.max_seq_len - 1
-
-    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
-        """Predict the class of each text."""
-        return self.classifier.classify(items, too_long, notify)
-
-    def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Pairs:
-        """Read a file of texts with classes.
-
-        Raises:
-            TransomError: the file cannot be read.
-        """
-        return read_labeled_texts(LabeledFilesConfig(file=str(path.absolute()), **columns), Path.cwd())
-
-    def score(self, known: Pairs, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
-        """Classify labeled texts, and return classification metrics of the predicted classes.
-
-        Raises:
-            TransomError: a class is unknown to the model.
-        """
-        return evaluate_predictions(
-            self.classify(known.source, too_long, notify), known.target, known, self.classifier.model.config.classes
-        )
+NO_LABEL = "(no label)"
+"""Shown for a text without labels."""
 
 
-class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs]):
-    """The text classification task, with tokenized texts and their classes."""
+class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, LabeledTexts]):
+    """Text classification: tokenized texts with their classes, or with any number of labels (``recipe.model.multi_label``)."""
 
     PREDICTOR: ClassVar[type] = Classifier
-    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextClassifyCommand, "embed": as_embedder}
+    COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": text_classify_command, "embed": as_embedder}
 
     @classmethod
-    def load(cls, recipe: ClassificationRecipe, base: Path) -> Splits[Pairs]:
-        """Read the texts of a recipe as pairs. The source of a pair is the text, and the target is its class.
+    def load(cls, recipe: ClassificationRecipe, base: Path) -> Splits[LabeledTexts]:
+        """Read the texts; the target of each pair is the class.
 
         Raises:
             TransomError: the texts cannot be read.
         """
-        return load_labeled_texts(recipe.data, base)
+        known = recipe.model.multi_label if recipe.model.classes else None  # a resumed or fine-tuned model
+        return load_labeled_texts(recipe.data, base, known if recipe.data.multi_label is None else recipe.data.multi_label)
 
     @classmethod
     def read(cls, recipe: ClassificationRecipe, context: TaskContext) -> Self:
@@ -104,10 +79,13 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
         """
         context.notify("reading the texts")
         splits = cls.load(recipe, context.base)
-        classes = collect_classes(splits.train.target, splits.train, recipe.model.classes)
+        multi_label = splits.train.multi_label
+        check_settings(recipe, multi_label)
+        names = [label for joined in splits.train.target for label in split_labels(joined)] if multi_label else splits.train.target
+        classes = collect_classes(names, splits.train, recipe.model.classes)
         recipe = context.fit(recipe, len(splits.train), splits.train.source)
         tokenizer = load_or_train_tokenizer(splits.train.source, recipe, context)
-        recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
+        recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes, multi_label=multi_label)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         loader = LabeledTextLoader(
             splits.train,
@@ -120,10 +98,10 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
             word_dropout=training.word_dropout,
             micro_batching=context.micro_batching(training),
         )
-        labels, rows = encode_labels(splits.valid.target, classes, splits.valid), tokenizer.encode_batch(splits.valid.source)
+        labels, rows = encode_targets(splits.valid, classes), tokenizer.encode_batch(splits.valid.source)
         if recipe.data.too_long == "refuse":
             reject_too_long(splits.valid, rows, max_seq_len)
-        baseline = class_baseline(encode_labels(splits.train.target, classes, splits.train), labels, classes)
+        baseline = trivial_baseline(encode_targets(splits.train, classes), labels, classes)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
@@ -136,34 +114,58 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the training loss that the recipe chooses, which is cross-entropy or R-Drop."""
+        """Choose the training loss of the task: cross-entropy or R-Drop, or binary cross-entropy for several labels per text."""
+        if self.recipe.model.multi_label:
+            return BinaryCrossEntropy(self.recipe.training.label_smoothing)
         return choose_text_loss(self.recipe.training)
 
-    def flops(self, batch: LabeledTextBatch) -> float:
-        """Return the FLOPs of the forward and backward pass of a training step on a batch, padding included."""
+    def flops(self, batch: LabeledTextBatch | MultiLabelTextBatch) -> float:
+        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
         return count_flops(self.recipe.model, len(batch.sample_ids), batch.source.tokens.shape[1], 1).training
 
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Return the validation loss and the accuracy of the predicted classes."""
+        """Return validation loss and accuracy; for several labels per text, F1 and others at a threshold of 0.5."""
         assert isinstance(model, TextClassifierTransformer)
+        if self.recipe.model.multi_label:
+            return evaluate_multi_label(model, self.valid_batches, autocast)
         figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
         del figures["perplexity"]  # perplexity is not meaningful for classes
         return figures
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Predict the classes of a few validation texts."""
+        """Predict the classes of a few validation texts, which are different and spread over the classes.
+
+        For several labels per text, choose the threshold of each label first, and store the thresholds in the model.
+        """
         assert isinstance(model, TextClassifierTransformer)
-        shown = slice(self.recipe.training.validate_samples)
-        classifier = Classifier(model, self.tokenizer, self.recipe.decoding)
+        shown = spread_over_classes(self.valid.target, self.valid.source, self.recipe.training.validate_samples)
+        texts = [self.valid.source[i] for i in shown]
         with autocast:
-            answers = classifier.classify(self.valid.source[shown])
-        rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
-        return {}, tuple({"text": text, "class": label, "found": each.label} for text, label, each in rows)
+            if self.recipe.model.multi_label:
+                set_thresholds(model, self.valid_batches)
+            answers = self._classifier(model).classify(texts)
+        rows = zip(texts, shown, answers, strict=True)
+        return {}, tuple({"text": text, "class": self.valid.target[i] or NO_LABEL, **_shown(each)} for text, i, each in rows)
+
+    def classification_metrics(self, model: Network, autocast: torch.autocast) -> ClassificationMetrics | MultiLabelMetrics:
+        """Return the metrics of a model's predictions for all validation texts, for the report."""
+        classes, classifier = self.recipe.model.classes, self._classifier(model)
+        labels = encode_targets(self.valid, classes)
+        with autocast:
+            probabilities = classifier.predict_proba(self.valid.source)
+        if isinstance(labels, np.ndarray):
+            assert isinstance(classifier, MultiLabelClassifier)
+            return evaluate_label_sets(probabilities, labels, classifier.thresholds, self.valid, classes, self.valid.source)
+        return evaluate_probabilities(probabilities, labels, self.valid, classes, self.valid.source)
+
+    def _classifier(self, model: Network) -> Classifier:
+        assert isinstance(model, TextClassifierTransformer)
+        return classifier_class(model)(model, self.tokenizer, self.recipe.decoding)
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Classifier:
         assert isinstance(run.model, TextClassifierTransformer)
-        return Classifier(
+        return classifier_class(run.model)(
             run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin
         )
 
@@ -171,3 +173,10 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Pairs
     def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
         return train_text_tokenizers(cls.load(recipe, base).train.source, recipe.tokenizer, notify)
+
+
+def _shown(found: ClassPrediction | LabelsPrediction) -> dict[str, Any]:
+    """Return the prediction of a sample text, as ``metrics.jsonl`` has it."""
+    if isinstance(found, LabelsPrediction):
+        return {"found": found.joined or NO_LABEL}
+    return {"found": found.label, "p": found.p}

@@ -7,6 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
@@ -17,7 +18,7 @@ from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import ImageBatch
 from transom.data.images.image_files import Images, import_pillow, read_images
 from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
-from transom.data.labeled.class_labels import collect_classes, encode_labels
+from transom.data.labeled.class_labels import collect_classes, encode_labels, spread_over_classes
 from transom.data.reports.baseline import class_baseline
 from transom.data.reports.images import report_images
 from transom.data.reports.report import DataReport
@@ -25,7 +26,8 @@ from transom.data.sampler import MicroBatching
 from transom.data.split import Splits
 from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.inference import ProgressCallback
-from transom.decoding.predictors.classifier import ClassificationMetrics, ClassPrediction, evaluate_predictions
+from transom.decoding.predictors.class_metrics import ClassificationMetrics, evaluate_predictions, evaluate_probabilities
+from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.decoding.predictors.long_texts import LongTextPolicy
 from transom.models.base import Network
@@ -57,17 +59,20 @@ class ImageClassifyCommand:
         """Predict the class of each item, which is the path of a file."""
         return self.classifier.classify(items, notify)
 
-    def score(self, known: Images, too_long: LongTextPolicy, notify: ProgressCallback) -> ClassificationMetrics:
-        """Classify labeled images, and return classification metrics of the predicted classes.
+    def score(
+        self, known: Images, too_long: LongTextPolicy, notify: ProgressCallback, thresholds: Sequence[float] = ()
+    ) -> ClassificationMetrics:
+        """Return classification metrics on labeled images.
 
         Raises:
             TransomError: a class is unknown to the model.
         """
-        batch, found = self.classifier.inference_config.batch_size, list[ClassPrediction]()
+        classes, batch, found = self.classifier.model.config.classes, self.classifier.inference_config.batch_size, list[ClassPrediction]()
+        encode_labels(known.labels, classes, known)  # an unknown class is reported before all images are classified
         for start in range(0, len(known), batch):
             found += self.classifier.classify_pixels(known.load(range(start, min(start + batch, len(known)))))
             notify(len(found), len(known))
-        return evaluate_predictions(found, known.labels, known, self.classifier.model.config.classes)
+        return evaluate_predictions(found, known.labels, known, classes, known.names, thresholds)
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Images:
         """Read labeled images, resized to the input size of the model.
@@ -188,9 +193,9 @@ class ImageTask:
         return figures
 
     def predict_validation(self, model: Network, autocast: torch.autocast, precision: Precision) -> ScoredPredictions:
-        """Predict the classes of a few validation images."""
+        """Predict the classes of a few validation images, which are different and spread over the classes."""
         assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
-        shown = range(min(self.recipe.training.validate_samples, len(self.valid)))
+        shown = spread_over_classes(self.valid.labels, self.valid.digests, self.recipe.training.validate_samples)
         if not shown:
             return {}, ()
         pixels = self.valid.load(shown)
@@ -198,9 +203,24 @@ class ImageTask:
             answers = self.PREDICTOR(model, self.recipe.decoding).classify_pixels(pixels)
         rows = zip(shown, pixels, answers, strict=True)
         return {}, tuple(
-            {"picture": self.to_data_url(image), "text": self.valid.names[i], "class": self.valid.labels[i], "found": answer.label}
+            {
+                "picture": self.to_data_url(image),
+                "text": self.valid.names[i],
+                "class": self.valid.labels[i],
+                "found": answer.label,
+                "p": answer.p,
+            }
             for i, image, answer in rows
         )
+
+    def classification_metrics(self, model: Network, autocast: torch.autocast) -> ClassificationMetrics:
+        """Return the metrics of a model's predictions for all validation images, for the report."""
+        assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
+        classifier, batch = self.PREDICTOR(model, self.recipe.decoding), self.recipe.decoding.batch_size
+        starts = range(0, len(self.valid), batch)
+        with autocast:
+            parts = [classifier.pixel_probabilities(self.valid.load(range(i, min(i + batch, len(self.valid))))) for i in starts]
+        return evaluate_probabilities(np.concatenate(parts), self.labels, self.valid, self.recipe.model.classes, self.valid.names)
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> ImageClassifier:

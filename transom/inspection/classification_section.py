@@ -1,0 +1,174 @@
+"""Metrics of a classifier as lines of text, as a section of the training report, and as a page."""
+
+from collections.abc import Iterator, Sequence
+from xml.etree.ElementTree import Element
+
+from transom.decoding.predictors.class_metrics import N_BINS, ClassificationMetrics
+from transom.decoding.predictors.multi_label import MultiLabelMetrics
+from transom.inspection.classification_pictures import confusion_matrix_svg, reliability_diagram
+from transom.inspection.html_tables import html_table, scrollable
+from transom.inspection.markup import node
+from transom.inspection.multi_label_section import multi_label_sections, summary_sentence
+from transom.inspection.number_format import format_count, format_percent
+from transom.inspection.page import SectionContent, render_page
+from transom.inspection.run_summary import RunSummary
+
+MAX_MATRIX_CLASSES = 25
+"""Maximum number of classes of which a page draws the confusion matrix."""
+
+MAX_CLASSES = 50
+"""Maximum number of classes whose metrics are listed: of more classes those with the lowest F1."""
+
+MAX_ITEM_LENGTH = 300
+"""Maximum number of characters of a text in the list of errors of a page."""
+
+MAX_CONFUSED = 10
+"""Maximum number of confused pairs that are listed."""
+
+Table = tuple[list[str], list[list[str]]]
+"""Column headings, and rows of cells."""
+
+
+def class_table(metrics: ClassificationMetrics) -> Table:
+    """Return precision, recall, F1 and number of samples per class, at most ``MAX_CLASSES`` of them, and the means over all classes."""
+    shown = metrics.classes
+    if len(shown) > MAX_CLASSES:
+        shown = sorted(shown, key=lambda each: each[1].f1)[:MAX_CLASSES]
+    rows = [
+        [label, *(format_percent(score, 1) for score in (each.precision, each.recall, each.f1)), format_count(each.n)]
+        for label, each in shown
+    ]
+    means = [("macro average", metrics.macro), ("weighted average", metrics.weighted)]
+    rows += [[name, *(format_percent(score, 1) for score in mean), format_count(metrics.n)] for name, mean in means]
+    return ["class", "precision", "recall", "F1", "support"], rows
+
+
+def class_table_title(metrics: ClassificationMetrics) -> str:
+    """Return the heading of ``class_table``, which says whether classes are left out."""
+    if (n := len(metrics.classes)) <= MAX_CLASSES:
+        return "Precision, recall and F1"
+    return f"Precision, recall and F1: the {MAX_CLASSES} of {format_count(n)} classes with the lowest F1"
+
+
+def confused_table(metrics: ClassificationMetrics) -> Table:
+    """Return the pairs of classes that are confused most often."""
+    rows = [[label, found, format_count(n)] for label, found, n in metrics.confused[:MAX_CONFUSED]]
+    return ["class", "predicted", "number"], rows
+
+
+def confusion_table(metrics: ClassificationMetrics) -> Table:
+    """Return the confusion matrix: a row per class, a column per predicted class."""
+    classes = [label for label, _ in metrics.classes]
+    return ["class", *classes], [
+        [label, *(format_count(metrics.confusion.get((label, found), 0)) for found in classes)] for label in classes
+    ]
+
+
+def calibration_table(metrics: ClassificationMetrics) -> Table:
+    """Return the bins of the expected calibration error."""
+    rows = [
+        [
+            f"{format_percent(each.low, 1)} to {format_percent(each.high, 1)}",
+            format_percent(each.confidence, 1),
+            format_percent(each.accuracy, 1),
+            format_count(each.n),
+        ]
+        for each in metrics.calibration
+    ]
+    return ["confidence", "mean", "accuracy", "number"], rows
+
+
+def abstention_table(metrics: ClassificationMetrics) -> Table:
+    """Return coverage and accuracy of a classifier that abstains below a confidence."""
+    rows = [
+        [
+            f"{each.threshold:g}",
+            format_percent(each.coverage, 1),
+            "" if each.accuracy is None else format_percent(each.accuracy, 1),
+            format_count(each.n),
+        ]
+        for each in metrics.abstention
+    ]
+    return ["threshold", "coverage", "accuracy", "number"], rows
+
+
+def calibration_sentence(metrics: ClassificationMetrics) -> str:
+    """State the expected calibration error and its definition."""
+    return (
+        f"expected calibration error {format_percent(metrics.calibration_error, 1)}: mean of |accuracy - confidence| over {N_BINS} bins of"
+        " equal width, weighted by their number of predictions (Guo et al. 2017, eq. 3)"
+    )
+
+
+def _sections(metrics: ClassificationMetrics) -> Iterator[tuple[str, Sequence[Element]]]:
+    """Yield the title and the content of each part."""
+    yield class_table_title(metrics), [_scrolling(class_table(metrics))]
+    if len(metrics.classes) <= MAX_MATRIX_CLASSES:
+        note = node("p", "Rows are classes, columns are predicted classes; a darker cell is a larger fraction of its row.", class_="soft")
+        matrix = confusion_matrix_svg([label for label, _ in metrics.classes], metrics.confusion)
+        yield "Confusion matrix", [note, node("div", matrix, class_="scroll", tabindex=0)]
+    if metrics.confused:
+        yield "Most confused classes", [_scrolling(confused_table(metrics))]
+    sentence = calibration_sentence(metrics)
+    yield (
+        "Calibration",
+        [
+            node("p", f"{sentence[:1].upper()}{sentence[1:]}.", class_="soft"),
+            node("div", node("figure", reliability_diagram(metrics.calibration)), class_="pictures"),
+            _scrolling(calibration_table(metrics)),
+        ],
+    )
+    yield "Abstention", [node("p", f"{ABSTENTION_NOTE}.", class_="soft"), _scrolling(abstention_table(metrics))]
+    if metrics.errors:
+        rows = [[shorten(each.item, MAX_ITEM_LENGTH), each.label, each.found, format_percent(each.p, 1)] for each in metrics.errors]
+        yield "Most confident errors", [_scrolling((["", "class", "predicted", "confidence"], rows))]
+
+
+ABSTENTION_NOTE = (
+    "If the classifier answers only with a confidence of at least the threshold (--abstain-below), coverage is the fraction of samples that"
+    " it answers, and accuracy is that of these answers"
+)
+
+
+def shorten(text: str, max_length: int) -> str:
+    """Return a text on one line, its end replaced by an ellipsis if it is longer than ``max_length``.
+
+    >>> shorten("a longer  text", 10)
+    'a longer …'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= max_length else f"{line[: max_length - 1]}…"
+
+
+def _scrolling(table: Table) -> Element:
+    return scrollable(html_table(*table))
+
+
+def classification_section(run: RunSummary) -> list[Element]:
+    """Show the metrics of the saved weights on the validation data of a run."""
+    if run.classification is None:
+        return []
+    note = node("p", f"Predictions of the saved weights for the {format_count(run.classification.n)} validation {run.recipe.UNIT}.")
+    parts = (part for title, content in _sections_of(run.classification) for part in (node("h3", title), *content))
+    return [note, *parts]
+
+
+def _sections_of(metrics: ClassificationMetrics | MultiLabelMetrics) -> Iterator[tuple[str, Sequence[Element]]]:
+    return multi_label_sections(metrics) if isinstance(metrics, MultiLabelMetrics) else _sections(metrics)
+
+
+def classification_page(name: str, data: str, noun: str, metrics: ClassificationMetrics | MultiLabelMetrics) -> str:
+    """Render the metrics of a classifier on labeled data as an HTML page; text from data is escaped.
+
+    Args:
+        name: name of the run.
+        data: the labeled data.
+        noun: plural noun for the samples.
+        metrics: the metrics.
+    """
+    title = f"{name}: predictions for {data}"
+    parts: list[SectionContent] = [(None, heading, content) for heading, content in _sections_of(metrics)]
+    if isinstance(metrics, MultiLabelMetrics):
+        sentence = summary_sentence(metrics, noun)
+        return render_page(title, title, parts, lead=f"{sentence[:1].upper()}{sentence[1:]}.")
+    return render_page(title, title, parts, lead=f"Accuracy {metrics.accuracy:.2f}% of {format_count(metrics.n)} {noun}.")
