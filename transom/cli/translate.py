@@ -1,6 +1,6 @@
 """``transom translate``: translate sentences, a file or standard input, one output line per input line."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +8,7 @@ import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, input_warnings, read_inputs
 from transom.cli.options import (
     SPLIT_NOTE,
     BeamSizeOption,
@@ -83,8 +83,7 @@ def translate(
     if not alignment:
         reject_options({"--html": html}, "--alignment", "translations alone")
     inputs = read_inputs(sentences, sources, "SENTENCE", "sentences")
-    if inputs.given is None and (output_file or html) is not None:
-        raise ConfigError(f"expected --input or a pipe with {'--output' if output_file else '--html'}, found lines answered one by one")
+    _reject_files_of_single_lines(inputs, {"--output": output_file, "--html": html})
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load
@@ -93,8 +92,7 @@ def translate(
     check_output_path(html, [run, sources.input_file, output_file])
     translator = load(run, precision, kind=Translator)
     options = {**select_options(parameters, TranslateOptions), **sampling._asdict(), "name": inputs.name}
-    if not as_json:
-        sampling.note_unused(n_best)
+    sampling.note_unused(n_best, as_json)
     n_too_long, alignments = 0, list[tuple[str, str, Any]]()
 
     def answer(texts: list[str], notify: Any) -> list[Answer]:
@@ -105,14 +103,20 @@ def translate(
         alignments.extend((text, best[0].text, each) for text, best, each in zip(texts, found, aligned, strict=True) if each is not None)
         return [_answer(number, *each, n_best) for number, each in enumerate(zip(texts, found, aligned, strict=True))]
 
-    warnings = input_warnings(run)
-    answered = answer_inputs(inputs, answer, noun="sentences", warnings=warnings, as_json=as_json, output_file=output_file)
+    answered = answer_inputs(inputs, answer, noun="sentences", warnings=input_warnings(run), as_json=as_json, output_file=output_file)
     if output_file is not None:
         print_result({"sentences": len(answered), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])
     if html is not None:
         _write_page(html, run.resolve().name, alignments)
     if not as_json:
         note_too_long(n_too_long, len(answered), "sentences", translator.max_tokens(to), SPLIT_NOTE)
+
+
+def _reject_files_of_single_lines(inputs: Inputs, files: Mapping[str, Path | None]) -> None:
+    """Raise an error if a file is to be written although the lines are answered one by one."""
+    for flag, file in files.items():
+        if inputs.given is None and file is not None:
+            raise ConfigError(f"expected --input or a pipe with {flag}, found lines answered one by one")
 
 
 def _write_page(html: Path, name: str, alignments: list[tuple[str, str, Any]]) -> None:
