@@ -78,6 +78,8 @@ def test_what_cannot_be_averaged_is_refused(run: Path, transom: Call, tmp_path: 
     assert "expected --last with all kept" in transom("average", run, "--last", "2", "--checkpoints", "6,8", *out).error
     assert "expected a run folder" in transom("average", tmp_path / "nowhere", *out).error
     assert not (tmp_path / "out").exists()
+    for place in (run, run / "checkpoints" / "new", run / "report.html"):
+        assert "expected a new" in transom("average", run, "--out", place).error
 
 
 def test_an_average_that_is_worse_is_warned_of(run: Path, transom: Call, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_every_output_option_is_among_them(transom: Call) -> None:
         for words in [[command, subcommand] for subcommand in subcommands.get(command, [])] or [[command]]
         if re.search(r"--out(put)?\s+(FILE|DIR)", transom(*words, "--help").out)
     }
-    assert writing == {command.split("'")[0] for command in COMMANDS_THAT_WRITE} | {"train", "demo", "compare-components"}
+    assert writing == {command.split("'")[0] for command in COMMANDS_THAT_WRITE} | {"train", "average", "demo", "compare-components"}
 
 
 def test_a_run_does_not_start_from_itself(trained: Trained, tmp_path: Path, transom: Call) -> None:

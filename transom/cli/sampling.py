@@ -114,9 +114,9 @@ class TranslationSampling(NamedTuple):
         else:
             reject_options({flag: value for flag, value in given_options(self).items() if flag != "--sample"}, "--sample", "beam search")
 
-    def note_unused(self, n_best: int) -> None:
-        """Warn that sampling options and several translations have no effect at temperature 0."""
-        if self.temperature == 0:
+    def note_unused(self, n_best: int, quiet: bool) -> None:
+        """Warn, unless ``quiet``, that sampling options and several translations have no effect at temperature 0."""
+        if self.temperature == 0 and not quiet:
             _note_unused(self, ("--n-best",) * (n_best > 1))
 
 

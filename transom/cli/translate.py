@@ -101,8 +101,7 @@ def translate(
     check_output_path(html, [run, sources.input_file, output_file])
     translator = load(run, precision, kind=Translator)
     options = {**select_options(parameters, TranslateOptions), **sampling._asdict(), "name": inputs.name}
-    if not as_json:
-        sampling.note_unused(n_best)
+    sampling.note_unused(n_best, as_json)
     n_too_long, alignments = 0, list[tuple[str, str, Any]]()
 
     def answer(texts: list[str], notify: Any) -> list[Answer]:
@@ -113,8 +112,7 @@ def translate(
         alignments.extend((text, best[0].text, each) for text, best, each in zip(texts, found, aligned, strict=True) if each is not None)
         return [_answer(number, *each, n_best) for number, each in enumerate(zip(texts, found, aligned, strict=True))]
 
-    warnings = input_warnings(run)
-    answered = answer_inputs(inputs, answer, noun="sentences", warnings=warnings, as_json=as_json, output_file=output_file)
+    answered = answer_inputs(inputs, answer, noun="sentences", warnings=input_warnings(run), as_json=as_json, output_file=output_file)
     if output_file is not None:
         print_result({"sentences": len(answered), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])
     if html is not None:
