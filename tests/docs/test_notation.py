@@ -121,7 +121,13 @@ def test_sizes_are_the_schemas() -> None:
     families = (*of_text, VisionTransformerConfig, ConvolutionalNetworkConfig)
     fields = [field for family in families for field in family.model_fields.items()]
     numbers = {name for name, field in fields if isinstance(field.default, int | float) or field.default is None or derived_formula(field)}
-    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie_embeddings", "embedding_norm", "bidirectional"}
+    assert names_in_first_column("Sizes") == numbers - {
+        "scale_embeddings",
+        "tie_embeddings",
+        "embedding_norm",
+        "bidirectional",
+        "multi_label",
+    }
 
 
 def test_axes_of_models_and_layers_are_on_the_page() -> None:
