@@ -53,7 +53,7 @@
     if (contrast(ink, below) < 4.5) found.add(`contrast ${contrast(ink, below).toFixed(2)}: ${name(e)}`);
     const size = parseFloat(getComputedStyle(e).fontSize) * (e instanceof SVGElement ? Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b) : 1);
     if (size < 10) found.add(`text of ${size.toFixed(1)} px: ${name(e)}`);
-    for (const word of text.data.matchAll(/[^\s\-–/,.]+/g)) {
+    for (const word of text.data.matchAll(/[^\s\-–]+/g)) {
       const range = document.createRange();
       range.setStart(text, word.index);
       range.setEnd(text, word.index + word[0].length);

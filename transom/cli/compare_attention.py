@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,16 +95,16 @@ def compare_attention(
     notes = [*read.notes, *comparison.notes, threads.reason]
     if out is not None:
         write_file(out, comparison_page(run.name, comparison, notes).encode())
-    value = {
-        "run": str(run),
-        "tokens": comparison.tokens,
-        "n_dropped_tokens": read.n_dropped_tokens,
+    value = {"run": str(run), "tokens": comparison.tokens, "n_dropped_tokens": read.n_dropped_tokens, **_to_json(comparison)}
+    print_result({**value, "notes": notes}, as_json, _format_lines(comparison, notes))
+
+
+def _to_json(comparison: "AttentionComparison") -> dict[str, Any]:
+    return {
         "kinds": [cost._asdict() for cost in comparison.averages],
         "layers": {address: [cost._asdict() for cost in costs] for address, costs in comparison.layers.items()},
         "lengths": {str(length): [cost._asdict() for cost in costs] for length, costs in comparison.lengths.items()},
-        "notes": notes,
     }
-    print_result(value, as_json, _format_lines(comparison, notes))
 
 
 def _parse_numbers(name: str, value: str) -> tuple[int, ...]:

@@ -10,6 +10,9 @@ _NUMERIC = frozenset("0123456789,.-+ %e–")
 MAX_SCROLLED_CHARACTERS = 40
 """A table with a longer cell is stacked on a phone."""
 
+MAX_ROWS = 40
+"""A longer table scrolls vertically, so that it does not hide what follows."""
+
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
     """Render rows under column headings; columns of numbers are right-aligned."""
@@ -19,7 +22,8 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Element
     cells = [list(zip(row, kinds, columns, strict=True)) for row in rows]
     body = (node("tr", *(node("td", cell, class_=kind, dir="auto", data_label=name or None) for cell, kind, name in row)) for row in cells)
     is_long = any(len(cell) > MAX_SCROLLED_CHARACTERS for row in rows for cell in row)
-    return scrollable(node("table", node("thead", head), node("tbody", *body), class_="stacked" if is_long else None))
+    table = node("table", node("thead", head), node("tbody", *body), class_="stacked" if is_long else None)
+    return scrollable(table, is_tall=len(rows) > MAX_ROWS)
 
 
 def key_value_table(rows: Iterable[tuple[str, str]]) -> Element:
@@ -36,6 +40,6 @@ def key_value_table(rows: Iterable[tuple[str, str]]) -> Element:
     )
 
 
-def scrollable(element: Element) -> Element:
-    """Wrap an element so that it scrolls horizontally when it is wider than the page."""
-    return node("div", element, class_="scroll", tabindex=0)
+def scrollable(element: Element, is_tall: bool = False) -> Element:
+    """Wrap an element so that it scrolls horizontally when it is wider than the page and, if ``is_tall``, vertically."""
+    return node("div", element, class_="scroll tall" if is_tall else "scroll", tabindex=0)
