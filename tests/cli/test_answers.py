@@ -63,10 +63,19 @@ def test_samples_differ_and_are_repeated_by_their_seed(trained: Trained, transom
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--sample", "--beam-size", "2"), "expected --beam-size with beam search, found it with --sample; leave it out"),
-        (("--sample", "--length-penalty", "0"), "expected --length-penalty with beam search, found it with --sample; leave it out"),
-        (("--temperature", "0.5"), "expected --temperature with --sample, found it with beam search; leave it out"),
-        (("--seed", "1"), "expected --seed with --sample, found it with beam search; leave it out"),
+        (
+            ("--sample", "--beam-size", "2"),
+            "expected --beam-size only with beam search, found --beam-size with --sample; leave --beam-size out",
+        ),
+        (
+            ("--sample", "--length-penalty", "0"),
+            "expected --length-penalty only with beam search, found --length-penalty with --sample; leave --length-penalty out",
+        ),
+        (
+            ("--temperature", "0.5"),
+            "expected --temperature only with --sample, found --temperature with beam search; leave --temperature out",
+        ),
+        (("--seed", "1"), "expected --seed only with --sample, found --seed with beam search; leave --seed out"),
         (("--sample", "--top-p", "0"), "top_p"),
     ],
 )

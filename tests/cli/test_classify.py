@@ -81,7 +81,7 @@ def test_abstaining(transom: Call, run: Path) -> None:
     [
         (["a text", "--abstain-below", "1.5"], "--abstain-below: expected a probability from 0 to 1, found 1.5"),
         (["a text", "--abstain-below", "nan"], "--abstain-below: expected a probability from 0 to 1, found nan"),
-        (["a text", "--html", "page.html"], "expected --html with --labeled-data, found it with other inputs"),
+        (["a text", "--html", "page.html"], "expected --html only with --labeled-data, found --html with other inputs"),
         (["--labeled-data", "DATA", "--html", "DATA"], "animals.tsv"),
     ],
 )

@@ -28,6 +28,15 @@ MAX_NUMBER = 65536
 PAGE_LENGTHS = "64,256,1024"
 """Lengths measured for a page if none are given."""
 
+LengthsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lengths",
+        metavar="N,N",
+        help=f"Also measure at these lengths in tokens, with the input repeated or cut off. Default: {PAGE_LENGTHS} with --out, else none.",
+    ),
+]
+
 app = typer.Typer(add_completion=False)
 
 
@@ -39,15 +48,7 @@ def compare_attention(
         Path | None,
         typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image for an image model."),
     ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            "--lengths",
-            metavar="N,N",
-            help="Also measure at these lengths in tokens. The input is repeated or cut off. Default: 64,256,1024 with --out,"
-            " otherwise none.",
-        ),
-    ] = None,
+    lengths: LengthsOption = None,
     features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of random features (Performer).")] = "16,64,256",
     ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks (Linformer) and numbers of landmarks (Nystrom).")] = "16,64",
     windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes in tokens of the sliding windows to measure.")] = "16,64",

@@ -17,6 +17,15 @@ from transom.tasks.signals import defer_signals
 if TYPE_CHECKING:
     from transom.tasks.train import RunResult
 
+SizeOption = Annotated[
+    Literal["small", "base", "large"] | None,
+    typer.Option(
+        "--size",
+        help="Size of the model: base is that of the recipe, small has half of its dimensions, large twice. Fields given by --set are kept."
+        " Default: base, or small where a recipe for own files has few data or minutes.",
+    ),
+]
+
 app = typer.Typer(add_completion=False)
 
 EXAMPLES = """
@@ -69,14 +78,7 @@ def train(
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, metavar="N", help="Train for N optimizer steps. Short for --set training.max_steps=N.")
     ] = None,
-    size: Annotated[
-        Literal["small", "base", "large"] | None,
-        typer.Option(
-            "--size",
-            help="Size of the model: base is that of the recipe, small has half of its dimensions, large twice. Fields given by --set"
-            " are kept. Default: base, or small where a recipe for own files has few data or minutes.",
-        ),
-    ] = None,
+    size: SizeOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, or start a run if there is none.")] = False,
     seeds: Annotated[
         int | None,

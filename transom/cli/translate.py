@@ -41,6 +41,13 @@ cat test.en | transom translate runs/en-de --beam-size 1 > test.de
 tail -f log.en | transom translate runs/en-de --line-buffered
 """
 
+AlignmentOption = Annotated[
+    bool,
+    typer.Option(
+        "--alignment", help="Also print which source words each translated word attends to, as a chart or with --json as numbers."
+    ),
+]
+
 app = typer.Typer(add_completion=False)
 
 NBestOption = Annotated[
@@ -71,12 +78,7 @@ def translate(
     length_penalty: LengthPenaltyOption = None,
     n_best: NBestOption = 1,
     sampling: TranslationSampling,
-    alignment: Annotated[
-        bool,
-        typer.Option(
-            "--alignment", help="Also print which source words each translated word attends to, as a chart or with --json as numbers."
-        ),
-    ] = False,
+    alignment: AlignmentOption = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="With --alignment: HTML page to write.")] = None,
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,

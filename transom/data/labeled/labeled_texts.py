@@ -40,6 +40,11 @@ class LabeledTexts(Pairs):
 
     multi_label: bool = False
 
+    @classmethod
+    def of(cls, texts: Pairs) -> "LabeledTexts":
+        """Return texts with one class each, which another task has read as pairs, as labeled texts."""
+        return texts if isinstance(texts, cls) else cls(**vars(texts))
+
 
 def load_labeled_texts(data: DataConfig, base: Path, multi_label: bool | None = None) -> Splits[LabeledTexts]:
     """Read or generate the labeled texts of a recipe.

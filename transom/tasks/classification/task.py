@@ -78,7 +78,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
             TransomError: the texts cannot be read or do not fit the recipe.
         """
         context.notify("reading the texts")
-        splits = cls.load(recipe, context.base)
+        splits = Splits(**{name: LabeledTexts.of(part) for name, part in cls.load(recipe, context.base).parts.items()})
         multi_label = splits.train.multi_label
         check_settings(recipe, multi_label)
         names = [label for joined in splits.train.target for label in split_labels(joined)] if multi_label else splits.train.target
