@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import typed_lines
+from transom.cli.inputs import read_input_profile, typed_lines
 from transom.cli.options import DecodingPrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonOption, print_note, show_controls
 from transom.cli.sampling import SamplingOptions
@@ -42,7 +42,7 @@ def chat(
     precision: DecodingPrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Answer each typed or piped line, with the conversation so far as context.
+    """Answer each typed or piped line, with the conversation so far as context if the training data contain conversations.
 
     Messages are formatted by data.chat_template of the run's recipe. If the conversation no longer fits the context window, its oldest
     turns are left out. A model that was not trained on instructions continues the conversation as plain text. Options that are not given
@@ -56,7 +56,10 @@ def chat(
         from transom.tasks.load import load
 
     generator = load(run, precision, kind=Generator)
-    conversation = Conversation(generator, _template(run), system, sampling.given)
+    profile = read_input_profile(run)
+    conversation = Conversation(generator, _template(run), system, sampling.given, profile is None or not profile.single_turn)
+    if not conversation.uses_history:
+        print_note("the training data of this model have no conversations, so each message is answered without the previous ones")
     if not as_json:
         sampling.note_unused(generator.sampling.temperature)
     is_prompt = sys.stdin.isatty()
@@ -78,7 +81,9 @@ def chat(
 class Conversation:
     """Conversation with a model, which keeps the turns so far and answers the next message."""
 
-    def __init__(self, generator: "Generator", template: "ChatTemplateConfig", system: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, generator: "Generator", template: "ChatTemplateConfig", system: str, options: dict[str, Any], uses_history: bool = True
+    ) -> None:
         """Start a conversation.
 
         Args:
@@ -86,10 +91,12 @@ class Conversation:
             template: chat template that formats the turns.
             system: system prompt.
             options: keyword arguments for ``Generator.stream``.
+            uses_history: whether the prompt of a message contains the previous turns.
         """
         from transom.data.labeled.chat import end_of_answer
 
         self.generator, self.template, self.system, self.turns = generator, template, system, list["Turn"]()
+        self.uses_history = uses_history
         self.max_tokens, self.n_tokens, self.n_dropped = generator.model.config.max_seq_len, 0, 0
         self._options = {**options, "name": "message"}
         if not generator.instruction_tuned:
@@ -121,8 +128,9 @@ class Conversation:
         wanted = self._options.get("max_new_tokens") or self.generator.sampling.max_new_tokens
         limit = self.max_tokens - min(wanted, self.max_tokens // 2)
         last = message if self.generator.instruction_tuned else open_turn(self.template, message)
-        for n_dropped in range(len(self.turns) + 1):
-            prompt = format_prompt(self.template, self.system, self.turns[n_dropped:], last)
+        turns = self.turns if self.uses_history else []
+        for n_dropped in range(len(turns) + 1):
+            prompt = format_prompt(self.template, self.system, turns[n_dropped:], last)
             n_tokens = len(self.generator.tokenizer.encode(prompt))
             if n_tokens <= limit:
                 break

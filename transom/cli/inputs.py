@@ -5,12 +5,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from transom.cli.output import print_note, print_result, show_controls
 from transom.errors import CheckpointError, ConfigError, TransomError
+
+if TYPE_CHECKING:
+    from transom.data.text.input_profile import InputProfile
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -84,6 +87,7 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
         ConfigError: both arguments and ``--input`` are given.
         DataError: the file or an argument is not clean UTF-8 text.
     """
+    from transom.data.text.tabular import SUFFIXES
     from transom.data.text.text_io import check_text, decode_lines, read_lines
 
     if arguments and options.input_file is not None:
@@ -92,6 +96,11 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
         return Inputs(argument, [check_text(text, argument) for text in arguments])
     if options.input_file is not None:
         lines = read_lines(options.input_file)
+        if Path(options.input_file.name.removesuffix(".gz")).suffix.lower() in SUFFIXES:
+            print_note(
+                f"warning: {options.input_file} looks like a table, but each whole line is read as one of the {noun}; write a file with one"
+                " per line if that is not meant"
+            )
         return Inputs(str(options.input_file), None if options.line_buffered else lines, iter(lines), is_stream=True)
     if sys.stdin.isatty():
         print_note(f"type {noun}, one per line; Ctrl-D ends")
@@ -113,10 +122,20 @@ def no_warnings(text: str) -> Sequence[str]:
 def input_warnings(run: Path) -> Callable[[str], Sequence[str]]:
     """Return a function that returns warnings about how an input differs from the training inputs of a run.
 
-    Run folders of early versions have no profile of their training inputs. For these, the function returns no warnings.
+    For a run without a profile of its training inputs, the function returns no warnings.
 
     Raises:
         CheckpointError: the run's profile of its training inputs is damaged.
+    """
+    profile = read_input_profile(run)
+    return no_warnings if profile is None else profile.warnings
+
+
+def read_input_profile(run: Path) -> "InputProfile | None":
+    """Return the profile of a run's training inputs; None for run folders of early versions, which have none.
+
+    Raises:
+        CheckpointError: the profile is damaged.
     """
     from transom.checkpoints.run_files import INPUT_PROFILE
     from transom.checkpoints.run_folder import RunFolder
@@ -125,10 +144,10 @@ def input_warnings(run: Path) -> Callable[[str], Sequence[str]]:
 
     path = RunFolder.open(run).path / INPUT_PROFILE
     if not path.exists():
-        return no_warnings
+        return None
     value = read_json(path)
     try:
-        return InputProfile.from_json(value).warnings
+        return InputProfile.from_json(value)
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged: {error}; remove the file to predict without warnings about inputs") from error
 

@@ -191,6 +191,7 @@ def _result_lines(result: "RunResult") -> list[str]:
     best = ", ".join([*format_metrics(result.best), *([] if result.weights is None else [f"{result.weights} weights"])])
     return [
         f"best validation, step {result.best['step']:,.0f}: {best}" if result.best else "no validation",
+        *([f"trivial predictor: {result.baseline}"] if result.best and result.baseline else []),
         *(f"warning: {problem}" for problem in result.problems),
         f"model in {result.folder}, report in {result.folder / 'report.html'}",
         f"try: {result.example}",

@@ -92,13 +92,24 @@ def read_status(path: Path) -> RunStatus:
         task=recipe.task,
         data=_describe_data(recipe),
         step=step,
-        max_steps=recipe.training.max_steps,
+        max_steps=_expected_steps(recipe, step, last, is_running),
         best=next((record for record in reversed(validated) if record["best"]), None),
         loss=trained[-1]["loss"] if trained else None,
         speed=trained[-1].get("target_tokens_per_second") if trained else None,
         seconds=last["seconds"] if last else None,
         seconds_left=_seconds_left(recipe, step, last) if is_running else None,
     )
+
+
+def _expected_steps(recipe: Recipe, step: int, last: dict[str, Any] | None, is_running: bool) -> int:
+    """Return the expected number of steps: those of the recipe, or those that fit into the time limit of the run."""
+    training = recipe.training
+    if training.max_minutes is None or last is None or not last["step"]:
+        return training.max_steps
+    seconds = 60 * training.max_minutes
+    if not is_running and last["seconds"] >= 0.95 * seconds:
+        return step
+    return min(training.max_steps, max(step, int(seconds * last["step"] / last["seconds"])))
 
 
 def _seconds_left(recipe: Recipe, step: int, last: dict[str, Any] | None) -> float | None:

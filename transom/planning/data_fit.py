@@ -22,7 +22,9 @@ SMALL_CHARACTERS, SMALL_SAMPLES = 300_000, 2_000
 """A text of fewer characters, or a set of fewer images, trains a small model."""
 
 SMALL_MINUTES = 3.0
-"""A run of at most so many minutes trains a small model too."""
+"""A run of at most so many minutes trains a small model too, and batches of at most four times the minimum."""
+
+SHORT_RUN_BATCH = 4
 
 FITTED_FIELDS = {
     "tokenizer": ("vocab_size",),
@@ -115,6 +117,8 @@ def _changes(recipe: Recipe, amount: DataAmount) -> dict[str, dict[str, Any]]:
     else:
         n, name, least = amount.n_characters / CHARACTERS_PER_TOKEN, "batch_tokens", MIN_BATCH_TOKENS
     size = min(_power_of_two(n / STEPS_PER_EPOCH, least), getattr(training, name))
+    if training.max_minutes is not None and training.max_minutes <= SMALL_MINUTES:
+        size = min(size, SHORT_RUN_BATCH * least)
     enough = max(int(float(f"{MAX_EPOCHS * n / size:.1e}")), MIN_STEPS)  # whatever max_steps the user sets, which may change on resume
     warmup, interval = min(training.schedule.warmup_steps, enough // 10), enough // MAX_VALIDATIONS
     fitted = {
@@ -163,5 +167,7 @@ def _reshape(model: Any, shape: dict[str, Any]) -> Any:
     given = model.model_dump(exclude_unset=True)
     for name, value in shape.items():
         table, _, field = name.rpartition(".")
+        if table and table not in given:
+            given[table] = getattr(model, table).model_dump()
         (given[table] if table else given)[field] = value
     return type(model).model_validate(given)

@@ -73,6 +73,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._unit = "tokens"
         self._last_line = 0.0
         self._baseline: Sequence[Mapping[str, Any]] = ()
+        self._was_worse = False
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -95,8 +96,10 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                     self.notify(line)
             case ValidationFinished():
                 self.notify(validation_line(event))
-                for problem in worse_than_baseline({"loss": event.metrics["loss"]}, self._baseline):
+                problems = worse_than_baseline({"loss": event.metrics["loss"]}, self._baseline)
+                for problem in [] if self._was_worse else problems:  # once, and again only after a better validation
                     self.notify(f"warning: {problem}")
+                self._was_worse = bool(problems)
             case TrainingFinished():
                 self._stop()
                 self.notify(f"{ENDED[event.reason]} at step {format_count(event.step)} after {format_duration(event.seconds)} of training")

@@ -37,6 +37,7 @@ class RunResult:
         example: example of a command that uses the trained model.
         weights: kind of the saved weights, "raw" or "averaged"; None if the run does not average weights.
         problems: warnings about the training run, one sentence each.
+        baseline: validation metrics of a trivial predictor, in words; empty if there are none.
         model: description of the task, the architecture and the number of parameters.
         call: example of a method call of the predictor that ``load`` returns.
     """
@@ -50,6 +51,7 @@ class RunResult:
     example: str
     weights: str | None = None
     problems: Sequence[str] = ()
+    baseline: str = ""
     model: str = ""
     call: str = ""
 
@@ -91,6 +93,7 @@ class RunResult:
         return [
             ("", self.model),
             ("best validation", validated),
+            *([("trivial predictor", self.baseline)] if self.baseline else []),
             ("training time", f"{took}; {ENDS[self.reason]}"),
             *(("check", problem) for problem in self.problems),
             ("model in", str(self.folder)),
@@ -184,6 +187,7 @@ def run_training(
     """
     with defer_signals():
         from transom.checkpoints.run_folder import RunFolder
+        from transom.data.reports.baseline import describe_baseline
         from transom.inspection.describe import describe_family, usage_example
         from transom.inspection.number_format import format_parameter_count
         from transom.planning.process_state import preserved_process_state
@@ -212,6 +216,7 @@ def run_training(
         example=usage_example(parts.recipe, str(out))[0],
         weights=finished.weights,
         problems=problems,
+        baseline=describe_baseline(parts.facts["data"].get("baseline", ())),
         model=f"{parts.recipe.task} model: {describe_family(parts.recipe)}, {size}",
         call=f"{parts.recipe.COMMAND}({parts.recipe.example[1]})",
     )

@@ -83,3 +83,23 @@ def plan_steps(training: TrainingConfig, step: int, seconds: float, seconds_per_
         validate_every=interval,
         checkpoint_every=min(training.checkpoint_every, interval),
     )
+
+
+def limit_notes(training: TrainingConfig, reason: str | None, step: int, seconds: float) -> list[str]:
+    """Return one note if a resumed run has nothing left to do, because its limits count the whole run; otherwise an empty list.
+
+    Args:
+        training: the recipe's training settings.
+        reason: why the run ends before its first step; None if it does not.
+        step: number of optimizer steps so far.
+        seconds: training time so far.
+    """
+    if reason == "max_minutes":
+        minutes = math.ceil(seconds / 60)
+        return [
+            f"warning: nothing is trained: the run has used {seconds / 60:.3g} of its {training.max_minutes:g} minutes; --minutes counts the"
+            f" whole run, so give more, such as --minutes {2 * max(minutes, 1)}"
+        ]
+    if reason == "max_steps":
+        return [f"warning: nothing is trained: the run has all of its {step:,} steps; give more, such as --steps {2 * step}"]
+    return []

@@ -31,7 +31,7 @@ from transom.training.rank_process import END, NO_CHECKPOINT, SAVE, STEP
 from transom.training.resume import load_resume_state
 from transom.training.setup import TrainingSetup
 from transom.training.step_timer import StepTimer
-from transom.training.time_limit import FIRST_PLAN_SHARE, plan_steps
+from transom.training.time_limit import FIRST_PLAN_SHARE, limit_notes, plan_steps
 from transom.training.train_state import (
     TrainState,
     gather_rng_states,
@@ -133,8 +133,9 @@ class _TrainingLoop:
         self.setup.model.train()
         p = self.state
         notes = (*self.setup.task.report.lines(), *self.setup.notes, *self.notes)
-        self.notify(TrainingStarted(self.setup.folder.path, p.step, self.training.max_steps, self.setup.facts, notes))
         reason = self.stop_reason(lambda: False)
+        notes = (*notes, *limit_notes(self.recipe_training, reason, p.step, p.seconds))
+        self.notify(TrainingStarted(self.setup.folder.path, p.step, self.training.max_steps, self.setup.facts, notes))
         if reason and p.last_validation_step < p.step:  # the run already stopped at this end
             self.validate_and_save(reason)
         batches = self.setup.task.loader.batches_from(p.position)

@@ -39,6 +39,17 @@ def format_prompt(template: ChatTemplateConfig, system: str, history: Sequence[T
     return template.separator.join([*([system] if system else []), *(_format_turn(template, turn) for turn in history), user])
 
 
+def has_history(template: ChatTemplateConfig, prompt: str) -> bool:
+    r"""Return whether a prompt contains a previous turn.
+
+    >>> has_history(ChatTemplateConfig(), "User: Hi\nAssistant: Hello.\n\nWho are you?"), has_history(ChatTemplateConfig(), "Hi")
+    (True, False)
+    """
+    before, _, rest = template.turn.partition("{user}")
+    start, between = before.strip(), rest.partition("{assistant}")[0].strip()
+    return start in prompt and between in prompt[prompt.index(start) + len(start) :]
+
+
 def open_turn(template: ChatTemplateConfig, user: str) -> str:
     r"""Return a user's message as the start of a turn, which ends where the answer begins.
 

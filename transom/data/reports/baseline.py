@@ -126,3 +126,14 @@ def worse_than_baseline(metrics: Mapping[str, Any], baseline: Iterable[Mapping[s
                 f"validation {name} {value:.{digits}f}{unit} is worse than {each['predictor']}, {each['value']:.{digits}f}{unit}"
             )
     return problems
+
+
+def describe_baseline(baseline: Iterable[Mapping[str, Any]]) -> str:
+    """Return the metrics of a trivial predictor in words, such as ``accuracy 52.70 (always answering 'yes')``, the loss last.
+
+    Args:
+        baseline: the metrics, in the form in which ``DataReport.to_json`` returns them.
+    """
+    ordered = sorted(baseline, key=lambda each: each["key"] == "loss")
+    shown = ((each, f"{each['value']:.4f}" if each["key"] == "loss" else f"{each['value']:.2f}") for each in ordered)
+    return ", ".join(f"{each['key'].replace('_', ' ')} {value} ({each['predictor']})" for each, value in shown)

@@ -56,6 +56,7 @@ class InputProfile:
         min_log_p: threshold of the mean log-probability of a text's trigrams, below which the text is unusual.
         max_unseen: threshold of the fraction of unseen words, above which a text is unusual.
         max_characters: number of characters of the longest training text. None if no length is unusual.
+        single_turn: whether the texts are prompts none of which contains previous turns of a conversation.
     """
 
     bits: NDArray[np.bool_]
@@ -63,6 +64,7 @@ class InputProfile:
     min_log_p: float
     max_unseen: float
     max_characters: int | None
+    single_turn: bool = False
 
     @classmethod
     def from_texts(cls, train: Sequence[str], valid: Sequence[str], any_length: bool = False) -> Self:
@@ -133,6 +135,7 @@ class InputProfile:
             "min_log_p": self.min_log_p if math.isfinite(self.min_log_p) else None,
             "max_unseen": self.max_unseen,
             "max_characters": self.max_characters,
+            **({"single_turn": True} if self.single_turn else {}),
         }
 
     @classmethod
@@ -147,7 +150,8 @@ class InputProfile:
             bits = np.unpackbits(packed, count=int(value["n_bits"])).astype(bool)
             trigrams = {str(trigram): float(log_p) for trigram, log_p in value["trigrams"].items()}
             lowest, longest = value["min_log_p"], value["max_characters"]
-            return cls(bits, trigrams, -math.inf if lowest is None else float(lowest), float(value["max_unseen"]), longest and int(longest))
+            min_log_p, single_turn = -math.inf if lowest is None else float(lowest), bool(value.get("single_turn", False))
+            return cls(bits, trigrams, min_log_p, float(value["max_unseen"]), longest and int(longest), single_turn)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a field is missing or of another type: {error}") from error
 

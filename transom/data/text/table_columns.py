@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from transom.errors import AmbiguousHeaderError, ConfigError, DataError
@@ -369,6 +370,10 @@ def _named_index(where: str, names: Sequence[str], field: Field, columns: Sequen
         return _check_index(where, field, columns[0])
     if field not in names:
         found = ", ".join(names) or "(none)"
+        if close := next((name for name in names if name.lower() == field.lower()), None) or next(
+            iter(get_close_matches(field, names)), None
+        ):
+            raise DataError(f"{where}: expected the column {field!r}, found the columns {found}; did you mean {close!r}?")
         raise DataError(
             f"{where}: expected the column {field!r}, found the columns {found}; {_advice(names, columns, [None] * len(columns))}"
         )

@@ -1,12 +1,14 @@
 """The instruction tuning task, which predicts each token of an answer from the prompt and the previous tokens of the answer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
 
 from transom.data.batch import LanguageBatch
+from transom.data.labeled.chat import has_history
 from transom.data.labeled.instructions import InstructionLoader, Instructions, evaluation_batches, load_instructions
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.baseline import count_tokens, frequency_baseline, validation_labels
@@ -65,7 +67,10 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
             valid_batches=valid_batches,
             report=report_instructions(splits, read, tokenizer, loader).with_baseline(baseline),
             data_hash=fingerprint(splits.train, splits.valid),
-            input_profile=InputProfile.from_texts(splits.train.source, splits.valid.source),
+            input_profile=replace(
+                InputProfile.from_texts(splits.train.source, splits.valid.source),
+                single_turn=not any(has_history(recipe.data.chat_template, prompt) for prompt in splits.train.source),
+            ),
         )
 
     def flops(self, batch: LanguageBatch) -> float:
