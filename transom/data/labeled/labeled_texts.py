@@ -40,6 +40,11 @@ class LabeledTexts(Pairs):
 
     multi_label: bool = False
 
+    @classmethod
+    def of(cls, texts: Pairs) -> "LabeledTexts":
+        """Return texts with one class each, such as those of a plugin's task, as labeled texts; labeled texts are returned unchanged."""
+        return texts if isinstance(texts, cls) else cls(texts.source, texts.target, texts.name, texts.lines, texts.notes)
+
 
 def load_labeled_texts(data: DataConfig, base: Path, multi_label: bool | None = None) -> Splits[LabeledTexts]:
     """Read or generate the labeled texts of a recipe.

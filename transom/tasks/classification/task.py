@@ -78,7 +78,8 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
             TransomError: the texts cannot be read or do not fit the recipe.
         """
         context.notify("reading the texts")
-        splits = cls.load(recipe, context.base)
+        loaded = cls.load(recipe, context.base)  # a plugin's task may return Pairs
+        splits = Splits(*map(LabeledTexts.of, loaded.parts.values()))
         multi_label = splits.train.multi_label
         check_settings(recipe, multi_label)
         names = [label for joined in splits.train.target for label in split_labels(joined)] if multi_label else splits.train.target
