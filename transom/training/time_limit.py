@@ -97,8 +97,8 @@ def limit_notes(training: TrainingConfig, reason: str | None, step: int, seconds
     if reason == "max_minutes":
         minutes = math.ceil(seconds / 60)
         return [
-            f"warning: nothing is trained: the run has used {seconds / 60:.3g} of its {training.max_minutes:g} minutes; --minutes counts the"
-            f" whole run, so give more, such as --minutes {2 * max(minutes, 1)}"
+            f"warning: nothing is trained: the run has used {seconds / 60:.3g} of its {training.max_minutes:g} minutes; --minutes counts"
+            f" the whole run, so give more, such as --minutes {2 * max(minutes, 1)}"
         ]
     if reason == "max_steps":
         return [f"warning: nothing is trained: the run has all of its {step:,} steps; give more, such as --steps {2 * step}"]

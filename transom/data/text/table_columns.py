@@ -370,10 +370,9 @@ def _named_index(where: str, names: Sequence[str], field: Field, columns: Sequen
         return _check_index(where, field, columns[0])
     if field not in names:
         found = ", ".join(names) or "(none)"
-        if close := next((name for name in names if name.lower() == field.lower()), None) or next(
-            iter(get_close_matches(field, names)), None
-        ):
-            raise DataError(f"{where}: expected the column {field!r}, found the columns {found}; did you mean {close!r}?")
+        same = [name for name in names if name.lower() == field.lower()] or get_close_matches(field, names, n=1)
+        if same:
+            raise DataError(f"{where}: expected the column {field!r}, found the columns {found}; did you mean {same[0]!r}?")
         raise DataError(
             f"{where}: expected the column {field!r}, found the columns {found}; {_advice(names, columns, [None] * len(columns))}"
         )
