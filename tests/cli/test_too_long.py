@@ -151,8 +151,6 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "recipes",
         "tokenizer",
         "demo",
-        "runs",
-        "status",
     }
 
 
