@@ -73,8 +73,21 @@ def _instructions(folder: Path) -> Iterator[Path]:
 
 def _classes(folder: Path) -> Iterator[Path]:
     lines = [f"{text}\t{CLASSES[i * i % 7 % 5]}" for i, text in enumerate(sentences(300))]
+    yield from _labeled(folder, lines)
+
+
+def _labels(folder: Path) -> Iterator[Path]:
+    lines = [f"{text}\t{'|'.join(CLASSES[i % 3 : i % 5 + 1])}" for i, text in enumerate(sentences(300))]
+    yield from _labeled(folder, lines, "--multi-label")
+
+
+def _labeled(folder: Path, lines: list[str], *options: str) -> Iterator[Path]:
+    """Train a classifier and evaluate it on its own data."""
     file = _write(folder / "labeled.tsv", lines)
-    yield train(folder, "text-classes", "--labeled-data", file, training=("batch_tokens=512",)) / "report.html"
+    run = train(folder, "text-classes", "--labeled-data", file, *options, training=("batch_tokens=512",))
+    yield run / "report.html"
+    assert main(["classify", str(run), "--labeled-data", file, "--html", str(folder / "predictions.html")]) == 0
+    yield folder / "predictions.html"
 
 
 def _pairs(folder: Path) -> Iterator[Path]:
@@ -99,6 +112,6 @@ def _sounds(folder: Path) -> Iterator[Path]:
 
 KINDS: dict[str, Callable[[Path], Iterator[Path]]] = {
     make.__name__.removeprefix("_"): make
-    for make in (_translation, _language, _masked, _instructions, _classes, _pairs, _tags, _images, _sounds)
+    for make in (_translation, _language, _masked, _instructions, _classes, _labels, _pairs, _tags, _images, _sounds)
 }
 """A function per task that writes its pages into a folder."""

@@ -6,7 +6,7 @@ import pytest
 from tests.inspection.conftest import HOSTILE
 from transom.data.pairs.pairs import Pairs
 from transom.decoding.predictors.class_metrics import CalibrationBin, ClassificationMetrics, evaluate_probabilities
-from transom.inspection.classification_pictures import SIZE, TOP, confusion_matrix_svg, reliability_diagram
+from transom.inspection.classification_pictures import MAX_OPACITY, SIZE, TOP, confusion_matrix_svg, reliability_diagram
 from transom.inspection.classification_section import MAX_CLASSES, class_table, class_table_title, classification_page, confused_table
 from transom.inspection.markup import to_svg
 
@@ -47,4 +47,4 @@ def test_bars_reach_the_accuracy() -> None:
 def test_a_cell_is_as_dark_as_its_fraction_of_the_row() -> None:
     picture = confusion_matrix_svg(["a", "b"], {("a", "a"): 3, ("a", "b"): 1, ("b", "b"): 2})
     cells = [each for each in picture.iter("rect") if each.get("class") == "cell"]
-    assert [float(each.get("fill-opacity", "")) for each in cells] == [0.75, 0.25, 1.0]
+    assert [float(each.get("fill-opacity", "")) for each in cells] == [round(MAX_OPACITY * fraction, 3) for fraction in (0.75, 0.25, 1)]

@@ -12,6 +12,8 @@ SIZE, LEFT, TOP = 260, 54, 28
 """Width and height of the plot of a reliability diagram, and its margins, in SVG units."""
 
 MAX_LABEL_LENGTH = 18
+MAX_OPACITY = 0.45
+"""Opacity of the darkest cell, on which numbers are legible in light and dark."""
 CELL, CHARACTER_WIDTH = 38, 8.4
 """Width and height of a cell of a confusion matrix, and average width of a label's character, in SVG units."""
 
@@ -82,8 +84,10 @@ def confusion_matrix_svg(classes: Sequence[str], confusion: Mapping[tuple[str, s
 
 
 def _cell(x: float, y: float, n: int, fraction: float, what: str) -> Element:
-    cell = node("rect", x=x + 1, y=y + 1, width=CELL - 2, height=CELL - 2, rx=3, fill_opacity=round(fraction, 3), class_="cell")
+    cell = node(
+        "rect", x=x + 1, y=y + 1, width=CELL - 2, height=CELL - 2, rx=3, fill_opacity=round(MAX_OPACITY * fraction, 3), class_="cell"
+    )
     number = node("text", format_count(n), x=x + CELL / 2, y=y + CELL / 2, dy="0.35em", text_anchor="middle")
-    number.set("class", "over" if fraction > 0.5 else "symbol")
+    number.set("class", "symbol")
     number.set("style", f"font-size: {12 if n < 10_000 else 9}px")
     return node("g", node("title", f"{what}: {format_count(n)}, {format_percent(fraction, 1)} of the row"), cell, number)

@@ -102,26 +102,26 @@ def calibration_sentence(metrics: ClassificationMetrics) -> str:
 
 def _sections(metrics: ClassificationMetrics) -> Iterator[tuple[str, Sequence[Element]]]:
     """Yield the title and the content of each part."""
-    yield class_table_title(metrics), [_scrolling(class_table(metrics))]
+    yield class_table_title(metrics), [html_table(*class_table(metrics))]
     if len(metrics.classes) <= MAX_MATRIX_CLASSES:
         note = node("p", "Rows are classes, columns are predicted classes; a darker cell is a larger fraction of its row.", class_="soft")
         matrix = confusion_matrix_svg([label for label, _ in metrics.classes], metrics.confusion)
-        yield "Confusion matrix", [note, node("div", matrix, class_="scroll", tabindex=0)]
+        yield "Confusion matrix", [note, scrollable(matrix)]
     if metrics.confused:
-        yield "Most confused classes", [_scrolling(confused_table(metrics))]
+        yield "Most confused classes", [html_table(*confused_table(metrics))]
     sentence = calibration_sentence(metrics)
     yield (
         "Calibration",
         [
             node("p", f"{sentence[:1].upper()}{sentence[1:]}.", class_="soft"),
             node("div", node("figure", reliability_diagram(metrics.calibration)), class_="pictures"),
-            _scrolling(calibration_table(metrics)),
+            html_table(*calibration_table(metrics)),
         ],
     )
-    yield "Abstention", [node("p", f"{ABSTENTION_NOTE}.", class_="soft"), _scrolling(abstention_table(metrics))]
+    yield "Abstention", [node("p", f"{ABSTENTION_NOTE}.", class_="soft"), html_table(*abstention_table(metrics))]
     if metrics.errors:
         rows = [[shorten(each.item, MAX_ITEM_LENGTH), each.label, each.found, format_percent(each.p, 1)] for each in metrics.errors]
-        yield "Most confident errors", [_scrolling((["", "class", "predicted", "confidence"], rows))]
+        yield "Most confident errors", [html_table(["", "class", "predicted", "confidence"], rows)]
 
 
 ABSTENTION_NOTE = (
@@ -138,10 +138,6 @@ def shorten(text: str, max_length: int) -> str:
     """
     line = " ".join(text.split())
     return line if len(line) <= max_length else f"{line[: max_length - 1]}…"
-
-
-def _scrolling(table: Table) -> Element:
-    return scrollable(html_table(*table))
 
 
 def classification_section(run: RunSummary) -> list[Element]:

@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 from transom.decoding.predictors.class_metrics import N_BINS
 from transom.decoding.predictors.multi_label import LabelError, MultiLabelMetrics
 from transom.inspection.classification_pictures import reliability_diagram
-from transom.inspection.html_tables import html_table, scrollable
+from transom.inspection.html_tables import html_table
 from transom.inspection.markup import node
 from transom.inspection.number_format import format_count, format_percent
 
@@ -80,7 +80,7 @@ def multi_label_sections(metrics: MultiLabelMetrics) -> Iterator[tuple[str, Sequ
     yield "Calibration", [note, diagram, html_table(*probability_table(metrics))]
     if metrics.errors:
         rows = [[each.item[:MAX_ITEM_LENGTH], describe_error(each)] for each in metrics.errors]
-        yield "Most confident errors", [scrollable(html_table(["", "label"], rows))]
+        yield "Most confident errors", [html_table(["", "label"], rows)]
 
 
 def _percents(*fractions: float) -> list[str]:
