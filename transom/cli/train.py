@@ -73,7 +73,12 @@ def train(
     overrides: SetOption = None,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", min=0, metavar="N", help="Stop after N minutes of training, and keep the best weights so far."),
+        typer.Option(
+            "--minutes",
+            min=0,
+            metavar="N",
+            help="Stop after N minutes of training in all, resumed parts included, and keep the best weights.",
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, metavar="N", help="Train for N optimizer steps. Short for --set training.max_steps=N.")
