@@ -13,6 +13,7 @@ SHORT = ("data.generate.n_train=300", "data.generate.n_valid=20", "training.max_
 Usage = namedtuple("Usage", "total used free")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("average", ["none", "ema", "checkpoints"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_keeps_within_what_was_asked_for(

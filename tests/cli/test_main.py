@@ -41,7 +41,7 @@ def test_a_recipe_is_copied_without_pytorch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["", *all_commands()])
 def test_help_takes_less_than_half_a_second(command: str) -> None:
     words = [command, "--help"] if command else ["--help"]
-    assert any(_seconds(*words) < 0.5 for _ in range(3))
+    assert any(_seconds(*words) < 0.5 for _ in range(8))
 
 
 def test_a_sentence_is_translated_in_less_than_three_seconds(trained: Trained) -> None:

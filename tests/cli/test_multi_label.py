@@ -53,7 +53,9 @@ def test_labels_are_classified_and_scored(transom: Call, run: Path, texts: Path,
 
 def test_abstaining_is_for_one_class(transom: Call, run: Path) -> None:
     error = transom("classify", run, "a text", "--abstain-below", "0.5").error
-    assert "expected --abstain-below with a classifier of texts with one class each, found it with one of several labels per text" in error
+    assert (
+        "expected --abstain-below only with a classifier of texts with one class each, found --abstain-below with one of several" in error
+    )
 
 
 def test_what_is_ambiguous_is_refused_outside_a_terminal(transom: Call, texts: Path, tmp_path: Path) -> None:

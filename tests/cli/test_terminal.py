@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Trained, sets
 
-LONG = sets("training.max_steps=400", "training.validate_every=100")
+LONG = sets("training.max_steps=120", "training.validate_every=40")
 
 
 def start(trained: Trained, out: Path, columns: int = 80, **environment: str) -> Any:
@@ -28,30 +28,31 @@ def shown_lines(output: str) -> list[str]:
     return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output))
 
 
-@pytest.mark.parametrize("columns", [40, 60, 79, 120, 200])
+@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.long) for n in (60, 79, 120, 200))])
 def test_every_line_fits_and_the_time_left_is_shown(trained: Trained, tmp_path: Path, columns: int) -> None:
     with start(trained, tmp_path / "run", columns) as terminal:
         terminal.expect(pexpect.EOF)
     assert terminal.exitstatus == 0
     lines = shown_lines(terminal.before)
-    bars = [line for line in lines if "/400 steps" in line]
+    bars = [line for line in lines if "/120 steps" in line]
     assert any(" left" in line for line in bars) and max(map(len, bars)) <= columns, max(bars, key=len)
     assert "parameters;" in {word for line in lines for word in line.split()}, "words are not broken"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_any_environment_trains(trained: Trained, tmp_path: Path, environment: dict[str, str]) -> None:
     with start(trained, tmp_path / "run", **environment) as terminal:
         terminal.expect(pexpect.EOF)
-    assert terminal.exitstatus == 0 and "ended at step 400" in terminal.before
+    assert terminal.exitstatus == 0 and "ended at step 120" in terminal.before
     assert ("\x1b[3" in terminal.before) <= ("NO_COLOR" not in environment)
 
 
 def test_ctrl_c_saves_and_resizing_disturbs_nothing(trained: Trained, tmp_path: Path) -> None:
     with start(trained, tmp_path / "run", 100) as terminal:
-        terminal.expect(r"\d+/400 steps")
+        terminal.expect(r"\d+/120 steps")
         terminal.setwinsize(30, 50)
-        terminal.expect("step 100: validation")
+        terminal.expect("step 40: validation")
         terminal.sendintr()
         terminal.expect(pexpect.EOF)
     assert terminal.exitstatus == 130 and "checkpoint saved" in terminal.before

@@ -101,8 +101,12 @@ def test_columns_that_several_readings_fit_are_listed_with_the_options(tmp_path:
     )
     assert labeled(path, text_field="wording").source == TEXTS
     assert labeled(path, text_field=1, header=True).source == TEXTS
-    with pytest.raises(DataError, match=r"expected the column 'words', found the columns id, wording, label; use --text-field id"):
+    with pytest.raises(DataError, match=r"expected the column 'words', found the columns id, wording, label; did you mean 'wording'"):
         labeled(path, text_field="words")
+    with pytest.raises(DataError, match=r"expected the column 'x', found the columns id, wording, label; use --text-field id"):
+        labeled(path, text_field="x")
+    with pytest.raises(DataError, match=r"expected the column 'LABEL', found the columns id, wording, label; did you mean 'label'"):
+        labeled(path, text_field="wording", label_field="LABEL")
     with pytest.raises(DataError, match=r"expected a header with the column 'wording', found --no-header"):
         labeled(path, text_field="wording", header=False)
 

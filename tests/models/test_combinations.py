@@ -273,6 +273,9 @@ def test_packed_documents_are_as_alone(fields: dict[str, Any]) -> None:
 
 TEXTS = [member for member in allowed_schemas(AnyModel) if issubclass(member, TextModelConfig)]
 OF_IMAGES = {("pattern", "window-2d")}
+OF_LABELS = {("multi_label", True)}
+"""Changes the loss and not the network."""
+
 OF_ENCODERS = {("approximation", "linformer"), ("approximation", "nystrom")}
 
 
@@ -280,8 +283,8 @@ OF_ENCODERS = {("approximation", "linformer"), ("approximation", "nystrom")}
     ("rows", "families", "expected"),
     [
         (SET_WRITERS, [kind for kind in TEXTS if not issubclass(kind, EncoderConfig)], OF_IMAGES | OF_ENCODERS),
-        (SET_ENCODERS, [kind for kind in TEXTS if issubclass(kind, EncoderConfig)], OF_IMAGES),
-        (SET_TEXTS, TEXTS, OF_IMAGES),
+        (SET_ENCODERS, [kind for kind in TEXTS if issubclass(kind, EncoderConfig)], OF_IMAGES | OF_LABELS),
+        (SET_TEXTS, TEXTS, OF_IMAGES | OF_LABELS),
     ],
     ids=["writers", "encoders", "texts"],
 )

@@ -17,6 +17,15 @@ from transom.tasks.signals import defer_signals
 if TYPE_CHECKING:
     from transom.tasks.train import RunResult
 
+SeedsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds",
+        min=1,
+        metavar="N",
+        help="Train once with each seed from 1 to N, and report the mean and standard deviation of the metrics.",
+    ),
+]
 SizeOption = Annotated[
     Literal["small", "base", "large"] | None,
     typer.Option(
@@ -85,15 +94,7 @@ def train(
     ] = None,
     size: SizeOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, or start a run if there is none.")] = False,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds",
-            min=1,
-            metavar="N",
-            help="Train once with each seed from 1 to N, and report the mean and standard deviation of the metrics.",
-        ),
-    ] = None,
+    seeds: SeedsOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Write the weights, metrics and a report to a run folder. All settings are fields of the recipe, and --set overrides a field.
