@@ -204,6 +204,11 @@ def _choose_fields(where: str, record: Record, columns: Sequence[Column], fields
     usual = {alias for column in columns for alias in column.aliases}.union(field for field in fields if isinstance(field, str))
     names = [name for name, value in record.items() if isinstance(value, str | int) or name in usual]
     indices, notes = choose_columns(where, names, columns, fields)
+    for column, index in zip(columns, indices, strict=True):
+        if index is not None and index >= len(names):
+            raise DataError(
+                f"{where}: expected a field of index {index} for the {column.name}, found {len(names)} fields; correct {column.flag}"
+            )
     chosen: list[Field] = [names[index] for index in indices if index is not None]
     if chosen != [column.name for column in columns] and not notes:
         notes = [describe_columns(names, columns, indices)]
