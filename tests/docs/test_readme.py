@@ -71,6 +71,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"{name}.tsv").write_text(
             "".join(f"A film {i} to {word}.\t{label}\n" for i in range(20) for word, label in (("remember", 1), ("forget", 0)))
         )
+    for name in ("topics", "topics-test"):
+        topics = ("space", "sport", "space|sport", "")
+        (tmp_path / f"{name}.tsv").write_text("".join(f"A probe {i} lands on the {i % 4}.\t{topics[i % 4]}\n" for i in range(60)))
     for name in ("train", "test"):
         (tmp_path / f"{name}.conll").write_text("".join(f"Ana\tB-PER\nsees\tO\n{i}\tO\n\n" for i in range(20)))
     for folder in ("photos", "photos-for-testing"):
