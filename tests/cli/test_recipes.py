@@ -94,6 +94,7 @@ def write(root: Path) -> None:
     text("mine.jsonl", [json.dumps({"prompt": line, "answer": line[::-1]}) for line in lines(300, 11)])
     text("mine.tsv", [f"{line}\t{line[::-1]}" for line in lines(300, 12)])
     text("reviews.tsv", [f"{line}\t{'good' if i % 2 else 'bad'}" for i, line in enumerate(lines(300, 13))])
+    text("topics.tsv", [f"{line}\t{('space', 'sport', 'space|sport')[i % 3]}" for i, line in enumerate(lines(300, 14))])
     for name in ("train.csv", "valid.csv"):
         with (root / name).open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([["text", "label"], *([line, str(i % 2)] for i, line in enumerate(lines(300, 14)))])

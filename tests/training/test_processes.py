@@ -49,7 +49,7 @@ def test_a_run_of_two_processes_goes_on_to_the_same_end(tmp_path: Path) -> None:
 def test_bad_samples_are_named_from_all_processes(tmp_path: Path) -> None:
     def named(n: int) -> list[set[str]]:
         seen: list[Event] = []
-        with pytest.raises(TransomError, match="found 20 consecutive steps"):
+        with pytest.raises(TransomError, match="found none in 20 consecutive steps"):
             sit(tmp_path / str(n), seen.append, learning_rate=1e38, max_grad_norm=None, max_steps=60, processes=n)
         return [set(event.skipped) for event in seen if isinstance(event, StepFinished) and event.skipped]
 
