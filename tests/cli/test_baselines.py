@@ -24,6 +24,7 @@ TASKS: dict[str, tuple[str, list[str], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", TASKS)
 def test_training_reports_its_baseline_and_warns_where_it_is_worse(transom: Call, tmp_path: Path, task: str) -> None:
     recipe, overrides, predictor = TASKS[task]

@@ -83,6 +83,7 @@ def test_from_python(texts: Path, tmp_path: Path) -> None:
     assert found.classes_.tolist() == ["pet", "wild"] and found.thresholds.shape == (2,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("answer", "classes"), [("y", ["pet", "wild"]), ("n", ["none", "pet", "wild|pet"])])
 def test_what_is_ambiguous_is_asked_in_a_terminal(tmp_path: Path, answer: str, classes: list[str]) -> None:
     path = tmp_path / "full.csv"
