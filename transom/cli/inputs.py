@@ -87,7 +87,7 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
         ConfigError: both arguments and ``--input`` are given.
         DataError: the file or an argument is not clean UTF-8 text.
     """
-    from transom.data.text.tabular import SUFFIXES
+    from transom.data.text.tabular import is_table
     from transom.data.text.text_io import check_text, decode_lines, read_lines
 
     if arguments and options.input_file is not None:
@@ -96,7 +96,7 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
         return Inputs(argument, [check_text(text, argument) for text in arguments])
     if options.input_file is not None:
         lines = read_lines(options.input_file)
-        if Path(options.input_file.name.removesuffix(".gz")).suffix.lower() in SUFFIXES:
+        if is_table(options.input_file):
             print_note(
                 f"warning: {options.input_file} looks like a table, but each whole line is read as one of the {noun}; write a file with one"
                 " per line if that is not meant"

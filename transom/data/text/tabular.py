@@ -67,13 +67,22 @@ def read_table(
     return Table(lines, tuple([row[place] for row in texts] for place in range(len(columns))), tuple(notes), n_arrays)
 
 
+def is_table(path: Path) -> bool:
+    """Return whether the suffix of a file is one of ``SUFFIXES``, ignoring ``.gz``."""
+    return _suffix(path) in SUFFIXES
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
 def table_suffix(path: Path) -> str:
     """Return the suffix of a tabular file in lower case, ignoring ``.gz``.
 
     Raises:
         ConfigError: the suffix is none of ``SUFFIXES``.
     """
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    suffix = _suffix(path)
     if suffix not in SUFFIXES:
         raise ConfigError(
             f"{path}: expected a .tsv, .csv, .jsonl, .json or .parquet file (.gz too), found {suffix or 'no suffix'!r}; give another file"

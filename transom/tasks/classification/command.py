@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -16,20 +16,26 @@ from transom.decoding.predictors.classifier import Classifier, ClassPrediction
 from transom.decoding.predictors.long_texts import LongTextPolicy
 from transom.decoding.predictors.multi_label import LabelsPrediction, MultiLabelClassifier, MultiLabelMetrics, evaluate_label_sets
 
+ClassifierT = TypeVar("ClassifierT", Classifier, MultiLabelClassifier)
+
 
 @dataclass(frozen=True)
-class TextClassifyCommand:
-    """The object that ``transom classify`` uses for texts."""
+class _TextCommand(Generic[ClassifierT]):
+    """Base of the objects that ``transom classify`` uses for texts."""
 
     NOUN: ClassVar[str] = "texts"
     KEY: ClassVar[str] = "text"
 
-    classifier: Classifier
+    classifier: ClassifierT
 
     @property
     def max_tokens(self) -> int:
         """Maximum tokens of a text, special tokens excluded."""
         return self.classifier.model.config.max_seq_len - 1
+
+
+class TextClassifyCommand(_TextCommand[Classifier]):
+    """The object that ``transom classify`` uses for texts with one class each."""
 
     def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
         """Predict the class of each text."""
@@ -57,19 +63,8 @@ class TextClassifyCommand:
         return evaluate_predictions(found, known.target, known, classes, known.source, thresholds)
 
 
-@dataclass(frozen=True)
-class MultiLabelClassifyCommand:
+class MultiLabelClassifyCommand(_TextCommand[MultiLabelClassifier]):
     """The object that ``transom classify`` uses for texts with any number of labels."""
-
-    NOUN: ClassVar[str] = "texts"
-    KEY: ClassVar[str] = "text"
-
-    classifier: MultiLabelClassifier
-
-    @property
-    def max_tokens(self) -> int:
-        """Maximum tokens of a text, special tokens excluded."""
-        return self.classifier.model.config.max_seq_len - 1
 
     def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[LabelsPrediction]:
         """Predict the labels of each text."""
