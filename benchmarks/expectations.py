@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 import transom
 from benchmarks.measure import append_records, describe_environment
 from benchmarks.training_runs import RESULTS
-from transom.config.data import LabeledFilesConfig
 from transom.data.images.image_files import read_images
-from transom.data.labeled.labeled_texts import read_labeled_texts
-from transom.decoding.predictors.classifier import Classifier, evaluate_predictions
+from transom.decoding.predictors.classifier import Classifier
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.decoding.predictors.translator import Translator
 from transom.planning.hardware import measure_peak
+from transom.tasks.classification.command import TextClassifyCommand
 from transom.tasks.image_classification.task import ImageClassifyCommand
 from transom.training.translation_metrics import corpus_scores
 
@@ -63,6 +62,10 @@ def _write(path: Path, lines: list[str]) -> Path:
     return path
 
 
+def _silent(done: int, total: int) -> None:
+    """Show no progress."""
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
@@ -88,8 +91,8 @@ def _reviews(data: Path, folder: Path, n: int) -> Mapping[str, Any]:
 
 
 def _text_accuracy(data: Path, folder: Path, run: Path) -> float:
-    test, classifier = read_labeled_texts(LabeledFilesConfig(file="dev.tsv"), data / "sst2"), transom.load(run, kind=Classifier)
-    return evaluate_predictions(classifier.classify(test.source), test.target, test, classifier.model.config.classes).accuracy
+    command = TextClassifyCommand(transom.load(run, kind=Classifier))
+    return command.score(command.labeled_data(data / "sst2" / "dev.tsv", {}), "truncate", _silent).accuracy
 
 
 def _plays(data: Path, folder: Path, n: int) -> Mapping[str, Any]:
@@ -119,7 +122,7 @@ def _image_accuracy(data: Path, folder: Path, run: Path) -> float:
     classifier = transom.load(run, kind=ImageClassifier)
     config = classifier.model.config
     test = read_images(folder / "test", config.image_size, config.channels)
-    return ImageClassifyCommand(classifier).score(test, "truncate", lambda done, total: None).accuracy
+    return ImageClassifyCommand(classifier).score(test, "truncate", _silent).accuracy
 
 
 STUDIES = {
