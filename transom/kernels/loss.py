@@ -69,16 +69,15 @@ def _chunked_loss(
     """Return loss, negative log-likelihood and, if needed, the gradients of ``hidden`` and ``weight``, unless ``weight`` is frozen.
 
     All chunks share one buffer of logits. The label-smoothing term of loss and gradient is the same for every vocabulary entry, so it
-    requires the sum of the weight rows, not of the logits: sum_j z_j = h . sum_j w_j. The target term uses one weight row per token.
+    requires the sum of the weight rows, not of the logits: sum_j z_j = h . sum_j w_j. The gradient of the target term uses one weight row per
+    token; its value is the logit rounded to ``dtype``, as those of the logsumexp, so that the negative log-likelihood is never below zero.
     """
     exact = torch.promote_types(dtype, torch.float32)
     (n_tokens, d_model), vocab = hidden.shape, weight.shape[0]
-    w, h_all = (
-        weight.to(dtype),
-        F.pad(hidden.to(dtype), (0, 0, 0, -len(hidden) % PAD_MULTIPLE)),
-    )  # rows of zeros contribute nothing to z^T h
+    w, n_padding = weight.to(dtype), -n_tokens % PAD_MULTIPLE
+    h_all, targets = F.pad(hidden.to(dtype), (0, 0, 0, n_padding)), F.pad(labels, (0, n_padding))  # rows of zeros contribute nothing to z^T h
     w_sum, w_target = w.sum(0, dtype=exact), w[labels]
-    log_sums = hidden.new_empty(len(h_all), dtype=exact)
+    log_sums, target_logits = hidden.new_empty(2, len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
     rows, slice_rows = (2 * max(1, min(len(h_all), elements // vocab) // 2) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
@@ -87,6 +86,7 @@ def _chunked_loss(
     for start in range(0, len(h_all), rows):
         h = h_all[start : start + rows]
         z = torch.mm(h, w.T, out=product[: len(h)])
+        target_logits[start : start + rows] = z.gather(1, targets[start : start + rows, None])[:, 0]
         for part, log_sum in zip(z.split(slice_rows), log_sums[start : start + rows].split(slice_rows), strict=True):
             e = buffer[: len(part)]
             _softmax_(part, e, log_sum)
@@ -97,9 +97,8 @@ def _chunked_loss(
         if needs_gradients and not weight_frozen:
             chunk_grad = (z.T @ h).to(exact)
             grad_weight = chunk_grad if grad_weight is None else grad_weight.add_(chunk_grad)
-    h_all, log_sums, grad_hidden = h_all[:n_tokens], log_sums[:n_tokens], grad_hidden[:n_tokens]
-    target = (h_all.to(exact) * w_target.to(exact)).sum(-1)
-    nll = (log_sums - target).sum()
+    h_all, log_sums, target_logits, grad_hidden = (each[:n_tokens] for each in (h_all, log_sums, target_logits, grad_hidden))
+    nll = (log_sums - target_logits).sum()
     loss = (1 - label_smoothing) * nll + label_smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum() + r_drop * divergence
     if not needs_gradients:
         return loss, nll
