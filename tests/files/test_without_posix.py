@@ -14,7 +14,7 @@ WITHOUT = """
 import json, os, pkgutil, signal, sys
 from importlib import import_module
 import torch, pydantic, safetensors.torch, tokenizers, tomli_w, typer, rich, jaxtyping, sacrebleu, PIL.Image
-for name in ("fcntl", "resource", "termios", "tty", "pwd", "grp", "pty", "posix"):
+for name in ("fcntl", "resource", "termios", "tty", "pwd", "grp", "pty", "posix", "readline"):
     sys.modules[name] = None  # importing it fails from now on
 for name in ("O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "O_CLOEXEC", "uname", "getuid", "geteuid", "sysconf", "sched_getaffinity", "pread"):
     delattr(os, name)
