@@ -11,6 +11,9 @@ RECIPE, CONFIG, WEIGHTS, TOKENIZER = "recipe.toml", "config.json", "model.safete
 INPUT_PROFILE = "input_profile.json"
 """Words and lengths of the training texts, to warn of inputs that differ from them."""
 
+RESULT = "result.json"
+"""Metrics of the saved weights and of a trivial predictor, and warnings about the run; written when training ends."""
+
 BASE, ADAPTER = "base.safetensors", "adapter.safetensors"
 """Weights of the original run and of the adapter, in a run that trains an adapter."""
 
@@ -18,7 +21,7 @@ METRICS, ACCESS_LOG, CHECKPOINTS, REPORT, CARD = "metrics.jsonl", "ledger.jsonl"
 LOCK = ".transom.lock"
 """Lock file, locked while a training run writes the folder; its presence marks a run folder."""
 
-FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, INPUT_PROFILE, METRICS, ACCESS_LOG, REPORT, CARD)
+FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, INPUT_PROFILE, METRICS, RESULT, ACCESS_LOG, REPORT, CARD)
 """Files that a run writes, besides its checkpoints and lock file."""
 
 

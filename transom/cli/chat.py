@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import read_input_profile, typed_lines
+from transom.cli.inputs import typed_lines
 from transom.cli.options import DecodingPrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonOption, print_note, show_controls
+from transom.cli.run_warnings import read_input_profile, result_warnings
 from transom.cli.sampling import SamplingOptions
 from transom.errors import TransomError
 
@@ -60,6 +61,8 @@ def chat(
     conversation = Conversation(generator, _template(run), system, sampling.given, profile is None or not profile.single_turn)
     if not conversation.uses_history:
         print_note("the training data of this model have no conversations, so each message is answered without the previous ones")
+    for problem in result_warnings(run):
+        print_note(f"warning: {problem}")
     if not as_json:
         sampling.note_unused(generator.sampling.temperature)
     is_prompt = sys.stdin.isatty()

@@ -8,7 +8,7 @@ import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, input_warnings, no_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
 from transom.cli.options import (
     TRUNCATED_NOTE,
     WINDOWS_NOTE,
@@ -117,7 +117,9 @@ def classify(
         return
     reject_options({**given_options(columns), "--html": html}, "--labeled-data", "other inputs")
 
-    _predict(classifier, run, read_inputs(inputs, sources, "TEXT_OR_FILE", noun), treatment, abstain_below, as_json)
+    _predict(
+        classifier, run, read_inputs(inputs, sources, "TEXT_OR_FILE", noun, names_files=not is_limited), treatment, abstain_below, as_json
+    )
 
 
 def _predict(
@@ -138,8 +140,9 @@ def _predict(
             for item, prefix, each in zip(items, prefixes, found, strict=True)
         ]
 
-    warnings = input_warnings(run) if is_limited else no_warnings
-    answered = answer_inputs(inputs, answer, noun=noun, warnings=warnings, as_json=as_json)
+    answered = answer_inputs(inputs, answer, run=run, noun=noun, as_json=as_json)
+    if is_limited and (n_empty := sum(not text.strip() for text in answered)):
+        print_note(f"warning: {n_empty:,} of {len(answered):,} {noun} are empty: their class says nothing")
     if not as_json:
         _note_truncation(classifier, n_too_long, len(answered), too_long, n_dropped_tokens)
 
@@ -154,7 +157,7 @@ def _score(
     as_json: bool,
 ) -> "ClassificationMetrics | MultiLabelMetrics":
     """Print and return the metrics of a classifier on labeled data."""
-    from transom.checkpoints.run_folder import RunFolder
+    from transom.cli.evaluation_data import record_access
     from transom.cli.tables import read_or_ask, training_columns
     from transom.config.data import LabeledFilesConfig
     from transom.tasks.progress import show_progress
@@ -165,7 +168,7 @@ def _score(
         raise DataError(f"{labeled_data}: expected labeled {noun}, found {there}; give another path")
     fields = training_columns(run, LabeledFilesConfig) | {name: value for name, value in columns._asdict().items() if value is not None}
     known = read_or_ask(lambda answers: classifier.labeled_data(labeled_data, {**fields, **answers}))
-    RunFolder.open(run).access_log.record(labeled_data, "classify")
+    record_access([run], [labeled_data], "classify")
     with show_progress(noun, quiet=as_json) as notify:
         metrics = classifier.score(known, too_long, notify, () if abstain_below is None else (abstain_below,))
     value = metrics.to_json()

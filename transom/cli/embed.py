@@ -7,7 +7,7 @@ import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import InputOptions, answer_inputs, input_warnings, read_inputs
+from transom.cli.inputs import InputOptions, answer_inputs, read_inputs
 from transom.cli.options import EmbedTooLong, PrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonOption
 from transom.errors import ConfigError
@@ -79,6 +79,6 @@ def embed(
         search.write(output, as_json)
     else:
         answer = search.nearest if nearest is not None or inputs.given is None else search.compare
-        answer_inputs(inputs, answer, noun="texts", warnings=input_warnings(run), as_json=as_json, json_lines=True)
+        answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, json_lines=True)
     if not as_json:
         search.note_too_long()

@@ -6,13 +6,17 @@ from typing import NamedTuple, Unpack
 
 from transom.checkpoints.run_folder import RunFolder
 from transom.cli.options import SPLIT_NOTE, PairFiles
-from transom.cli.output import note_too_long
+from transom.cli.output import note_too_long, print_note
+from transom.cli.run_warnings import read_input_profile, training_data_warnings
 from transom.cli.tables import read_or_ask, training_columns
 from transom.config.data import PairFilesConfig
 from transom.data.pairs.pairs import Pairs, load_pairs
 from transom.decoding.predictors.translator import TranslateOptions, Translator
 from transom.errors import DataError
 from transom.tasks.progress import show_progress
+
+N_LANGUAGE_SENTENCES = 200
+"""Number of sentences by which the language of a test set is compared with that of the training data."""
 
 
 def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs:
@@ -26,15 +30,51 @@ def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs
     Raises:
         TransomError: a folder is no run, a file cannot be read or is empty, or the numbers of lines differ.
     """
-    folders = [RunFolder.open(run) for run in runs]
+    for run in runs:
+        RunFolder.open(run)  # reports a folder that is no run before the files are read
     columns = {} if files.pairs is None else training_columns(runs[0], PairFilesConfig)
     pairs = read_or_ask(lambda answers: load_pairs(files.config(columns, answers.get("header")), Path.cwd()))
     if not pairs.source:
         raise DataError(f"{pairs.name}: expected at least one line, found none; give another file")
-    for folder in folders:
-        for file in files.paths:
-            folder.access_log.record(file, command)
+    record_access(runs, files.paths, command)
+    if (problem := language_warning(runs[0], pairs)) is not None:
+        print_note(f"warning: {problem}")
     return pairs
+
+
+def record_access(runs: Sequence[Path], paths: Sequence[Path], command: str, is_part: bool = False) -> None:
+    """Record the access to test files in the evaluation logs of runs, and print a warning for each file that a run was trained on.
+
+    Args:
+        runs: folders of the evaluated runs.
+        paths: the files, or a folder.
+        command: name of the command that reads them.
+        is_part: whether only a part of the files is read, which may be one that was held out.
+    """
+    for run in runs:
+        folder = RunFolder.open(run)
+        for path in paths:
+            folder.access_log.record(path, command)
+        for problem in [] if is_part else training_data_warnings(run, paths):
+            print_note(f"warning: {problem}")
+
+
+def language_warning(run: Path, pairs: Pairs) -> str | None:
+    """Return a warning if most source sentences are unlike those that a run was trained on.
+
+    Args:
+        run: the run folder.
+        pairs: a test set, of which the first ``N_LANGUAGE_SENTENCES`` pairs are examined.
+    """
+    profile = read_input_profile(run)
+    if profile is None:
+        return None
+    n = min(len(pairs), N_LANGUAGE_SENTENCES)
+    sources, targets = (sum(map(profile.is_unlike, side[:n])) / n for side in (pairs.source, pairs.target))
+    if sources <= 0.5:
+        return None
+    advice = "the target sentences are alike: swap source and target" if targets < 0.5 else "perhaps they are in another language"
+    return f"{pairs.name}: {sources:.0%} of the source sentences are unlike the training sentences in words and letters; {advice}"
 
 
 class TranslatedTestSet(NamedTuple):

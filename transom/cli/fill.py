@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, answer_inputs, read_inputs
 from transom.cli.options import FillTooLong, PrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonAnswersOption, note_too_long
 
@@ -58,9 +58,8 @@ def fill(
             for text, filled in zip(texts, found, strict=True)
         ]
 
-    warnings = input_warnings(run)
     inputs = read_inputs(texts, sources, "TEXT", "texts with [MASK]")
-    answered = answer_inputs(inputs, answer, noun="texts", warnings=lambda text: warnings(text.replace(MASK, " ")), as_json=as_json)
+    answered = answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, readable=lambda text: text.replace(MASK, " "))
     if not as_json:
         max_tokens, treatment = mask_filler.model.config.max_seq_len - 1, "read in a window around each mask"
         note_too_long(sum(n > 0 for n in n_dropped), len(answered), "texts", max_tokens, treatment, sum(n_dropped))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, input_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
 from transom.cli.options import DecodingPrecisionOption, GenerateTooLong, RunArgument, expand_options
 from transom.cli.output import JsonAnswersOption, print_note, show_controls
 from transom.cli.sampling import SamplingOptions
@@ -70,7 +70,7 @@ def generate(
     streamed = stream if samples == 1 else None
     if inputs.given is not None and len(inputs.given) == 1 and not inputs.is_stream and streamed and not as_json:
         inputs = Inputs(inputs.name, None, iter(inputs.given))
-    answer_inputs(inputs, answer, noun="texts", warnings=input_warnings(run), as_json=as_json, stream=streamed, separator="---")
+    answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, stream=streamed, separator="---")
     if sum(overflows) and not as_json:
         _note_window_overflow("the text" if len(overflows) == 1 else f"{sum(overflows):,} texts", generator)
     for found in exits[:1]:

@@ -1,19 +1,18 @@
 """Inputs of the prediction commands, read from arguments, a file or standard input and answered in batches or line by line."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from transom.cli.output import print_note, print_result, show_controls
-from transom.errors import CheckpointError, ConfigError, TransomError
-
-if TYPE_CHECKING:
-    from transom.data.text.input_profile import InputProfile
+from transom.cli.run_warnings import input_warnings, result_warnings
+from transom.errors import ConfigError, TransomError
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -74,7 +73,10 @@ class Inputs(NamedTuple):
     is_prompt: bool = False
 
 
-def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument: str, noun: str) -> Inputs:
+PROMPT_HELP = "the arrow keys edit a line and recall earlier ones; /exit or Ctrl-D ends; --help lists the options of the command"
+
+
+def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument: str, noun: str, names_files: bool = False) -> Inputs:
     """Read the inputs of a command from its arguments, from ``--input`` or from standard input.
 
     Args:
@@ -82,6 +84,7 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
         options: options that choose where inputs are read from.
         argument: name of the argument in the help, for messages.
         noun: plural noun for the inputs, such as "sentences".
+        names_files: whether the inputs are names of files by right.
 
     Raises:
         ConfigError: both arguments and ``--input`` are given.
@@ -93,6 +96,8 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
     if arguments and options.input_file is not None:
         raise ConfigError(f"expected {argument} or --input, found both; remove one")
     if arguments:
+        if not names_files and (files := [text for text in arguments if os.path.isfile(text)]):  # noqa: PTH113 - False for any text
+            print_note(f"warning: {files[0]} is a file, but its name is read as one of the {noun}; --input {files[0]} reads its lines")
         return Inputs(argument, [check_text(text, argument) for text in arguments])
     if options.input_file is not None:
         lines = read_lines(options.input_file)
@@ -103,7 +108,7 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
             )
         return Inputs(str(options.input_file), None if options.line_buffered else lines, iter(lines), is_stream=True)
     if sys.stdin.isatty():
-        print_note(f"type {noun}, one per line; Ctrl-D ends")
+        print_note(f"type {noun}, one per line; /help explains, /exit or Ctrl-D ends")
         return Inputs("standard input", None, typed_lines(), is_prompt=True)
     piped = decode_lines(sys.stdin.buffer, "standard input")
     if options.line_buffered:
@@ -114,51 +119,14 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
     return Inputs("standard input", lines, is_stream=True)
 
 
-def no_warnings(text: str) -> Sequence[str]:
-    """Return no warnings: for inputs that are not texts, and for runs without a profile of their training inputs."""
-    return ()
-
-
-def input_warnings(run: Path) -> Callable[[str], Sequence[str]]:
-    """Return a function that returns warnings about how an input differs from the training inputs of a run.
-
-    For a run without a profile of its training inputs, the function returns no warnings.
-
-    Raises:
-        CheckpointError: the run's profile of its training inputs is damaged.
-    """
-    profile = read_input_profile(run)
-    return no_warnings if profile is None else profile.warnings
-
-
-def read_input_profile(run: Path) -> "InputProfile | None":
-    """Return the profile of a run's training inputs; None for run folders of early versions, which have none.
-
-    Raises:
-        CheckpointError: the profile is damaged.
-    """
-    from transom.checkpoints.run_files import INPUT_PROFILE
-    from transom.checkpoints.run_folder import RunFolder
-    from transom.data.text.input_profile import InputProfile
-    from transom.files.safe_read import read_json
-
-    path = RunFolder.open(run).path / INPUT_PROFILE
-    if not path.exists():
-        return None
-    value = read_json(path)
-    try:
-        return InputProfile.from_json(value)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: damaged: {error}; remove the file to predict without warnings about inputs") from error
-
-
 def answer_inputs(
     inputs: Inputs,
     answer: Callable[[list[str], ProgressCallback], Sequence[Answer]],
     *,
+    run: Path,
     noun: str,
-    warnings: Callable[[str], Sequence[str]],
     as_json: bool,
+    readable: Callable[[str], str] = str,
     stream: Callable[[str], None] | None = None,
     output_file: Path | None = None,
     separator: str | None = None,
@@ -174,9 +142,10 @@ def answer_inputs(
         inputs: the inputs.
         answer: function that answers a list of inputs. Its second argument is a progress callback, called with the numbers of finished
             inputs and of all inputs.
+        run: the run folder of the model. Warnings compare the inputs with the run's training inputs, and its result with a trivial one.
         noun: plural noun for the inputs.
-        warnings: function that returns the warnings about an input, such as the result of ``input_warnings``.
         as_json: print JSON.
+        readable: function that returns the text of an input that is compared with the training texts.
         stream: function that prints the answer to one input piece by piece. It replaces ``answer`` for text output line by line.
         output_file: file to which the text of a batch is written instead of standard output.
         separator: line that is printed between the answers of a batch.
@@ -188,6 +157,13 @@ def answer_inputs(
     from transom.files.atomic_io import write_file
     from transom.tasks.progress import show_progress
 
+    of_input = input_warnings(run)
+
+    def warnings(text: str) -> Sequence[str]:
+        return of_input(readable(text))
+
+    for problem in result_warnings(run):
+        print_note(f"warning: {problem}")
     if inputs.given is not None:
         with show_progress(noun, quiet=as_json or not inputs.is_stream) as notify:
             answers = list(answer(inputs.given, notify))
@@ -207,6 +183,11 @@ def answer_inputs(
         return inputs.given
     answered = list[str]()
     for text in inputs.lines:
+        if inputs.is_prompt and text.strip() == "/help":
+            print_note(PROMPT_HELP)
+            continue
+        if inputs.is_prompt and text.strip() == "/exit":
+            break
         try:
             _answer_line(text, answer, list(warnings(text)), as_json, stream)
         except TransomError as error:

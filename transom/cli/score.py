@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, input_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
 from transom.cli.options import (
     TRUNCATED_NOTE,
     WINDOWS_NOTE,
@@ -149,18 +149,17 @@ def _score_lines(scorer: Any, run: Path, inputs: Inputs, to: str | None, as_json
             for text, each in zip(texts, scores, strict=True)
         ]
 
-    answer_inputs(inputs, answer, noun="texts", warnings=input_warnings(run), as_json=as_json)
+    answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json)
 
 
 def _score_texts(generator: "Generator", run: Path, options: TextFileOptions, too_long: Any, as_json: bool) -> None:
     """Score the texts in files with a language model, and print the scores."""
-    from transom.checkpoints.run_folder import RunFolder
+    from transom.cli.evaluation_data import record_access
     from transom.config.data import TextFilesConfig
     from transom.config.error_messages import validate
     from transom.data.text.documents import list_files, read_documents
     from transom.tasks.progress import show_progress
 
-    folder = RunFolder.open(run)
     raw = {
         "files": [str(path.absolute()) for path in options.text or []],
         "suffixes": options.suffix,
@@ -170,8 +169,7 @@ def _score_texts(generator: "Generator", run: Path, options: TextFileOptions, to
     }
     files = validate(TextFilesConfig, raw, lambda path: "--" + ".".join(path))
     documents = read_documents(files, Path.cwd())
-    for path in list_files(files, Path.cwd()):
-        folder.access_log.record(path, "score")
+    record_access([run], [*list_files(files, Path.cwd())], "score", is_part=files.start > 0)
     with show_progress("tokens", quiet=as_json) as notify:
         scores: list[Any] = generator.score(documents.texts, options.overlap or 0, too_long=too_long, notify=notify)
     _print_text_scores(scores, documents.origins, generator.model.config.max_seq_len - 1, as_json)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, answer_inputs, input_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, answer_inputs, read_inputs
 from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, TagTooLong, expand_options, reject_options
 from transom.cli.output import JsonAnswersOption, note_too_long, print_result
 from transom.errors import ConfigError, DataError
@@ -59,7 +59,7 @@ def tag(
     elif texts or sources.input_file:
         raise ConfigError("expected TEXT, --input or --tagged, found several; give one of them")
     with gc_frozen_imports():
-        from transom.checkpoints.run_folder import RunFolder
+        from transom.cli.evaluation_data import record_access
         from transom.tasks.load import load
         from transom.tasks.progress import show_progress
         from transom.tasks.tagging.predictor import Tagger
@@ -71,7 +71,7 @@ def tag(
             there = "something else" if tagged.exists() else "nothing"
             raise DataError(f"{tagged}: expected a file of tagged sentences, found {there}; give another path")
         known = read_tagged(tagged, word_column or 0, -1 if tag_column is None else tag_column)
-        RunFolder.open(run).access_log.record(tagged, "tag")
+        record_access([run], [tagged], "tag")
         with show_progress("windows", quiet=as_json) as notify:
             scores = tagger.score(known, too_long, notify)
         print_result(_to_record(scores), as_json, _score_lines(scores))
@@ -85,7 +85,7 @@ def tag(
             return [Answer({"text": text, **each.to_json()}, _format_lines(each)) for text, each in zip(texts, found, strict=True)]
 
         inputs = read_inputs(texts, sources, "TEXT", "texts")
-        answer_inputs(inputs, answer, noun="windows", warnings=input_warnings(run), as_json=as_json)
+        answer_inputs(inputs, answer, run=run, noun="windows", as_json=as_json)
         n_too_long, n, noun = sum(n > 1 for n in n_windows), len(n_windows), "texts"
     if not as_json:
         note_too_long(n_too_long, n, noun, tagger.max_tokens, WINDOWS_NOTE)

@@ -8,7 +8,7 @@ import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, input_warnings, read_inputs
+from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
 from transom.cli.options import (
     SPLIT_NOTE,
     BeamSizeOption,
@@ -114,7 +114,7 @@ def translate(
         alignments.extend((text, best[0].text, each) for text, best, each in zip(texts, found, aligned, strict=True) if each is not None)
         return [_answer(number, *each, n_best) for number, each in enumerate(zip(texts, found, aligned, strict=True))]
 
-    answered = answer_inputs(inputs, answer, noun="sentences", warnings=input_warnings(run), as_json=as_json, output_file=output_file)
+    answered = answer_inputs(inputs, answer, run=run, noun="sentences", as_json=as_json, output_file=output_file)
     if output_file is not None:
         print_result({"sentences": len(answered), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])
     if html is not None:

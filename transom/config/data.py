@@ -176,6 +176,11 @@ class DataConfig(Schema):
         return self
 
     @property
+    def train_parts(self) -> list[FilesConfig]:
+        """Training files."""
+        return [] if self.train is None else [self.train]
+
+    @property
     def test_parts(self) -> list[FilesConfig]:
         """Test files."""
         return [] if self.test is None else [self.test]

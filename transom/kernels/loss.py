@@ -69,13 +69,16 @@ def _chunked_loss(
     """Return loss, negative log-likelihood and, if needed, the gradients of ``hidden`` and ``weight``, unless ``weight`` is frozen.
 
     All chunks share one buffer of logits. The label-smoothing term of loss and gradient is the same for every vocabulary entry, so it
-    requires the sum of the weight rows, not of the logits: sum_j z_j = h . sum_j w_j. The gradient of the target term uses one weight row per
-    token; its value is the logit rounded to ``dtype``, as those of the logsumexp, so that the negative log-likelihood is never below zero.
+    requires the sum of the weight rows, not of the logits: sum_j z_j = h . sum_j w_j. The gradient of the target term uses one weight row
+    per token. Its value is the logit rounded to ``dtype``, as those of the logsumexp, so that the negative log-likelihood is never below 0.
     """
     exact = torch.promote_types(dtype, torch.float32)
     (n_tokens, d_model), vocab = hidden.shape, weight.shape[0]
     w, n_padding = weight.to(dtype), -n_tokens % PAD_MULTIPLE
-    h_all, targets = F.pad(hidden.to(dtype), (0, 0, 0, n_padding)), F.pad(labels, (0, n_padding))  # rows of zeros contribute nothing to z^T h
+    h_all, targets = (
+        F.pad(hidden.to(dtype), (0, 0, 0, n_padding)),
+        F.pad(labels, (0, n_padding)),
+    )  # rows of zeros contribute nothing to z^T h
     w_sum, w_target = w.sum(0, dtype=exact), w[labels]
     log_sums, target_logits = hidden.new_empty(2, len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Writes the report ``report.html`` and the model card ``README.md`` of a finished run."""
+"""Writes the result, the report ``report.html`` and the model card ``README.md`` of a finished run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from transom.checkpoints.run_files import CARD, REPORT
+from transom.checkpoints.metrics_log import replace_non_finite
+from transom.checkpoints.run_files import CARD, REPORT, RESULT
 from transom.decoding.predictors.class_metrics import ClassificationMetrics
 from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
+from transom.files.atomic_io import FORMAT_VERSION, json_bytes
 from transom.inspection.model_card import render_model_card
 from transom.inspection.report import render_report
 from transom.inspection.run_summary import summarize_run
@@ -23,7 +25,7 @@ MAX_ALIGNMENTS = 2
 
 
 def write_run_pages(setup: TrainingSetup, finished: TrainingFinished) -> list[str]:
-    """Write the report and the model card of a finished run.
+    """Write the result, the report and the model card of a finished run.
 
     Args:
         setup: the setup of the run, whose ``eval_model`` receives the saved weights.
@@ -32,13 +34,27 @@ def write_run_pages(setup: TrainingSetup, finished: TrainingFinished) -> list[st
     Returns:
         Warnings about the training run, one sentence each.
     """
-    name = setup.folder.path.resolve().name
+    folder, name = setup.folder, setup.folder.path.resolve().name
     summary = summarize_run(name, setup.recipe, setup.facts, read_metrics_history(setup.folder.metrics), finished.seconds)
     setup.folder.load_weights(setup.eval_model)
     whole = replace(summary, alignments=_alignments(setup, summary.samples), classification=_classification_metrics(setup))
-    setup.folder.write(REPORT, render_report(whole, getattr(setup.task, "report_sections", ())).encode())
-    setup.folder.write(CARD, render_model_card(whole).encode())
+    folder.write(RESULT, json_bytes({"format_version": FORMAT_VERSION, **_result(setup, finished, whole.problems)}))
+    folder.write(REPORT, render_report(whole, getattr(setup.task, "report_sections", ())).encode())
+    folder.write(CARD, render_model_card(whole).encode())
     return whole.problems
+
+
+def _result(setup: TrainingSetup, finished: TrainingFinished, problems: Sequence[str]) -> dict[str, Any]:
+    """Return the result of a run as JSON values: its end, the metrics of the saved weights and of a trivial predictor, and problems."""
+    result = {
+        "step": finished.step,
+        "reason": finished.reason,
+        "seconds": finished.seconds,
+        "best": dict(finished.best),
+        "baseline": setup.facts["data"].get("baseline", []),
+        "problems": list(problems),
+    }
+    return dict(replace_non_finite(result))
 
 
 def _alignments(setup: TrainingSetup, samples: Sequence[Mapping[str, Any]]) -> list[Alignment]:

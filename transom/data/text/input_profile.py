@@ -103,6 +103,12 @@ class InputProfile:
             return [], len(words)
         return [word for word in words if not all(self.bits[place] for place in _places(word, len(self.bits)))], len(words)
 
+    def is_unlike(self, text: str) -> bool:
+        """Return whether the words and letters of a text are unlike those of the training texts, as those of another language are."""
+        unseen, n_words = self.unseen_words(text)
+        score = self._mean_log_p(text)
+        return score is not None and score < self.min_log_p and n_words >= _MIN_WORDS and len(unseen) / n_words > self.max_unseen
+
     def warnings(self, text: str) -> list[str]:
         """Return one warning for each respect in which an input differs from the training texts."""
         found = []
@@ -110,8 +116,7 @@ class InputProfile:
         if unseen:
             examples = ", ".join(list(dict.fromkeys(unseen))[:_EXAMPLES]) + (", ..." if len(set(unseen)) > _EXAMPLES else "")
             found.append(f"{len(unseen):,} of {n_words:,} words never seen in training: {examples}")
-        score = self._mean_log_p(text)
-        if score is not None and score < self.min_log_p and n_words >= _MIN_WORDS and len(unseen) / n_words > self.max_unseen:
+        if self.is_unlike(text):
             found.append("unlike the training texts in words and letters: perhaps another language")
         if self.max_characters is not None and len(text) > _FAR_LONGER * self.max_characters:
             found.append(f"{len(text):,} characters long, but the longest training text has {self.max_characters:,}")

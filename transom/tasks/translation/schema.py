@@ -46,6 +46,11 @@ class TranslationDataConfig(PairDataConfig):
         return self
 
     @property
+    def train_parts(self) -> list[FilesConfig]:
+        """The files of the training pairs of all target languages."""
+        return [part for part in (self.train, *(language.train for language in self.languages)) if part is not None]
+
+    @property
     def test_parts(self) -> list[FilesConfig]:
         """The files of the test pairs of all target languages."""
         return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
