@@ -1,5 +1,6 @@
 """Recipes fitted to few data: what changes, what the user keeps, and what stays when there are enough data."""
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from transom.config.model_overrides import UserOverrides, load_training_recipe
 from transom.config.model_size import SIZE_FIELDS, resize_model
 from transom.config.recipe import Recipe, load_recipe
 from transom.models.build import build_model
+from transom.planning import data_fit
 from transom.planning.data_fit import FITTED_FIELDS, DataAmount, describe_fit, fit_to_data, keep_fitted_fields
+from transom.planning.parameters import count_parameters
+from transom.planning.precision import Precision, ThreadPlan
 
 OWN_DATA = ("text-classes", "images", "text-bpe", "text-masked", "text-pairs", "translation", "instructions")
 NOTHING = UserOverrides()
@@ -68,10 +72,50 @@ def test_fine_tuning_keeps_vocabulary_and_shape_and_other_recipes_everything() -
     assert (other := packaged("sst2")) is fit_to_data(other, DataAmount(300, 20_000), NOTHING)
 
 
-def test_a_short_run_trains_a_small_model() -> None:
-    few_minutes = fit_to_data(packaged("translation", "training.max_minutes=2"), DataAmount(1_000_000, 10**8), NOTHING)
-    assert few_minutes.model.d_model == 128
-    assert fit_to_data(packaged("translation", "training.max_minutes=30"), DataAmount(10**6, 10**8), NOTHING).model.d_model == 256
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for one thread with bf16 instructions, whatever this machine has."""
+    monkeypatch.setattr(data_fit, "choose_threads", lambda: ThreadPlan(1, ""))
+    monkeypatch.setattr(data_fit, "choose_precision", lambda requested, device: Precision("bf16", ""))
+    monkeypatch.setattr(data_fit.torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.parametrize(
+    ("name", "minutes", "d_model", "batch"),
+    [
+        ("translation", 1, 128, 512),
+        ("translation", 20, 128, 4096),
+        ("translation", 60, 256, 4096),
+        ("images", 5, 96, 64),
+        ("images", 20, 192, 64),
+        ("text-classes", 1, 96, 4096),
+        ("text-classes", 5, 192, 4096),
+    ],
+)
+def test_a_time_limit_leaves_enough_updates(name: str, minutes: float, d_model: int, batch: int) -> None:
+    many = DataAmount(1_000_000, None if name == "images" else 10**8)
+    fitted: Any = fit_to_data(packaged(name, f"training.max_minutes={minutes}"), many, NOTHING)
+    assert fitted.model.d_model == d_model
+    assert (fitted.training.batch_size if name == "images" else fitted.training.batch_tokens) == batch
+
+
+@pytest.mark.usefixtures("one_core")
+def test_the_estimated_updates_are_those_of_six_flops_per_weight_and_token() -> None:
+    """Kaplan et al. (2020): training takes about 6 FLOPs per weight and token, embeddings excluded; attention scores add a few percent."""
+    recipe: Any = packaged("text-bpe", "training.max_minutes=10")
+    weights = count_parameters(recipe.model.model_copy(update={"vocab_size": 8000})).total
+    expected = 600 * data_fit.FLOPS_PER_THREAD["bf16"] / (6 * weights * 8192)
+    found = data_fit._updates_in_time(recipe, DataAmount(1, 10**7), recipe.model, 8192)
+    assert 0.9 * expected < found < expected
+    assert data_fit._updates_in_time(packaged("text-bpe"), DataAmount(1, 10**7), recipe.model, 8192) == math.inf
+
+
+@pytest.mark.usefixtures("one_core")
+def test_a_shape_of_the_user_s_gets_smaller_batches_but_stays() -> None:
+    recipe = packaged("translation", "training.max_minutes=5")
+    fitted: Any = fit_to_data(recipe, DataAmount(10**6, 10**8), UserOverrides({"model": {"d_model": 256}}))
+    assert fitted.model == recipe.model and fitted.training.batch_tokens == 512
 
 
 def test_an_explicit_base_size_is_a_choice_of_the_user() -> None:

@@ -1,12 +1,17 @@
-"""Fit sizes, steps and regularization of a recipe to the amount of training data."""
+"""Fit sizes, steps and regularization of a recipe to the amount of training data and to a time limit."""
 
+import math
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from pydantic import ValidationError
 
+from transom.config.model import DecoderConfig, Seq2SeqConfig
 from transom.config.model_overrides import UserOverrides
 from transom.config.model_size import SIZE_FIELDS, shapes
 from transom.config.recipe import Recipe, TextRecipe
+from transom.planning.flops import count_flops
+from transom.planning.precision import choose_precision, choose_threads
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 
@@ -21,10 +26,17 @@ STEPS_PER_EPOCH, MAX_EPOCHS, MIN_STEPS, MAX_VALIDATIONS = 20, 60, 400, 25
 SMALL_CHARACTERS, SMALL_SAMPLES = 300_000, 2_000
 """A text of fewer characters, or a set of fewer images, trains a small model."""
 
-SMALL_MINUTES = 3.0
-"""A run of at most so many minutes trains a small model too, and batches of at most four times the minimum."""
+MIN_UPDATES = 1000
+"""Updates that a time limit should leave. If the model of the recipe is too slow for them, a small model is trained, in smaller batches."""
 
-SHORT_RUN_BATCH = 4
+FLOPS_PER_THREAD = {"fp32": 4e10, "bf16": 1e11}
+"""Approximate FLOP/s of training per thread of a CPU, by precision: what small models reached on one core with AMX, and without."""
+
+GPU_FLOPS = 1e13
+"""The same for a GPU."""
+
+EXAMPLE_LENGTH = 64
+"""Tokens per sequence for which the FLOPs of a step are counted."""
 
 FITTED_FIELDS = {
     "tokenizer": ("vocab_size",),
@@ -62,14 +74,15 @@ def fit_to_data(recipe: RecipeT, amount: DataAmount, own: UserOverrides) -> Reci
     """
     if not recipe.training.fit_to_data:
         return recipe
-    changes = _changes(recipe, amount)
+    keeps_shape = recipe.training.init_from is not None or bool(own.of("model").keys() & {*SIZE_FIELDS, "stem", "preset"})
+    model = recipe.model if keeps_shape else _choose_model(recipe, amount)
+    changes = _changes(recipe, amount, _batch_size(recipe, amount, model))
     if recipe.training.init_from is not None:
         changes.pop("tokenizer", None)
     for table, fields in changes.items():
         kept = {name: value for name, value in fields.items() if name not in own.of(table)}
         recipe = recipe.model_copy(update={table: getattr(recipe, table).model_copy(update=kept)})
-    keeps_shape = recipe.training.init_from is not None or own.of("model").keys() & {*SIZE_FIELDS, "stem", "preset"}
-    return recipe if keeps_shape or not _is_small(recipe, amount) else recipe.model_copy(update={"model": small_model(recipe.model)})
+    return recipe if model is recipe.model else recipe.model_copy(update={"model": model})
 
 
 def keep_fitted_fields(recipe: RecipeT, original: Recipe, own: UserOverrides) -> RecipeT:
@@ -109,20 +122,64 @@ def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _changes(recipe: Recipe, amount: DataAmount) -> dict[str, dict[str, Any]]:
-    """Return the fitted fields by table, except the model's shape."""
-    training = recipe.training
+def _epoch_size(amount: DataAmount) -> float:
+    """Return the number of images, or the estimated number of tokens, per epoch."""
+    return float(amount.n_samples) if amount.n_characters is None else amount.n_characters / CHARACTERS_PER_TOKEN
+
+
+def _batch_size(recipe: Recipe, amount: DataAmount, model: Any) -> int:
+    """Return the images or tokens per batch: 20 batches per epoch, and fewer tokens if a time limit leaves too few updates."""
+    least = MIN_BATCH_SIZE if amount.n_characters is None else MIN_BATCH_TOKENS
+    size = min(_power_of_two(_epoch_size(amount) / STEPS_PER_EPOCH, least), _recipe_batch_size(recipe))
+    while size >= 2 * least and _updates_in_time(recipe, amount, model, size) < MIN_UPDATES:
+        size //= 2
+    return size
+
+
+def _recipe_batch_size(recipe: Recipe) -> int:
+    training: Any = recipe.training
+    return int(training.batch_size if hasattr(training, "batch_size") else training.batch_tokens)
+
+
+def _updates_in_time(recipe: Recipe, amount: DataAmount, model: Any, batch_size: int) -> float:
+    """Estimate the updates that the time limit of a recipe leaves; infinity without one.
+
+    The estimate depends on the machine's instructions and threads, not on a measurement, and so does the size of the model.
+    """
+    if (minutes := recipe.training.max_minutes) is None:
+        return math.inf
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision(recipe.training.precision, device).name
+    rate = GPU_FLOPS if device.type == "cuda" else choose_threads().count * FLOPS_PER_THREAD[precision]
+    known = {"classes": ("a", "b")} if "classes" in type(model).model_fields else {}
+    if isinstance(recipe, TextRecipe):
+        known |= dict.fromkeys(model.VOCABULARIES, recipe.tokenizer.vocab_size)
+    model = model.model_copy(update=known)
     if amount.n_characters is None:
-        n, name, least = float(amount.n_samples), "batch_size", MIN_BATCH_SIZE
+        flops = count_flops(model, batch_size, getattr(model, "n_positions", 0), 1)
     else:
-        n, name, least = amount.n_characters / CHARACTERS_PER_TOKEN, "batch_tokens", MIN_BATCH_TOKENS
-    size = min(_power_of_two(n / STEPS_PER_EPOCH, least), getattr(training, name))
-    if training.max_minutes is not None and training.max_minutes <= SMALL_MINUTES:
-        size = min(size, SHORT_RUN_BATCH * least)
-    enough = max(int(float(f"{MAX_EPOCHS * n / size:.1e}")), MIN_STEPS)  # whatever max_steps the user sets, which may change on resume
+        source = 0 if isinstance(model, DecoderConfig) else EXAMPLE_LENGTH
+        target = EXAMPLE_LENGTH if isinstance(model, DecoderConfig | Seq2SeqConfig) else 1
+        flops = count_flops(model, math.ceil(batch_size / EXAMPLE_LENGTH), source, target)
+    return 60 * minutes * rate / flops.training
+
+
+def _choose_model(recipe: Recipe, amount: DataAmount) -> Any:
+    """Return the recipe's model, or a small one if the data are few or the recipe's is too slow for the time limit."""
+    few = amount.n_samples < SMALL_SAMPLES if amount.n_characters is None else amount.n_characters < SMALL_CHARACTERS
+    size = min(_power_of_two(_epoch_size(amount) / STEPS_PER_EPOCH, 1), _recipe_batch_size(recipe))
+    slow = _updates_in_time(recipe, amount, recipe.model, size) < MIN_UPDATES
+    return small_model(recipe.model) if few or slow else recipe.model
+
+
+def _changes(recipe: Recipe, amount: DataAmount, batch_size: int) -> dict[str, dict[str, Any]]:
+    """Return the fitted fields by table, except the model's shape."""
+    training, n = recipe.training, _epoch_size(amount)
+    name = "batch_size" if amount.n_characters is None else "batch_tokens"
+    enough = max(int(float(f"{MAX_EPOCHS * n / batch_size:.1e}")), MIN_STEPS)  # whatever the user's max_steps, which may change on resume
     warmup, interval = min(training.schedule.warmup_steps, enough // 10), enough // MAX_VALIDATIONS
     fitted = {
-        name: size,
+        name: batch_size,
         "max_steps": min(training.max_steps, enough),
         "schedule": training.schedule.model_copy(update={"warmup_steps": warmup}),
         "validate_every": min(training.validate_every, interval),
@@ -134,13 +191,6 @@ def _changes(recipe: Recipe, amount: DataAmount) -> dict[str, dict[str, Any]]:
         fitted |= {"word_dropout": max(training.word_dropout, 0.3), "label_smoothing": max(training.label_smoothing, 0.1)}
     vocab_size = max(100 * (amount.n_characters // (100 * CHARACTERS_PER_SUBWORD)), MIN_VOCAB_SIZE)
     return {"training": fitted, "tokenizer": {"vocab_size": min(vocab_size, recipe.tokenizer.vocab_size)}}
-
-
-def _is_small(recipe: Recipe, amount: DataAmount) -> bool:
-    """Return whether a recipe should train a small model."""
-    few = amount.n_samples < SMALL_SAMPLES if amount.n_characters is None else amount.n_characters < SMALL_CHARACTERS
-    minutes = recipe.training.max_minutes
-    return few or (minutes is not None and minutes <= SMALL_MINUTES)
 
 
 def _power_of_two(x: float, least: int) -> int:
