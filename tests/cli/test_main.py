@@ -264,7 +264,7 @@ def test_a_signal_while_waiting_for_input(number: signal.Signals, code: int, tra
     command = [*PYTHON, "-m", "transom", "translate", str(trained.folder)]
     with subprocess.Popen(command, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "type sentences, one per line; Ctrl-D ends\n"
+        assert process.stderr.readline() == "type sentences, one per line; /help explains, /exit or Ctrl-D ends\n"
         process.send_signal(number)
         assert process.stderr.read().strip() in ("", ">")  # the prompt, if it was written before the signal
     os.close(terminal), os.close(its_end)
