@@ -62,6 +62,7 @@ def test_no_former_module_or_definition_is_left() -> None:
     assert not left
 
 
+@pytest.mark.long
 def test_nothing_imports_a_former_module_or_definition() -> None:
     former = set(FORMER)
     left = []

@@ -64,6 +64,7 @@ def test_ci_installs_what_is_lacking_and_calls_make_ci(lacking: str, tmp_path: P
     assert done.stdout.splitlines() == [*installs, "make ci"]
 
 
+@pytest.mark.long
 def test_size_prints_every_file_and_the_rooms(capsys: pytest.CaptureFixture[str]) -> None:
     assert main() == 0
     printed = capsys.readouterr().out

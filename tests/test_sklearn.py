@@ -68,6 +68,7 @@ def test_classes_of_any_type(labels: Any) -> None:
     assert fitted.predict(TEXTS).dtype == fitted.classes_.dtype and {*fitted.predict(TEXTS)} <= {*fitted.classes_}
 
 
+@pytest.mark.long
 def test_selection_and_pipelines() -> None:
     assert cross_val_score(TextClassifier(set=TINY), TEXTS, LABELS, cv=2).tolist() == [1, 1]
     steps = {"set": [TINY, {**TINY, "training.learning_rate": 1e-9}]}

@@ -50,6 +50,7 @@ def judged(judge: Judge, seeds: range) -> None:
         pytest.fail("\n".join([*found, "one of them again: python -m tests.bad_input SEED"]), pytrace=False)
 
 
+@pytest.mark.long
 def test_areas_have_many_kinds_and_the_seeds_meet_all_of_them() -> None:
     assert min(map(len, AREAS.values())) >= 15
     met = {(found.area, found.kind) for found in map(seeded, range(ALL))}

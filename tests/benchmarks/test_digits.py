@@ -10,6 +10,7 @@ from benchmarks import digits
 SHORT = {"max_steps": 4, "validate_every": 2, "checkpoint_every": 2, "batch_size": 32}
 
 
+@pytest.mark.long
 def test_folds_are_scored_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     read: list[int] = []
     monkeypatch.setattr(digits, "load_digits", lambda config, *sizes: read.append(config.fold) or load(config, *sizes))

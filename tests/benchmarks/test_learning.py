@@ -24,6 +24,7 @@ def fields(*more: str) -> list[str]:
     return [word for field in (*SMALL, *more) for word in ("--set", field)]
 
 
+@pytest.mark.long
 def test_shakespeare_is_scored_on_its_last_tenth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,6 +88,7 @@ def build_workloads(shape: Shape, start: float) -> dict[str, Callable[[], float]
     return {"threads": lambda: float(torch.get_num_threads()), "start": lambda: start + shape.pairs, "broken": lambda: 1 / 0}
 
 
+@pytest.mark.long
 def test_a_worker_runs_in_its_own_process_and_reports_errors(capfd: pytest.CaptureFixture[str]) -> None:
     with Worker(__name__, "build_workloads", TINY, 5.0, threads=1) as worker:
         assert worker.names == ["threads", "start", "broken"]

@@ -287,6 +287,7 @@ def test_a_new_checkpoint_is_on_the_disk_before_an_old_one_goes(tmp_path, monkey
     assert events[:-1] == ["sync"] * 8  # four groups, state and manifest, the folder of the files, the folder of the checkpoint
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.long), 13])
 def test_a_run_survives_kill_9_at_every_line_of_saving_and_pruning(python, stride):
     points = python(

@@ -23,6 +23,7 @@ def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_a_table_for_people(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
     text = ("--text", "the moon of 7 is moonmoon")
     done = transom("compare-attention", spoken.folder, *text, *QUICK, "--lengths", "32,64", "--out", tmp_path / "page.html")
@@ -64,6 +65,7 @@ def test_a_translator_reads_its_own_translation(transom: Call, trained: Trained)
     assert any("windows and ranks of 64 are skipped, since the text has only" in note for note in value["notes"])
 
 
+@pytest.mark.long
 def test_a_run_that_learned_with_an_approximation(transom: Call, linear: Path) -> None:
     value = transom("compare-attention", linear, "--text", "the sun and the moon", *QUICK, "--json").json
     assert any("trained with approximation = 'linear'" in note for note in value["notes"])

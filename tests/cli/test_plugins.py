@@ -151,6 +151,7 @@ def test_a_score_that_fails_is_the_plugins_mistake(built: str, message: str, tmp
     assert re.search(message, refused(transom_outside(tmp_path, *command)))
 
 
+@pytest.mark.long
 def test_a_fault_beside_a_plugin_names_both(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCORE.replace("BUILT", "lambda q: q"))
     command = ["train", "copy", *NO_FEED_FORWARD, "--plugin", "mine.py", "--set", "model.attention.score=mine", "--out", "run"]
@@ -189,6 +190,7 @@ def test_a_run_needs_the_very_plugin_that_it_was_trained_with(tmp_path: Path) ->
     assert "the plugin has changed" in refused(transom_outside(tmp_path, *command, "--resume"))
 
 
+@pytest.mark.long
 def test_python_names_plugins_likewise(tmp_path: Path) -> None:
     (tmp_path / "halved.py").write_text(HALVED)
     script = """

@@ -45,6 +45,7 @@ def test_a_suspicious_line_is_refused_outside_a_terminal(transom: Call, tmp_path
     assert json.loads((tmp_path / "other" / "config.json").read_text())["model"]["classes"] == ["bad", "good", "mood"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("answer", "classes"), [("y", ["bad", "good"]), ("n", ["bad", "good", "mood"])])
 def test_a_suspicious_line_is_asked_about_in_a_terminal(tmp_path: Path, answer: str, classes: list[str]) -> None:
     path = write_reviews(tmp_path / "reviews.tsv", "wording", "mood")

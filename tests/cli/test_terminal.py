@@ -28,6 +28,7 @@ def shown_lines(output: str) -> list[str]:
     return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.long) for n in (60, 79, 120, 200))])
 def test_every_line_fits_and_the_time_left_is_shown(trained: Trained, tmp_path: Path, columns: int) -> None:
     with start(trained, tmp_path / "run", columns) as terminal:
@@ -48,6 +49,7 @@ def test_any_environment_trains(trained: Trained, tmp_path: Path, environment: d
     assert ("\x1b[3" in terminal.before) <= ("NO_COLOR" not in environment)
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_resizing_disturbs_nothing(trained: Trained, tmp_path: Path) -> None:
     with start(trained, tmp_path / "run", 100) as terminal:
         terminal.expect(r"\d+/120 steps")
@@ -63,6 +65,7 @@ def test_ctrl_c_saves_and_resizing_disturbs_nothing(trained: Trained, tmp_path: 
     assert terminal.exitstatus == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_closed_pipe_ends_quietly(trained: Trained, tmp_path: Path, stream: str) -> None:
     command = [sys.executable, "-m", "transom", *trained.command, *LONG, "--out", str(tmp_path / "run")]

@@ -92,7 +92,11 @@ def test_seeds_give_mean_and_spread_in_one_table(trained: Trained, transom: Call
 
 @pytest.mark.parametrize(
     ("number", "code", "processes"),
-    [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 1), pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.long)],
+    [
+        (signal.SIGINT, 130, 1),
+        pytest.param(signal.SIGTERM, 143, 1, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_finishes_the_step_and_saves(
     number: signal.Signals, code: int, processes: int, trained: Trained, transom: Call, tmp_path: Path
@@ -166,6 +170,7 @@ def test_from_python(trained: Trained, tmp_path: Path) -> None:
         package.tarin  # noqa: B018
 
 
+@pytest.mark.long
 def test_what_is_worse_than_guessing_is_a_problem(trained: Trained, transom: Call, tmp_path: Path) -> None:
     broken = [*trained.command, *sets("training.learning_rate=30.0", "training.max_steps=2", "training.schedule.warmup_steps=1")]
     outcome = transom(*broken, "--out", tmp_path / "run")

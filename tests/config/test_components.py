@@ -254,6 +254,7 @@ def test_a_component_that_is_registered_before_recipes_are_defined_is_known(tmp_
     run(tmp_path, f"import outside\n{KNOWN}")
 
 
+@pytest.mark.long
 def test_a_component_that_is_registered_afterwards_is_known_trains_resumes_and_answers(tmp_path: Path) -> None:
     run(tmp_path, f"import transom.config.recipe\nimport outside\n{KNOWN}{TRAINED}", str(tmp_path / "run"))
 

@@ -58,6 +58,7 @@ def test_the_same_as_scikit_learn(n: int, n_labels: int, seed: int) -> None:
     json.dumps(ours.to_json(), allow_nan=False)
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_no_other_threshold_has_a_better_f1(n: int, n_labels: int, seed: int) -> None:

@@ -65,6 +65,7 @@ def test_a_feed_forward_takes_30_lines_and_a_task_200() -> None:
     assert lines["gated_square.py"] <= 30 and lines["authors.py"] <= 200, lines
 
 
+@pytest.mark.long
 def test_each_plugin_is_imported_first_into_a_process(tmp_path: Path) -> None:
     for name, text in plugins().items():
         (tmp_path / name).write_text(text, encoding="utf-8")

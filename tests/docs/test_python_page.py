@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.size import ROOT
+from tests.tiers import every
 
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"^## (\d+)\. (?:(?!^## ).)*?```python\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,7 +42,7 @@ def test_the_page_has_twelve_examples_with_their_output() -> None:
     assert all(output.strip() for _, output in EXAMPLES.values())
 
 
-@pytest.mark.parametrize("number", [number for number in EXAMPLES if number != DDP])
+@pytest.mark.parametrize("number", every(4, [number for number in EXAMPLES if number != DDP]))
 def test_an_example_prints_what_the_page_shows(number: int, tmp_path: Path) -> None:
     assert execute(number, tmp_path) == EXAMPLES[number][1]
 
@@ -50,6 +51,7 @@ def test_the_training_loop_is_short() -> None:
     assert len(EXAMPLES[LOOP][0].splitlines()) <= MOST_LINES_OF_THE_LOOP
 
 
+@pytest.mark.long
 def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
     weights = []
     for n_processes in (1, 2):

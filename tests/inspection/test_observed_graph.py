@@ -99,6 +99,7 @@ def nodes(model: nn.Module, observer: Any = None) -> list[tuple[str, str, Any, s
     return [(node.op, node.name, node.target, str(node.args), str(node.kwargs)) for node in graph.nodes]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placement", ["post", "pre", "sandwich", "parallel"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 def test_without_an_observer_there_is_no_sign(

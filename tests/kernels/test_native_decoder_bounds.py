@@ -94,6 +94,7 @@ library.transom_free_workspace(workspace)
     assert run(program).returncode == 0
 
 
+@pytest.mark.long
 def test_bounds_hold_without_assertions() -> None:
     program = """
 import torch

@@ -167,6 +167,7 @@ def test_attention_keeps_its_weights_but_neither_mask_nor_bias() -> None:
     assert sorted(x.shape for x in kept) == sorted([q.shape, k.shape, v.shape, *2 * [(2, 4, 3, 5)], (2, 1, 3, 1)])
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(combinations(FAMILIES + ENCODERS).filter(lambda fields: fields["depth"] == "full"))
 def test_a_models_second_derivative_along_any_direction(fields: dict[str, Any]) -> None:

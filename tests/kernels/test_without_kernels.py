@@ -42,6 +42,7 @@ def run(bare: Path, *arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_the_copy_is_what_runs(bare: Path) -> None:
     table = run(bare, "kernels")
     assert {row["path"] for row in table} == {"reference"} and len(table) > 5

@@ -50,6 +50,7 @@ def component_for(config: ModelConfig, seed: int, dropout: float = 0.0) -> LoraC
     return LoraConfig.model_validate({"rank": 1 + seed % 3, "alpha": 5.0, "target_modules": chosen, "dropout": dropout})
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(EVERY, st.integers(0, 2**31))
 @torch.no_grad()
@@ -77,6 +78,7 @@ def test_it_starts_as_it_was_and_amounts_to_a_plain_model(fields: dict[str, Any]
     assert config.depth.kind == "mod" or all("experts" in address for address in idle)
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(EVERY, st.integers(0, 2**31), st.sampled_from(["adam", "adamw"]))
 def test_only_low_rank_maps_learn_and_they_are_counted(fields: dict[str, Any], seed: int, optimizer: str) -> None:

@@ -97,6 +97,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.sampled_from(RECIPES), st.sampled_from(["small", "large"]), components, st.sampled_from(SHAPES))
 def test_a_size_fits_every_choice_of_components(recipe: str, size: str, chosen: dict[str, Any], shape: dict[str, Any]) -> None:

@@ -93,6 +93,7 @@ def test_a_block_that_is_computed_again_is_recorded_once_and_edited_twice() -> N
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True) if p.grad is not None and g is not None)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_two_threads_share_a_model_and_one_is_observed() -> None:
     model = decoder().eval()

@@ -60,6 +60,7 @@ def test_it_sees_what_a_mask_written_out_lets_it_see(drawn: dict[str, Any]) -> N
     assert torch.allclose(model(batch)[real], model.unembedding(by_hand)[real], **CLOSE)
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(PREFIXED)
 @torch.no_grad()
@@ -77,6 +78,7 @@ def test_a_prefix_is_seen_both_ways_and_what_follows_looks_back(drawn: dict[str,
     assert not torch.allclose(none[0, :3], whole[0, :3], **CLOSE)
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(PREFIXED, st.integers(1, 5))
 @torch.inference_mode()

@@ -44,6 +44,7 @@ def test_the_time_in_which_the_first_process_itself_stood_still_does_not_count()
     assert timer.timed_out() == []
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_named_and_ends() -> None:
     before = children()
     with (
@@ -56,6 +57,7 @@ def test_a_stopped_process_is_named_and_ends() -> None:
     assert children() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("does", "found"), [("die early", "found that one has exited"), ("stop early", r"found none from rank 1 for [2-9] s")]
 )
@@ -69,6 +71,7 @@ def test_a_process_that_is_lost_between_ready_and_joined_is_noticed(does: str, f
         world.broadcast_scalar(0)
 
 
+@pytest.mark.long
 def test_a_process_that_computes_for_longer_than_the_limit_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beats, hear = threading.Semaphore(0), HeartbeatMonitor._receive
 

@@ -62,6 +62,7 @@ KEEPING = ["mapped heap mapped", "heap heap heap", "heap heap mapped"]
 """A process by itself, whose threshold grows by the first block that it frees; while all is kept; afterwards."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [

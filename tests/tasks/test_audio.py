@@ -70,6 +70,7 @@ def test_it_trains_and_answers(sounds: AudioRecipe, tmp_path: Path) -> None:
     assert batch.pixels.shape == (1, 1, 16, 16)
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_the_run_that_was_never_stopped(sounds: AudioRecipe, tmp_path: Path) -> None:
     sit(sounds, tmp_path / "whole")
     steps: list[int] = []

@@ -39,6 +39,7 @@ def instructions(folder: Path, **model: Any) -> InstructionRecipe:
     return InstructionRecipe.model_validate(raw)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [{}, pytest.param({"mask": "prefix-lm"}, marks=pytest.mark.long)], ids=["causal", "prefix"])
 def test_a_killed_run_ends_as_the_run_left_alone(model: dict[str, Any], tmp_path: Path) -> None:
     recipe = instructions(tmp_path, **model)
@@ -85,6 +86,7 @@ def test_it_learns_to_answer_and_to_stop(tmp_path: Path) -> None:
     assert generator.generate(["swap c h"], stop=[" c"]) == ["h"]
 
 
+@pytest.mark.long
 def test_it_starts_from_a_language_model(tmp_path: Path) -> None:
     texts = "\n".join(f"{x} {y} swap copy {y} {x} {x}" for x in "abcdefgh" for y in "abcdefgh")
     (tmp_path / "text.txt").write_text(texts)

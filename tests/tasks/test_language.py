@@ -66,6 +66,7 @@ def sit(texts: Path, out: Path, *callbacks: Any, **training: Any) -> TrainingFin
         return train(build_training_setup(recipe(texts, **training), Path(), folder), callbacks)
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_as_the_run_left_alone(texts: Path, tmp_path: Path) -> None:
     die_and_end_the_same(partial(sit, texts, blank_noising=0.2), tmp_path)
 

@@ -23,6 +23,7 @@ import torch
 import transom
 from tests.tasks.test_instruction import instructions
 from tests.tasks.test_language import recipe as language
+from tests.tiers import every
 from tests.training.conftest import ANIMALS, changed
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import TransomError
@@ -124,7 +125,7 @@ def predict(run: Any, images: Path) -> None:
             raise AssertionError(other)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", every(4, TASKS))
 def test_a_training_and_what_answers_change_nothing(
     task: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_training_that_fails_changes_nothing(masked: Recipe, tmp_path: Path) -
         transom.train(path, tmp_path / "run", SHORT)
 
 
+@pytest.mark.long
 def test_a_training_of_two_processes_changes_nothing(masked: Recipe, tmp_path: Path) -> None:
     path = written(changed(masked, processes=2), tmp_path)
     with unchanged():
@@ -174,6 +176,7 @@ print([name for name in before if now[name] != before[name]])
 """
 
 
+@pytest.mark.long
 def test_nor_does_what_pytorch_imports_meanwhile(masked: Recipe, tmp_path: Path) -> None:
     command = [sys.executable, "-c", ALONE, str(written(masked, tmp_path)), str(tmp_path / "run")]
     alone = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])

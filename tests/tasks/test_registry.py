@@ -80,6 +80,7 @@ def transom(*commands: list[str]) -> Iterator[tuple[int, str, str]]:
     yield from map(tuple, map(json.loads, done.stdout.splitlines()))
 
 
+@pytest.mark.long
 def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
     written = {"ann": ["a long day", "a short day", "a day at sea"], "bob": ["oh no", "no way", "oh well", "no more"]}
     folder, recipe, run = tmp_path / "lines", str(tmp_path / "authors.toml"), str(tmp_path / "run")

@@ -211,6 +211,7 @@ def test_spec_augment_goes_by_seed_epoch_and_sample() -> None:
     assert torch.equal(spec_augment(x, nothing, 1, 0, range(6)), x)
 
 
+@pytest.mark.long
 def test_no_speaker_and_no_pitch_is_in_two_parts() -> None:
     drawn = {part: [sample_parameters(part, i, 1, 32) for i in range(400)] for part in SPLIT_RESIDUES}
     for field in ("scale", "pitch"):

@@ -126,6 +126,7 @@ def test_the_packaged_recipe_reaches_its_f1(tmp_path: Path) -> None:
     assert sit(recipe, tmp_path / "run").best["f1"] > 99
 
 
+@pytest.mark.long
 def test_a_tagger_is_built_from_its_fields_before_anything_of_the_task_is_imported() -> None:
     fields = {"kind": "token-tagger", "vocab_size": 9, "classes": ["a", "b", "c"], "d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1}
     calls = "torch.tensor([[2, 3, 4]]), attention_mask=torch.tensor([[1, 1, 0]])"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import every
 from tests.training.conftest import changed, sit
 from tests.training.test_train_loop import die_and_end_the_same
 from transom.config.recipe import Recipe
@@ -13,7 +14,7 @@ from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.training.events import StepFinished
 
 
-@pytest.fixture(params=["masked", "classes", "pairs", "tags", "languages", "vision", "convolutional"])
+@pytest.fixture(params=every(6, ["masked", "classes", "pairs", "tags", "languages", "vision", "convolutional"]))
 def recipe(request: pytest.FixtureRequest) -> Recipe:
     found: Recipe = request.getfixturevalue(request.param)
     return found

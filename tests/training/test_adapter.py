@@ -74,6 +74,7 @@ def test_a_run_folder_is_whole_and_its_parts_are_small(classes: ClassificationRe
 CHECKPOINTS, EMA = {"kind": "checkpoints", "n_checkpoints": 2}, {"kind": "ema", "decay": 0.8}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("processes", "average"),
     [(1, CHECKPOINTS), (1, EMA), pytest.param(2, CHECKPOINTS, marks=pytest.mark.long)],

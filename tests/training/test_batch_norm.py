@@ -57,6 +57,7 @@ def test_a_skipped_step_moves_no_statistics() -> None:
     assert not any(torch.equal(a, b) for a, b in zip(before, statistics(model), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("average", ["ema", "none"])
 def test_a_killed_run_goes_on_with_its_statistics(tmp_path: Path, average: str) -> None:
     fields = {"model": {**MODEL, "norm": "batchnorm"}, "average": average, "validate_bleu": 0}

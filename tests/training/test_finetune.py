@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.tiers import every
 from tests.training.conftest import TRAINING, changed, sit
 from tests.training.test_train_loop import Killed, kill_at, same
 from transom.checkpoints.run_files import ADAPTER, BASE, TOKENIZER, WEIGHTS
@@ -94,7 +95,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Recipe:
 TRANSFORMERS = ["masked", "classes", "pairs", "languages", "vision", "decoder"]
 
 
-@pytest.mark.parametrize("family", [*TRANSFORMERS, "convolutional", "recurrent-seq2seq", "recurrent-decoder"], indirect=True)
+@pytest.mark.parametrize("family", every(4, [*TRANSFORMERS, "convolutional", "recurrent-seq2seq", "recurrent-decoder"]), indirect=True)
 def test_every_family_starts_from_a_run(family: Recipe, tmp_path: Path) -> None:
     """A run that hardly moves ends where the other ended, and nowhere near where it would have begun by itself."""
     alone = changed(family, average="none", max_steps=4)
@@ -223,6 +224,7 @@ def with_position(masked: MaskedRecipe, position: dict[str, Any], **model: Any) 
     return LanguageRecipe.model_validate({"data": masked.data, "tokenizer": masked.tokenizer, "training": training, "model": fields})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "user_overrides",
     [

@@ -61,6 +61,7 @@ def test_it_learns_and_tokens_learn_to_decide_alone() -> None:
     assert all(result.aux_metrics["routed_chosen"] == 40 * 4 for result in results)
 
 
+@pytest.mark.long
 def test_two_processes_make_the_steps_of_one_and_the_record_has_the_shares(tmp_path: Path) -> None:
     exact = {"precision": "fp32", "max_steps": 4, "checkpoint_every": 4, "validate_every": 4, "validate_bleu": 0, "average": "none"}
     runs = []

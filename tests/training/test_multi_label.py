@@ -52,6 +52,7 @@ def test_the_loss_by_hand() -> None:
     assert binary_cross_entropy(far, torch.tensor([[0.0, 1.0]]), 0.0)[1].item() == 1600.0, "no overflow"
 
 
+@pytest.mark.long
 def test_a_classifier_learns_labels_and_keeps_thresholds(labels: ClassificationRecipe, tmp_path: Path) -> None:
     finished = sit(changed(labels, max_steps=160, best_checkpoint_metric="micro_f1", average="none", precision="fp32"), tmp_path / "run")
     run = RunFolder.open(tmp_path / "run")
@@ -79,6 +80,7 @@ def test_the_kept_thresholds_are_those_of_the_kept_weights(labels: Classificatio
     assert found.thresholds.tolist() != [0.5, 0.5]
 
 
+@pytest.mark.long
 def test_it_is_better_than_its_baseline(labels: ClassificationRecipe, tmp_path: Path) -> None:
     seen: list[Any] = []
     finished = sit(changed(labels, max_steps=60, average="none"), tmp_path / "run", seen.append)

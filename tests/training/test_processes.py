@@ -23,6 +23,7 @@ def history(out: Path, **training: Any) -> list[StepFinished]:
     return [event for event in seen if isinstance(event, StepFinished)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.long)])
 def test_three_processes_make_the_steps_of_one(tmp_path: Path, optimizer: str) -> None:
     alone, together = (history(tmp_path / str(n), model={**MODEL, "dropout": 0.0}, processes=n, optimizer=optimizer) for n in (1, 3))
@@ -56,6 +57,7 @@ def test_bad_samples_are_named_from_all_processes(tmp_path: Path) -> None:
     assert named(1)[1:20] == named(2)[1:20]
 
 
+@pytest.mark.long
 def test_a_stopped_process_ends_the_run_in_one_line_and_its_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transom.parallel.heartbeat.TIMEOUT", 2.0)
 

@@ -50,6 +50,7 @@ def test_the_heap_checks_see_an_overrun() -> None:
     assert child("-c", overrun).returncode == -signal.SIGABRT
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's heap checks")
 @pytest.mark.parametrize(
     ("kind", "stride"),
@@ -242,6 +243,7 @@ def as_format_1(checkpoints: Checkpoints, step: int, numbers: dict[str, int]) ->
     write_folder(checkpoints.path(step), files | {"state.json": json_bytes(old)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_of_format_1_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
     training = {**KINDS[kind], "checkpoint_every": 3}

@@ -158,6 +158,7 @@ def test_it_learns_and_either_way_makes_the_experts_equally_busy(balance: dict[s
 MIXED = {**MODEL, "feed_forward": {**BIAS, "capacity_factor": 0.75}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("average", ["ema", pytest.param("checkpoints", marks=pytest.mark.long)])
 def test_a_killed_run_goes_on_with_its_biases(tmp_path: Path, average: str) -> None:
     fields = {"model": MIXED, "average": average, "validate_bleu": 0}
@@ -168,6 +169,7 @@ def test_a_killed_run_goes_on_with_its_biases(tmp_path: Path, average: str) -> N
     assert all(line["max_expert_load"] > 1 and line["expert_overflow"] > 0 for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fields", [pytest.param(LOSS, marks=pytest.mark.long), BIAS], ids=["loss", "bias"])
 def test_two_processes_make_the_steps_of_one(tmp_path: Path, fields: dict[str, Any]) -> None:
     exact = {"precision": "fp32", "max_steps": 5, "checkpoint_every": 5, "validate_every": 5, "validate_bleu": 0, "average": "none"}

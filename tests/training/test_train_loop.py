@@ -119,9 +119,9 @@ def same(a: Path, b: Path) -> None:
     "kinds",
     [
         {"average": {"kind": "checkpoints", "n_checkpoints": 3}, "optimizer": "adam"},
-        {"average": {"kind": "ema", "decay": 0.9}, "optimizer": "adamw"},
-        {"average": {"kind": "none"}, "optimizer": "sgd"},
-        {"average": {"kind": "none"}, "optimizer": "muon"},
+        pytest.param({"average": {"kind": "ema", "decay": 0.9}, "optimizer": "adamw"}, marks=pytest.mark.long),
+        pytest.param({"average": {"kind": "none"}, "optimizer": "sgd"}, marks=pytest.mark.long),
+        pytest.param({"average": {"kind": "none"}, "optimizer": "muon"}, marks=pytest.mark.long),
     ],
 )
 def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, kinds: dict[str, Any]) -> None:
@@ -135,6 +135,7 @@ def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, kinds
     same(tmp_path / "alone", out)
 
 
+@pytest.mark.long
 def test_many_stops_between_two_checkpoints_lose_nothing(tmp_path: Path) -> None:
     many = {"max_steps": 22, "checkpoint_every": 5, "validate_every": 11}
     sit(tmp_path / "alone", **many)
@@ -226,6 +227,7 @@ def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_r
     assert [(r["step"], r["samples"]) for r in records] == [(e.step, list(e.skipped)) for e in skipped]
 
 
+@pytest.mark.long
 def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Step 7 breaks the weights; every one from step 8 on is skipped. Checkpoints are due each 3 steps, validations each 4.
     monkeypatch.setattr(train_loop, "learning_rate", lambda step, training, d_model: 1e38 if step == 7 else 0.01)
@@ -251,11 +253,23 @@ def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_pa
     assert checkpoints.steps()[-1] == 10
 
 
+class Clock:
+    """A clock that advances by a number of seconds at each look."""
+
+    def __init__(self, tick: float) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def perf_counter(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
 def test_the_forecast_says_epochs_and_the_plan_of_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timer, "FORECAST_STEPS", 4)
+    monkeypatch.setattr(train_loop, "time", Clock(0.02))
     events: list[Event] = []
     result = sit(tmp_path, events.append, max_steps=1_000_000, max_minutes=0.05, validate_every=1000, checkpoint_every=1000)
-    (forecast,) = (e for e in events if isinstance(e, Forecast))
+    forecast, *_ = (e for e in events if isinstance(e, Forecast))
     assert forecast.step <= 4 < forecast.max_steps < 1_000_000
     plan, epochs = forecast.notes
     assert plan.startswith(f"about {forecast.max_steps:,} steps fit into 0.05 minutes: warmup of")
@@ -265,6 +279,25 @@ def test_the_forecast_says_epochs_and_the_plan_of_a_time_limit(tmp_path: Path, m
     assert result.reason == "max_minutes" and result.seconds < 2 * 3 and len([e for e in events if isinstance(e, ValidationFinished)]) >= 2
     rates = [e.learning_rate for e in steps]
     assert rates[-1] < 0.5 * max(rates), "the schedule ends with the time limit"
+    logged = [record for record in RunFolder.open(tmp_path).metrics.read() if record["kind"] == "train"]
+    assert len(logged) >= 20, "log_every is 10 without a time limit"
+
+
+def test_a_forecast_that_is_off_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_timer, "FORECAST_STEPS", 4)
+    clock = Clock(0.02)
+    monkeypatch.setattr(train_loop, "time", clock)
+    events: list[Event] = []
+
+    def notify(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StepFinished) and event.step == 10:
+            clock.tick *= 3  # something else begins to use the machine
+
+    sit(tmp_path, notify, max_steps=1_000_000, max_minutes=0.1, validate_every=1000, checkpoint_every=1000)
+    first, *others = (e for e in events if isinstance(e, Forecast))
+    assert others and others[0].max_steps < 0.8 * first.max_steps
+    assert others[-1].max_steps == pytest.approx(max(e.step for e in events if isinstance(e, StepFinished)), rel=0.25)
 
 
 def test_a_resumed_run_keeps_its_plan_and_makes_another_for_another_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +327,7 @@ def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:
     assert isinstance(finished, TrainingFinished) and finished.facts["n_target_tokens"] == sum(e.n_target_tokens for e in steps)
 
 
+@pytest.mark.long
 def test_checkpoints_by_time_change_nothing_but_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sit(tmp_path / "by-steps", checkpoint_minutes=None)
     monkeypatch.setattr(train_loop, "MAX_CHECKPOINT_SHARE", 1e9)
@@ -308,6 +342,7 @@ def test_checkpoints_by_time_change_nothing_but_what_is_lost(tmp_path: Path, mon
     same(tmp_path / "by-steps", tmp_path / "killed")
 
 
+@pytest.mark.long
 def test_keep_checkpoints_keeps_weights_and_changes_nothing_else(tmp_path: Path) -> None:
     for name, more in (("few", 0), ("many", 3)):
         sit(tmp_path / name, keep_checkpoints=more, average={"kind": "none"})

@@ -163,6 +163,7 @@ def short(photos: Path) -> Recipe:
     return changed(recipe, max_steps=60, validate_every=20, checkpoint_every=20, **fields)
 
 
+@pytest.mark.long
 def test_a_short_run_with_an_average_is_no_worse_than_one_without(short: Recipe, tmp_path: Path) -> None:
     """The raw weights are the same in both runs, step by step, so what is kept can only gain by the average."""
     plain: list[ValidationFinished] = []
@@ -183,6 +184,7 @@ def test_a_short_run_with_an_average_is_no_worse_than_one_without(short: Recipe,
     assert not any("weights" in r or "raw_loss" in r for r in RunFolder.open(tmp_path / "without").metrics.read())
 
 
+@pytest.mark.long
 def test_an_average_that_is_better_is_kept(masked: MaskedRecipe, tmp_path: Path) -> None:
     """Steps that are too long make the raw weights jump; what is kept is measured again from the folder."""
     fields: dict[str, Any] = {"average": {"kind": "ema", "decay": 0.8}, "grad_accum_steps": 1, "precision": "fp32", "validate_samples": 0}
@@ -196,6 +198,7 @@ def test_an_average_that_is_better_is_kept(masked: MaskedRecipe, tmp_path: Path)
     assert measured(parts)[0]["loss"] == pytest.approx(kept.best["loss"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_figure_that_selects_decides_between_them(classes: ClassificationRecipe, tmp_path: Path) -> None:
     run = changed(classes, average=EMA, best_checkpoint_metric="accuracy", validate_every=2, learning_rate=0.03)
     sit(run, tmp_path / "run")
@@ -256,6 +259,7 @@ def test_statistics_of_batch_norm_are_averaged_with_the_weights() -> None:
     assert names and all(torch.allclose(averager.candidates(2)[AVERAGED][name], torch.tensor(3.0)) for name in names)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_its_average_from_the_first_steps(short: Recipe, tmp_path: Path) -> None:
     run = changed(short, average=EMA, max_steps=8, checkpoint_every=1, validate_every=2)
     sit(run, tmp_path / "alone")

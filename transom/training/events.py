@@ -63,7 +63,7 @@ class StepFinished:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The time per step is stable enough to forecast the end of the run; sent once.
+    """The time per step is stable enough to forecast the end of the run; sent again if a time limit leaves clearly more or fewer steps.
 
     Attributes:
         step: number of optimizer steps so far.

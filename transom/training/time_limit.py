@@ -17,6 +17,9 @@ WARMUP_SHARE = 0.1
 WANTED_VALIDATIONS, MIN_VALIDATIONS, MAX_VALIDATION_SHARE = 10, 5, 0.2
 """A time limit leaves at least 10 validations, but fewer if they would take more than 20% of the time, and never fewer than 5."""
 
+MIN_LOG_LINES = 50
+"""A time limit leaves at least so many lines of training metrics, as far as there are steps."""
+
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -41,7 +44,12 @@ class StepPlan(BaseModel):
 
     def apply(self, training: TrainingConfig, d_model: int) -> TrainingConfig:
         """Return ``training`` with the values of the plan. The peak learning rate stays that of the recipe's warmup."""
-        steps = {"max_steps": self.max_steps, "validate_every": self.validate_every, "checkpoint_every": self.checkpoint_every}
+        steps = {
+            "max_steps": self.max_steps,
+            "validate_every": self.validate_every,
+            "checkpoint_every": self.checkpoint_every,
+            "log_every": min(training.log_every, max(self.max_steps // MIN_LOG_LINES, 1)),
+        }
         schedule = training.schedule.model_copy(update={"warmup_steps": self.warmup_steps})
         return training.model_copy(update={**steps, "schedule": schedule, "learning_rate": peak_learning_rate(training, d_model)})
 

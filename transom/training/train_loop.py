@@ -77,6 +77,10 @@ def train(setup: TrainingSetup, callbacks: Sequence[Callback] = (), should_stop:
         return run.fit(should_stop)
 
 
+FORECAST_TOLERANCE = 0.2
+"""Relative change of the number of steps that fit into a time limit, above which the forecast is sent again."""
+
+
 class _TrainingLoop:
     def __init__(self, setup: TrainingSetup, callbacks: Sequence[Callback], world: World) -> None:
         self.setup = setup
@@ -86,7 +90,7 @@ class _TrainingLoop:
         self.callbacks = callbacks
         self.state = TrainState()
         self.notes: tuple[str, ...] = ()
-        self.step_timer, self.forecast_sent = StepTimer(), False
+        self.step_timer, self.forecast_steps = StepTimer(), 0
         self.saved_at, self.save_seconds, self.validation_seconds = time.perf_counter(), 0.0, 0.0
         self.previous_snapshots: list[int] = []
         self.averager = WeightAverager(self.training.average, setup.model)
@@ -155,6 +159,8 @@ class _TrainingLoop:
             if p.last_validation_step == p.step and not reason:
                 self.validation_seconds = paused
                 self.plan()
+                if self.forecast_steps and abs(self.training.max_steps / self.forecast_steps - 1) > FORECAST_TOLERANCE:
+                    self.forecast()
         return self.finish(reason)
 
     def after_step(self, result: StepResult, lr: float, seconds: float) -> None:
@@ -182,8 +188,7 @@ class _TrainingLoop:
         if p.step % t.log_every == 0:
             metrics = {"epochs": self.epochs, "learning_rate": lr, **self.window.flush(self.setup.peak)}
             self.setup.folder.metrics.append({"step": p.step, "kind": "train", **metrics})
-        if not self.forecast_sent and (self.step_timer.is_reliable or self.is_time_to_plan()):
-            self.forecast_sent = True
+        if not self.forecast_steps and (self.step_timer.is_reliable or self.is_time_to_plan()):
             self.plan()
             self.forecast()
         if p.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
@@ -220,6 +225,7 @@ class _TrainingLoop:
     def forecast(self) -> None:
         """Send ``Forecast`` with the epochs of the whole run and, if a time limit ends the run early, the plan."""
         p, steps = self.state, self.training.max_steps
+        self.forecast_steps = steps
         notes = [f"{steps:,} steps are about {float(f'{self.epochs / p.step * steps:.2g}'):,g} epochs, passes over the training data"]
         self.notify(Forecast(p.step, steps, (*([] if p.plan is None else [p.plan.note]), *notes)))
 
