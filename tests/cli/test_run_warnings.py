@@ -52,15 +52,17 @@ def test_the_result_of_a_run_is_a_file(classifier: Path) -> None:
 
 
 def test_a_model_worse_than_a_trivial_predictor_says_so_with_each_answer(transom: Call, classifier: Path, tmp_path: Path) -> None:
-    warning = "is worse than always answering the class frequencies"
-    for options in ((), ("--json",)):
-        outcome = transom("classify", classifier / "run", "the cat sat 1", *options)
-        assert outcome.code == 0 and outcome.err.count("warning: validation loss") == 1 and warning in outcome.err
-        assert "expect answers no better than guesses" in outcome.err
+    warning = "is worse than always answering "
     run = shutil.copytree(classifier / "run", tmp_path / "run")
     result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps({**result, "best": {**result["best"], "loss": 0.01, "accuracy": 99.0}}))
-    assert transom("classify", run, "the cat sat 1").err == ""
+    (run / "result.json").write_text(json.dumps({**result, "best": {**result["best"], "accuracy": 3.0}}))
+    for options in ((), ("--json",)):
+        outcome = transom("classify", run, "the cat sat 1", *options)
+        assert outcome.code == 0 and outcome.err.count("warning: validation accuracy") == 1 and warning in outcome.err
+        assert "expect answers no better than guesses" in outcome.err
+    for loss in (0.01, 99.0):
+        (run / "result.json").write_text(json.dumps({**result, "best": {**result["best"], "loss": loss, "accuracy": 99.0}}))
+        assert transom("classify", run, "the cat sat 1").err == "", "the accuracy decides"
     (run / "result.json").write_text(json.dumps({"format_version": result["format_version"], "best": None}))
     assert "result.json: damaged: a field is missing or of another type" in transom("classify", run, "the cat sat 1").error
     (run / "result.json").unlink()

@@ -51,6 +51,8 @@ def read_input_profile(run: Path) -> "InputProfile | None":
 def result_warnings(run: Path) -> list[str]:
     """Return a warning if the validation metrics of a finished run are worse than those of a trivial predictor.
 
+    Accuracy or F1 decides where a run has one: a few overconfident mistakes can give a useful classifier a poor loss. BLEU never decides.
+
     Raises:
         CheckpointError: the run's result is damaged.
     """
@@ -64,7 +66,8 @@ def result_warnings(run: Path) -> list[str]:
         return []
     value = read_json(path)
     try:
-        problems = worse_than_baseline(value["best"], value["baseline"])
+        baseline = [each for each in value["baseline"] if each["key"] not in ("loss", "bleu")] or value["baseline"]
+        problems = worse_than_baseline(value["best"], baseline)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: damaged: a field is missing or of another type: {error}; remove the file to predict without it"

@@ -43,10 +43,12 @@ FITTED_FIELDS = {
     "model": (*SIZE_FIELDS, "stem"),
     "training": (
         *("batch_tokens", "batch_size", "max_steps", "schedule", "validate_every", "checkpoint_every"),
-        *("word_dropout", "label_smoothing"),
+        *("word_dropout", "label_smoothing", "best_checkpoint_metric"),
     ),
 }
-"""Recipe fields, by table, that are fitted to the data unless the user sets them."""
+"""Recipe fields, by table, that are fitted to the data unless the user sets them.
+
+``best_checkpoint_metric`` follows from the number of labels per text."""
 
 
 class DataAmount(NamedTuple):

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transom.config.model_overrides import UserOverrides
 from transom.data.batch import MultiLabelTextBatch
 from transom.data.labeled.class_labels import LabelSets
 from transom.data.labeled.labeled_texts import EncodedLabels
@@ -17,6 +18,18 @@ from transom.errors import ConfigError
 from transom.models.encoder import TextClassifierTransformer
 from transom.tasks.classification.schema import ClassificationRecipe
 from transom.training.losses import binary_cross_entropy
+
+
+def select_by_f1(recipe: ClassificationRecipe, own: UserOverrides | None) -> ClassificationRecipe:
+    """Return the recipe for texts with any number of labels: micro F1 replaces an accuracy that the user has not set.
+
+    Args:
+        recipe: the recipe.
+        own: the fields that the user sets; None for a resumed run, whose recipe is kept.
+    """
+    if recipe.training.best_checkpoint_metric != "accuracy" or own is None or "best_checkpoint_metric" in own.of("training"):
+        return recipe
+    return recipe.with_fields("training", best_checkpoint_metric="micro_f1")
 
 
 def check_settings(recipe: ClassificationRecipe, multi_label: bool) -> None:

@@ -36,6 +36,7 @@ from transom.tasks.classification.multi_label import (
     check_settings,
     classifier_class,
     evaluate_multi_label,
+    select_by_f1,
     set_thresholds,
     trivial_baseline,
 )
@@ -80,6 +81,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
         context.notify("reading the texts")
         splits = Splits(**{name: LabeledTexts.of(part) for name, part in cls.load(recipe, context.base).parts.items()})
         multi_label = splits.train.multi_label
+        recipe = select_by_f1(recipe, context.own) if multi_label else recipe
         check_settings(recipe, multi_label)
         names = [label for joined in splits.train.target for label in split_labels(joined)] if multi_label else splits.train.target
         classes = collect_classes(names, splits.train, recipe.model.classes)
