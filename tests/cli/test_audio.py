@@ -50,7 +50,7 @@ def hearing(tones: Path) -> Path:
 
 def test_pages_show_what_the_run_is(hearing: Path) -> None:
     card, page = (hearing / "README.md").read_text(), (hearing / "report.html").read_text()
-    assert "an Audio Spectrogram Transformer for audio classification" in card and "10% of the training sounds, split off by hash" in card
+    assert "an Audio Spectrogram Transformer for audio classification" in card and "10% of the training sounds, held out" in card
     assert "transom classify" in card and "sounds per second" in card and "spectrograms of 16 mel bands" in card
     assert "Validation accuracy" in page and "perplexity" not in page
 

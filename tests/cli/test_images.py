@@ -53,7 +53,7 @@ def test_pages_show_what_the_run_is(seeing: Path) -> None:
     assert "An image-classification model" in page and "Loss per image" in page
     assert "An image-classification model: a Vision Transformer for classes of images" in card
     assert "RGB images of 8 x 8 pixels, 4 x 4 patches, after stages of 4 channels" in card and "images per second" in card
-    assert "transom classify" in card and "10% of the training images, split off by hash" in card
+    assert "transom classify" in card and "10% of the training images, held out" in card
     assert "Validation accuracy" in page and '<img src="data:image/png;base64,' in page and "perplexity" not in page
 
 

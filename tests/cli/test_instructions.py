@@ -34,7 +34,7 @@ def instruction_tuned(asked: Path) -> Path:
 def test_pages_say_what_the_run_is(instruction_tuned: Path) -> None:
     card, page = (instruction_tuned / "README.md").read_text(), (instruction_tuned / "report.html").read_text()
     assert "An instruction model: a decoder-only Transformer" in card and 'transom generate run "An instruction"' in card
-    assert "answer tokens per second" in card and "1% of the training instructions, split off by hash" in card
+    assert "answer tokens per second" in card and "1% of the training instructions, held out" in card
     assert "Predictions" in page and "What is" in page and "Continuations" not in page
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call, Trained, sets
+from transom.inspection.run_status import RunStatus
 
 
 @pytest.fixture
@@ -58,6 +59,20 @@ def test_runs_and_their_states_are_listed(transom: Call, trained: Trained, copie
     one = transom("status", copied).out
     assert "state: finished" in one and "█ 10 of 10" in one and "best validation: step " in one
     assert "expected a run folder" in transom("status", tmp_path / "empty").error
+
+
+@pytest.mark.parametrize(
+    ("metrics", "select_by", "shown"),
+    [
+        ({"loss": 5.5, "perplexity": 245.9, "bits_per_byte": 3.39}, "loss", "loss 5.5000 nats, bits per byte 3.3900"),
+        ({"loss": 0.61, "accuracy": 76.4}, "accuracy", "loss 0.6100 nats, accuracy 76.40 %"),
+        ({"loss": 3.4, "bleu": 11.3, "chrf": 30.0}, "bleu", "loss 3.4000 nats, BLEU 11.30"),
+        ({"loss": 3.4}, "loss", "loss 3.4000 nats"),
+        (None, "loss", ""),
+    ],
+)
+def test_the_table_has_the_selecting_metric_and_the_most_telling_one(metrics: dict[str, float] | None, select_by: str, shown: str) -> None:
+    assert RunStatus(Path("run"), "finished", select_by=select_by, best=metrics).best_metrics == shown
 
 
 def test_a_running_run_is_seen_from_outside(transom: Call, trained: Trained, tmp_path: Path) -> None:

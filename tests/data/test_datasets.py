@@ -36,7 +36,7 @@ def test_a_test_set_is_read_for_the_report(tmp_path: Path) -> None:
 def test_validation_is_split_off_by_hash(tmp_path: Path) -> None:
     splits = load_translation_data(PairDataConfig(root=str(tmp_path), train=files(tmp_path, "all", 1000)), Path("/nowhere"))
     assert 1 <= len(splits.valid) <= 30 and len(splits.train) + len(splits.valid) == 1000
-    assert splits.valid.name == f"{len(splits.valid)} of 1000 pairs of {tmp_path}/all.tsv, split off by hash"
+    assert splits.valid.name == f"{len(splits.valid)} of 1000 pairs of {tmp_path}/all.tsv, held out"
     assert splits.valid.source[0] == f"all {splits.valid.line_number(0) - 1}"
 
 

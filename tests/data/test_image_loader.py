@@ -113,7 +113,7 @@ def test_the_same_file_is_on_one_side_of_the_split() -> None:
     images = some(40, duplicates=10)
     train, valid = holdout(images, images.digests, 0.3, "images")
     assert len(train) + len(valid) == 40 and not set(train.digests) & set(valid.digests) and 0 < len(valid) < 30
-    assert "split off by hash" in valid.name
+    assert "held out" in valid.name
     one = Images(["a/1.png"] * 2, ["a", "a"], ["0"] * 2, "one", 0, images.load)
     with pytest.raises(DataError, match="expected at least two different images"):
         holdout(one, one.digests, 0.1, "images")

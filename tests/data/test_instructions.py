@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said(name: str, content: str, message: str, tmp_path: 
 def test_validation_is_split_off_by_hash(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("".join(f"add one to {i}\t{i + 1}\n" for i in range(300)))
     splits = load_instructions(InstructionDataConfig(train=InstructionFilesConfig(file="a.tsv")), tmp_path)
-    assert len(splits.train) + len(splits.valid) == 300 and 0 < len(splits.valid) < 15 and "split off by hash" in splits.valid.name
+    assert len(splits.train) + len(splits.valid) == 300 and 0 < len(splits.valid) < 15 and "held out" in splits.valid.name
     assert not set(splits.train.source) & set(splits.valid.source)
 
 

@@ -75,6 +75,10 @@ def test_classes_are_those_of_training_in_order() -> None:
     assert collect_classes(DATA.target, DATA, ("pos", "neg", "none")) == ("pos", "neg", "none")
     with pytest.raises(DataError, match=r"here, line 2: expected one of the classes 'neg', found 'pos'"):
         collect_classes(DATA.target, DATA, ("neg",))
+    numbers = [str(i) for i in range(30)]
+    with pytest.raises(DataError, match="found 30 classes among 30 samples, such as '0' and '9'; choose the column"):
+        collect_classes(numbers, DATA)
+    assert len(collect_classes(numbers[:15] * 2, DATA)) == 15 and len(collect_classes(numbers[:10], DATA)) == 10
     with pytest.raises(DataError, match=r"expected 2 to 10,000 classes, found 1 \('pos'"):
         collect_classes(["pos"], Pairs(["a"], ["pos"], "here"))
     assert encode_labels(["pos", "neg"], ("neg", "pos"), DATA) == [1, 0]
@@ -84,7 +88,7 @@ def test_validation_is_split_off_by_hash_of_the_text(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("".join(f"film {i}\t{i % 2}\n" for i in range(200)))
     splits = load_labeled_texts(LabeledDataConfig.model_validate({"train": {"file": "a.tsv"}}), tmp_path)
     assert not set(splits.train.source) & set(splits.valid.source) and 8 <= len(splits.valid) <= 35
-    assert "split off by hash" in splits.valid.name and splits.valid.target[0] == str(int(splits.valid.source[0].split()[1]) % 2)
+    assert "held out" in splits.valid.name and splits.valid.target[0] == str(int(splits.valid.source[0].split()[1]) % 2)
     (tmp_path / "b.tsv").write_text("same\t0\nsame\t1\n")
     with pytest.raises(DataError, match="expected at least two different texts"):
         load_labeled_texts(LabeledDataConfig.model_validate({"train": {"file": "b.tsv"}}), tmp_path)

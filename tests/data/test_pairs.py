@@ -193,7 +193,7 @@ def test_split_is_stable_and_of_the_share() -> None:
     again = split_validation(Pairs(numbers[::-1][:10_000], numbers[::-1][:10_000], "n"))[1]
     assert set(again.source) == set(valid.source) & set(numbers[10_000:])
     assert valid.source[:3] == ["93", "127", "246"]
-    assert valid.name == f"{len(valid)} of 20000 pairs of n, split off by hash"
+    assert valid.name == f"{len(valid)} of 20000 pairs of n, held out"
 
 
 def test_take_keeps_lines() -> None:

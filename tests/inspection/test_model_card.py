@@ -80,9 +80,7 @@ def test_generated_data_and_a_split_are_said(run: RunSummary) -> None:
     generated = run.recipe.model_copy(update={"data": TranslationDataConfig(generate=PhrasebookConfig())})
     assert '- generated: `{"kind":"phrasebook","n_train":50000' in render_model_card(replace(run, recipe=generated))
     split = run.recipe.model_copy(update={"data": TranslationDataConfig(train=PairFilesConfig(pairs="all.tsv"))})
-    assert "- training: `all.tsv`\n- validation: 1% of the training pairs, split off by hash" in render_model_card(
-        replace(run, recipe=split)
-    )
+    assert "- training: `all.tsv`\n- validation: 1% of the training pairs, held out" in render_model_card(replace(run, recipe=split))
 
 
 TEXTS = st.text(st.one_of(st.sampled_from("`*_[](){}<>#|!&\\\n\x1b $'\""), st.characters(codec="utf-8")), min_size=1, max_size=30).filter(

@@ -54,7 +54,7 @@ class AuthorData(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Say what is taken for validation where no data are named."""
-        return "10% of the lines, split off by hash"
+        return "10% of the lines, held out"
 
 
 @register_task

@@ -48,7 +48,7 @@ def runs(
         for each in found:
             left = f", {format_duration(each.seconds_left)} left" if each.seconds_left is not None else ""
             steps = f"{each.step:,} of {each.max_steps:,}" if each.max_steps else ""
-            rows.append([str(each.path), each.task, each.data[:40], f"{each.state}{left}", steps, each.best_metric or each.problem[:60]])
+            rows.append([str(each.path), each.task, each.data[:40], f"{each.state}{left}", steps, each.best_metrics or each.problem[:60]])
         lines = align_columns(rows, n_left=len(rows[0])) if found else [f"no runs in {folder}"]
         return [each.to_json() for each in found], lines
 

@@ -196,7 +196,7 @@ class DataConfig(Schema):
         """Describe the samples held out for validation if the recipe names no validation files."""
 
 
-PAIRS_HOLDOUT = "1% of the training pairs, split off by hash"
+PAIRS_HOLDOUT = "1% of the training pairs, held out"
 
 MIN_VALID: Any = Field(0, ge=0, description="number of samples to split off at least, up to 10% of train, if there is no valid")
 
@@ -207,7 +207,7 @@ class PairDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = PAIRS
 
     train: PairFilesConfig | None = Field(None, description="training pairs")
-    valid: PairFilesConfig | None = Field(None, description="validation pairs; default: 1% of train, split off by hash")
+    valid: PairFilesConfig | None = Field(None, description="validation pairs; default: 1% of train, held out")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     min_valid: int = MIN_VALID
@@ -233,7 +233,7 @@ class LanguageConfig(Schema):
 
     tag: str = Field(..., description="name of the language for --to: letters, digits, - and _")
     train: PairFilesConfig | None = Field(None, description="training pairs")
-    valid: PairFilesConfig | None = Field(None, description="validation pairs; default: 1% of train, split off by hash")
+    valid: PairFilesConfig | None = Field(None, description="validation pairs; default: 1% of train, held out")
     test: PairFilesConfig | None = Field(None, description="test pairs: used only by the data report, to find duplicates of training data")
     generate: AnyGeneratedPairs | None = Field(None, description="generated pairs instead of files")
     reverse: bool = Field(False, description="swap the source and target of all pairs")
@@ -262,7 +262,7 @@ class TextDataConfig(DataConfig):
 
     train: TextFilesConfig | None = Field(None, description="training text")
     valid: TextFilesConfig | None = Field(
-        None, description="validation text; default: 5% of the documents, split off by hash, or the last 5% of a single one"
+        None, description="validation text; default: 5% of the documents, held out, or the last 5% of a single one"
     )
     test: TextFilesConfig | None = Field(
         None, description="test text: used only by the data report, to find duplicates of training documents"
@@ -272,7 +272,7 @@ class TextDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Describe the samples held out for validation if the recipe names no validation files."""
-        return "5% of the documents, split off by hash, or the last 5% of a single one"
+        return "5% of the documents, held out, or the last 5% of a single one"
 
 
 class LabeledFilesConfig(FilesConfig):

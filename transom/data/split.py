@@ -111,4 +111,4 @@ def holdout(data: SplittableT, keys: Sequence[str], fraction: float, noun: str) 
             f"{data.name}: expected at least two different {noun}, to split off validation data, found fewer; set data.valid or add {noun}"
         )
     rest = sorted(set(range(len(data))).difference(chosen))
-    return data.select(rest, data.name), data.select(chosen, f"{len(chosen)} of {len(data)} {noun} of {data.name}, split off by hash")
+    return data.select(rest, data.name), data.select(chosen, f"{len(chosen)} of {len(data)} {noun} of {data.name}, held out")

@@ -14,6 +14,9 @@ from transom.files.file_lock import is_locked
 from transom.training.metrics_window import read_metrics_history
 from transom.training.validation_metrics import format_metrics
 
+TELLING_METRICS = ("bits_per_byte", "bleu", "accuracy", "micro_f1", "f1", "loss")
+"""Metrics that can be compared between runs of different tokenizers, or that say more than a loss, the most telling first."""
+
 MAX_DEPTH = 3
 """Maximum depth of run folders below the folder that is searched."""
 
@@ -30,6 +33,7 @@ class RunStatus:
         data: the training data, as the recipe names them.
         step: last step in ``metrics.jsonl``.
         max_steps: steps of the whole run.
+        select_by: name of the metric that selects the saved weights.
         best: metrics of the best validation; empty before the first one.
         loss: last training loss; None before the first line of metrics.
         speed: last logged target tokens (or samples) per second.
@@ -44,6 +48,7 @@ class RunStatus:
     data: str = ""
     step: int = 0
     max_steps: int = 0
+    select_by: str = "loss"
     best: dict[str, Any] | None = None
     loss: float | None = None
     speed: float | None = None
@@ -52,9 +57,11 @@ class RunStatus:
     problem: str = ""
 
     @property
-    def best_metric(self) -> str:
-        """The first metric of the best validation as text."""
-        return next(iter(format_metrics(self.best or {})), "")
+    def best_metrics(self) -> str:
+        """The metric that selects the saved weights, and the most telling other one, of the best validation as text."""
+        best = self.best or {}
+        telling = [key for key in TELLING_METRICS if best.get(key) is not None and key != self.select_by][:1]
+        return ", ".join(format_metrics({key: best.get(key) for key in (self.select_by, *telling)}))
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "path": str(self.path)}
@@ -93,6 +100,7 @@ def read_status(path: Path) -> RunStatus:
         data=_describe_data(recipe),
         step=step,
         max_steps=_expected_steps(recipe, step, last, is_running),
+        select_by=recipe.training.best_checkpoint_metric,
         best=next((record for record in reversed(validated) if record["best"]), None),
         loss=trained[-1]["loss"] if trained else None,
         speed=trained[-1].get("target_tokens_per_second") if trained else None,

@@ -30,6 +30,10 @@ class SampleSource(Protocol):
         ...
 
 
+MIN_SAMPLES_TO_JUDGE = 20
+"""Number of samples from which on more classes than half of it are taken for a mistake."""
+
+
 def collect_classes(labels: Sequence[str], where: SampleSource, known_classes: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the classes of training samples in sorted order, or the known classes if there are any.
 
@@ -39,7 +43,8 @@ def collect_classes(labels: Sequence[str], where: SampleSource, known_classes: t
         known_classes: classes of the model that is fine-tuned. Empty if a new model is trained.
 
     Raises:
-        DataError: there are fewer than two classes or implausibly many, or the class of a sample is not among the known classes.
+        DataError: there are fewer than two classes or implausibly many, most have a single sample, or the class of a sample is not among
+            the known classes.
     """
     if known_classes:
         encode_labels(labels, known_classes, where)
@@ -49,6 +54,11 @@ def collect_classes(labels: Sequence[str], where: SampleSource, known_classes: t
         shown = f" ({found[0][:50]!r}{' ...' if len(found) > 1 else ''})" if found else ""
         raise DataError(
             f"{where.name}: expected 2 to {MAX_CLASSES:,} classes, found {len(found):,}{shown}; check that the label field is the class"
+        )
+    if len(labels) >= MIN_SAMPLES_TO_JUDGE and len(found) > len(labels) / 2:
+        raise DataError(
+            f"{where.name}: expected classes of several samples each, found {len(found):,} classes among {len(labels):,} samples, such as"
+            f" {found[0][:50]!r} and {found[-1][:50]!r}; choose the column of the class with --label-field"
         )
     reject_long_names(found, where.name, "classes")
     return found

@@ -72,7 +72,7 @@ class AudioDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: AudioFilesConfig | None = Field(None, description="training sounds")
-    valid: AudioFilesConfig | None = Field(None, description="validation sounds; default: valid_fraction of train, split off by hash")
+    valid: AudioFilesConfig | None = Field(None, description="validation sounds; default: valid_fraction of train, held out")
     test: AudioFilesConfig | None = Field(
         None, description="test sounds; only the data report reads them, to find those that are also in train"
     )
@@ -84,7 +84,7 @@ class AudioDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Describe the samples held out for validation if the recipe names no validation files."""
-        return f"{100 * self.valid_fraction:g}% of the training sounds, split off by hash"
+        return f"{100 * self.valid_fraction:g}% of the training sounds, held out"
 
 
 @register_component("model")

@@ -52,7 +52,7 @@ class LabeledDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: LabeledFilesConfig | None = Field(None, description="training texts")
-    valid: LabeledFilesConfig | None = Field(None, description="validation texts; default: 10% of train, split off by hash")
+    valid: LabeledFilesConfig | None = Field(None, description="validation texts; default: 10% of train, held out")
     test: LabeledFilesConfig | None = Field(
         None, description="test texts; only the data report reads them, to find those that are also in train"
     )
@@ -77,7 +77,7 @@ class LabeledDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Describe the samples held out for validation if the recipe names no validation files."""
-        return "10% of the training texts, split off by hash"
+        return "10% of the training texts, held out"
 
 
 class ClassificationTrainingConfig(EncoderTrainingConfig, RDropTrainingConfig):

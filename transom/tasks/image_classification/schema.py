@@ -45,7 +45,7 @@ class ImageDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: ImageFilesConfig | None = Field(None, description="training images")
-    valid: ImageFilesConfig | None = Field(None, description="validation images; default: valid_fraction of train, split off by hash")
+    valid: ImageFilesConfig | None = Field(None, description="validation images; default: valid_fraction of train, held out")
     test: ImageFilesConfig | None = Field(
         None, description="test images; only the data report reads them, to find those that are also in train"
     )
@@ -57,7 +57,7 @@ class ImageDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Describe the samples held out for validation if the recipe names no validation files."""
-        return f"{100 * self.valid_fraction:g}% of the training images, split off by hash"
+        return f"{100 * self.valid_fraction:g}% of the training images, held out"
 
 
 class ImageTrainingConfig(AdamWTrainingConfig):

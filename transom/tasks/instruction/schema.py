@@ -41,7 +41,7 @@ class InstructionDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: InstructionFilesConfig | None = Field(None, description="training instructions")
-    valid: InstructionFilesConfig | None = Field(None, description="validation instructions; default: 1% of train, split off by hash")
+    valid: InstructionFilesConfig | None = Field(None, description="validation instructions; default: 1% of train, held out")
     test: InstructionFilesConfig | None = Field(
         None, description="test instructions; only the data report reads them, to find those that are also in train"
     )
@@ -57,7 +57,7 @@ class InstructionDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Describe the samples held out for validation if the recipe names no validation files."""
-        return "1% of the training instructions, split off by hash"
+        return "1% of the training instructions, held out"
 
 
 class InstructionTrainingConfig(AdamWTrainingConfig, TextTrainingConfig):

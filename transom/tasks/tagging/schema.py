@@ -63,7 +63,7 @@ class TaggedDataConfig(DataConfig):
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: TaggedFilesConfig | None = Field(None, description="training sentences")
-    valid: TaggedFilesConfig | None = Field(None, description="validation sentences; default: 10% of train, split off by hash")
+    valid: TaggedFilesConfig | None = Field(None, description="validation sentences; default: 10% of train, held out")
     test: TaggedFilesConfig | None = Field(
         None, description="test sentences; only the data report reads them, to find those that are also in train"
     )
@@ -75,7 +75,7 @@ class TaggedDataConfig(DataConfig):
     @property
     def holdout_description(self) -> str:
         """Describe the samples held out for validation if the recipe names no validation files."""
-        return "10% of the training sentences, split off by hash"
+        return "10% of the training sentences, held out"
 
 
 @register_component("model")
