@@ -14,8 +14,8 @@ from transom.files.file_lock import is_locked
 from transom.training.metrics_window import read_metrics_history
 from transom.training.validation_metrics import format_metrics
 
-TELLING_METRICS = ("bits_per_byte", "bleu", "accuracy", "micro_f1", "f1", "loss")
-"""Metrics that can be compared between runs of different tokenizers, or that say more than a loss, the most telling first."""
+COMPARABLE_METRICS = ("bits_per_byte", "bleu", "accuracy", "micro_f1", "f1", "loss")
+"""Metrics that can be compared between runs of different tokenizers, or are easier to judge than a loss, in order of preference."""
 
 MAX_DEPTH = 3
 """Maximum depth of run folders below the folder that is searched."""
@@ -58,10 +58,10 @@ class RunStatus:
 
     @property
     def best_metrics(self) -> str:
-        """The metric that selects the saved weights, and the most telling other one, of the best validation as text."""
+        """The metric that selects the saved weights, and the first other one of ``COMPARABLE_METRICS``, of the best validation as text."""
         best = self.best or {}
-        telling = [key for key in TELLING_METRICS if best.get(key) is not None and key != self.select_by][:1]
-        return ", ".join(format_metrics({key: best.get(key) for key in (self.select_by, *telling)}))
+        others = [key for key in COMPARABLE_METRICS if best.get(key) is not None and key != self.select_by][:1]
+        return ", ".join(format_metrics({key: best.get(key) for key in (self.select_by, *others)}))
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "path": str(self.path)}

@@ -27,7 +27,7 @@ SMALL_CHARACTERS, SMALL_SAMPLES = 300_000, 2_000
 """A text of fewer characters, or a set of fewer images, trains a small model."""
 
 REGULARIZED_CHARACTERS = 2_000_000
-"""A classifier of a text of fewer characters is trained with word dropout and label smoothing: with the 5,000 sentences of SST-2 as accurate
+"""A classifier of a text of fewer characters is trained with word dropout and label smoothing: with 5,000 sentences of SST-2 it is as accurate
 as without, and its loss is 0.54 instead of 0.87."""
 
 MIN_UPDATES = 1000
