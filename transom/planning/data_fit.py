@@ -27,8 +27,8 @@ SMALL_CHARACTERS, SMALL_SAMPLES = 300_000, 2_000
 """A text of fewer characters, or a set of fewer images, trains a small model."""
 
 REGULARIZED_CHARACTERS = 2_000_000
-"""A classifier of a text of fewer characters is trained with word dropout and label smoothing: with 5,000 sentences of SST-2 it is as accurate
-as without, and its loss is 0.54 instead of 0.87."""
+"""A classifier of a text of fewer characters is trained with word dropout and label smoothing. With 5,000 sentences of SST-2 it is as
+accurate as without, and its loss is 0.54 instead of 0.87."""
 
 MIN_UPDATES = 1000
 """Updates that a time limit should leave. If the model of the recipe is too slow for them, a small model is trained, in smaller batches."""
