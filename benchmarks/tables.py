@@ -1,4 +1,4 @@
-"""Write the results as Markdown tables into benchmarks/README.md and README.md: `python -m benchmarks.tables`."""
+"""Write the results as tables and charts into benchmarks/README.md, README.md and docs/expectations.md: `python -m benchmarks.tables`."""
 
 import json
 import statistics
@@ -7,8 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transom.inspection.line_chart import Line, chart_svg_file, line_chart
+
 FOLDER = Path(__file__).parent
-BENCHMARKS_README, README = FOLDER / "README.md", FOLDER.parent / "README.md"
+BENCHMARKS_README, README, EXPECTATIONS_PAGE = FOLDER / "README.md", FOLDER.parent / "README.md", FOLDER.parent / "docs" / "expectations.md"
+EXPECTATIONS = FOLDER / "results" / "expectations.json"
 TRANSLATION, FAMILIES, PATTERNS, COMPONENTS = (
     FOLDER / "results" / f"{name}.json" for name in ("translation", "families", "patterns", "components")
 )
@@ -167,6 +170,53 @@ def family_tables(result: dict[str, Any]) -> str:
     return "\n".join([f"### Other model families\n\n{caption}\n", *(f"#### {title}\n\n{_markdown_table(rows)}" for title, rows in tables)])
 
 
+TASKS = {
+    "translation": "Translation",
+    "classification": "Classification of texts",
+    "language": "Language model",
+    "images": "Classification of images",
+}
+"""Titles of the sections of docs/expectations.md, by task."""
+
+
+def expectation_tables(records: Sequence[dict[str, Any]]) -> str:
+    """Return a table and a picture per task: the metric by number of examples and minutes."""
+    sections = []
+    for task, title in TASKS.items():
+        of_task = [record for record in records if record["task"] == task]
+        if not of_task:
+            continue
+        unit, metric = of_task[0]["unit"], of_task[0]["metric"]
+        minutes = sorted({record["minutes"] for record in of_task})
+        cells = {(record["examples"], record["minutes"]): record for record in of_task}
+        rows = []
+        for n in sorted({record["examples"] for record in of_task}):
+            row: dict[str, Any] = {unit: f"{n:,}"}
+            for limit in minutes:
+                row[f"{metric} after {limit:g} minutes"] = cells[n, limit]["value"] if (n, limit) in cells else ""
+            rows.append(row | {f"trained, {limit:g} minutes": _describe_training(cells.get((n, limit))) for limit in minutes})
+        sections.append(f"### {title}\n\n![{title}: {metric} by number of {unit}](expectations-{task}.svg)\n\n{_markdown_table(rows)}")
+    commands = ", ".join(dict.fromkeys(record["facts"]["processor"] for record in records))
+    return "\n".join([*sections, f"One core of: {commands}; torch {records[0]['facts']['versions']['torch']}.\n"])
+
+
+def _describe_training(record: dict[str, Any] | None) -> str:
+    """Return the size of the model, the steps and the time of a run, and why it ended."""
+    if record is None:
+        return ""
+    size = next(part for part in record["model"].split(", ") if "parameters" in part)
+    ended = {"patience": ", no longer improving", "max_steps": ", all steps of the recipe"}.get(record["ended"], "")
+    return f"{size}, {record['steps']:,} steps in {record['seconds'] / 60:.1f} minutes{ended}"
+
+
+def expectation_chart(records: Sequence[dict[str, Any]], task: str) -> str:
+    """Return the chart of a task as an SVG file: one line per time limit over the number of examples."""
+    of_task = sorted((record for record in records if record["task"] == task), key=lambda record: int(record["examples"]))
+    limits = sorted({record["minutes"] for record in of_task})
+    lines = [Line(f"{limit:g} minutes", [(r["examples"], r["value"]) for r in of_task if r["minutes"] == limit]) for limit in limits]
+    return chart_svg_file(line_chart(of_task[0]["metric"], lines, x_label=of_task[0]["unit"], x_log=True))
+
+
 def _markdown_table(rows: Sequence[dict[str, Any]]) -> str:
     names = list(rows[0])
     head = [name.replace("_", " ") for name in names]
@@ -202,11 +252,21 @@ def render_results() -> str:
 
 
 def main() -> None:
-    """Update the results of both pages."""
+    """Update the results of all pages."""
     summary = summary_table(json.loads(TRANSLATION.read_text(encoding="utf-8")))
     for path, content in ((BENCHMARKS_README, render_results()), (README, summary)):
-        page = path.read_text(encoding="utf-8")
-        path.write_text(page.replace(BEGIN + results_section(page) + END, BEGIN + content + END), encoding="utf-8")
+        _replace_results(path, content)
+    records = json.loads(EXPECTATIONS.read_text(encoding="utf-8"))
+    _replace_results(EXPECTATIONS_PAGE, expectation_tables(records))
+    for task in dict.fromkeys(record["task"] for record in records):
+        chart = expectation_chart(records, task)
+        EXPECTATIONS_PAGE.with_name(f"expectations-{task}.svg").write_text(chart, encoding="utf-8")
+
+
+def _replace_results(path: Path, content: str) -> None:
+    """Replace the results section of a page."""
+    page = path.read_text(encoding="utf-8")
+    path.write_text(page.replace(BEGIN + results_section(page) + END, BEGIN + content + END), encoding="utf-8")
 
 
 if __name__ == "__main__":
