@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -84,6 +85,39 @@ def test_train_on_a_zip_with_validation_images_of_its_own(transom: Call, photos:
     done = transom(*command)
     assert done.code == 0 and "valid: 30 of 30 images also in training, so its metrics are too optimistic" in done.err
     assert "images/s" in done.err and "accuracy" in done.err
+
+
+@pytest.fixture
+def broken(photos: Path, tmp_path: Path) -> Path:
+    """Copy the images, and damage two of them."""
+    root = Path(shutil.copytree(photos, tmp_path / "broken"))
+    for name in ("dark/0.jpg", "light/1.jpg"):
+        (root / name).write_text("not an image")
+    return root
+
+
+def test_damaged_images_are_named_or_skipped_in_training(transom: Call, broken: Path, tmp_path: Path) -> None:
+    command = ["train", "images", "--images", broken, *sets(*TINY), "--out", tmp_path / "run"]
+    error = transom(*command).error
+    assert "found 2 of 30 that cannot: dark/0.jpg, light/1.jpg (cannot identify image file); repair or remove them, or skip them" in error
+    done = transom(*command, "--skip-damaged")
+    assert done.code == 0 and "train: 2 of 30 images skipped, because they cannot be read: dark/0.jpg, light/1.jpg (cannot" in done.err
+    assert f" of 28 images of {broken}, split off by hash)" in done.err
+    assert "skip_damaged = true" in (tmp_path / "run" / "recipe.toml").read_text()
+    assert "2 of 30 images skipped" in (tmp_path / "run" / "report.html").read_text()
+    refused = transom("classify", tmp_path / "run", "--labeled-data", broken).error
+    assert "found 2 of 30 that cannot" in refused and "--skip-damaged" not in refused
+
+
+def test_the_flag_for_damaged_files_is_that_of_images_and_of_sounds(transom: Call, broken: Path, tmp_path: Path) -> None:
+    folder = f'data.train={{ images = "{broken}" }}'
+    own = ("train", "images", *sets(*TINY, folder, "training.max_steps=1"), "--out", tmp_path / "run")
+    assert "2 of 30 images skipped" in transom(*own, "--skip-damaged").err
+    assert (
+        "expected --skip-damaged with data files that it applies to, found --source"
+        in transom(*("train", "translation", "--source", "a", "--target", "b", "--skip-damaged")).error
+    )
+    assert "found --images and --audio" in transom("train", "images", "--images", broken, "--audio", broken, "--skip-damaged").error
 
 
 def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path, trained: Trained, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ class ImageTask:
         Raises:
             TransomError: an image cannot be read, or there are too few images to split.
         """
-        return load_images(recipe.data, base, recipe.model, recipe.data.valid_fraction)
+        return load_images(recipe.data, base, recipe.model, recipe.data.valid_fraction, recipe.data.skip_damaged)
 
     @classmethod
     def make_loader(cls, recipe: ImageRecipe, images: Images, classes: Sequence[str], micro_batching: MicroBatching) -> ImageLoader:
