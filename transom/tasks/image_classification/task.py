@@ -132,7 +132,7 @@ class ImageTask:
             loader=cls.make_loader(recipe, splits.train, classes, context.micro_batching(recipe.training)),
             valid=splits.valid,
             labels=labels,
-            report=report_images(splits, classes, cls.PREDICTOR.NOUN).with_baseline(baseline),
+            report=report_images(splits, classes, recipe.model, cls.PREDICTOR.NOUN).with_baseline(baseline),
             data_hash=image_fingerprint(splits.train, splits.valid),
         )
 
