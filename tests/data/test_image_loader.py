@@ -199,7 +199,8 @@ def test_folds_of_digits_are_whole_and_apart() -> None:
     train = parts[0][0]
     assert train.load([0]).shape == (1, 1, 8, 8) and train.load(range(len(train))).max() == 255
     assert load_digits(DigitsConfig(fold=1, seed=2), 8, 1)[1].names != tests[0]
-    assert load_digits(DigitsConfig(), 16, 3)[0].load([0]).shape == (1, 3, 16, 16)
+    enlarged = load_digits(DigitsConfig(), 16, 3)[0]
+    assert enlarged.load([0]).shape == (1, 3, 16, 16) and enlarged.sizes is not None and (enlarged.sizes == 8).all()
 
 
 def test_split_folders_are_the_splits(tmp_path: Path) -> None:
