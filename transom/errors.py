@@ -21,6 +21,19 @@ class CheckpointError(TransomError):
     """Error in a run folder or checkpoint, which is missing, damaged or incompatible."""
 
 
+class UnreadableFileError(DataError):
+    """A file with one sample, such as an image, that cannot be read or decoded.
+
+    Attributes:
+        reason: why it cannot be read, in a few words, for a message about several files. By default what the message says after "found".
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        """Store the message and the reason."""
+        super().__init__(message)
+        self.reason = reason or message.rpartition("found ")[2].partition(";")[0]
+
+
 class AmbiguousDataError(DataError):
     """A file that can be read in two ways.
 

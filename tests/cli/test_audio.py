@@ -1,6 +1,7 @@
 """The commands on sounds: train on a folder, classify files and labelled folders, and what is said of mistakes."""
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,20 @@ def test_classify_files_lists_and_labelled_folders(transom: Call, hearing: Path,
     assert set(records[0]) == {"sound", "label", "p", "probabilities", "warnings"}
     scored = transom("classify", hearing, "--labeled-data", tones, "--precision", "fp32")
     assert scored.code == 0 and "% of 24 sounds" in scored.out
+
+
+def test_damaged_sounds_are_skipped_and_leave_the_others_answered(transom: Call, hearing: Path, tones: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(tones, tmp_path / "tones"))
+    bad, good = root / "low" / "0.wav", root / "low" / "2.wav"
+    bad.write_text("not a sound")
+    command = ["train", "audio-classes", "--audio", root, *sets(*TINY, "training.max_steps=3"), "--out", tmp_path / "run"]
+    assert "found 1 of 24 that cannot: low/0.wav (no RIFF/WAVE header); repair or remove it, or skip it with" in transom(*command).error
+    done = transom(*command, "--skip-damaged")
+    assert done.code == 0 and "train: 1 of 24 sounds skipped, because they cannot be read: low/0.wav" in done.err
+    found = transom("classify", hearing, bad, good)
+    assert found.code == 2 and found.out.startswith(f"{good}\t") and found.out.count("\n") == 1
+    assert found.err.splitlines()[0].startswith(f"error: {bad}: expected a WAV file, found no RIFF/WAVE header")
+    assert [set(record) & {"error", "label"} for record in transom("classify", hearing, bad, good, "--json").json] == [{"error"}, {"label"}]
 
 
 def test_training_goes_on_where_it_stopped(transom: Call, hearing: Path, tones: Path, tmp_path: Path) -> None:

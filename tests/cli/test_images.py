@@ -1,10 +1,14 @@
 """The commands on images: train on a folder or a zip file, classify files and labelled folders, and what is said of mistakes."""
 
+import io
 import json
 import os
+import shutil
+import sys
 import zipfile
 from pathlib import Path
 
+import pexpect
 import pytest
 from PIL import Image
 
@@ -84,6 +88,86 @@ def test_train_on_a_zip_with_validation_images_of_its_own(transom: Call, photos:
     done = transom(*command)
     assert done.code == 0 and "valid: 30 of 30 images also in training, so its metrics are too optimistic" in done.err
     assert "images/s" in done.err and "accuracy" in done.err
+
+
+@pytest.fixture
+def broken(photos: Path, tmp_path: Path) -> Path:
+    """Copy the images, and damage two of them."""
+    root = Path(shutil.copytree(photos, tmp_path / "broken"))
+    for name in ("dark/0.jpg", "light/1.jpg"):
+        (root / name).write_text("not an image")
+    return root
+
+
+def test_damaged_images_are_named_or_skipped_in_training(transom: Call, broken: Path, tmp_path: Path) -> None:
+    command = ["train", "images", "--images", broken, *sets(*TINY), "--out", tmp_path / "run"]
+    error = transom(*command).error
+    assert "found 2 of 30 that cannot: dark/0.jpg, light/1.jpg (cannot identify image file); repair or remove them, or skip them" in error
+    done = transom(*command, "--skip-damaged")
+    assert done.code == 0 and "train: 2 of 30 images skipped, because they cannot be read: dark/0.jpg, light/1.jpg (cannot" in done.err
+    assert f" of 28 images of {broken}, split off by hash)" in done.err
+    assert "skip_damaged = true" in (tmp_path / "run" / "recipe.toml").read_text()
+    assert "2 of 30 images skipped" in (tmp_path / "run" / "report.html").read_text()
+    refused = transom("classify", tmp_path / "run", "--labeled-data", broken).error
+    assert "found 2 of 30 that cannot" in refused and "--skip-damaged" not in refused
+
+
+def test_the_flag_for_damaged_files_is_that_of_images_and_of_sounds(transom: Call, broken: Path, tmp_path: Path) -> None:
+    folder = f'data.train={{ images = "{broken}" }}'
+    own = ("train", "images", *sets(*TINY, folder, "training.max_steps=1"), "--out", tmp_path / "run")
+    assert "2 of 30 images skipped" in transom(*own, "--skip-damaged").err
+    assert (
+        "expected --skip-damaged with data files that it applies to, found --source"
+        in transom(*("train", "translation", "--source", "a", "--target", "b", "--skip-damaged")).error
+    )
+    assert "found --images and --audio" in transom("train", "images", "--images", broken, "--audio", broken, "--skip-damaged").error
+
+
+def test_a_damaged_file_leaves_the_others_answered(transom: Call, seeing: Path, broken: Path, tmp_path: Path) -> None:
+    bad, good, other = broken / "dark" / "0.jpg", broken / "dark" / "2.jpg", broken / "light" / "3.jpg"
+    files = (good, bad, other, tmp_path / "odd\x1b.jpg")
+    alone = transom("classify", seeing, good, other, "--precision", "fp32")
+    found = transom("classify", seeing, *files, "--precision", "fp32")
+    assert (found.code, found.out) == (2, alone.out)
+    assert found.err.splitlines() == [
+        f"error: {bad}: expected an image, found a file that cannot be decoded (cannot identify image file); repair or remove it",
+        f"error: {tmp_path}/odd\\x1b.jpg: expected an image, found a file that cannot be read: No such file or directory; check its"
+        " permissions",
+        "error: expected images that can be read, found 2 of 4 that cannot: the others are answered; repair or remove those named above",
+    ]
+    records = transom("classify", seeing, *files, "--json").json
+    assert [record["image"] for record in records] == [str(file) for file in files]
+    assert ["label" in record for record in records] == [True, False, True, False]
+    assert set(records[1]) == {"image", "error", "warnings"} and records[1]["error"].startswith(f"{bad}: expected an image")
+    (alone_bad,) = transom("classify", seeing, bad, "--json").json
+    assert alone_bad == records[1] and transom("classify", seeing, bad).error == f"error: {alone_bad['error']}"
+    both = transom("classify", seeing, bad, bad)
+    assert (both.code, both.out) == (2, "") and "found 2 of 2 that cannot: none is answered" in both.err
+
+
+def test_a_damaged_file_leaves_later_lines_answered(transom: Call, seeing: Path, broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [broken / "dark" / "0.jpg", broken / "dark" / "2.jpg"]
+    for more, kind in (((), "\t"), (("--json",), '"label": ')):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("".join(f"{file}\n" for file in files).encode())))
+        found = transom("classify", seeing, "--line-buffered", *more)
+        assert found.code == 2 and kind in found.out.splitlines()[-1] and str(files[1]) in found.out.splitlines()[-1]
+        assert len(found.out.splitlines()) == 1 + bool(more)
+        assert not more or set(json.loads(found.out.splitlines()[0])) == {"image", "error", "warnings"}
+        first, last = found.err.splitlines()
+        assert first.startswith(f"error: {files[0]}: ") and "found 1 of 2 that cannot: the others are answered" in last
+
+
+def test_a_damaged_file_at_the_prompt_ends_nothing(seeing: Path, broken: Path) -> None:
+    with pexpect.spawn(sys.executable, ["-m", "transom", "classify", str(seeing)], encoding="utf-8", timeout=120) as terminal:
+        terminal.setwinsize(24, 300)
+        for name, answer in (("dark/0.jpg", "error: .*dark/0.jpg: expected an image"), ("dark/2.jpg", r"dark/2[.]jpg\s+(dark|light)\s")):
+            terminal.expect("> ")
+            terminal.sendline(str(broken / name))
+            terminal.expect(answer)
+        terminal.expect("> ")
+        terminal.sendeof()
+        terminal.expect(pexpect.EOF)
+    assert terminal.exitstatus == 0
 
 
 def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path, trained: Trained, tmp_path: Path) -> None:

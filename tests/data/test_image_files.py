@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 
 from transom.data.images import image_files as module
-from transom.data.images.image_files import decode_image, list_images, list_splits, read_file, read_images
-from transom.errors import DataError
-from transom.files.limits import MAX_IMAGE_PIXELS
+from transom.data.images.image_files import decode_image, decode_sized_image, list_images, list_splits, read_file, read_images
+from transom.data.labeled.damaged_files import report_damaged
+from transom.errors import DataError, UnreadableFileError
+from transom.files.limits import MAX_ERROR_CHARACTERS, MAX_IMAGE_PIXELS
 
 
 def picture(shade: int = 100, size: tuple[int, int] = (6, 6), mode: str = "RGB") -> Image.Image:
@@ -124,24 +125,88 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("broken", "message", "reason"),
     [
-        (b"", "found a file that cannot be decoded"),
-        (b"not an image", "found a file that cannot be decoded"),
-        (data(picture(size=(64, 64)), "JPEG")[:300], "found a file that cannot be decoded"),
-        (data(picture(size=(64, 64)))[:60], "found a file that cannot be decoded"),
-        (bomb(), f"at most {MAX_IMAGE_PIXELS:,} pixels, found"),
-        (data(Image.new("1", (9000, 9000))), f"at most {MAX_IMAGE_PIXELS:,} pixels, found 9,000 x 9,000"),
-        (data(Image.new("1", (9600, 9600))), f"at most {MAX_IMAGE_PIXELS:,} pixels, found"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "found a file that cannot be decoded"),  # no format of ours
+        (b"", "found a file that cannot be decoded", "cannot identify image file"),
+        (b"not an image", "found a file that cannot be decoded", "cannot identify image file"),
+        (data(picture(size=(64, 64)), "JPEG")[:300], "found a file that cannot be decoded", "Truncated File Read"),
+        (data(picture(size=(64, 64)))[:60], "found a file that cannot be decoded", "truncated"),
+        (bomb(), f"at most {MAX_IMAGE_PIXELS:,} pixels, found", f"more than {MAX_IMAGE_PIXELS:,} pixels"),
+        (data(Image.new("1", (9000, 9000))), f"at most {MAX_IMAGE_PIXELS:,} pixels, found 9,000 x 9,000", "more than"),
+        (data(Image.new("1", (9600, 9600))), f"at most {MAX_IMAGE_PIXELS:,} pixels, found", "more than"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot be decoded", "cannot identify"),  # no format of ours
     ],
 )
-def test_a_damaged_or_hostile_image_is_named(broken: bytes, message: str, tmp_path: Path) -> None:
+def test_a_damaged_or_hostile_image_is_named(broken: bytes, message: str, reason: str, tmp_path: Path) -> None:
     root = lay_out(tmp_path, ["a/1.png", "b/2.png"])
     (root / "b" / "3.jpg").write_bytes(broken)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(UnreadableFileError, match=message) as caught:
+        decode_image(broken, "3.jpg", 8, 3)
+    assert reason in caught.value.reason and "3.jpg" not in caught.value.reason
+    with pytest.raises(DataError, match=r"found 1 of 3 that cannot: b/3\.jpg") as all_read:
         read_images(root, 8, 3)
-    assert "b/3.jpg" in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.reason in str(all_read.value) and "\n" not in str(all_read.value)
+
+
+def damage(root: Path, names: list[str]) -> None:
+    for name in names:
+        (root / name).write_bytes(b"not an image")
+
+
+def test_all_damaged_images_are_told_at_once(tmp_path: Path) -> None:
+    root = lay_out(tmp_path, [f"{label}/{number}.png" for label in "ab" for number in range(10)])
+    damage(root, [f"a/{number}.png" for number in range(7)])
+    with pytest.raises(DataError) as caught:
+        read_images(root, 8, 3, skip_damaged=False)
+    assert str(caught.value) == (
+        f"{root}: expected images that can be read, found 7 of 20 that cannot: a/0.png, a/1.png, a/2.png, a/3.png, a/4.png (cannot identify"
+        " image file), ...; repair or remove them, or skip them with --skip-damaged (data.skip_damaged=true)"
+    )
+    with pytest.raises(DataError, match=r"[.]{3}; repair or remove them$"):  # no option to skip them
+        read_images(root, 8, 3)
+    (root / "a" / "0.png").write_bytes(data(picture(size=(64, 64)))[:60])
+    with pytest.raises(DataError, match=r"that cannot: a/0[.]png \(.*truncated.*\), a/1[.]png, .* \(cannot identify image file\)"):
+        read_images(root, 8, 3)
+
+
+def test_a_message_on_many_damaged_images_with_long_names_is_short(tmp_path: Path) -> None:
+    names = [f"{label}/{'long ' * 40}{number}.png" for label in "ab" for number in range(10)]
+    with pytest.raises(DataError) as caught:
+        report_damaged(dict.fromkeys(names[:6], "cannot identify image file"), names, [name[0] for name in names], "it", "image", False)
+    assert len(str(caught.value)) < MAX_ERROR_CHARACTERS and "2.png (cannot identify" in str(caught.value)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_damaged_images_are_skipped_if_asked(cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = lay_out(tmp_path, ["a/1.png", "a/2.png", "b/3.png", "b/4.png"])
+    expected = read_images(root, 4, 3)
+    damage(root, ["a/1.png", "b/3.png"])
+    monkeypatch.setattr(module, "MAX_CACHED_BYTES", 2**31 if cached else 100)
+    found = read_images(root, 4, 3, skip_damaged=True)
+    assert (found.names, found.labels, len(found)) == (["a/2.png", "b/4.png"], ["a", "b"], 2)
+    assert found.digests == [expected.digests[1], expected.digests[3]] and torch.equal(found.load([0, 1]), expected.load([1, 3]))
+    assert found.sizes is not None and found.sizes.tolist() == [[6, 6]] * 2
+    assert found.notes == ("2 of 4 images skipped, because they cannot be read: a/1.png, b/3.png (cannot identify image file)",)
+
+
+def test_a_class_of_damaged_images_does_not_vanish(tmp_path: Path) -> None:
+    root = lay_out(tmp_path, ["a/1.png", "b/2.png", "b/3.png"])
+    damage(root, ["a/1.png", "b/3.png"])
+    with pytest.raises(DataError, match=r"expected images that can be read of every class, found none of 'a': a/1[.]png \(cannot"):
+        read_images(root, 4, 3, skip_damaged=True)
+
+
+def test_the_size_before_resizing_is_that_of_the_upright_image(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    large = Image.effect_noise((800, 600), 40)
+    assert decode_sized_image(data(large, "JPEG"), "it", 32, 1)[1:] == (800, 600), "and not that of a fraction that was decoded"
+    assert decode_sized_image(data(large, "JPEG", exif=exif), "it", 32, 1)[1:] == (600, 800)
+    root = lay_out(tmp_path, ["a/1.png", "b/2.png"])
+    (root / "a" / "1.png").write_bytes(data(picture(size=(9, 5))))
+    found = read_images(root, 4, 3)
+    assert found.sizes is not None and found.sizes.tolist() == [[9, 5], [6, 6]]
+    assert found.select([1], "part").sizes.tolist() == [[6, 6]]  # type: ignore[union-attr]
 
 
 def test_what_is_no_set_of_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +229,7 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DataError, match=r"expected classes whose names are UTF-8, found .odd.udcff."):
         list_images(lay_out(tmp_path / "names", ["cat/a.png", "odd\udcff/b.png"]))
     monkeypatch.setattr(module, "MAX_IMAGE_BYTES", 50)
-    with pytest.raises(DataError, match="at most 50 bytes, found more"):
+    with pytest.raises(DataError, match=r"found 1 of 1 that cannot: cat/a[.]png \(more than 50 bytes\)"):
         read_images(lay_out(tmp_path / "large", ["cat/a.png"]), 8, 3)
 
 
@@ -188,7 +253,7 @@ def test_a_damaged_zip_names_its_member(tmp_path: Path) -> None:
     whole = path.read_bytes()
     place = whole.index(b"IDAT", whole.index(b"b/2.png"))
     path.write_bytes(whole[:place] + bytes(8) + whole[place + 8 :])
-    with pytest.raises(DataError, match=r"expected to read b/2\.png, found Bad CRC"):
+    with pytest.raises(DataError, match=r"set\.zip: expected .*, found 1 of 2 that cannot: b/2\.png \(Bad CRC"):
         read_images(path, 8, 3)
 
 

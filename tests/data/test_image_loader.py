@@ -1,10 +1,13 @@
 """Order, sharding and mixing of images do not depend on the position or the number of processes; no file is in two splits."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from transom.config.data import DigitsConfig
 from transom.config.training import ImageAugmentationConfig
-from transom.config.vision import VisionTransformerConfig
+from transom.config.vision import ConvolutionalNetworkConfig, ConvStemConfig, VisionTransformerConfig
 from transom.data.batch import ImageBatch
 from transom.data.images.digits import load_digits
 from transom.data.images.image_files import Images
@@ -135,13 +138,56 @@ def test_reading_once_is_in_order() -> None:
 
 def test_the_report_names_what_to_look_at() -> None:
     images = some(40, duplicates=3)
-    report = report_images(Splits(images, images.select([0, 1], "two"), None), ("a", "b", "c"))
+    report = report_images(Splits(images, images.select([0, 1], "two"), None), ("a", "b", "c"), VisionTransformerConfig())
     text = "\n".join(report.lines())
     assert "train: 40 images (some)" in text and "  classes: a " in text
     assert "train: 3 images with another class than an earlier equal file: a/0.png and b/37.png" in text
     assert "valid: 2 of 2 images also in training" in text and "fewer than 10 images of 'c'" in text
     assert report.to_json()["images"]["train"]["duplicates"] == 3
     assert image_fingerprint(images) != image_fingerprint(images.select(list(range(39, -1, -1)), "turned"))
+
+
+def sized(*sizes: tuple[int, int]) -> Splits[Images]:
+    """Return training images of the given sizes, and validation images of another size."""
+    train = replace(some(len(sizes)), sizes=np.array(sizes, np.int32))
+    return Splits(train, replace(some(2), sizes=np.full((2, 2), 999, np.int32)))
+
+
+def test_the_report_tells_how_images_are_resized() -> None:
+    model = VisionTransformerConfig(image_size=64)
+    report = report_images(sized((640, 480), (100, 90), (5000, 200)), ("a", "b"), model)
+    assert "  pixels: median 640 x 200, cropped to the central square and resized to 64 x 64" in report.lines()
+    assert report.to_json()["pixels"] == {"train": {"median width": 640, "median height": 200, "resized to": 64}}
+    assert not [problem for problem in report.problems if "detail" in problem]
+    enlarged = report_images(sized((48, 48)), ("a", "b"), model).lines()
+    assert "  pixels: median 48 x 48, enlarged to 64 x 64, which adds no detail; a smaller model.image_size takes less time" in enlarged
+    for splits in (sized((64, 64), (64, 64), (9, 9)), Splits(some(), some(2))):  # of the model's size, and of unknown size
+        report = report_images(splits, ("a", "b"), model)
+        assert not [line for line in report.lines() if "pixels" in line] and "pixels" not in report.to_json()
+
+
+@pytest.mark.parametrize(
+    ("config", "shorter", "message"),
+    [
+        (VisionTransformerConfig(image_size=64), 256, None),
+        (
+            VisionTransformerConfig(image_size=64, patch_size=1, stem=ConvStemConfig(channels=(4, 4, 4))),
+            257,
+            "warning: train: much detail is lost, because images of 4,000 x 257 pixels (median) are resized to 64 x 64;"
+            " model.image_size=128 keeps more detail and takes about 4 times as long (any multiple of 8 is possible)",
+        ),
+        (ConvolutionalNetworkConfig(image_size=64), 300, "model.image_size=128 keeps more detail and takes about 4 times"),
+        (VisionTransformerConfig(image_size=96, patch_size=16), 400, "model.image_size=192 .* [(]any multiple of 16 is possible[)]"),
+        (VisionTransformerConfig(image_size=192, patch_size=1), 800, "model.image_size=256 .* takes about 2 times as long"),
+        (VisionTransformerConfig(image_size=256, patch_size=1), 1100, "keeps more detail, but requires a larger model.patch_size"),
+    ],
+)
+def test_a_warning_says_that_detail_is_lost_and_what_to_change(config: Any, shorter: int, message: str | None) -> None:
+    lines = [line for line in report_images(sized((4000, shorter)), ("a", "b"), config).lines() if "detail" in line]
+    assert len(lines) == (message is not None)
+    assert all(line == message or re.search(message or "", line) for line in lines)
+    if larger := re.search(r"image_size=(\d+)", lines[0] if lines else ""):
+        type(config).model_validate(config.model_dump() | {"image_size": int(larger[1])})
 
 
 def test_folds_of_digits_are_whole_and_apart() -> None:
@@ -153,7 +199,8 @@ def test_folds_of_digits_are_whole_and_apart() -> None:
     train = parts[0][0]
     assert train.load([0]).shape == (1, 1, 8, 8) and train.load(range(len(train))).max() == 255
     assert load_digits(DigitsConfig(fold=1, seed=2), 8, 1)[1].names != tests[0]
-    assert load_digits(DigitsConfig(), 16, 3)[0].load([0]).shape == (1, 3, 16, 16)
+    enlarged = load_digits(DigitsConfig(), 16, 3)[0]
+    assert enlarged.load([0]).shape == (1, 3, 16, 16) and enlarged.sizes is not None and (enlarged.sizes == 8).all()
 
 
 def test_split_folders_are_the_splits(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Image classification: training, metrics, and fine-tuning at another image size."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.training.conftest import changed, measured, sit
 from transom.checkpoints.run_files import WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
+from transom.config.decoding import ImageInferenceConfig
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.errors import DataError
 from transom.layers.position_encoding import resize_position_grid
@@ -53,6 +55,25 @@ def test_it_learns_and_answers(recipe: ImageRecipe, photos: Path, tmp_path: Path
     record = RunFolder.open(tmp_path / "run").metrics.read()[-1]
     assert {"picture", "text", "class", "found", "p"} == set(record["samples"][0])
     assert record["samples"][0]["picture"].startswith("data:image/png;base64,")
+
+
+def test_readable_files_are_classified_in_batches(vision: ImageRecipe, photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    sit(changed(vision, max_steps=2), tmp_path / "run")
+    classifier = load(tmp_path / "run", kind=ImageClassifier)
+    classifier = replace(classifier, inference_config=ImageInferenceConfig(batch_size=4))
+    files = sorted(photos.rglob("*.png"))[:9]
+    for place in (1, 8):
+        files[place].write_text("not an image")
+    sizes, told = list[int](), list[tuple[int, int]]()
+    classify_pixels = ImageClassifier.classify_pixels
+    monkeypatch.setattr(ImageClassifier, "classify_pixels", lambda self, pixels: sizes.append(len(pixels)) or classify_pixels(self, pixels))
+    found = classifier.classify_readable(files, lambda done, total: told.append((done, total)))
+    assert sizes == [3, 4] and told == [(4, 9), (8, 9), (9, 9)]
+    assert [place for place, each in enumerate(found) if isinstance(each, DataError)] == [1, 8] and str(files[8]) in str(found[8])
+    whole = classifier.classify([file for place, file in enumerate(files) if place not in (1, 8)])
+    assert [each.label for each in found if not isinstance(each, DataError)] == [each.label for each in whole]  # type: ignore[union-attr]
+    with pytest.raises(DataError, match="cannot be decoded"):
+        classifier.classify(files)
 
 
 def test_the_figures_are_those_of_the_images_as_they_are(recipe: ImageRecipe, tmp_path: Path) -> None:

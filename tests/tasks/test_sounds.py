@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -149,13 +150,28 @@ def test_folders_are_listed_and_mistakes_named(tmp_path: Path) -> None:
     (tmp_path / "b" / "folder.wav").mkdir()
     assert list_sounds(tmp_path) == (["a/1.wav", "b/2.WAV", "c/1.wav"], 2), "a linked class is one; links in it are not followed"
     (tmp_path / "a" / "lost.wav").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"a/lost\.wav: expected a WAV file, found a file that cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"found 2 of 5 that cannot: a/lost\.wav, c/lost\.wav \(No such file"):
         read_sounds(tmp_path, CONFIG)
     (tmp_path / "loose.wav").write_bytes(GOOD)
     with pytest.raises(DataError, match=r"found loose\.wav outside of such a folder"):
         list_sounds(tmp_path)
     with pytest.raises(DataError, match="No such file"):
         read_file(tmp_path / "gone.wav")
+
+
+def test_all_damaged_sounds_are_told_at_once_or_skipped(tmp_path: Path) -> None:
+    for name, content in (("a/1.wav", GOOD), ("a/2.wav", GOOD[:-10]), ("b/3.wav", b"no sound"), ("b/4.wav", GOOD)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    why = r"2 of 4 .*: a/2\.wav \(a truncated file\), b/3\.wav \(no RIFF/WAVE header\)"
+    with pytest.raises(DataError, match=f"expected sounds that can be read, found {why}; repair or remove them, or skip them with --skip-"):
+        read_sounds(tmp_path, CONFIG, skip_damaged=False)
+    found = read_sounds(tmp_path, CONFIG, skip_damaged=True)
+    assert (found.names, found.labels, len(found.digests)) == (["a/1.wav", "b/4.wav"], ["a", "b"], 2)
+    assert found.load([0, 1]).shape == (2, 1, 16, 16) and re.match(why, found.notes[0])
+    (tmp_path / "b" / "4.wav").write_bytes(b"")
+    with pytest.raises(DataError, match="found none of 'b'"):
+        read_sounds(tmp_path, CONFIG, skip_damaged=True)
 
 
 def test_the_spectrogram_is_its_formula() -> None:

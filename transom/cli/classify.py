@@ -131,14 +131,16 @@ def _predict(
 
     def answer(items: list[str], notify: Any) -> list[Answer]:
         nonlocal n_too_long, n_dropped_tokens
-        found = classifier.classify(items, too_long, notify)
-        n_too_long += sum(each.is_too_long for each in found)
-        n_dropped_tokens += sum(each.n_dropped_tokens for each in found)
-        prefixes = [""] * len(items) if is_limited else [f"{item}\t" for item in items]
-        return [
-            _answer({classifier.KEY: item}, prefix, each, abstain_below, is_limited)
-            for item, prefix, each in zip(items, prefixes, found, strict=True)
-        ]
+        answers = list[Answer]()
+        for item, found in zip(items, classifier.classify(items, too_long, notify), strict=True):
+            key = {classifier.KEY: item}
+            if isinstance(found, DataError):
+                answers.append(Answer({**key, "error": str(found)}, (), str(found)))
+                continue
+            n_too_long += found.is_too_long
+            n_dropped_tokens += found.n_dropped_tokens
+            answers.append(_answer(key, "" if is_limited else f"{item}\t", found, abstain_below, is_limited))
+        return answers
 
     answered = answer_inputs(inputs, answer, run=run, noun=noun, as_json=as_json)
     if is_limited and (n_empty := sum(not text.strip() for text in answered)):

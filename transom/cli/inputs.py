@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from transom.cli.output import print_note, print_result, show_controls
+from transom.cli.output import print_error, print_note, print_result, show_controls
 from transom.cli.run_warnings import input_warnings, result_warnings
-from transom.errors import ConfigError, TransomError
+from transom.errors import ConfigError, DataError, TransomError
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -49,10 +49,12 @@ class Answer(NamedTuple):
     Attributes:
         record: the answer as JSON-serializable data.
         lines: the answer as lines of text.
+        error: why the input could not be answered; empty if it was.
     """
 
     record: dict[str, Any]
     lines: Sequence[str]
+    error: str = ""
 
 
 class Inputs(NamedTuple):
@@ -136,7 +138,8 @@ def answer_inputs(
 
     Inputs in a batch are answered together, and the answers are printed as text or as one JSON list. Inputs that arrive line by line are
     answered immediately, and each answer is printed as text or as one JSON object per line. Warnings about the inputs are printed to
-    standard error, or in JSON stored in each record under ``warnings``.
+    standard error, or in JSON stored in each record under ``warnings``. An input with an error does not keep the others from being
+    answered; at the end, its error is printed.
 
     Args:
         inputs: the inputs.
@@ -153,6 +156,9 @@ def answer_inputs(
 
     Returns:
         The inputs that were answered.
+
+    Raises:
+        DataError: an input that was not typed at a prompt has an error.
     """
     from transom.files.atomic_io import write_file
     from transom.tasks.progress import show_progress
@@ -164,24 +170,60 @@ def answer_inputs(
 
     for problem in result_warnings(run):
         print_note(f"warning: {problem}")
-    if inputs.given is not None:
-        with show_progress(noun, quiet=as_json or not inputs.is_stream) as notify:
-            answers = list(answer(inputs.given, notify))
-        found = [list(warnings(text)) for text in inputs.given]
-        records = [{**each.record, "warnings": of_text} for each, of_text in zip(answers, found, strict=True)]
-        between = [] if separator is None else [separator]
-        lines = [line for number, each in enumerate(answers) for line in (*(between if number else ()), *each.lines)]
-        if as_json and json_lines:
-            for record in records:
-                print(json.dumps(record, ensure_ascii=False))
-        elif output_file is None:
-            print_result(records, as_json, lines)
-        else:
-            write_file(output_file, "".join(f"{line}\n" for line in lines).encode())
-        if not as_json:
-            _note_warnings(found, noun)
-        return inputs.given
-    answered = list[str]()
+    if inputs.given is None:
+        return _answer_lines(inputs, answer, noun, warnings, as_json, stream)
+    with show_progress(noun, quiet=as_json or not inputs.is_stream) as notify:
+        answers = list(answer(inputs.given, notify))
+    found = [list(warnings(text)) for text in inputs.given]
+    records = [{**each.record, "warnings": of_text} for each, of_text in zip(answers, found, strict=True)]
+    between = [] if separator is None else [separator]
+    lines = [line for number, each in enumerate(answers) for line in (*(between if number else ()), *each.lines)]
+    if as_json and json_lines:
+        for record in records:
+            print(json.dumps(record, ensure_ascii=False))
+    elif output_file is None:
+        print_result(records, as_json, lines)
+    else:
+        write_file(output_file, "".join(f"{line}\n" for line in lines).encode())
+    if not as_json:
+        _note_warnings(found, noun)
+    if errors := [each.error for each in answers if each.error]:
+        _fail(errors, len(answers), noun)
+    return inputs.given
+
+
+def _fail(errors: Sequence[str], n: int, noun: str) -> NoReturn:
+    """Print the errors of a batch, and raise an error with their number; the only error of a single input is raised itself.
+
+    Args:
+        errors: one message per input that could not be answered.
+        n: number of inputs.
+        noun: plural noun for the inputs.
+    """
+    if n == 1:
+        raise DataError(errors[0])
+    for error in errors:
+        print_error(error)
+    raise _unanswered(len(errors), n, noun)
+
+
+def _unanswered(n_errors: int, n: int, noun: str) -> DataError:
+    others = "none is answered" if n_errors == n else "the others are answered"
+    return DataError(
+        f"expected {noun} that can be read, found {n_errors:,} of {n:,} that cannot: {others}; repair or remove those named above"
+    )
+
+
+def _answer_lines(
+    inputs: Inputs,
+    answer: Callable[[list[str], ProgressCallback], Sequence[Answer]],
+    noun: str,
+    warnings: Callable[[str], Sequence[str]],
+    as_json: bool,
+    stream: Callable[[str], None] | None,
+) -> list[str]:
+    """Answer lines one by one as they arrive; see ``answer_inputs``. An error ends nothing at a prompt."""
+    answered, n_errors = list[str](), 0
     for text in inputs.lines:
         if inputs.is_prompt and text.strip() == "/help":
             print_note(PROMPT_HELP)
@@ -189,12 +231,14 @@ def answer_inputs(
         if inputs.is_prompt and text.strip() == "/exit":
             break
         try:
-            _answer_line(text, answer, list(warnings(text)), as_json, stream)
+            n_errors += _answer_line(text, answer, list(warnings(text)), as_json, stream)
         except TransomError as error:
             if not inputs.is_prompt:
                 raise
-            print_note(f"error: {error}")
+            print_error(error)
         answered.append(text)
+    if n_errors and not inputs.is_prompt:
+        raise _unanswered(n_errors, len(answered), noun)
     return answered
 
 
@@ -204,19 +248,23 @@ def _answer_line(
     found: list[str],
     as_json: bool,
     stream: Callable[[str], None] | None,
-) -> None:
+) -> bool:
+    """Print the answer to one input, or the error if it cannot be answered, and return whether there was an error."""
     if not as_json:
         for warning in found:
             print_note(f"warning: {warning}")
         if stream is not None:
             stream(text)
-            return
+            return False
     (one,) = answer([text], lambda done, total: None)
     if as_json:
         print(json.dumps({**one.record, "warnings": found}, ensure_ascii=False), flush=True)
     else:
         for line in one.lines:
             print(show_controls(line) if sys.stdout.isatty() else line, flush=True)
+    if one.error:
+        print_error(one.error)
+    return bool(one.error)
 
 
 def _note_warnings(found: Sequence[Sequence[str]], noun: str) -> None:

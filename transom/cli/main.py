@@ -21,8 +21,8 @@ from typer.exceptions import TyperException
 
 from transom import __version__
 from transom.cli.commands import command_line
+from transom.cli.output import one_line
 from transom.errors import TransomError
-from transom.files.limits import MAX_ERROR_CHARACTERS
 
 COMPLETION_VARIABLE = "_TRANSOM_COMPLETE"
 """Environment variable by which a shell requests completions. ``transom --install-completion`` configures the shell to set it."""
@@ -142,26 +142,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _print_error(line: str, code: int) -> int:
     print(one_line(line), file=sys.stderr)
     return code
-
-
-def one_line(text: str, max_characters: int = MAX_ERROR_CHARACTERS) -> str:
-    r"""Escape a text to one line of printable characters.
-
-    The middle of a long text is cut out, because the end of an error message names the remedy.
-
-    >>> one_line("a\nb\x1b[2J\u202ec")
-    'a\\nb\\x1b[2J\\u202ec'
-    >>> one_line("error: expected " + "x" * 100 + "; name another file", 40)
-    'error: expected xx ... name another file'
-    """
-    if len(text) > 2 * max_characters:  # shorten before escaping, because the text may be a whole file
-        text = text[:max_characters] + text[-max_characters:]
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text.strip())
-    if len(line) <= max_characters:
-        return line
-    gap = " ... "
-    end = (max_characters - len(gap)) // 2
-    return line[: max_characters - len(gap) - end] + gap + line[-end:]
 
 
 def _format_usage_error(error: TyperException) -> str:

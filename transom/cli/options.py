@@ -285,7 +285,9 @@ def _typer_option(option: DataOption) -> Any:
     kind: Any = bool if option.is_flag else Path if option.is_path else str
     declaration = f"{option.flag}/{option.flag.replace('--', '--no-', 1)}" if option.is_flag else option.flag
     panel = (
-        "Columns of your data files" if option.is_flag or option.field.endswith("_field") else "Your data files, in place of the recipe's"
+        "Columns of your data files"
+        if (option.is_flag and option.is_text) or option.field.endswith("_field")
+        else "Your data files, in place of the recipe's"
     )
     flag = typer.Option(declaration, metavar=option.metavar, help=option.help, rich_help_panel=panel)
     return Annotated[(list[kind] if option.repeated else kind) | None, flag]

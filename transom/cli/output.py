@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from transom.files.limits import MAX_ERROR_CHARACTERS
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and show no progress.")]
 JsonAnswersOption = Annotated[
     bool,
@@ -59,6 +61,31 @@ def print_note(line: str) -> None:
     """Print a line to standard error."""
     if sys.stderr is not None:
         print(line, file=sys.stderr, flush=True)
+
+
+def print_error(error: object) -> None:
+    """Print an error as one line to standard error, while the command continues."""
+    print_note(one_line(f"error: {error}"))
+
+
+def one_line(text: str, max_characters: int = MAX_ERROR_CHARACTERS) -> str:
+    r"""Escape a text to one line of printable characters.
+
+    The middle of a long text is cut out, because the end of an error message names the remedy.
+
+    >>> one_line("a\nb\x1b[2J\u202ec")
+    'a\\nb\\x1b[2J\\u202ec'
+    >>> one_line("error: expected " + "x" * 100 + "; name another file", 40)
+    'error: expected xx ... name another file'
+    """
+    if len(text) > 2 * max_characters:  # shorten before escaping, because the text may be a whole file
+        text = text[:max_characters] + text[-max_characters:]
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text.strip())
+    if len(line) <= max_characters:
+        return line
+    gap = " ... "
+    end = (max_characters - len(gap)) // 2
+    return line[: max_characters - len(gap) - end] + gap + line[-end:]
 
 
 def note_too_long(n_too_long: int, n: int, noun: str, max_tokens: int, treatment: str, n_dropped_tokens: int = 0) -> None:

@@ -62,6 +62,9 @@ def file_overrides(recipe: str | Path, overrides: Sequence[str], files: Files) -
 
     given = {option: value for option, value in files.items() if value not in (None, [], ())}
     kinds = [kind for kind in dict.fromkeys(told.options for told in list_task_help()) if any(each.part and each in given for each in kind)]
+    if len(kinds) > 1:  # an option of several kinds belongs to the files beside it, or else to the data of the recipe
+        with_files = [kind for kind in kinds if any(each.part in ("train", "valid") and each in given for each in kind)]
+        kinds = with_files or [kind for kind in kinds if format_flags(kind) == data_flags(recipe, overrides)]
     if len(kinds) > 1:
         raise ConfigError(f"expected data files of one kind, found {' and '.join(map(format_flags, kinds))}; give one kind only")
     if given:

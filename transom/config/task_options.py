@@ -51,6 +51,14 @@ HEADER = DataOption(
     is_flag=True,
 )
 TEXT_FIELD = column_option("text", "text")
+SKIP_DAMAGED = DataOption(
+    *("--skip-damaged", "", "Whether damaged images or sounds are skipped. Default: training ends with an error that names them."),
+    *("data", "skip_damaged"),
+    is_path=False,
+    is_text=False,
+    is_flag=True,
+)
+"""Option of tasks on files with one sample each."""
 
 
 class Command(NamedTuple):

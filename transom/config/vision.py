@@ -1,6 +1,7 @@
 """Schemas of image models."""
 
 from itertools import pairwise
+from math import isqrt
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,9 @@ from transom.config.component_registry import register_component
 from transom.config.components import AnyFeedForward, AnyPatchPosition, FeedForwardConfig, LearnedPositionConfig
 from transom.config.schema import ComponentConfig, Slot
 from transom.files.limits import MAX_PATCHES
+
+MAX_IMAGE_SIZE = 4096
+"""Maximum width and height to which images are resized, in pixels."""
 
 
 class ChannelAttentionConfig(ComponentConfig):
@@ -136,7 +140,7 @@ class ImageClassifierConfig(ModelConfig):
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ("classes", "pixel_mean", "pixel_std")
 
-    image_size: int = Field(32, ge=2, le=4096, description="width and height in pixels to which images are resized")
+    image_size: int = Field(32, ge=2, le=MAX_IMAGE_SIZE, description="width and height in pixels to which images are resized")
     channels: Literal[1, 3] = Field(3, description="3 for RGB, 1 for grayscale")
     stem: AnyStem = Field(NoStemConfig(), description="the stem before the patches")
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
@@ -166,6 +170,16 @@ class ImageClassifierConfig(ModelConfig):
     def reduction(self) -> int:
         """Factor by which the stem reduces height and width."""
         return int(2 ** (len(self.maps) - 1))
+
+    @property
+    def image_size_multiple(self) -> int:
+        """Number of which ``image_size`` must be a multiple."""
+        return self.reduction
+
+    @property
+    def max_image_size(self) -> int:
+        """Largest ``image_size`` that the other fields allow."""
+        return MAX_IMAGE_SIZE // self.image_size_multiple * self.image_size_multiple
 
     @property
     def described_inputs(self) -> list[str]:
@@ -198,7 +212,7 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
 
     @model_validator(mode="after")
     def _patches_fit(self) -> "VisionTransformerConfig":
-        side = self.reduction * self.patch_size
+        side = self.image_size_multiple
         if self.image_size % side:
             raise ValueError(
                 f"expected image_size to be a multiple of {side} pixels, the side of a patch, found {self.image_size};"
@@ -213,9 +227,19 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
         return self
 
     @property
+    def image_size_multiple(self) -> int:
+        """Number of which ``image_size`` must be a multiple: the side of a patch in pixels."""
+        return self.reduction * self.patch_size
+
+    @property
+    def max_image_size(self) -> int:
+        """Largest ``image_size`` that the other fields allow, at which there are at most ``MAX_PATCHES`` patches."""
+        return min(super().max_image_size, isqrt(MAX_PATCHES) * self.image_size_multiple)
+
+    @property
     def grid(self) -> int:
         """Number of patches per side."""
-        return self.image_size // (self.reduction * self.patch_size)
+        return self.image_size // self.image_size_multiple
 
     @property
     def n_positions(self) -> int:

@@ -15,6 +15,7 @@ from transom.decoding.predictors.class_metrics import ClassificationMetrics
 from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.long_texts import LongTextPolicy
 from transom.decoding.predictors.multi_label import LabelsPrediction, MultiLabelMetrics
+from transom.errors import DataError
 from transom.models.base import Network
 from transom.planning.precision import Precision
 from transom.training import setup
@@ -117,8 +118,8 @@ class ClassifyCommand(Protocol):
 
     def classify(
         self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback
-    ) -> Sequence[ClassPrediction | LabelsPrediction]:
-        """Predict the class of each item, a text or a file, or its labels."""
+    ) -> Sequence[ClassPrediction | LabelsPrediction | DataError]:
+        """Predict the class of each item, a text or a file, or its labels; a file that cannot be read gets the error in their place."""
         ...
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Any:

@@ -239,6 +239,7 @@ class DataArguments(TypedDict, total=False):
         header: whether the first line of a .tsv or .csv file is a header.
         multi_label: whether ``|`` in the class of a labeled text separates several labels.
         images, valid_images: a folder or .zip file that contains images CLASS/NAME.jpg.
+        skip_damaged: whether damaged images or sounds are skipped instead of refused.
         tagged, valid_tagged: a file with a word and its tag per line.
         audio, valid_audio: a folder that contains sounds CLASS/NAME.wav.
     """
@@ -266,6 +267,7 @@ class DataArguments(TypedDict, total=False):
     multi_label: bool
     images: str | Path
     valid_images: str | Path
+    skip_damaged: bool
     tagged: str | Path
     valid_tagged: str | Path
     audio: str | Path

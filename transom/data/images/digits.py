@@ -44,7 +44,7 @@ def load_digits(config: DigitsConfig, size: int, channels: int) -> tuple[Images,
     labels = [str(label) for label in found.target]
     names = [f"{label}/{number}" for number, label in enumerate(labels)]
     digests = [blake2b(each.tobytes(), digest_size=16).hexdigest() for each in numbers]
-    digits = Images(names, labels, digests, "digits", 0, load)
+    digits = Images(names, labels, digests, "digits", 0, load, sizes=np.full((len(names), 2), numbers.shape[1], np.int32))
     test = sorted(folds[config.fold - 1].tolist())
     rest = sorted(set(range(len(names))).difference(test))
     return digits.select(rest, f"digits without fold {config.fold}"), digits.select(test, f"digits, fold {config.fold}")

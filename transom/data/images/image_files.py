@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int32, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
 from transom.data.images import layouts
 from transom.data.images.layouts import label_images, split_folders
-from transom.errors import ConfigError, DataError
+from transom.data.labeled.damaged_files import report_damaged
+from transom.errors import ConfigError, DataError, UnreadableFileError
 from transom.files.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from transom.files.regular_files import open_regular_file
 
@@ -157,13 +158,14 @@ def read_file(file: Path) -> bytes:
     """Read the bytes of an image file.
 
     Raises:
-        DataError: the file cannot be read or is too large.
+        UnreadableFileError: the file cannot be read or is too large.
     """
     try:
-        with open_regular_file(file, DataError) as opened:
+        with open_regular_file(file, UnreadableFileError) as opened:
             data = opened.read(MAX_IMAGE_BYTES + 1)
     except OSError as error:
-        raise DataError(f"{file}: expected an image, found a file that cannot be read: {error.strerror}; check its permissions") from error
+        message = f"{file}: expected an image, found a file that cannot be read: {error.strerror}; check its permissions"
+        raise UnreadableFileError(message, str(error.strerror)) from error
     return _check_size(data, str(file))
 
 
@@ -172,17 +174,38 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         with archive.open(member) as opened:
             data = opened.read(MAX_IMAGE_BYTES + 1)
     except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise DataError(f"{path}: expected to read {member.filename}, found {error}; create the zip file again") from error
+        message = f"{path}: expected to read {member.filename}, found {error}; create the zip file again"
+        raise UnreadableFileError(message, str(error)) from error
     return _check_size(data, f"{path}, {member.filename}")
 
 
 def _check_size(data: bytes, origin: str) -> bytes:
     if len(data) > MAX_IMAGE_BYTES:
-        raise DataError(f"{origin}: expected an image of at most {MAX_IMAGE_BYTES:,} bytes, found more; shrink or remove it")
+        message = f"{origin}: expected an image of at most {MAX_IMAGE_BYTES:,} bytes, found more; shrink or remove it"
+        raise UnreadableFileError(message, f"more than {MAX_IMAGE_BYTES:,} bytes")
     return data
 
 
 def decode_image(data: bytes, origin: str, size: int, channels: int) -> NDArray[np.uint8]:
+    """Decode an image as ``decode_sized_image`` does, and return its pixels of shape (channels, size, size)."""
+    return decode_sized_image(data, origin, size, channels).pixels
+
+
+class DecodedImage(NamedTuple):
+    """Pixels of an image.
+
+    Attributes:
+        pixels: pixels of shape (channels, size, size).
+        width: width of the image before it was cropped and resized, in pixels.
+        height: height of the image before it was cropped and resized, in pixels.
+    """
+
+    pixels: NDArray[np.uint8]
+    width: int
+    height: int
+
+
+def decode_sized_image(data: bytes, origin: str, size: int, channels: int) -> DecodedImage:
     """Decode an image, crop it to its center square and resize the square.
 
     Transparent images are blended with white, and the EXIF orientation is applied.
@@ -193,11 +216,8 @@ def decode_image(data: bytes, origin: str, size: int, channels: int) -> NDArray[
         size: width and height of the result in pixels.
         channels: 3 for RGB, 1 for grayscale.
 
-    Returns:
-        Pixels of shape (channels, size, size).
-
     Raises:
-        DataError: the file is not an image, is damaged, or has too many pixels.
+        UnreadableFileError: the file is not an image, is damaged, or has too many pixels.
         ConfigError: Pillow is not installed.
     """
     library = import_pillow()
@@ -206,25 +226,31 @@ def decode_image(data: bytes, origin: str, size: int, channels: int) -> NDArray[
         warnings.simplefilter("error", library.Image.DecompressionBombWarning)
         try:
             with library.Image.open(BytesIO(data), formats=PILLOW_FORMATS) as opened:
-                if opened.width * opened.height > MAX_IMAGE_PIXELS:
-                    raise DataError(_too_large(origin, f"{opened.width:,} x {opened.height:,}"))
+                width, height = opened.size
+                if width * height > MAX_IMAGE_PIXELS:
+                    raise _too_large(origin, f"{width:,} x {height:,}")
                 opened.draft(mode, (size, size))  # JPEG can be decoded at a fraction of its size
+                drafted = opened.size
                 image = _to_8_bit(library.ImageOps.exif_transpose(opened), mode, library)
         except (library.Image.DecompressionBombError, library.Image.DecompressionBombWarning) as error:
-            raise DataError(_too_large(origin, "more")) from error
+            raise _too_large(origin, "more") from error
         except DataError:
             raise
         except DECODE_ERRORS as error:
             why = str(error).partition(" <")[0]  # Pillow appends the repr of the stream
-            raise DataError(f"{origin}: expected an image, found a file that cannot be decoded ({why}); repair or remove it") from error
+            message = f"{origin}: expected an image, found a file that cannot be decoded ({why}); repair or remove it"
+            raise UnreadableFileError(message, why) from error
+    if image.size != drafted:  # turned by 90 degrees
+        width, height = height, width
     if image.size != (size, size):
         image = library.ImageOps.fit(image, (size, size), library.Image.Resampling.BICUBIC)
     pixels = np.asarray(image, np.uint8)
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+    return DecodedImage(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1), width, height)
 
 
-def _too_large(origin: str, found: str) -> str:
-    return f"{origin}: expected an image of at most {MAX_IMAGE_PIXELS:,} pixels, found {found}; shrink or remove it"
+def _too_large(origin: str, found: str) -> UnreadableFileError:
+    message = f"{origin}: expected an image of at most {MAX_IMAGE_PIXELS:,} pixels, found {found}; shrink or remove it"
+    return UnreadableFileError(message, f"more than {MAX_IMAGE_PIXELS:,} pixels")
 
 
 def _to_8_bit(image: "Image", mode: str, library: Any) -> "Image":
@@ -264,7 +290,8 @@ class Images:
         name: origin of the images, for messages.
         n_ignored: number of files that are ignored because their suffix is not that of an image.
         load: a function that returns the 8-bit pixels of the images at given indices, of shape (images, channels, size, size).
-        notes: messages about what was recognized in the layout of the folder.
+        notes: messages about what was recognized in the layout of the folder, and about files that were skipped.
+        sizes: width and height of each image before it was cropped and resized, in pixels; None for data that are no images.
     """
 
     names: list[str]
@@ -274,6 +301,7 @@ class Images:
     n_ignored: int
     load: Callable[[Sequence[int]], UInt8[Tensor, "images channels size size"]]
     notes: tuple[str, ...] = ()
+    sizes: Int32[np.ndarray, "images 2"] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -291,14 +319,14 @@ class Images:
         def load(some: Sequence[int]) -> UInt8[Tensor, "images channels size size"]:
             return self.load([samples[i] for i in some])
 
-        notes = self.notes if name == self.name else ()
-        return Images(chosen(self.names), chosen(self.labels), chosen(self.digests), name, self.n_ignored, load, notes)
+        notes, sizes = self.notes if name == self.name else (), None if self.sizes is None else self.sizes[samples]
+        return Images(chosen(self.names), chosen(self.labels), chosen(self.digests), name, self.n_ignored, load, notes, sizes)
 
 
-def read_images(path: Path, size: int, channels: int, split: str | None = None) -> Images:
+def read_images(path: Path, size: int, channels: int, split: str | None = None, skip_damaged: bool | None = None) -> Images:
     """Read all images of a folder or zip file.
 
-    Each image is decoded once, so that a damaged file is reported before training starts. The pixels are kept in memory unless they exceed
+    Each image is decoded once, so that damaged files are reported before training starts. The pixels are kept in memory unless they exceed
     ``MAX_CACHED_BYTES``.
 
     Args:
@@ -306,25 +334,34 @@ def read_images(path: Path, size: int, channels: int, split: str | None = None) 
         size: width and height in pixels to which images are resized.
         channels: 3 for RGB, 1 for grayscale.
         split: name of the split to read if the folder has split folders; see ``list_images``.
+        skip_damaged: whether damaged images are skipped. None refuses them without naming the option that skips them.
 
     Raises:
-        DataError: the images cannot be listed, or an image cannot be read.
+        DataError: the images cannot be listed, some are damaged and ``skip_damaged`` is not set, or all images of a class are damaged.
         ConfigError: Pillow is not installed.
     """
     files = list_images(path, split)
     keep = len(files.names) * channels * size**2 <= MAX_CACHED_BYTES
     kept = np.empty((len(files.names) if keep else 1, channels, size, size), np.uint8)
-    digests = []
+    sizes, readable, digests, damaged = np.empty((len(files.names), 2), np.int32), list[int](), list[str](), dict[str, str]()
     for number, name in enumerate(files.names):
-        data = files.read(name)
+        try:
+            data = files.read(name)
+            image = decode_sized_image(data, f"{files.origin}, {name}", size, channels)
+        except UnreadableFileError as error:
+            damaged[name] = error.reason
+            continue
+        kept[len(readable) if keep else 0], sizes[len(readable)] = image.pixels, (image.width, image.height)
+        readable.append(number)
         digests.append(blake2b(data, digest_size=16).hexdigest())
-        kept[number if keep else 0] = decode_image(data, f"{files.origin}, {name}", size, channels)
-    pixels = torch.from_numpy(kept)
+    notes = files.notes + report_damaged(damaged, files.names, files.labels, files.origin, "image", skip_damaged)
+    names, labels = ([values[i] for i in readable] for values in (files.names, files.labels))
+    cached = torch.from_numpy(kept)
 
     def load(samples: Sequence[int]) -> UInt8[Tensor, "images channels size size"]:
         if keep:
-            return pixels[list(samples)]
-        names = [files.names[i] for i in samples]
-        return torch.from_numpy(np.stack([decode_image(files.read(name), f"{files.origin}, {name}", size, channels) for name in names]))
+            return cached[list(samples)]
+        chosen = [names[i] for i in samples]
+        return torch.from_numpy(np.stack([decode_image(files.read(name), f"{files.origin}, {name}", size, channels) for name in chosen]))
 
-    return Images(files.names, files.labels, digests, files.origin, files.n_ignored, load, files.notes)
+    return Images(names, labels, digests, files.origin, files.n_ignored, load, notes, sizes[: len(names)])

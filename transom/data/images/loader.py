@@ -25,7 +25,9 @@ MAX_STATISTICS_IMAGES = 10_000
 """Maximum number of images from which the mean and standard deviation of each channel are estimated."""
 
 
-def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, valid_fraction: float) -> Splits[Images]:
+def load_images(
+    data: DataConfig, base: Path, model: ImageClassifierConfig, valid_fraction: float, skip_damaged: bool = False
+) -> Splits[Images]:
     """Read or generate the images of a recipe.
 
     Args:
@@ -33,14 +35,15 @@ def load_images(data: DataConfig, base: Path, model: ImageClassifierConfig, vali
         base: the recipe's folder, to which ``data.root`` is relative.
         model: the recipe's model section, which determines the image size and the number of channels.
         valid_fraction: fraction of the training images that is held out for validation if the recipe names no validation images.
+        skip_damaged: whether damaged images are skipped.
 
     Raises:
-        DataError: an image cannot be read, or there are too few images to split.
+        DataError: the images cannot be listed, some are damaged, or there are too few images to split.
     """
     root = base / expand_path(data.root)
 
     def read(files: Any, split: str | None = None) -> Images:
-        return read_images(root / expand_path(files.images), model.image_size, model.channels, split)
+        return read_images(root / expand_path(files.images), model.image_size, model.channels, split, skip_damaged)
 
     def split(images: Images) -> tuple[Images, Images]:
         return holdout(images, images.digests, valid_fraction, "images")

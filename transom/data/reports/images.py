@@ -1,19 +1,27 @@
 """Data report on labeled images, with sizes, classes, duplicates, contradictory labels and overlap of splits."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from transom.config.vision import ImageClassifierConfig
 from transom.data.images.image_files import Images
 from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 
+MAX_REDUCTION = 4
+"""Factor by which images may be reduced without a warning that detail is lost."""
 
-def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "image") -> DataReport:
+
+def report_images(splits: Splits[Images], classes: Sequence[str], model: ImageClassifierConfig, noun: str = "image") -> DataReport:
     """Examine the labeled images of a run and return a data report.
 
     Args:
         splits: images of all splits.
         classes: names of the classes by index.
+        model: the model section of the recipe, which determines the size to which images are resized.
         noun: singular noun for a sample, such as "image".
 
     Returns:
@@ -21,6 +29,8 @@ def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "i
 
         - ``{noun}s``: size, origin and number of duplicates.
         - ``classes``: number of samples of each class.
+
+        If the training images are resized, ``pixels`` contains their median width and height, and the size to which they are resized.
     """
     parts, train = splits.parts, splits.train
     keys = {name: part.digests for name, part in parts.items()}
@@ -28,6 +38,7 @@ def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "i
     ignored = (
         f"train: {findings.count_noun(train.n_ignored, 'file')} among the {noun}s ignored, because their suffix is not that of a {noun}"
     )
+    pixels = _median_size(train)
     problems = [
         *findings.contradiction_problems(
             train.digests, train.labels, lambda i: train.names[i], noun, "another class than an earlier equal file:"
@@ -35,7 +46,60 @@ def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "i
         *findings.overlap_problems(keys, noun),
         *findings.rare_class_problems(counts["train"], noun),
         *([ignored] if train.n_ignored else []),
+        *_detail_problems(pixels, model),
     ]
     sizes = findings.split_sizes(parts, keys, noun)
-    lines = findings.summarize_sizes(sizes, noun, lambda name: [f"classes: {findings.format_class_fractions(counts[name])}"])
-    return DataReport(problems, {f"{noun}s": sizes, "classes": counts}, lines, findings.reading_notes(parts))
+    resized = _resizing_lines(pixels, model)
+
+    def details(name: str) -> list[str]:
+        return [f"classes: {findings.format_class_fractions(counts[name])}", *(resized if name == "train" else [])]
+
+    statistics: dict[str, Any] = {f"{noun}s": sizes, "classes": counts}
+    if resized and pixels is not None:
+        statistics["pixels"] = {"train": {"median width": pixels[0], "median height": pixels[1], "resized to": model.image_size}}
+    return DataReport(problems, statistics, findings.summarize_sizes(sizes, noun, details), findings.reading_notes(parts))
+
+
+def _median_size(images: Images) -> tuple[int, int] | None:
+    """Return the median width and the median height of images in pixels; None for data that are no images."""
+    if images.sizes is None:
+        return None
+    width, height = np.quantile(images.sizes, 0.5, axis=0, method="nearest").tolist()
+    return int(width), int(height)
+
+
+def _resizing_lines(pixels: tuple[int, int] | None, model: ImageClassifierConfig) -> list[str]:
+    """Return a line on how images are resized; none if their median size is that of the model.
+
+    Args:
+        pixels: median width and height of the images.
+        model: the model section of the recipe.
+    """
+    size = model.image_size
+    if pixels is None or pixels == (size, size):
+        return []
+    cropped = "cropped to the central square and " if pixels[0] != pixels[1] else ""
+    enlarged = min(pixels) < size
+    change = "enlarged" if enlarged else "resized"
+    hint = ", which adds no detail; a smaller model.image_size takes less time" if enlarged else ""
+    return [f"pixels: median {pixels[0]:,} x {pixels[1]:,}, {cropped}{change} to {size} x {size}{hint}"]
+
+
+def _detail_problems(pixels: tuple[int, int] | None, model: ImageClassifierConfig) -> list[str]:
+    """Return a message if images lose much detail because the model reads them at a much smaller size.
+
+    Args:
+        pixels: median width and height of the images.
+        model: the model section of the recipe.
+    """
+    size, multiple = model.image_size, model.image_size_multiple
+    if pixels is None or min(pixels) <= MAX_REDUCTION * size:
+        return []
+    larger = min(2 * size, model.max_image_size)
+    lost = f"train: much detail is lost, because images of {pixels[0]:,} x {pixels[1]:,} pixels (median) are resized to {size} x {size}"
+    if larger == size:
+        return [f"{lost}; a larger model.image_size keeps more detail, but requires a larger model.patch_size"]
+    return [
+        f"{lost}; model.image_size={larger} keeps more detail and takes about {(larger / size) ** 2:.1g} times as long (any multiple of"
+        f" {multiple} is possible)"
+    ]

@@ -20,6 +20,7 @@ from transom.decoding.predictors.classifier import ClassPrediction, rank_classes
 from transom.decoding.predictors.encoder_predictor import classes_in_short
 from transom.decoding.predictors.results import Results, described
 from transom.decoding.search.loop import log_probabilities
+from transom.errors import DataError
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import Precision
 
@@ -99,6 +100,31 @@ class ImageClassifier:
         """
         return Results(found for part in self._read(images, notify) for found in self.classify_pixels(part))
 
+    def classify_readable(
+        self, images: Sequence[str | Path], notify: ProgressCallback = ignore_progress
+    ) -> list[ClassPrediction | DataError]:
+        """Predict the class of each file as ``classify`` does; a file that cannot be read gets the error in place of a prediction.
+
+        Args:
+            images: paths of the files.
+            notify: progress callback.
+        """
+        reject_single_item(images, f"{self.NOUN} file")
+        results, batch_size = list[ClassPrediction | DataError](), self.inference_config.batch_size
+        for start in range(0, len(images), batch_size):
+            part = [self._pixels_or_error(Path(image)) for image in images[start : start + batch_size]]
+            readable = [each for each in part if isinstance(each, Tensor)]
+            predictions = iter(self.classify_pixels(torch.stack(readable)) if readable else ())
+            results += [each if isinstance(each, DataError) else next(predictions) for each in part]
+            notify(len(results), len(images))
+        return results
+
+    def _pixels_or_error(self, file: Path) -> UInt8[Tensor, "channels size size"] | DataError:
+        try:
+            return self.pixels(file)
+        except DataError as error:
+            return type(error)(str(error))  # the traceback of the error itself would keep the content of the file in memory
+
     def _read(self, images: Sequence[str | Path], notify: ProgressCallback) -> Iterator[Pixels]:
         """Yield the pixels of the files in batches; ``notify`` is called for a batch when the next batch is requested."""
         reject_single_item(images, f"{self.NOUN} file")
@@ -111,7 +137,7 @@ class ImageClassifier:
         """Decode a file to 8-bit pixels at the input size of the model.
 
         Raises:
-            DataError: the file cannot be decoded.
+            UnreadableFileError: the file cannot be read or decoded.
         """
         config = self.model.config
         return torch.from_numpy(decode_image(read_file(file), str(file), config.image_size, config.channels).copy())
@@ -120,7 +146,7 @@ class ImageClassifier:
         """Build a batch of one file.
 
         Raises:
-            DataError: the file cannot be decoded.
+            UnreadableFileError: the file cannot be read or decoded.
         """
         return self._batch(self.pixels(file)[None])
 

@@ -16,9 +16,11 @@ from transom.config.training import ImageAugmentationConfig
 from transom.data.batch import ImageBatch
 from transom.data.images.image_files import Images
 from transom.data.images.loader import ImageLoader
+from transom.data.labeled.damaged_files import report_damaged
 from transom.data.sampler import stateless_uniform
 from transom.data.split import Splits, holdout, read_splits
 from transom.data.text.text_io import expand_path
+from transom.errors import UnreadableFileError
 from transom.tasks.audio.schema import AudioDataConfig, AudioFilesConfig, SpecAugmentConfig, SpectrogramTransformerConfig
 from transom.tasks.audio.spectrogram import log_mel_spectrogram
 from transom.tasks.audio.synthetic import CLASSES, synthesize
@@ -37,7 +39,7 @@ def load_sounds(data: AudioDataConfig, base: Path, config: SpectrogramTransforme
         config: model configuration with the spectrogram settings.
 
     Raises:
-        DataError: a sound cannot be read, or there are too few sounds to split.
+        DataError: the sounds cannot be listed, some are damaged, or there are too few sounds to split.
     """
     if (sounds := data.generate) is not None:
         sizes = {"train": sounds.n_train, "valid": sounds.n_valid, "test": sounds.n_test}
@@ -45,7 +47,7 @@ def load_sounds(data: AudioDataConfig, base: Path, config: SpectrogramTransforme
     root = base / expand_path(data.root)
 
     def read(files: AudioFilesConfig) -> Images:
-        return read_sounds(root / expand_path(files.audio), config)
+        return read_sounds(root / expand_path(files.audio), config, data.skip_damaged)
 
     return read_splits(data, read, lambda sounds: holdout(sounds, sounds.digests, data.valid_fraction, "sounds"))
 
@@ -65,19 +67,30 @@ def decode_spectrogram(data: bytes, location: str, config: SpectrogramTransforme
     return log_mel_spectrogram(sound, config.sample_rate, config.n_fft, config.image_size)
 
 
-def read_sounds(folder: Path, config: SpectrogramTransformerConfig) -> Images:
+def read_sounds(folder: Path, config: SpectrogramTransformerConfig, skip_damaged: bool | None = None) -> Images:
     """Read the sounds CLASS/NAME.wav of a folder as spectrograms with classes.
 
+    Args:
+        folder: the folder that contains the class folders.
+        config: model configuration with the spectrogram settings.
+        skip_damaged: whether damaged sounds are skipped. None refuses them without naming the option that skips them.
+
     Raises:
-        DataError: a sound cannot be read.
+        DataError: the sounds cannot be listed, some are damaged and ``skip_damaged`` is not set, or all sounds of a class are damaged.
     """
     names, n_ignored = list_sounds(folder)
-    digests, found = [], []
+    digests, found, damaged = [], [], dict[str, str]()
     for name in names:
-        data = read_file(folder / name)
+        try:
+            data = read_file(folder / name)
+            found.append(decode_spectrogram(data, f"{folder}, {name}", config))
+        except UnreadableFileError as error:
+            damaged[name] = error.reason
+            continue
         digests.append(blake2b(data, digest_size=16).hexdigest())
-        found.append(decode_spectrogram(data, f"{folder}, {name}", config))
-    return _images(names, digests, str(folder), n_ignored, torch.stack(found))
+    notes = report_damaged(damaged, names, [_class_of(name) for name in names], str(folder), "sound", skip_damaged)
+    readable = [name for name in names if name not in damaged]
+    return _images(readable, digests, str(folder), n_ignored, torch.stack(found), notes)
 
 
 def synthesize_split(split: str, n: int, seed: int, config: SpectrogramTransformerConfig) -> Images:
@@ -98,9 +111,22 @@ def synthesize_split(split: str, n: int, seed: int, config: SpectrogramTransform
     return _images(names, digests, f"synthesized sounds, {split}", 0, torch.stack(found))
 
 
-def _images(names: list[str], digests: list[str], name: str, n_ignored: int, spectrograms: UInt8[Tensor, "n 1 size size"]) -> Images:
-    """Wrap spectrograms as a data set of images. The class of each spectrogram is the first part of its name."""
-    return Images(names, [name.split("/", 1)[0] for name in names], digests, name, n_ignored, lambda samples: spectrograms[list(samples)])
+def _images(
+    names: list[str],
+    digests: list[str],
+    origin: str,
+    n_ignored: int,
+    spectrograms: UInt8[Tensor, "n 1 size size"],
+    notes: tuple[str, ...] = (),
+) -> Images:
+    """Wrap spectrograms as a data set of images."""
+    labels = [_class_of(name) for name in names]
+    return Images(names, labels, digests, origin, n_ignored, lambda samples: spectrograms[list(samples)], notes)
+
+
+def _class_of(name: str) -> str:
+    """Return the class of a sound, which is the first part of its name."""
+    return name.split("/", 1)[0]
 
 
 def spec_augment(

@@ -10,7 +10,7 @@ from transom.config.data import DataConfig, FilesConfig
 from transom.config.decoding import ImageInferenceConfig
 from transom.config.recipe import Recipe
 from transom.config.schema import ComponentConfig, Schema
-from transom.config.task_options import DataOption, TaskHelp
+from transom.config.task_options import SKIP_DAMAGED, DataOption, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import AdamWConfig, AdamWTrainingConfig, AnyOptimizer
 from transom.config.vision import VisionTransformerConfig
@@ -28,6 +28,7 @@ ABOUT = TaskHelp(
             "the sounds to train on",
             is_text=False,
         ),
+        SKIP_DAMAGED,
     ),
     order=8,
     scored_by="a folder with files CLASS/NAME.wav",
@@ -79,6 +80,9 @@ class AudioDataConfig(DataConfig):
     generate: SyntheticSoundsConfig | None = Field(None, description="synthesized sounds instead of files")
     valid_fraction: float = Field(
         0.1, gt=0, lt=1, description="fraction of the training sounds split off for validation if data.valid is not given"
+    )
+    skip_damaged: bool = Field(
+        False, description="whether damaged sounds are skipped; otherwise an error names them. A class without other sounds is an error"
     )
 
     @property

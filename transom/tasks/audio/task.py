@@ -37,7 +37,7 @@ class AudioClassifier(ImageClassifier):
         """Return the spectrogram of a WAV file, which the model reads like an image.
 
         Raises:
-            DataError: the file cannot be decoded.
+            UnreadableFileError: the file cannot be read or decoded.
         """
         return decode_spectrogram(read_file(file), str(file), self.config)
 

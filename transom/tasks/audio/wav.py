@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transom.errors import DataError
+from transom.errors import DataError, UnreadableFileError
 from transom.files.regular_files import open_regular_file
 
 MAX_WAV_BYTES = 2**28
@@ -62,15 +62,17 @@ def read_file(file: Path) -> bytes:
     """Read the bytes of a sound file.
 
     Raises:
-        DataError: the file cannot be read or is too large.
+        UnreadableFileError: the file cannot be read or is too large.
     """
     try:
-        with open_regular_file(file, DataError) as opened:
+        with open_regular_file(file, UnreadableFileError) as opened:
             data = opened.read(MAX_WAV_BYTES + 1)
     except OSError as error:
-        raise DataError(f"{file}: expected a WAV file, found a file that cannot be read: {error.strerror}") from error
+        message = f"{file}: expected a WAV file, found a file that cannot be read: {error.strerror}"
+        raise UnreadableFileError(message, str(error.strerror)) from error
     if len(data) > MAX_WAV_BYTES:
-        raise DataError(f"{file}: expected a WAV file of at most {MAX_WAV_BYTES:,} bytes, found more; split it into shorter files")
+        message = f"{file}: expected a WAV file of at most {MAX_WAV_BYTES:,} bytes, found more; split it into shorter files"
+        raise UnreadableFileError(message, f"more than {MAX_WAV_BYTES:,} bytes")
     return data
 
 
@@ -100,10 +102,10 @@ def parse_wav(data: bytes, location: str) -> WavData:
         location: location of the file, for messages.
 
     Raises:
-        DataError: the content is not a WAV file, or is of an unsupported format, truncated or empty.
+        UnreadableFileError: the content is not a WAV file, or is of an unsupported format, truncated or empty.
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise DataError(f"{location}: expected a WAV file, found no RIFF/WAVE header; convert the file to WAV")
+        raise UnreadableFileError(f"{location}: expected a WAV file, found no RIFF/WAVE header; convert the file to WAV")
     parts, at = dict[bytes, tuple[int, bytes]](), 12
     while b"data" not in parts and at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)
@@ -111,27 +113,29 @@ def parse_wav(data: bytes, location: str) -> WavData:
         at += 8 + size + size % 2
     header = parts.get(b"fmt ", (0, b""))[1]
     if len(header) < 16 or b"data" not in parts:
-        raise DataError(f"{location}: expected a WAV file, found a truncated header; copy the file again")
+        raise UnreadableFileError(f"{location}: expected a WAV file, found a truncated header; copy the file again")
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", header)
     if kind == EXTENSIBLE and len(header) >= 26:
         (kind,) = struct.unpack_from("<H", header, 24)
     if bits not in BIT_DEPTHS.get(kind, ()):
-        raise DataError(
+        raise UnreadableFileError(
             f"{location}: expected 8 to 32-bit PCM or 32 or 64-bit float, found format {kind} with {bits} bits; convert the file"
         )
     if channels not in (1, 2):
-        raise DataError(f"{location}: expected mono or stereo, found {channels:,} channels; convert the file")
+        raise UnreadableFileError(f"{location}: expected mono or stereo, found {channels:,} channels; convert the file")
     if not MIN_RATE <= rate <= MAX_RATE:
-        raise DataError(f"{location}: expected a sampling rate of {MIN_RATE:,} to {MAX_RATE:,} Hz, found {rate:,}; resample it")
+        message = f"{location}: expected a sampling rate of {MIN_RATE:,} to {MAX_RATE:,} Hz, found {rate:,}; resample it"
+        raise UnreadableFileError(message, f"a sampling rate of {rate:,} Hz")
     n_declared, samples = parts[b"data"]
     step = channels * bits // 8
     if len(samples) < n_declared:
-        raise DataError(
+        raise UnreadableFileError(
             f"{location}: expected {n_declared // step:,} samples as in its header, found {len(samples) // step:,}: the file is truncated;"
-            " copy it again"
+            " copy it again",
+            "a truncated file",
         )
     if len(samples) < step:
-        raise DataError(f"{location}: expected a sound, found a file without samples; remove it")
+        raise UnreadableFileError(f"{location}: expected a sound, found a file without samples; remove it")
     return WavData(kind, bits, channels, rate, samples)
 
 
@@ -148,7 +152,7 @@ def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tens
         The samples, from -1 to 1. The samples of a float file that exceed this range are all scaled down together.
 
     Raises:
-        DataError: the file cannot be decoded.
+        UnreadableFileError: the file cannot be decoded.
     """
     wave = parse_wav(data, location)
     step = wave.channels * wave.bits // 8
@@ -156,7 +160,7 @@ def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tens
     start = max(0, (frames - n_frames) // 2)
     x = _decode_samples(wave.samples[start * step : min(start + n_frames, frames) * step], wave)
     if not np.isfinite(x).all():
-        raise DataError(f"{location}: expected finite samples, found NaN or infinity; convert the file again")
+        raise UnreadableFileError(f"{location}: expected finite samples, found NaN or infinity; convert the file again")
     x = (x / max(1.0, np.abs(x).max())).reshape(-1, wave.channels).mean(1)
     return center_crop_or_pad(resample(torch.from_numpy(x), wave.rate, rate).float(), length)
 

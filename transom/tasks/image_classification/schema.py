@@ -8,7 +8,7 @@ from transom.config.data import DataConfig, DigitsConfig, ImageFilesConfig
 from transom.config.decoding import ImageInferenceConfig
 from transom.config.model import AnyImageModel
 from transom.config.recipe import Recipe
-from transom.config.task_options import DataOption, TaskHelp
+from transom.config.task_options import SKIP_DAMAGED, DataOption, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import AdamWConfig, AdamWTrainingConfig, AnyOptimizer, ImageAugmentationConfig
 from transom.config.vision import VisionTransformerConfig
@@ -33,6 +33,7 @@ ABOUT = TaskHelp(
             "the images to train on",
             is_text=False,
         ),
+        SKIP_DAMAGED,
     ),
     order=7,
     scored_by="a folder or .zip with files CLASS/NAME.jpg",
@@ -52,6 +53,9 @@ class ImageDataConfig(DataConfig):
     generate: DigitsConfig | None = Field(None, description="built-in images instead of files")
     valid_fraction: float = Field(
         0.1, gt=0, lt=1, description="fraction of the training images split off for validation if data.valid is not given"
+    )
+    skip_damaged: bool = Field(
+        False, description="whether damaged images are skipped; otherwise an error names them. A class without other images is an error"
     )
 
     @property

@@ -30,6 +30,7 @@ from transom.decoding.predictors.class_metrics import ClassificationMetrics, eva
 from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.errors import DataError
 from transom.models.base import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
@@ -55,9 +56,9 @@ class ImageClassifyCommand:
     classifier: ImageClassifier
     max_tokens: None = None
 
-    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
-        """Predict the class of each item, which is the path of a file."""
-        return self.classifier.classify(items, notify)
+    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction | DataError]:
+        """Predict the class of each item, which is the path of a file; a file that cannot be read gets the error in its place."""
+        return self.classifier.classify_readable(items, notify)
 
     def score(
         self, known: Images, too_long: LongTextPolicy, notify: ProgressCallback, thresholds: Sequence[float] = ()
@@ -132,7 +133,7 @@ class ImageTask:
             loader=cls.make_loader(recipe, splits.train, classes, context.micro_batching(recipe.training)),
             valid=splits.valid,
             labels=labels,
-            report=report_images(splits, classes, cls.PREDICTOR.NOUN).with_baseline(baseline),
+            report=report_images(splits, classes, recipe.model, cls.PREDICTOR.NOUN).with_baseline(baseline),
             data_hash=image_fingerprint(splits.train, splits.valid),
         )
 
@@ -143,7 +144,7 @@ class ImageTask:
         Raises:
             TransomError: an image cannot be read, or there are too few images to split.
         """
-        return load_images(recipe.data, base, recipe.model, recipe.data.valid_fraction)
+        return load_images(recipe.data, base, recipe.model, recipe.data.valid_fraction, recipe.data.skip_damaged)
 
     @classmethod
     def make_loader(cls, recipe: ImageRecipe, images: Images, classes: Sequence[str], micro_batching: MicroBatching) -> ImageLoader:
