@@ -105,7 +105,7 @@ def test_damaged_images_are_named_or_skipped_in_training(transom: Call, broken: 
     assert "found 2 of 30 that cannot: dark/0.jpg, light/1.jpg (cannot identify image file); repair or remove them, or skip them" in error
     done = transom(*command, "--skip-damaged")
     assert done.code == 0 and "train: 2 of 30 images skipped, because they cannot be read: dark/0.jpg, light/1.jpg (cannot" in done.err
-    assert f" of 28 images of {broken}, split off by hash)" in done.err
+    assert f" of 28 images of {broken}, held out)" in done.err
     assert "skip_damaged = true" in (tmp_path / "run" / "recipe.toml").read_text()
     assert "2 of 30 images skipped" in (tmp_path / "run" / "report.html").read_text()
     refused = transom("classify", tmp_path / "run", "--labeled-data", broken).error

@@ -12,7 +12,7 @@ from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 
 MAX_REDUCTION = 4
-"""Factor by which images may be reduced without a warning that detail is lost."""
+"""Factor by which images may be reduced without a hint that a larger size keeps more detail."""
 
 
 def report_images(splits: Splits[Images], classes: Sequence[str], model: ImageClassifierConfig, noun: str = "image") -> DataReport:
@@ -46,7 +46,6 @@ def report_images(splits: Splits[Images], classes: Sequence[str], model: ImageCl
         *findings.overlap_problems(keys, noun),
         *findings.rare_class_problems(counts["train"], noun),
         *([ignored] if train.n_ignored else []),
-        *_detail_problems(pixels, model),
     ]
     sizes = findings.split_sizes(parts, keys, noun)
     resized = _resizing_lines(pixels, model)
@@ -80,26 +79,16 @@ def _resizing_lines(pixels: tuple[int, int] | None, model: ImageClassifierConfig
         return []
     cropped = "cropped to the central square and " if pixels[0] != pixels[1] else ""
     enlarged = min(pixels) < size
-    change = "enlarged" if enlarged else "resized"
-    hint = ", which adds no detail; a smaller model.image_size takes less time" if enlarged else ""
-    return [f"pixels: median {pixels[0]:,} x {pixels[1]:,}, {cropped}{change} to {size} x {size}{hint}"]
+    hint = ", which adds no detail; a smaller model.image_size takes less time" if enlarged else _detail_hint(pixels, model)
+    return [f"pixels: median {pixels[0]:,} x {pixels[1]:,}, {cropped}{'enlarged' if enlarged else 'resized'} to {size} x {size}{hint}"]
 
 
-def _detail_problems(pixels: tuple[int, int] | None, model: ImageClassifierConfig) -> list[str]:
-    """Return a message if images lose much detail because the model reads them at a much smaller size.
-
-    Args:
-        pixels: median width and height of the images.
-        model: the model section of the recipe.
-    """
-    size, multiple = model.image_size, model.image_size_multiple
-    if pixels is None or min(pixels) <= MAX_REDUCTION * size:
-        return []
+def _detail_hint(pixels: tuple[int, int], model: ImageClassifierConfig) -> str:
+    """Return how to keep more detail of images that the model reads at a much smaller size; empty if they lose little."""
+    size = model.image_size
+    if min(pixels) <= MAX_REDUCTION * size:
+        return ""
     larger = min(2 * size, model.max_image_size)
-    lost = f"train: much detail is lost, because images of {pixels[0]:,} x {pixels[1]:,} pixels (median) are resized to {size} x {size}"
     if larger == size:
-        return [f"{lost}; a larger model.image_size keeps more detail, but requires a larger model.patch_size"]
-    return [
-        f"{lost}; model.image_size={larger} keeps more detail and takes about {(larger / size) ** 2:.1g} times as long (any multiple of"
-        f" {multiple} is possible)"
-    ]
+        return "; a larger model.image_size keeps more detail, but requires a larger model.patch_size"
+    return f"; model.image_size={larger} keeps more detail and takes about {(larger / size) ** 2:.1g} times as long"
