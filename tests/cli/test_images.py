@@ -102,6 +102,7 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
         in transom("classify", trained.folder, "x.jpg").error
     )
     assert "found one for transom classify" in transom("translate", seeing, "x").error
+    assert f"classify; use transom classify {seeing} --labeled-data PATH" in transom("evaluate", seeing, "--pairs", "x.csv").error
     refused = transom("classify", seeing, photos / "dark" / "0.jpg", "--too-long", "window").error
     assert (
         "expected --too-long only with a classifier of texts, found --too-long with a classifier of images; leave --too-long out" in refused

@@ -1,6 +1,6 @@
 """Options shared by several commands."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -53,14 +53,14 @@ PairsOption = Annotated[
 ]
 
 
-def _column_option(name: str, what: str) -> Any:
+def column_option(name: str, what: str) -> Any:
     """Build the option that selects a column of a table."""
     default = f"the column of the training data, or one with a common name, such as {name}"
     help_text = f"Column of the {what}, by name or index from 0. Default: {default}."
     return typer.Option(f"--{name}-field", metavar="NAME", help=help_text)
 
 
-TextFieldOption = Annotated[str | None, _column_option("text", "text")]
+TextFieldOption = Annotated[str | None, column_option("text", "text")]
 HeaderOption = Annotated[
     bool | None,
     typer.Option(
@@ -86,6 +86,13 @@ def _too_long_option(about: str) -> Any:
 
 
 TranslateTooLong = Annotated[Literal["split", "refuse"], _too_long_option("split (at sentence boundaries) or refuse (stop with an error).")]
+EvaluateTooLong = Annotated[
+    Literal["split", "window", "refuse"] | None,
+    _too_long_option(
+        "split (sentences, at sentence boundaries), window (prompts: continue from the last half of the tokens) or refuse (stop with an"
+        " error). Default: split or window."
+    ),
+]
 ClassifyTooLong = Annotated[
     Literal["truncate", "window", "refuse"] | None,
     _too_long_option(
@@ -143,6 +150,22 @@ def reject_options(values: Mapping[str, object], needed: str, found: str) -> Non
             raise ConfigError(f"expected {flag} only with {needed}, found {flag} with {found}; leave {flag} out")
 
 
+def too_long_policy(given: str | None, accepted: Sequence[str], what: str) -> Any:
+    """Return how long texts are treated: the value of ``--too-long``, or by default the first of the accepted values.
+
+    Args:
+        given: value of the option; None where it was not given.
+        accepted: values that apply to the model of the run.
+        what: name of the model in messages, such as "a translator".
+
+    Raises:
+        ConfigError: the value does not apply to the model.
+    """
+    if given is not None and given not in accepted:
+        raise ConfigError(f"--too-long: expected {' or '.join(accepted)} with {what}, found {given}; give one of them")
+    return given or accepted[0]
+
+
 class PairFiles(NamedTuple):
     """Options that name the files of a translation test set, one option per field.
 
@@ -158,8 +181,8 @@ class PairFiles(NamedTuple):
     source: SourceOption = None
     target: TargetOption = None
     pairs: PairsOption = None
-    source_field: Annotated[str | None, _column_option("source", "source sentence")] = None
-    target_field: Annotated[str | None, _column_option("target", "reference translation")] = None
+    source_field: Annotated[str | None, column_option("source", "source sentence")] = None
+    target_field: Annotated[str | None, column_option("target", "reference translation")] = None
     header: HeaderOption = None
 
     @property
@@ -206,7 +229,7 @@ class LabeledColumns(NamedTuple):
     """
 
     text_field: TextFieldOption = None
-    label_field: Annotated[str | None, _column_option("label", "class")] = None
+    label_field: Annotated[str | None, column_option("label", "class")] = None
     header: HeaderOption = None
 
 

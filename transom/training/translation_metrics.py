@@ -106,7 +106,12 @@ def corpus_scores(translations: Sequence[str], references: Sequence[str], lowerc
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
     """Return the fraction of translations that equal their reference, ignoring surrounding white space."""
     _check_lengths(translations, references)
-    return sum(t.strip() == r.strip() for t, r in zip(translations, references, strict=True)) / len(references)
+    return sum(map(is_match, translations, references)) / len(references)
+
+
+def is_match(text: str, reference: str) -> bool:
+    """Return whether a text equals its reference, ignoring surrounding white space."""
+    return text.strip() == reference.strip()
 
 
 def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> MetricScore:
