@@ -71,6 +71,14 @@ def test_a_prompt_with_several_wrong_answers_is_shown_once(transom: Call, instru
     assert value["exact_match"] == 0 and [each["line"] for each in value["wrong_answers"]] == [1, 2]
 
 
+def test_a_long_text_is_shown_without_its_middle(transom: Call, instruction_tuned: Path, tmp_path: Path) -> None:
+    row = {"prompt": "first " + "word\n" * 60 + "last?", "answer": "x" * 100}
+    lines = transom("evaluate", instruction_tuned, "--instructions", write_rows(tmp_path / "test.jsonl", [row])).out.splitlines()
+    (prompt,) = [line.removeprefix("prompt:    ") for line in lines if line.startswith("prompt:")]
+    assert prompt.startswith("first word word") and prompt.endswith("word last?") and prompt.count(" … ") == 1 and 90 < len(prompt) <= 103
+    assert f"reference: {'x' * 100}" in lines
+
+
 def test_decoding_is_greedy_although_the_recipe_samples(
     transom: Call, instruction_tuned: Path, answered: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

@@ -60,6 +60,16 @@ CASES = {
         " exceed the context window of MOST tokens: split",
         lambda value: (value["a_n_too_long"], value["b_n_too_long"]) == (1, 1),
     ),
+    "compare --text": Case(
+        ("GENERATING", "GENERATING", "--text", "MANY", "--document", "line", "--resamples", "5"),
+        "1 of 31 texts by GENERATING exceed the context window of 15 tokens: read in windows",
+        lambda value: (value["a_n_too_long"], value["b_n_too_long"]) == (1, 1),
+    ),
+    "compare --labeled-data": Case(
+        ("CLASSIFYING", "CLASSIFYING", "--labeled-data", "LABELLED"),
+        "1 of 2 texts by CLASSIFYING exceed the context window of 15 tokens: truncated, ",
+        lambda value: (value["a_n_too_long"], value["b_n_too_long"]) == (1, 1),
+    ),
     "generate": Case(
         ("GENERATING", "--input", "TEXTS", "--max-new-tokens", "2"),
         "1 texts exceeded the context window of 16 tokens",
@@ -133,6 +143,7 @@ def places(
         "SOURCE": f"ab ba\n{AB}\n",
         "TARGET": "ba\nab\n",
         "TEXTS": f"the sun\n{SUN}\n",
+        "MANY": "the sun\n" * 30 + f"{SUN}\n",
         "LONG": f"{SUN}\n",
         "GAPS": f"the [MASK] of 3\n{SUN} [MASK]\n",
         "LABELLED": f"a wolf\twild\n{SUN}\tpet\n",
@@ -171,7 +182,10 @@ def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str
     told = transom(command, *arguments)
     assert told.code == 0, told
     shown = told.out if command == "compare-attention" else told.err
-    assert shown.count(case.said.replace("MOST", str(most))) == 1, shown
+    said = case.said.replace("MOST", str(most))
+    for place in ("GENERATING", "CLASSIFYING"):
+        said = said.replace(place, str(places[place]))
+    assert shown.count(said) == 1, shown
     counted = transom(command, *arguments, "--json")
     assert case.counted(counted.json), counted
     assert "longer than" not in counted.err and "exceeded" not in counted.err, "what counts has said it"

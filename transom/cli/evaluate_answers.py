@@ -144,17 +144,21 @@ def _record(test_set: "Pairs", i: int, answer: str) -> dict[str, Any]:
 
 def _format_lines(value: dict[str, Any], n_wrong: int) -> Iterator[str]:
     """Format the wrong answers, and the scores below them."""
-    from transom.inspection.classification_section import shorten
-
     shown = value["wrong_answers"]
     if shown:
         yield f"Wrong answers: {len(shown)} of {n_wrong:,}"
     for each in shown:
-        yield from ("", *(f"{name + ':':10} {shorten(each[name], MAX_PRINTED_LENGTH)}" for name in ("prompt", "answer", "reference")))
+        yield from ("", *(f"{name + ':':10} {_shorten(each[name])}" for name in ("prompt", "answer", "reference")))
     if shown:
         yield ""
     yield f"chrf {value['chrf']['score']:.2f} ({value['chrf']['signature']})"
     yield f"exact match {100 * value['exact_match']:.2f}%: {value['n_exact']:,} of {value['instructions']:,} answers"
+
+
+def _shorten(text: str) -> str:
+    """Return a text on one line, without the middle of a long text: a prompt may end with its question, after earlier turns."""
+    line, half = " ".join(text.split()), MAX_PRINTED_LENGTH // 2
+    return line if len(line) <= MAX_PRINTED_LENGTH else f"{line[:half].rstrip()} … {line[-half:].lstrip()}"
 
 
 def _note_limits(generator: "Generator", found: list["Continuation"], max_new_tokens: int) -> None:

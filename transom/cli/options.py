@@ -13,7 +13,7 @@ from transom.config.task_options import TABLES, DataOption
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transom.config.data import PairFilesConfig
+    from transom.config.data import PairFilesConfig, TextFilesConfig
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="NAME_OR_FILE", help="Name of a packaged recipe (see transom recipes) or path of a TOML file.")
@@ -120,6 +120,13 @@ GenerateTooLong = Annotated[
     _too_long_option("window (drop the first half of the tokens and continue) or refuse (stop with an error)."),
 ]
 CompareTooLong = Annotated[
+    Literal["split", "window", "truncate", "refuse"] | None,
+    _too_long_option(
+        "split (sentences to translate), window (texts to score or classify), truncate (texts to classify) or refuse (stop with an error)."
+        " Default: split for translators, window for language models, truncate for classifiers."
+    ),
+]
+CompareAttentionTooLong = Annotated[
     Literal["truncate", "refuse"] | None,
     _too_long_option("truncate (read only the beginning) or refuse (stop with an error). Default: truncate. Text models only."),
 ]
@@ -217,6 +224,70 @@ class PairFiles(NamedTuple):
         fields = {name: value for name in ("source_field", "target_field") if (value := getattr(self, name)) is not None}
         paths = {name: str(path.absolute()) for name in ("source", "target", "pairs") if (path := getattr(self, name)) is not None}
         return PairFilesConfig(**paths, **{**columns, **fields}, header=self.header if header is None else header)
+
+
+class TextFileOptions(NamedTuple):
+    """Options that name text files to score with a language model, one option per field.
+
+    Attributes:
+        text: text files or folders.
+        suffix: suffixes of the files to read from folders.
+        document: part of a file that is scored as one text: the file, a paragraph or a line.
+        text_field: column of the text in tables.
+        start: fraction of all characters to skip.
+        overlap: number of tokens that two consecutive windows of a long text share.
+    """
+
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", metavar="PATH", help="Text file or folder to score with a language model. Repeatable.")
+    ] = None
+    suffix: Annotated[
+        list[str] | None, typer.Option("--suffix", help="Suffix of the files to read from folders, such as .py. Repeatable.")
+    ] = None
+    document: Annotated[
+        Literal["file", "paragraph", "line"] | None,
+        typer.Option("--document", help="Part of a file that is scored as one text. Default: file."),
+    ] = None
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text-field",
+            metavar="NAME",
+            help="Column of the text, by name or index from 0. Default: the column with a common name, such as text.",
+        ),
+    ] = None
+    start: Annotated[
+        float | None,
+        typer.Option(
+            "--start", min=0, max=1, help="Fraction of the text to skip at the beginning, in characters of all files together. Default: 0."
+        ),
+    ] = None
+    overlap: Annotated[
+        int | None,
+        typer.Option(
+            "--overlap",
+            min=0,
+            help="Number of tokens that each window of a long text repeats from the previous one as context. Default: 0, as in validation.",
+        ),
+    ] = None
+
+    def config(self) -> "TextFilesConfig":
+        """Convert the options to the schema by which a recipe names text files.
+
+        Raises:
+            ConfigError: an option has an invalid value.
+        """
+        from transom.config.data import TextFilesConfig
+        from transom.config.error_messages import validate
+
+        raw = {
+            "files": [str(path.absolute()) for path in self.text or []],
+            "suffixes": self.suffix,
+            "document": self.document or "file",
+            "text_field": self.text_field,
+            "start": self.start or 0.0,
+        }
+        return validate(TextFilesConfig, raw, lambda path: "--" + ".".join(path))
 
 
 class LabeledColumns(NamedTuple):
