@@ -97,3 +97,4 @@ def test_mistakes_are_told_in_one_line(transom: Call, hearing: Path, tones: Path
     assert "expected a file, found a folder" in transom("classify", hearing, tones / "low").error
     assert "found a file that cannot be read: No such file" in transom("classify", hearing, tmp_path / "none.wav").error
     assert "found one for transom classify" in transom("translate", hearing, "x").error
+    assert f"classify; use transom classify {hearing} --labeled-data PATH" in transom("evaluate", hearing).error

@@ -100,6 +100,8 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         (["classify", "RUN", "a", "--input", "b"], "expected TEXT_OR_FILE or --input, found both; remove one"),
         (["classify", "RUN", "--labeled-data", "missing.tsv"], "missing.tsv"),
         (["classify", "FILL", "a text"], "expected a run that transom classify can use, found one for transom fill"),
+        (["evaluate", "RUN"], "found one for transom classify; use transom classify RUN --labeled-data PATH"),
+        (["evaluate", "FILL"], "found one for transom fill; use transom status FILL, which prints its validation metrics"),
         (["fill", "RUN", "a [MASK]"], "expected a run that transom fill can use, found one for transom classify"),
         (["fill", "FILL", "a", "--input", "b"], "expected TEXT or --input, found both"),
         (["fill", "FILL", "[MASK] " + "sun " * 40 + "[MASK]"], "place the masks closer together"),
@@ -119,7 +121,8 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
 )
 def test_mistakes(arguments: list[str], expected: str, transom: Call, classifying: Path, filling: Path, tmp_path: Path) -> None:
     places = {"RUN": str(classifying), "FILL": str(filling), "OUT": str(tmp_path / "out")}
-    assert expected in transom(*(places.get(argument, argument) for argument in arguments)).error
+    error = transom(*(places.get(argument, argument) for argument in arguments)).error
+    assert expected.replace(" RUN", f" {classifying}").replace(" FILL", f" {filling}") in error
 
 
 def test_vectors_need_an_encoder(transom: Call, trained: Trained) -> None:
@@ -151,5 +154,6 @@ def test_vectors_learned_from_pairs(transom: Call, tmp_path: Path) -> None:
     card, page = (tmp_path / "run" / "README.md").read_text(), (tmp_path / "run" / "report.html").read_text()
     assert "transom embed" in card and "pairs per second" in card and "Predictions" in page
     assert "expected a run that transom classify can use, found one for transom embed" in transom("classify", tmp_path / "run", "a").error
+    assert f"found one for transom embed; use transom status {tmp_path / 'run'}, which" in transom("evaluate", tmp_path / "run").error
     refused = transom("train", "text-pairs", *files, *sets("tokenizer.joint=false"), "--out", tmp_path / "other")
     assert "one encoder reads both sides" in refused.error

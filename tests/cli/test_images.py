@@ -170,6 +170,18 @@ def test_a_damaged_file_at_the_prompt_ends_nothing(seeing: Path, broken: Path) -
     assert terminal.exitstatus == 0
 
 
+def test_classifiers_of_different_image_sizes_are_compared(transom: Call, seeing: Path, photos: Path, tmp_path: Path) -> None:
+    larger = ("model.image_size=12", "training.max_steps=3")
+    assert transom("train", "images", "--images", photos, *sets(*TINY, *larger), "--out", tmp_path / "larger", "--json").code == 0
+    runs = (seeing, tmp_path / "larger")
+    value = transom("compare", *runs, "--labeled-data", photos, "--json").json
+    accuracies = [transom("classify", run, "--labeled-data", photos, "--json").json["accuracy"] for run in runs]
+    assert [value["a"], value["b"]] == pytest.approx(accuracies) and value["n"] == 30
+    assert value["n_only_b_right"] - value["n_only_a_right"] == round(0.3 * value["difference"])
+    for option in (("--too-long", "refuse"), ("--text-field", "a"), ("--header",)):
+        assert f"expected {option[0]} only with a classifier of texts" in transom("compare", *runs, "--labeled-data", photos, *option).error
+
+
 def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path, trained: Trained, tmp_path: Path) -> None:
     assert "expected a folder of images or a .zip of one, found nothing there" in transom("train", "images", "--images", "nowhere").error
     assert "--valid-images requires --images" in transom("train", "images", "--valid-images", photos).error
@@ -186,6 +198,7 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
         in transom("classify", trained.folder, "x.jpg").error
     )
     assert "found one for transom classify" in transom("translate", seeing, "x").error
+    assert f"classify; use transom classify {seeing} --labeled-data PATH" in transom("evaluate", seeing, "--pairs", "x.csv").error
     refused = transom("classify", seeing, photos / "dark" / "0.jpg", "--too-long", "window").error
     assert (
         "expected --too-long only with a classifier of texts, found --too-long with a classifier of images; leave --too-long out" in refused

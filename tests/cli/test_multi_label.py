@@ -45,6 +45,8 @@ def test_labels_are_classified_and_scored(transom: Call, run: Path, texts: Path,
     assert told.code == 0 and "micro average" in told.out and "threshold" in told.out and "Hamming loss" in told.out.splitlines()[-1]
     scores = transom("classify", run, "--labeled-data", texts, "--precision", "fp32", "--json").json
     assert scores["n"] == 75 and 0 <= scores["hamming_loss"] <= 1 and scores["classes"]["pet"]["n"] == 50
+    compared = transom("compare", run, run, "--labeled-data", texts, "--json").json
+    assert compared["a"] == pytest.approx(scores["subset_accuracy"], abs=2) and (compared["n"], compared["p_value"]) == (75, 1.0)
     assert f"subset accuracy {scores['subset_accuracy']:.2f}%" in told.out
     assert 'class="reliability"' in page.read_text() and "<script" not in page.read_text()
     report = (run / "report.html").read_text()

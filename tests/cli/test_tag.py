@@ -80,6 +80,7 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
         (["tag", "RUN", "--tagged", "BAD"], "bad.conll:2: expected 2 columns, separated by spaces as in line 1, found 1"),
         (["tag", "RUN", "--tagged", "OTHER"], "other.conll:1: expected one of the tags 'B-PER', 'B-THING', 'I-PER', 'I-THING', 'O', found"),
         (["classify", "RUN", "a"], "expected a run that transom classify can use, found one for transom tag"),
+        (["evaluate", "RUN", "--source", "GOOD", "--target", "GOOD"], "found one for transom tag; use transom tag RUN --tagged FILE"),
         (["train", "tags", "--tagged", "BAD", "--out", "OUT"], "bad.conll:2: expected 2 columns"),
         (
             ["train", "tags", "--tagged", "LONG", "--out", "OUT"],
@@ -106,4 +107,5 @@ def test_mistakes(arguments: list[str], expected: str, transom: Call, tagging: P
         "RUN": tagging,
         "OUT": tmp_path / "out",
     }
-    assert expected in transom(*(str(files.get(argument, argument)) for argument in arguments)).error
+    error = transom(*(str(files.get(argument, argument)) for argument in arguments)).error
+    assert expected.replace(" RUN ", f" {tagging} ") in error

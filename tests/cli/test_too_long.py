@@ -8,13 +8,14 @@ import pytest
 
 from tests.cli.conftest import Call, Trained
 from tests.cli.test_encoders import classifying, filling, labelled
+from tests.cli.test_instructions import asked, instruction_tuned
 from tests.cli.test_language import LanguageRun, spoken
 from tests.cli.test_tag import tagged, tagging
 from transom.cli.commands import all_commands
 from transom.decoding.predictors.translator import Translator
 from transom.tasks.load import load
 
-__all__ = ["classifying", "filling", "labelled", "spoken", "tagged", "tagging"]
+__all__ = ["asked", "classifying", "filling", "instruction_tuned", "labelled", "spoken", "tagged", "tagging"]
 AB, SUN = "ab " * 400, "the sun of 3 is a sun " * 9
 
 
@@ -49,9 +50,24 @@ CASES = {
         "1 of 2 sentences exceed the context window of MOST tokens: split",
         lambda value: value["n_too_long"] == 1,
     ),
+    "evaluate --instructions": Case(
+        ("ANSWERING", "--instructions", "INSTRUCTIONS", "--max-new-tokens", "2"),
+        "1 of 2 prompts with their answers exceed the context window of 16 tokens: ",
+        lambda value: value["n_too_long"] == 1,
+    ),
     "compare": Case(
         ("TRANSLATING", "TRANSLATING", *PAIRS, "--resamples", "5"),
         " exceed the context window of MOST tokens: split",
+        lambda value: (value["a_n_too_long"], value["b_n_too_long"]) == (1, 1),
+    ),
+    "compare --text": Case(
+        ("GENERATING", "GENERATING", "--text", "MANY", "--document", "line", "--resamples", "5"),
+        "1 of 31 texts by GENERATING exceed the context window of 15 tokens: read in windows",
+        lambda value: (value["a_n_too_long"], value["b_n_too_long"]) == (1, 1),
+    ),
+    "compare --labeled-data": Case(
+        ("CLASSIFYING", "CLASSIFYING", "--labeled-data", "LABELLED"),
+        "1 of 2 texts by CLASSIFYING exceed the context window of 15 tokens: truncated, ",
         lambda value: (value["a_n_too_long"], value["b_n_too_long"]) == (1, 1),
     ),
     "generate": Case(
@@ -119,22 +135,26 @@ CASES = {
 
 
 @pytest.fixture
-def places(trained: Trained, spoken: LanguageRun, classifying: Path, filling: Path, tagging: Path, tmp_path: Path) -> dict[str, Path]:
+def places(
+    trained: Trained, spoken: LanguageRun, instruction_tuned: Path, classifying: Path, filling: Path, tagging: Path, tmp_path: Path
+) -> dict[str, Path]:
     """Write a short and a long text in every form that is read."""
     files = {
         "SOURCE": f"ab ba\n{AB}\n",
         "TARGET": "ba\nab\n",
         "TEXTS": f"the sun\n{SUN}\n",
+        "MANY": "the sun\n" * 30 + f"{SUN}\n",
         "LONG": f"{SUN}\n",
         "GAPS": f"the [MASK] of 3\n{SUN} [MASK]\n",
         "LABELLED": f"a wolf\twild\n{SUN}\tpet\n",
+        "INSTRUCTIONS": f"the sun\tis\n{SUN}\tis\n",
         "TAGGED": "a\tO\ncat\tB-THING\n\n" + "the\tO\nmap\tB-THING\n" * 9,
     }
-    found = {name: tmp_path / f"{name.lower()}.{'tsv' if name == 'LABELLED' else 'txt'}" for name in files}
+    found = {name: tmp_path / f"{name.lower()}.{'tsv' if name in ('LABELLED', 'INSTRUCTIONS') else 'txt'}" for name in files}
     for name, content in files.items():
         found[name].write_text(content)
     encoders = {"CLASSIFYING": classifying, "FILLING": filling, "TAGGING": tagging}
-    runs = {"TRANSLATING": trained.folder, "GENERATING": spoken.folder, **encoders}
+    runs = {"TRANSLATING": trained.folder, "GENERATING": spoken.folder, "ANSWERING": instruction_tuned, **encoders}
     return {**found, **runs, "OUT": tmp_path / "out"}
 
 
@@ -162,7 +182,10 @@ def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str
     told = transom(command, *arguments)
     assert told.code == 0, told
     shown = told.out if command == "compare-attention" else told.err
-    assert shown.count(case.said.replace("MOST", str(most))) == 1, shown
+    said = case.said.replace("MOST", str(most))
+    for place in ("GENERATING", "CLASSIFYING"):
+        said = said.replace(place, str(places[place]))
+    assert shown.count(said) == 1, shown
     counted = transom(command, *arguments, "--json")
     assert case.counted(counted.json), counted
     assert "longer than" not in counted.err and "exceeded" not in counted.err, "what counts has said it"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transom.config.data import StandardLibraryConfig, TextDataConfig, TextFilesConfig
-from transom.data.text.documents import Documents, load_text, read_documents, read_standard_library, split_validation
+from transom.data.text.documents import Documents, load_text, read_documents, read_standard_library, split_parts, split_validation
 from transom.errors import DataError
 
 
@@ -54,6 +54,13 @@ def test_a_document_may_be_a_paragraph_or_a_line(folder: Path) -> None:
     lines = read(folder, files="b/c.txt.gz", document="line")
     assert lines.texts == ["drei", "vier", "fünf"]
     assert [place[-2:] for place in lines.origins] == [":1", ":4", ":5"]
+
+
+def test_parts_of_a_text_are_the_whole_text() -> None:
+    text = "\n\n# one\n two\n \t\n\nthree\rfour\n\nfive\n\n"
+    assert split_parts(text, "paragraph") == ["\n\n", "# one\n two\n \t\n\n", "three\rfour\n\n", "five\n\n"]
+    assert split_parts(text, "line") == ["\n", "\n", "# one\n", " two\n", " \t\n", "\n", "three\rfour\n", "\n", "five\n", "\n"]
+    assert split_parts("one", "line") == split_parts("one", "paragraph") == ["one"]
 
 
 def test_spans_share_no_character_and_lose_none(folder: Path) -> None:

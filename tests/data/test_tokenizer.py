@@ -51,6 +51,27 @@ def test_seen_text_comes_back(trained: tuple[TokenizerConfig, Tokenizers]) -> No
             assert len(tokenizer.symbols(numbers)) == len(tokenizer.starts_word(numbers)) == len(numbers)
 
 
+def test_tokens_of_a_text_are_counted_per_part(trained: tuple[TokenizerConfig, Tokenizers]) -> None:
+    config, tokenizers = trained
+    tokenizer = tokenizers.source
+    first, second, third, last, *_ = PAIRS.source
+    parts = [f"{first}\n", f"{second} {third}\n\n", "\n", f"\n {last}\n", "", f"{first} ź"]
+    tokens = tokenizer.encode("".join(parts))
+    counts = tokenizer.count_part_tokens(parts, tokens)
+    assert len(counts) == len(parts) and sum(counts) == len(tokens)
+    for end in range(1, len(parts)):
+        n, text = sum(counts[:end]), "".join(parts[:end])
+        expected = text.lower() if config.lowercase else text
+        if config.kind == "whitespace":
+            assert n == len(expected.split())
+        elif config.kind == "char":
+            assert n == len(expected)
+        elif counts[end - 1]:
+            assert expected.startswith(tokenizer.decode(tokens[: n - 1])), "the last token starts in the part"
+            assert tokenizer.decode(tokens[:n]).startswith(expected), "and no further token does"
+    assert tokenizer.count_part_tokens([""], []) == [0]
+
+
 def test_file_holds_everything(trained: tuple[TokenizerConfig, Tokenizers], tmp_path: Path) -> None:
     _, tokenizers = trained
     tokenizers.save(tmp_path / "tokenizer.json")

@@ -39,6 +39,7 @@ def test_the_same_as_scikit_learn(n: int, n_classes: int, seed: int) -> None:
     labels, logits = draw.integers(n_classes, size=n), 3 * draw.standard_normal((n, n_classes))
     ours, found = evaluate(labels.tolist(), logits, classes), logits.argmax(1)
     assert ours.accuracy == pytest.approx(100 * accuracy_score(labels, found))
+    assert list(ours.right) == (labels == found).tolist()
     occurring = sorted({*labels.tolist(), *found.tolist()})
     assert [label for label, _ in ours.classes] == [classes[k] for k in occurring]
     theirs = np.array(precision_recall_fscore_support(labels, found, labels=occurring, zero_division=0))

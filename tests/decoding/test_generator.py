@@ -16,6 +16,7 @@ from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, UNK
 from transom.decoding.predictors.generator import Generator, _settled_length
 from transom.decoding.predictors.likelihood import bits_per_byte, perplexity
+from transom.decoding.predictors.text_scoring import score_parts
 from transom.errors import ConfigError, DataError
 from transom.models.base import LanguageModel
 from transom.models.build import build_model
@@ -150,14 +151,14 @@ def test_one_text_is_no_list_and_none_gives_none() -> None:
 
 
 @torch.inference_mode()
-def log_p(text: str, overlap: int) -> float:
-    """Compute log p of a text token by token, each from the previous tokens of its window."""
-    tokens, total = [EOS, *TOKENIZER.encode(text), EOS], 0.0
+def log_p_of_tokens(text: str, overlap: int) -> list[float]:
+    """Compute log p of each token of a text and of the end token, each from the previous tokens of its window."""
+    tokens, found = [EOS, *TOKENIZER.encode(text), EOS], list[float]()
     for place in range(1, len(tokens)):
         start = max(0, (place - 1 - overlap) // (MOST - overlap)) * (MOST - overlap)
         seen = PaddedSequences.pad([tokens[start:place]])
-        total += float(MODEL(LanguageBatch(seen, seen.tokens, (0,)))[0, -1].log_softmax(-1)[tokens[place]])
-    return total
+        found.append(float(MODEL(LanguageBatch(seen, seen.tokens, (0,)))[0, -1].log_softmax(-1)[tokens[place]]))
+    return found
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 12, 23])
@@ -165,10 +166,27 @@ def test_scores_are_sums_over_tokens(overlap: int) -> None:
     texts = ["", "abc", "abcdefgh" * 9, "h" * 23, "a b.", "gfedcba" * 5]
     scores = GENERATOR.score(texts, overlap, batch_tokens=50)
     for text, score in zip(texts, scores, strict=True):
-        assert score.log_p == pytest.approx(log_p(text, overlap), abs=1e-9)
+        assert score.log_p == pytest.approx(sum(log_p_of_tokens(text, overlap)), abs=1e-9)
         assert (score.n_tokens, score.n_bytes, score.n_dropped_tokens) == (len(text) + 1, len(text.encode()), 0)
     assert perplexity(scores) == pytest.approx(math.exp(-sum(s.log_p for s in scores) / sum(s.n_tokens for s in scores)))
     assert bits_per_byte(scores) == pytest.approx(-sum(s.log_p for s in scores) / math.log(2) / sum(len(text) for text in texts))
+
+
+@pytest.mark.parametrize("overlap", [0, 5])
+def test_parts_of_a_text_have_the_parts_before_as_context(overlap: int) -> None:
+    texts = [["abc. ", "", "de" * 15, "f"], ["gh"], ["", ""], ["żab", "c"]]
+    told: list[tuple[int, int]] = []
+    scores = score_parts(MODEL, TOKENIZER, texts, overlap, batch_tokens=50, notify=lambda done, all_: told.append((done, all_)))
+    for parts, of_parts in zip(texts, scores, strict=True):
+        tokens, start = log_p_of_tokens("".join(parts), overlap), 0
+        for place, (part, score) in enumerate(zip(parts, of_parts, strict=True), 1):
+            end = len(tokens) if place == len(parts) else start + len(part)
+            assert score.log_p == pytest.approx(sum(tokens[start:end]), abs=1e-9)
+            assert (score.n_tokens, score.n_bytes, score.n_unknown) == (end - start, len(part.encode()), part.count("ż"))
+            start = end
+    assert [of_parts[0].windows for of_parts in scores] == [2, 1, 1, 1] and told[-1] == (37 + 3 + 1 + 5, 46)
+    with pytest.raises(DataError, match="here: expected at most 23 tokens per text, found 36 in text 1"):
+        score_parts(MODEL, TOKENIZER, texts, name="here", too_long="refuse")
 
 
 def test_what_is_not_read_is_counted() -> None:

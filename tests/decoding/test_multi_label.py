@@ -48,6 +48,7 @@ def test_the_same_as_scikit_learn(n: int, n_labels: int, seed: int) -> None:
             )
             assert tuple(getattr(ours, average)) == pytest.approx(expected), average
         assert ours.subset_accuracy == pytest.approx(100 * accuracy_score(labels, found))
+        assert list(ours.right) == [accuracy_score([row], [other]) == 1 for row, other in zip(labels, found, strict=True)]
         assert ours.hamming_loss == pytest.approx(hamming_loss(labels, found))
         scores = label_set_scores(p, labels, thresholds)
         assert scores["micro_f1"] == pytest.approx(100 * ours.micro.f1) and scores["macro_f1"] == pytest.approx(100 * ours.macro.f1)

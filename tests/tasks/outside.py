@@ -26,6 +26,7 @@ ABOUT = TaskHelp(
     ),
     scored_by="a folder of AUTHOR.txt",
     commands=(Command("authors", "Name the authors that a model knows.", __name__),),
+    evaluated_by="transom authors RUN --score FILE",
 )
 
 

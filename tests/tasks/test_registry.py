@@ -3,20 +3,24 @@
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer import Context
 
 from tests.size import ROOT
+from transom.cli.commands import command_line
 from transom.config import task_options
 from transom.config.recipe import TextRecipe, load_recipe
 from transom.config.task_options import format_flags
 from transom.config.task_registry import list_task_help, recipes_by_task, register_task
 from transom.errors import ConfigError
 from transom.tasks.classification.schema import ClassificationRecipe
+from transom.tasks.load import wrong_task_error
 from transom.tasks.task import TaskClass, TrainsTokenizers, task_class
 
 
@@ -47,6 +51,23 @@ def test_help_is_told_by_literals_and_the_options_own_names() -> None:
         (about,) = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
         names = {node.id for node in ast.walk(about.value) if isinstance(node, ast.Name)}
         assert names <= vars(task_options).keys()
+
+
+def test_a_run_that_is_not_evaluated_is_sent_to_a_command_that_exists() -> None:
+    commands = {
+        name: str(wrong_task_error("my runs/a", "evaluate", recipe)).split("; use ")[1] for name, recipe in recipes_by_task().items()
+    }
+    classify = "transom classify 'my runs/a' --labeled-data PATH"
+    assert commands["classification"] == commands["image-classification"] == commands["audio-classification"] == classify
+    assert (
+        commands["language"] == "transom score 'my runs/a' --text PATH" and commands["tagging"] == "transom tag 'my runs/a' --tagged FILE"
+    )
+    assert commands["embedding"] == commands["masked"] == "transom status 'my runs/a', which prints its validation metrics"
+    group = command_line()
+    for command in commands.values():
+        _, name, run, *options = shlex.split(command.split(",")[0])
+        known = {flag for option in group.get_command(Context(group), name).params for flag in option.opts}
+        assert run == "my runs/a" and {option for option in options if option.startswith("--")} <= known
 
 
 def test_a_name_is_given_once() -> None:
@@ -100,6 +121,7 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
         ["train", recipe, "--authors", str(folder), "--out", run],
         ["classify", run, "a day at home", "oh no no"],
         ["translate", run, "a day"],
+        ["evaluate", run],
         ["embed", run, "a day", "oh no"],
         ["tokenizer", "train", recipe, "--authors", str(folder), "--out", str(tmp_path / "tokenizer.json")],
         ["--help"],
@@ -118,6 +140,7 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
     assert "An authors model" in card and "lines per second" in card
     assert [line.split("\t")[0] for line in next(outcomes)[1].splitlines()] == ["ann", "bob"]
     assert "expected a run that transom translate can use, found one for transom classify" in next(outcomes)[2]
+    assert f"found one for transom classify; use transom authors {run} --score FILE" in next(outcomes)[2]
     assert next(outcomes)[0] == 0
     code, _, err = next(outcomes)
     assert code == 0 and "training the tokenizer on 125 texts" in err

@@ -52,13 +52,14 @@ def chat(
     Lines that begin with / are commands. /help lists these commands.
     """
     with gc_frozen_imports():
+        from transom.cli.tables import chat_template
         from transom.data.text.text_io import decode_lines
         from transom.decoding.predictors.generator import Generator
         from transom.tasks.load import load
 
     generator = load(run, precision, kind=Generator)
     profile = read_input_profile(run)
-    conversation = Conversation(generator, _template(run), system, sampling.given, profile is None or not profile.single_turn)
+    conversation = Conversation(generator, chat_template(run), system, sampling.given, profile is None or not profile.single_turn)
     if not conversation.uses_history:
         print_note("the training data of this model have no conversations, so each message is answered without the previous ones")
     for problem in result_warnings(run):
@@ -139,19 +140,6 @@ class Conversation:
                 break
         self.n_tokens, self.n_dropped = n_tokens, n_dropped
         return prompt
-
-
-def _template(run: Path) -> "ChatTemplateConfig":
-    """Return the chat template of a run, or the default template if the task of the run has none."""
-    from transom.checkpoints.run_files import RECIPE
-    from transom.checkpoints.run_folder import RunFolder
-    from transom.config.data import ChatTemplateConfig
-    from transom.config.recipe import load_recipe
-
-    folder = RunFolder.open(run)
-    data = load_recipe(folder.path / RECIPE)[0].data if folder.has_recipe else None
-    template: ChatTemplateConfig = getattr(data, "chat_template", ChatTemplateConfig())
-    return template
 
 
 def _answer(conversation: Conversation, message: str, as_json: bool) -> None:

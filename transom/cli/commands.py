@@ -23,7 +23,7 @@ BUILT_IN = (
     Command("chat", "Chat with an instruction-tuned model or a language model."),
     Command("score", "Compute the log-probability and perplexity of texts or translations."),
     Command("average", "Average the last checkpoints of a run into a new run folder."),
-    Command("compare", "Test whether two translators differ significantly in BLEU (paired bootstrap)."),
+    Command("compare", "Test whether two translators, language models or classifiers differ significantly."),
     Command("compare-attention", "Measure the error, time and memory of attention approximations on a trained model."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),
     Command(

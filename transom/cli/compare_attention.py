@@ -8,7 +8,7 @@ import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import CompareTooLong, PrecisionOption, RunArgument, reject_options
+from transom.cli.options import CompareAttentionTooLong, PrecisionOption, RunArgument, reject_options
 from transom.cli.output import JsonOption, align_columns, print_result
 from transom.errors import ConfigError
 
@@ -58,7 +58,7 @@ def compare_attention(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Also write an HTML page with all results and charts of the error over length."),
     ] = None,
-    too_long: CompareTooLong = None,
+    too_long: CompareAttentionTooLong = None,
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
 ) -> None:

@@ -1,6 +1,6 @@
 """Options shared by several commands."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,7 +13,7 @@ from transom.config.task_options import TABLES, DataOption
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transom.config.data import PairFilesConfig
+    from transom.config.data import PairFilesConfig, TextFilesConfig
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="NAME_OR_FILE", help="Name of a packaged recipe (see transom recipes) or path of a TOML file.")
@@ -53,14 +53,14 @@ PairsOption = Annotated[
 ]
 
 
-def _column_option(name: str, what: str) -> Any:
+def column_option(name: str, what: str) -> Any:
     """Build the option that selects a column of a table."""
     default = f"the column of the training data, or one with a common name, such as {name}"
     help_text = f"Column of the {what}, by name or index from 0. Default: {default}."
     return typer.Option(f"--{name}-field", metavar="NAME", help=help_text)
 
 
-TextFieldOption = Annotated[str | None, _column_option("text", "text")]
+TextFieldOption = Annotated[str | None, column_option("text", "text")]
 HeaderOption = Annotated[
     bool | None,
     typer.Option(
@@ -86,6 +86,13 @@ def _too_long_option(about: str) -> Any:
 
 
 TranslateTooLong = Annotated[Literal["split", "refuse"], _too_long_option("split (at sentence boundaries) or refuse (stop with an error).")]
+EvaluateTooLong = Annotated[
+    Literal["split", "window", "refuse"] | None,
+    _too_long_option(
+        "split (sentences, at sentence boundaries), window (prompts: continue from the last half of the tokens) or refuse (stop with an"
+        " error). Default: split or window."
+    ),
+]
 ClassifyTooLong = Annotated[
     Literal["truncate", "window", "refuse"] | None,
     _too_long_option(
@@ -113,6 +120,13 @@ GenerateTooLong = Annotated[
     _too_long_option("window (drop the first half of the tokens and continue) or refuse (stop with an error)."),
 ]
 CompareTooLong = Annotated[
+    Literal["split", "window", "truncate", "refuse"] | None,
+    _too_long_option(
+        "split (sentences to translate), window (texts to score or classify), truncate (texts to classify) or refuse (stop with an error)."
+        " Default: split for translators, window for language models, truncate for classifiers."
+    ),
+]
+CompareAttentionTooLong = Annotated[
     Literal["truncate", "refuse"] | None,
     _too_long_option("truncate (read only the beginning) or refuse (stop with an error). Default: truncate. Text models only."),
 ]
@@ -143,6 +157,22 @@ def reject_options(values: Mapping[str, object], needed: str, found: str) -> Non
             raise ConfigError(f"expected {flag} only with {needed}, found {flag} with {found}; leave {flag} out")
 
 
+def too_long_policy(given: str | None, accepted: Sequence[str], what: str) -> Any:
+    """Return how long texts are treated: the value of ``--too-long``, or by default the first of the accepted values.
+
+    Args:
+        given: value of the option; None where it was not given.
+        accepted: values that apply to the model of the run.
+        what: name of the model in messages, such as "a translator".
+
+    Raises:
+        ConfigError: the value does not apply to the model.
+    """
+    if given is not None and given not in accepted:
+        raise ConfigError(f"--too-long: expected {' or '.join(accepted)} with {what}, found {given}; give one of them")
+    return given or accepted[0]
+
+
 class PairFiles(NamedTuple):
     """Options that name the files of a translation test set, one option per field.
 
@@ -158,8 +188,8 @@ class PairFiles(NamedTuple):
     source: SourceOption = None
     target: TargetOption = None
     pairs: PairsOption = None
-    source_field: Annotated[str | None, _column_option("source", "source sentence")] = None
-    target_field: Annotated[str | None, _column_option("target", "reference translation")] = None
+    source_field: Annotated[str | None, column_option("source", "source sentence")] = None
+    target_field: Annotated[str | None, column_option("target", "reference translation")] = None
     header: HeaderOption = None
 
     @property
@@ -196,6 +226,70 @@ class PairFiles(NamedTuple):
         return PairFilesConfig(**paths, **{**columns, **fields}, header=self.header if header is None else header)
 
 
+class TextFileOptions(NamedTuple):
+    """Options that name text files to score with a language model, one option per field.
+
+    Attributes:
+        text: text files or folders.
+        suffix: suffixes of the files to read from folders.
+        document: part of a file that is scored as one text: the file, a paragraph or a line.
+        text_field: column of the text in tables.
+        start: fraction of all characters to skip.
+        overlap: number of tokens that two consecutive windows of a long text share.
+    """
+
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", metavar="PATH", help="Text file or folder to score with a language model. Repeatable.")
+    ] = None
+    suffix: Annotated[
+        list[str] | None, typer.Option("--suffix", help="Suffix of the files to read from folders, such as .py. Repeatable.")
+    ] = None
+    document: Annotated[
+        Literal["file", "paragraph", "line"] | None,
+        typer.Option("--document", help="Part of a file that is scored as one text. Default: file."),
+    ] = None
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text-field",
+            metavar="NAME",
+            help="Column of the text, by name or index from 0. Default: the column with a common name, such as text.",
+        ),
+    ] = None
+    start: Annotated[
+        float | None,
+        typer.Option(
+            "--start", min=0, max=1, help="Fraction of the text to skip at the beginning, in characters of all files together. Default: 0."
+        ),
+    ] = None
+    overlap: Annotated[
+        int | None,
+        typer.Option(
+            "--overlap",
+            min=0,
+            help="Number of tokens that each window of a long text repeats from the previous one as context. Default: 0, as in validation.",
+        ),
+    ] = None
+
+    def config(self) -> "TextFilesConfig":
+        """Convert the options to the schema by which a recipe names text files.
+
+        Raises:
+            ConfigError: an option has an invalid value.
+        """
+        from transom.config.data import TextFilesConfig
+        from transom.config.error_messages import validate
+
+        raw = {
+            "files": [str(path.absolute()) for path in self.text or []],
+            "suffixes": self.suffix,
+            "document": self.document or "file",
+            "text_field": self.text_field,
+            "start": self.start or 0.0,
+        }
+        return validate(TextFilesConfig, raw, lambda path: "--" + ".".join(path))
+
+
 class LabeledColumns(NamedTuple):
     """Options that select the columns of a table of labeled texts, one option per field.
 
@@ -206,7 +300,7 @@ class LabeledColumns(NamedTuple):
     """
 
     text_field: TextFieldOption = None
-    label_field: Annotated[str | None, _column_option("label", "class")] = None
+    label_field: Annotated[str | None, column_option("label", "class")] = None
     header: HeaderOption = None
 
 

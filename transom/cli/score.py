@@ -1,7 +1,7 @@
 """``transom score``: compute the log-probability and perplexity of texts or translations under a model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from transom.cli.options import (
     RunArgument,
     ScoreTooLong,
     TargetLanguageOption,
+    TextFileOptions,
     expand_options,
     given_options,
     reject_options,
@@ -34,52 +35,6 @@ transom score runs/stdlib --text src --suffix .py --overlap 128 --json
 """
 
 app = typer.Typer(add_completion=False)
-
-
-class TextFileOptions(NamedTuple):
-    """Options that name text files to score with a language model, one option per field.
-
-    Attributes:
-        text: text files or folders.
-        suffix: suffixes of the files to read from folders.
-        document: part of a file that is scored as one text: the file, a paragraph or a line.
-        text_field: column of the text in tables.
-        start: fraction of all characters to skip.
-        overlap: number of tokens that two consecutive windows of a long text share.
-    """
-
-    text: Annotated[
-        list[Path] | None, typer.Option("--text", metavar="PATH", help="Text file or folder to score with a language model. Repeatable.")
-    ] = None
-    suffix: Annotated[
-        list[str] | None, typer.Option("--suffix", help="Suffix of the files to read from folders, such as .py. Repeatable.")
-    ] = None
-    document: Annotated[
-        Literal["file", "paragraph", "line"] | None,
-        typer.Option("--document", help="Part of a file that is scored as one text. Default: file."),
-    ] = None
-    text_field: Annotated[
-        str | None,
-        typer.Option(
-            "--text-field",
-            metavar="NAME",
-            help="Column of the text, by name or index from 0. Default: the column with a common name, such as text.",
-        ),
-    ] = None
-    start: Annotated[
-        float | None,
-        typer.Option(
-            "--start", min=0, max=1, help="Fraction of the text to skip at the beginning, in characters of all files together. Default: 0."
-        ),
-    ] = None
-    overlap: Annotated[
-        int | None,
-        typer.Option(
-            "--overlap",
-            min=0,
-            help="Number of tokens that each window of a long text repeats from the previous one as context. Default: 0, as in validation.",
-        ),
-    ] = None
 
 
 @app.command()
@@ -155,19 +110,10 @@ def _score_lines(scorer: Any, run: Path, inputs: Inputs, to: str | None, as_json
 def _score_texts(generator: "Generator", run: Path, options: TextFileOptions, too_long: Any, as_json: bool) -> None:
     """Score the texts in files with a language model, and print the scores."""
     from transom.cli.evaluation_data import record_access
-    from transom.config.data import TextFilesConfig
-    from transom.config.error_messages import validate
     from transom.data.text.documents import list_files, read_documents
     from transom.tasks.progress import show_progress
 
-    raw = {
-        "files": [str(path.absolute()) for path in options.text or []],
-        "suffixes": options.suffix,
-        "document": options.document or "file",
-        "text_field": options.text_field,
-        "start": options.start or 0.0,
-    }
-    files = validate(TextFilesConfig, raw, lambda path: "--" + ".".join(path))
+    files = options.config()
     documents = read_documents(files, Path.cwd())
     record_access([run], [*list_files(files, Path.cwd())], "score", is_part=files.start > 0)
     with show_progress("tokens", quiet=as_json) as notify:

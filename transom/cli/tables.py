@@ -1,4 +1,4 @@
-"""Tables given on the command line: the columns that a run remembers, and questions about ambiguous tables."""
+"""Tables given on the command line: the columns and the chat template of a run, and questions about ambiguous tables."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ import typer
 from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.arguments import toml_value
-from transom.config.data import DataConfig, FilesConfig
+from transom.config.data import ChatTemplateConfig, DataConfig, FilesConfig
 from transom.config.recipe import load_recipe
 from transom.errors import AmbiguousDataError
 
@@ -39,6 +39,14 @@ def training_columns(run: Path, files: type[FilesConfig]) -> dict[str, Any]:
     if not isinstance(train, files):
         return {}
     return {name: value for name in files.model_fields if name.endswith("_field") and (value := getattr(train, name)) is not None}
+
+
+def chat_template(run: Path) -> ChatTemplateConfig:
+    """Return the chat template of a run, or the default template if the task of the run has none."""
+    folder = RunFolder.open(run)
+    data = load_recipe(folder.path / RECIPE)[0].data if folder.has_recipe else None
+    template: ChatTemplateConfig = getattr(data, "chat_template", ChatTemplateConfig())
+    return template
 
 
 def read_or_ask(read: Callable[[Answers], Read]) -> Read:

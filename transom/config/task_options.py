@@ -86,12 +86,15 @@ class TaskHelp(NamedTuple):
         order: sort key in lists of tasks, ascending.
         scored_by: metric of ``transom classify --labeled-data``, for tasks with classes.
         commands: the task's commands; a command that serves several tasks belongs to one of them.
+        evaluated_by: command that measures a run on test data, with RUN in place of the folder, for errors of ``transom evaluate`` and
+            ``transom compare``. Default: ``transom classify`` for tasks with this command, otherwise none.
     """
 
     options: tuple[DataOption, ...]
     order: int = 100
     scored_by: str = ""
     commands: tuple[Command, ...] = ()
+    evaluated_by: str = ""
 
 
 def format_flags(options: tuple[DataOption, ...]) -> str:

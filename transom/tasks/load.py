@@ -1,5 +1,6 @@
 """Loads a predictor from a run folder."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -59,17 +60,17 @@ def load(
             class ``kind``.
     """
     import_plugins(plugins)
-    found, schema = _load(folder, precision)
+    found, schema = load_with_task(folder, precision)
     if kind is not None and not isinstance(found, kind):
         commands = [each.COMMAND for each in recipes_by_task().values() if task_class(each).PREDICTOR is kind]
         if commands:
-            raise _wrong_task_error(folder, commands[0], schema)
+            raise wrong_task_error(folder, commands[0], schema)
         raise ConfigError(f"{folder}: expected a run with a {kind.__name__}, found a {type(found).__name__}; name another run or kind")
     return found
 
 
-def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recipe]]:
-    """Load the predictor of a run, and return it with the recipe class of the run's task."""
+def load_with_task(folder: str | Path, precision: PrecisionName = "auto") -> tuple[Any, type[Recipe]]:
+    """Load the predictor of a run, and return it with the recipe class of the run's task; arguments and errors as for ``load``."""
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = _tokenizers(run, config) if config.VOCABULARIES else None
@@ -124,12 +125,17 @@ def load_for(command: str, folder: str | Path, precision: PrecisionName = "auto"
         CheckpointError: the folder contains no intact run.
         ConfigError: the task of the run does not support the command, or the model or the machine does not support the precision.
     """
-    found, schema = _load(folder, precision)
-    if (build_for_command := task_class(schema).COMMANDS.get(command)) is not None:
-        return build_for_command(found)
-    if command != schema.COMMAND:
-        raise _wrong_task_error(folder, command, schema)
+    predictor, schema = load_with_task(folder, precision)
+    if (found := build_for(command, predictor, schema)) is None:
+        raise wrong_task_error(folder, command, schema)
     return found
+
+
+def build_for(command: str, predictor: Any, recipe: type[Recipe]) -> Any:
+    """Return the object that a command uses for the predictor of a task; None if the task does not support the command."""
+    if (build_for_command := task_class(recipe).COMMANDS.get(command)) is not None:
+        return build_for_command(predictor)
+    return predictor if command == recipe.COMMAND else None
 
 
 def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embedder:
@@ -147,6 +153,26 @@ COMMAND_REQUIREMENTS = {"embed": ("a run of an encoder", "use a run of an encode
 """The expected run and the advice in the error messages of commands that several tasks support."""
 
 
-def _wrong_task_error(folder: str | Path, command: str, found: type[Recipe]) -> ConfigError:
+EVALUATING_COMMANDS = ("evaluate", "compare")
+"""Commands whose error messages name the command that measures the run on test data."""
+
+
+def wrong_task_error(folder: str | Path, command: str, found: type[Recipe]) -> ConfigError:
+    """Return the error that a command does not support the task of a run.
+
+    Args:
+        folder: the run folder.
+        command: name of the command.
+        found: recipe class of the run's task.
+    """
     expected, advice = COMMAND_REQUIREMENTS.get(command, (f"a run that transom {command} can use", "use that command, or another run"))
+    if command in EVALUATING_COMMANDS:
+        advice = _evaluation_advice(folder, found)
     return ConfigError(f"{folder}: expected {expected}, found one for transom {found.COMMAND}; {advice}")
+
+
+def _evaluation_advice(folder: str | Path, recipe: type[Recipe]) -> str:
+    """Return advice that names the command that measures a run on test data, or the one that prints its validation metrics."""
+    run = shlex.quote(str(folder))
+    command = recipe.HELP.evaluated_by or ("transom classify RUN --labeled-data PATH" if recipe.COMMAND == "classify" else "")
+    return f"use {command.replace('RUN', run)}" if command else f"use transom status {run}, which prints its validation metrics"

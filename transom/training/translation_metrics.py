@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transom.errors import ConfigError, DataError
+from transom.training.significance import PairedComparison, compare_resampled
 
 LENGTH_BUCKETS = (5, 10, 15, 20, 30, 50)
 """Upper bounds, in words of the reference, of the buckets for BLEU by length."""
@@ -43,31 +44,13 @@ class ReferenceLengthBucket(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BootstrapComparison:
+class BootstrapComparison(PairedComparison):
     """BLEU of two systems on the same sentences, and the significance of the difference.
 
     Attributes:
-        a: BLEU of the first system.
-        b: BLEU of the second system.
-        difference: b - a.
-        p_value: probability of a difference at least as large, in either direction, if both systems were equally good.
-        a_interval: 95% confidence interval of ``a``.
-        b_interval: 95% confidence interval of ``b``.
-        difference_interval: 95% confidence interval of ``difference``.
-        n_samples: number of resampled test sets.
-        seed: random seed of the resampling.
         signature: sacreBLEU's signature, a string of the settings of BLEU.
     """
 
-    a: float
-    b: float
-    difference: float
-    p_value: float
-    a_interval: tuple[float, float]
-    b_interval: tuple[float, float]
-    difference_interval: tuple[float, float]
-    n_samples: int
-    seed: int
     signature: str
 
 
@@ -106,7 +89,12 @@ def corpus_scores(translations: Sequence[str], references: Sequence[str], lowerc
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
     """Return the fraction of translations that equal their reference, ignoring surrounding white space."""
     _check_lengths(translations, references)
-    return sum(t.strip() == r.strip() for t, r in zip(translations, references, strict=True)) / len(references)
+    return sum(map(is_match, translations, references)) / len(references)
+
+
+def is_match(text: str, reference: str) -> bool:
+    """Return whether a text equals its reference, ignoring surrounding white space."""
+    return text.strip() == reference.strip()
 
 
 def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> MetricScore:
@@ -171,10 +159,9 @@ def paired_bootstrap(
 ) -> BootstrapComparison:
     """Compare two systems by paired bootstrap resampling (Koehn 2004).
 
-    Test sets of the same size are drawn with replacement from the sentences, the same for both systems. The two-sided p-value is the
-    fraction of samples in which the difference deviates from its mean by at least as much as the observed difference deviates from 0, with
-    one added to numerator and denominator. sacreBLEU's paired test with the same seed draws the same test sets, but reports a one-sided
-    p-value, about half of the two-sided one.
+    Test sets of the same size are drawn with replacement from the sentences, the same for both systems. ``compare_resampled`` defines
+    intervals and p-value. sacreBLEU's paired test with the same seed draws the same test sets, but reports a one-sided p-value, about half
+    of the two-sided one.
 
     Args:
         a: translations of the first system.
@@ -196,20 +183,8 @@ def paired_bootstrap(
     statistics = [_bleu_statistics(metric, system, references) for system in (a, b)]
     score_a, score_b = (_bleu_from_statistics(counts.sum(0)) for counts in statistics)
     resampled_a, resampled_b = (np.array([_bleu_from_statistics(counts[draw].sum(0)) for draw in draws]) for counts in statistics)
-    differences = resampled_b - resampled_a
-    p_value = (int((np.abs(differences - differences.mean()) >= abs(score_b - score_a)).sum()) + 1) / (n_samples + 1)
-    return BootstrapComparison(
-        a=score_a,
-        b=score_b,
-        difference=score_b - score_a,
-        p_value=p_value,
-        a_interval=_confidence_interval(resampled_a),
-        b_interval=_confidence_interval(resampled_b),
-        difference_interval=_confidence_interval(differences),
-        n_samples=n_samples,
-        seed=seed,
-        signature=bleu(a, references, lowercase).signature,
-    )
+    compared = compare_resampled(score_a, score_b, resampled_a, resampled_b, seed)
+    return BootstrapComparison(**vars(compared), signature=bleu(a, references, lowercase).signature)
 
 
 def _bleu_statistics(metric: Any, translations: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
@@ -224,12 +199,6 @@ def _bleu_from_statistics(counts: NDArray[np.int64]) -> float:
     from sacrebleu.metrics.bleu import BLEU
 
     return float(BLEU.compute_bleu(ngrams[:half], ngrams[half:], sys_len, ref_len, smooth_method="exp").score)
-
-
-def _confidence_interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the range of ``values`` without the lowest and the highest 2.5%."""
-    ordered, cut = np.sort(values), len(values) // 40
-    return float(ordered[cut]), float(ordered[-cut - 1])
 
 
 def _check_lengths(translations: Sequence[str], references: Sequence[str]) -> None:

@@ -6,7 +6,9 @@ import sysconfig
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from transom.config.data import StandardLibraryConfig, TextDataConfig, TextFilesConfig
 from transom.data.split import Splits, holdout, read_splits, text_hash
@@ -22,7 +24,7 @@ VALID_FRACTION = 0.05
 MAX_LINE_START_DISTANCE = 200
 """Maximum number of characters before the start of an excerpt that are skipped for it to start with a line."""
 
-_PARAGRAPHS = re.compile(r"\n(?:[^\S\n]*\n)+")
+_PARAGRAPHS, _LINE_ENDS = re.compile(r"\n(?:[^\S\n]*\n)+"), re.compile(r"\n")
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,17 @@ def split_validation(documents: Documents) -> tuple[Documents, Documents]:
             )
         return parts
     return holdout(documents, documents.texts, VALID_FRACTION, "documents")
+
+
+def split_parts(text: str, unit: Literal["paragraph", "line"]) -> list[str]:
+    r"""Split a text into consecutive paragraphs or lines, each with the blank lines or the line end after it.
+
+    >>> split_parts("one\ntwo\n\nthree\n", "paragraph"), split_parts("one\ntwo", "line")
+    (['one\ntwo\n\n', 'three\n'], ['one\n', 'two'])
+    """
+    breaks = _PARAGRAPHS if unit == "paragraph" else _LINE_ENDS
+    places = [0, *(found.end() for found in breaks.finditer(text) if 0 < found.end() < len(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(places)]
 
 
 def _names(files: TextFilesConfig) -> list[str]:

@@ -1,8 +1,10 @@
 """Byte-pair encoding, whose subwords are learned from text, with a fallback to bytes for unseen characters."""
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
@@ -139,6 +141,15 @@ class BytePairEncoding:
         """Return the token ids of each text."""
         encodings = self._library.encode_batch_fast([text and " " + text for text in texts])
         return [encoding.ids for encoding in encodings]
+
+    def count_part_tokens(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
+        """Count the tokens of a text that start in each of its consecutive parts; see ``Tokenizer.count_part_tokens``."""
+        ends, counts = list(accumulate(len(part.encode()) for part in parts)), [0] * len(parts)
+        start = -1  # the first token starts with the space that encoding prepends
+        for token in tokens:
+            counts[bisect_right(ends, start)] += 1
+            start += len(self.symbol_bytes[token])
+        return counts
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
         """Return the token ids of each text under BPE-dropout; see ``MergeDropout``.

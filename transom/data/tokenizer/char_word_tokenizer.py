@@ -72,6 +72,10 @@ class ClosedVocabulary(ABC):
         """Return the token ids of each text."""
         return [[self._tokens.get(unit, UNK) for unit in self._units(text)] for text in texts]
 
+    def count_part_tokens(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
+        """Count the tokens of a text that start in each of its consecutive parts; see ``Tokenizer.count_part_tokens``."""
+        return [len(self._units(part)) for part in parts]
+
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
         """Raise an error, because a closed vocabulary has no merges that BPE-dropout could skip.
 

@@ -102,6 +102,15 @@ class Tokenizer:
         """
         return self._segmenter.encode_batch(self._normalize(texts))
 
+    def count_part_tokens(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
+        """Count the tokens of a text that start in each of its consecutive parts. No word may span two parts.
+
+        Args:
+            parts: the parts, which together are the text.
+            tokens: token ids of the text, as ``encode`` returns them.
+        """
+        return self._segmenter.count_part_tokens(self._normalize(parts), tokens)
+
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
         """Return the token ids of each text under BPE-dropout; see ``MergeDropout``.
 

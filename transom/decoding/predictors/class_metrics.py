@@ -116,6 +116,7 @@ class ClassificationMetrics(NamedTuple):
         errors: wrong predictions of different items, the most confident first.
         n_too_long: number of texts longer than the context window.
         n_dropped_tokens: total number of tokens cut off at the ends of texts.
+        right: whether the class of each sample is predicted correctly.
     """
 
     accuracy: float
@@ -130,6 +131,7 @@ class ClassificationMetrics(NamedTuple):
     errors: list[ConfidentError]
     n_too_long: int = 0
     n_dropped_tokens: int = 0
+    right: Sequence[bool] = ()
 
     @property
     def confused(self) -> list[tuple[str, str, int]]:
@@ -252,6 +254,7 @@ def evaluate_labels(
         calibration=bins,
         abstention=abstention_table(confidence, right, sorted({*ABSTENTION_THRESHOLDS, *thresholds})),
         errors=errors,
+        right=right.tolist(),
     )
 
 

@@ -11,7 +11,6 @@ import torch
 from transom.config.decoding import SamplingConfig
 from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.data.split import text_hash
-from transom.data.text.windows import scoring_batches
 from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.backends.native_decoder import NativeLanguageModel
@@ -27,9 +26,10 @@ from transom.decoding.inference import (
 from transom.decoding.predictors.likelihood import TextScore
 from transom.decoding.predictors.long_texts import check_long_text_policy
 from transom.decoding.predictors.results import Record, Results, described
+from transom.decoding.predictors.text_scoring import score_texts
 from transom.decoding.search.early_exit import EarlyExitDecoder
 from transom.decoding.search.interfaces import LengthLimits, LogitsProcessor, StepModel
-from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, search_steps, sequence_log_probs
+from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, search_steps
 from transom.decoding.search.sampling import MultinomialSampling
 from transom.decoding.search.stop_strings import StopStrings, find_stop_string
 from transom.errors import ConfigError, DataError
@@ -291,36 +291,7 @@ class Generator:
             ConfigError: the overlap is not smaller than the context window, or is not 0 although ``too_long`` is not "window".
             DataError: a text is too long and ``too_long`` is "refuse".
         """
-        reject_single_item(texts, "text")
-        check_long_text_policy(too_long, "window", "truncate", "refuse")
-        max_tokens = self.model.config.max_seq_len
-        if not 0 <= overlap < max_tokens:
-            raise ConfigError(f"expected an overlap from 0 to {max_tokens - 1}, below model.max_seq_len, found {overlap}")
-        if overlap and too_long != "window":
-            raise ConfigError(f"expected an overlap with too_long = 'window', found {overlap} with {too_long!r}; omit overlap or too_long")
-        rows = self.tokenizer.encode_batch(list(texts))
-        long_rows = [number for number, row in enumerate(rows) if len(row) >= max_tokens]
-        if long_rows and too_long == "refuse":
-            raise DataError(
-                f"{name}: expected at most {max_tokens - 1} tokens per text, found {len(rows[long_rows[0]])} in text {long_rows[0] + 1};"
-                " shorten the text, or set too_long to 'window'"
-            )
-        totals, windows, counts = [0.0] * len(rows), [0] * len(rows), [0] * len(rows)
-        whole, cut = [[EOS, *row] for row in rows], too_long == "truncate"
-        n_read = sum(min(len(row), max_tokens) if cut else len(row) for row in whole)
-        with eval_mode(self.model):
-            for batch, owners, is_new in scoring_batches(whole, max_tokens, overlap, batch_tokens, first_only=cut):
-                sums = sequence_log_probs(self.model, batch.to(self.model.device), is_new.to(self.model.device))
-                for owner, total, count in zip(owners, sums, is_new.sum(1).tolist(), strict=True):
-                    totals[owner] += total
-                    counts[owner] += count
-                    windows[owner] += 1
-                notify(sum(counts), n_read)
-        n_dropped = [len(row) - count for row, count in zip(whole, counts, strict=True)]
-        seen = [self.tokenizer.decode(row[:n]) if n <= len(row) else text for text, row, n in zip(texts, rows, counts, strict=True)]
-        unknown = [sum(token == UNK for token in row) if self.tokenizer.kind != "bpe" else 0 for row in rows]
-        sizes = [len(text.encode()) for text in seen]
-        return [TextScore(*each) for each in zip(totals, counts, sizes, windows, n_dropped, unknown, strict=True)]
+        return score_texts(self.model, self.tokenizer, texts, overlap, batch_tokens, name, too_long, notify)
 
     def _settings(self, n: int, options: GenerateOptions) -> tuple[SamplingConfig, EarlyExitDecoder | None]:
         """Return the recipe's settings, overridden by ``options`` and validated, and the early-exit decoder, or None without early exit."""

@@ -149,6 +149,7 @@ class MultiLabelMetrics(NamedTuple):
         errors: wrong decisions, those farthest from the right one first, each text once.
         n_too_long: number of texts longer than the context window.
         n_dropped_tokens: total number of tokens cut off at the ends of texts.
+        right: whether all labels of each text are predicted, and no others.
     """
 
     subset_accuracy: float
@@ -164,6 +165,7 @@ class MultiLabelMetrics(NamedTuple):
     errors: list[LabelError]
     n_too_long: int = 0
     n_dropped_tokens: int = 0
+    right: Sequence[bool] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics as data for JSON."""
@@ -223,6 +225,7 @@ def evaluate_label_sets(
         calibration_error=expected_calibration_error(bins),
         calibration=bins,
         errors=_label_errors(probabilities, known, found, where, classes, items),
+        right=(known == found).all(1).tolist(),
     )
 
 

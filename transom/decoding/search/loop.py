@@ -173,8 +173,12 @@ def fast_topk(values: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor
 
 def sequence_log_probs(model: Callable[[Any], Tensor], batch: Any, token_mask: Bool[Tensor, "batch target"]) -> list[float]:
     """Return sum_t log p(y_t | y_<t) over the labels of each row where ``token_mask`` is True, by teacher forcing."""
-    log_p = log_probabilities(model(batch)).gather(-1, batch.labels[..., None])[..., 0]  # (batch, target)
-    return log_p.double().masked_fill(~token_mask, 0.0).sum(1).tolist()
+    return token_log_probs(model, batch).masked_fill(~token_mask, 0.0).sum(1).tolist()
+
+
+def token_log_probs(model: Callable[[Any], Tensor], batch: Any) -> Float[Tensor, "batch target"]:
+    """Return log p(y_t | y_<t) of each label in float64, by teacher forcing."""
+    return log_probabilities(model(batch)).gather(-1, batch.labels[..., None])[..., 0].double()
 
 
 def _append_tokens(tokens_so_far: Int[Tensor, "rows prefix"], update: SearchUpdate) -> Int[Tensor, "rows longer"]:

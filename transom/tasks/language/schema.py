@@ -12,7 +12,12 @@ from transom.config.task_options import TEXT, Command, TaskHelp
 from transom.config.task_registry import register_task
 from transom.config.training import AdamWConfig, AdamWTrainingConfig, AnyEarlyExit, AnyOptimizer, NoEarlyExitConfig, RDropTrainingConfig
 
-ABOUT = TaskHelp(options=TEXT, order=2, commands=(Command("generate", "Continue a text, printing tokens as they are sampled."),))
+ABOUT = TaskHelp(
+    options=TEXT,
+    order=2,
+    commands=(Command("generate", "Continue a text, printing tokens as they are sampled."),),
+    evaluated_by="transom score RUN --text PATH",
+)
 
 
 class LanguageTrainingConfig(AdamWTrainingConfig, RDropTrainingConfig):

@@ -35,6 +35,7 @@ ABOUT = TaskHelp(
     ),
     order=7,
     commands=(Command("tag", "Tag each word of a text and find its entities."),),
+    evaluated_by="transom tag RUN --tagged FILE",
 )
 
 

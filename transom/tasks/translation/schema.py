@@ -18,7 +18,7 @@ ABOUT = TaskHelp(
     order=1,
     commands=(
         Command("translate", "Translate a sentence, a file or standard input."),
-        Command("evaluate", "Translate a test set and compute BLEU and chrF."),
+        Command("evaluate", "Translate a test set, or answer its prompts, and score the results against references."),
     ),
 )
 
