@@ -92,6 +92,7 @@ def write(root: Path) -> None:
     for name in ("train.jsonl", "valid.jsonl"):
         text(name, [json.dumps({"text": line}) for line in lines(300, 10)])
     text("mine.jsonl", [json.dumps({"prompt": line, "answer": line[::-1]}) for line in lines(300, 11)])
+    text("test.jsonl", [json.dumps({"prompt": line, "answer": line[::-1]}) for line in lines(20, 16)])
     text("mine.tsv", [f"{line}\t{line[::-1]}" for line in lines(300, 12)])
     text("reviews.tsv", [f"{line}\t{'good' if i % 2 else 'bad'}" for i, line in enumerate(lines(300, 13))])
     text("topics.tsv", [f"{line}\t{('space', 'sport', 'space|sport')[i % 3]}" for i, line in enumerate(lines(300, 14))])

@@ -64,7 +64,9 @@ def evaluate(
     ] = None,
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens per answer.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of tokens per answer. Default: decoding.max_new_tokens of the recipe.")
+    ] = None,
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
     too_long: EvaluateTooLong = None,
