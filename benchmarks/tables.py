@@ -193,11 +193,16 @@ def expectation_tables(records: Sequence[dict[str, Any]]) -> str:
         for n in sorted({record["examples"] for record in of_task}):
             row: dict[str, Any] = {unit: f"{n:,}"}
             for limit in minutes:
-                row[f"{metric} after {limit:g} minutes"] = cells[n, limit]["value"] if (n, limit) in cells else ""
+                row[f"{metric} after {limit:g} minutes"] = _rounded(cells[n, limit]["value"]) if (n, limit) in cells else ""
             rows.append(row | {f"trained, {limit:g} minutes": _describe_training(cells.get((n, limit))) for limit in minutes})
         sections.append(f"### {title}\n\n![{title}: {metric} by number of {unit}](expectations-{task}.svg)\n\n{_markdown_table(rows)}")
     commands = ", ".join(dict.fromkeys(record["facts"]["processor"] for record in records))
     return "\n".join([*sections, f"One core of: {commands}; torch {records[0]['facts']['versions']['torch']}.\n"])
+
+
+def _rounded(value: float) -> str:
+    """Round to one decimal place, and values below 10 to two."""
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _describe_training(record: dict[str, Any] | None) -> str:

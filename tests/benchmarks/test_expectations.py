@@ -68,13 +68,20 @@ def test_a_study_is_measured_once(task: str, data: Path, tmp_path: Path, monkeyp
     assert record["metric"] in tables.expectation_tables([record])
 
 
+def test_the_page_has_the_recorded_figures() -> None:
+    records = json.loads(tables.EXPECTATIONS.read_text())
+    assert tables.results_section(tables.EXPECTATIONS_PAGE.read_text()) == tables.expectation_tables(records)
+    for task in {record["task"] for record in records}:
+        assert tables.EXPECTATIONS_PAGE.with_name(f"expectations-{task}.svg").read_text() == tables.expectation_chart(records, task)
+
+
 def test_records_become_a_table_and_a_chart() -> None:
     records = [RECORD, {**RECORD, "minutes": 20, "value": 13.5, "ended": "patience"}, {**RECORD, "examples": 5000, "value": 20.25}]
     text, chart = tables.expectation_tables(records), tables.expectation_chart(records, "translation")
     header, _, first, second = (line for line in text.splitlines() if line.startswith("|"))
     assert header == "| sentence pairs | BLEU after 5 minutes | BLEU after 20 minutes | trained, 5 minutes | trained, 20 minutes |"
     trained = "1,503,744 parameters, 1,200 steps in 2.9 minutes"
-    assert first == f"| 1,000 | 12.481 | 13.5 | {trained}, all steps of the recipe | {trained}, no longer improving |"
-    assert second.startswith("| 5,000 | 20.25 |  |") and second.endswith("|  |")
+    assert first == f"| 1,000 | 12.5 | 13.5 | {trained}, all steps of the recipe | {trained}, no longer improving |"
+    assert second.startswith("| 5,000 | 20.2 |  |") and second.endswith("|  |")
     assert "One core of: a processor; torch 2.13.0." in text and "expectations-translation.svg" in text
     assert chart.startswith("<svg") and "5 minutes" in chart and "20 minutes" in chart and "sentence pairs" in chart

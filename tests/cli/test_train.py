@@ -125,7 +125,7 @@ def test_the_generic_recipe_splits_validation_off_and_says_so(transom: Call, tmp
         "train", "translation", *files, "--out", tmp_path / "run", *sets(*TINY, "training.max_steps=2", "data.root=elsewhere")
     )
     assert outcome.code == 0
-    assert "split off" in outcome.err
+    assert "held out" in outcome.err
 
 
 def test_a_test_file_that_the_data_report_reads_is_in_the_ledger(trained: Trained, transom: Call, tmp_path: Path) -> None:

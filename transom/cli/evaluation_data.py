@@ -37,7 +37,7 @@ def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs
     if not pairs.source:
         raise DataError(f"{pairs.name}: expected at least one line, found none; give another file")
     record_access(runs, files.paths, command)
-    if (problem := language_warning(runs[0], pairs)) is not None:
+    for problem in filter(None, (language_warning(run, pairs) for run in runs[:1])):
         print_note(f"warning: {problem}")
     return pairs
 

@@ -21,13 +21,16 @@ from transom.training.losses import binary_cross_entropy
 
 
 def select_by_f1(recipe: ClassificationRecipe, own: UserOverrides | None) -> ClassificationRecipe:
-    """Return the recipe for texts with any number of labels: micro F1 replaces an accuracy that the user has not set.
+    """Return a recipe for texts with any number of labels: if it fits itself to the data, micro F1 replaces the packaged accuracy.
 
     Args:
         recipe: the recipe.
         own: the fields that the user sets; None for a resumed run, whose recipe is kept.
     """
-    if recipe.training.best_checkpoint_metric != "accuracy" or own is None or "best_checkpoint_metric" in own.of("training"):
+    training = recipe.training
+    if not training.fit_to_data or training.best_checkpoint_metric != "accuracy":
+        return recipe
+    if own is None or "best_checkpoint_metric" in own.of("training"):
         return recipe
     return recipe.with_fields("training", best_checkpoint_metric="micro_f1")
 
