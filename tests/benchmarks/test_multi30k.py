@@ -28,6 +28,7 @@ def test_weights_are_saved_when_a_mark_is_passed(tmp_path: Path) -> None:
     assert {mark: (saved / "model.safetensors").read_text() for mark, saved in marks.saved.items()} == {20: "twenty", 40: "forty"}
 
 
+@pytest.mark.long
 def test_one_record_per_seed_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, name in enumerate(("train", "val", "test_2016_flickr")):
         for written, language in zip(write_pairs(tmp_path, 60, seed), ("en", "de"), strict=True):

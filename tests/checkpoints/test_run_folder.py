@@ -172,6 +172,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_a_killed_training_frees_its_folder(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -111,6 +111,7 @@ def test_an_error_at_the_end_leaves_nothing(run: Path, transom: Call, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_an_adapter_is_averaged_and_merged(trained: Trained, transom: Call, tmp_path: Path) -> None:
     tuned, out = tmp_path / "tuned", tmp_path / "out"
     changes = sets("training.adapter=lora", "training.max_steps=4", "training.checkpoint_every=2", "training.learning_rate=0.1")

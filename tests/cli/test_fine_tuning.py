@@ -49,6 +49,7 @@ def tune(base: Path, text: Path, out: Path, *more: str | Path, recipe: str | Pat
     return ["train", recipe, "--text", text, "--init-from", base, "--out", out, *few, *more]
 
 
+@pytest.mark.long
 def test_a_longer_context_is_taken_and_goes_on(base: Path, text: Path, transom: Call, tmp_path: Path) -> None:
     asked = sets("model.max_seq_len=64", "model.position.rope_scaling=yarn", "model.position.factor=4.0", "model.dropout=0.2")
     outcome = transom(*tune(base, text, tmp_path / "tuned", *asked))
@@ -112,6 +113,7 @@ def test_a_packaged_recipe_s_own_shape_gives_way_and_a_person_s_does_not(base: P
     assert (model_of(tmp_path / "other").max_seq_len, model_of(tmp_path / "other").d_model) == (32, 16)
 
 
+@pytest.mark.long
 def test_what_is_asked_for_is_to_fit_the_run_and_not_the_packaged_recipe(base: Path, text: Path, transom: Call, tmp_path: Path) -> None:
     """The encoder of text-masked has learned positions: it has no scaling, and neither has the run's width that recipe's heads."""
     few = [*sets(*FEW), *sets("model.d_model=18", "model.n_heads=3", "model.d_ff=16", "model.n_layers=1", "model.max_seq_len=16")]

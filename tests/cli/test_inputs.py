@@ -14,6 +14,7 @@ import pexpect
 import pytest
 
 from tests.cli.conftest import Call, Trained, sets
+from tests.tiers import every
 
 SMALL = ("model.d_model=16", "model.d_ff=16", "model.n_heads=2", "model.n_layers=1", "training.max_steps=2", "training.batch_tokens=512")
 TEXT = "the cat sat on the mat and the dog sat on the log\n"
@@ -98,7 +99,7 @@ def spawn(*arguments: str | Path, columns: int = 100, **environment: str) -> Any
     return pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=120, dimensions=size, env={**os.environ, **environment})
 
 
-@pytest.mark.parametrize("command", ["translate", "classify", "generate", "embed"])
+@pytest.mark.parametrize("command", every(4, ["translate", "classify", "generate", "embed"]))
 def test_a_terminal_answers_each_line_and_keeps_a_history(runs: dict[str, Path], command: str) -> None:
     with spawn(command, runs[command], *OPTIONS.get(command, [])) as terminal:
         terminal.expect("one per line; /help explains, /exit or Ctrl-D ends")

@@ -129,16 +129,17 @@ NO_FEED_FORWARD = TINY[:-2]
 @pytest.mark.parametrize(
     ("built", "message"),
     [
-        (
+        pytest.param(
             "None",
             "error: component Mine: expected a score function of queries and keys, found None; return one from the function"
             " that @implements decorates",
+            marks=pytest.mark.long,
         ),
         (
             "lambda q, k: q.mean(-1, keepdim=True)",
             r"expected scores of shape \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",
         ),
-        ("lambda q, k: 3.0", r"found float; correct the plugin's score function"),
+        pytest.param("lambda q, k: 3.0", r"found float; correct the plugin's score function", marks=pytest.mark.long),
         (
             "lambda q, k: 1 / 0",
             r"error: plugin mine\.py, line 15: ZeroDivisionError: division by zero; fix the plugin \(traceback in",

@@ -11,6 +11,7 @@ from tests.cli.test_encoders import classifying, filling, labelled
 from tests.cli.test_instructions import asked, instruction_tuned
 from tests.cli.test_language import LanguageRun, spoken
 from tests.cli.test_tag import tagged, tagging
+from tests.tiers import every
 from transom.cli.commands import all_commands
 from transom.decoding.predictors.translator import Translator
 from transom.tasks.load import load
@@ -174,7 +175,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
     }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(3, CASES))
 def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str, Path]) -> None:
     case, most = CASES[name], load(places["TRANSLATING"], "fp32", kind=Translator).max_tokens()
     command, *_ = name.split()

@@ -78,6 +78,7 @@ def test_progress_is_lines_and_json_is_alone(trained: Trained, transom: Call, tm
     assert {"step", "loss", "perplexity", "bleu", "chrf"} <= set(quiet.json["best"])
 
 
+@pytest.mark.long
 def test_seeds_give_mean_and_spread_in_one_table(trained: Trained, transom: Call, tmp_path: Path) -> None:
     outcome = transom(*trained.command, "--out", tmp_path, "--seeds", "2")
     rows = {line.split()[0]: line.split() for line in outcome.out.splitlines()}
@@ -183,6 +184,7 @@ def test_what_is_worse_than_guessing_is_a_problem(trained: Trained, transom: Cal
     assert good["problems"] == [] and "worse than" not in (tmp_path / "good" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_the_kept_weights_are_named(trained: Trained, transom: Call, tmp_path: Path) -> None:
     outcome = transom(*trained.command, *sets("training.average=ema"), "--out", tmp_path / "run")
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

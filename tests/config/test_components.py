@@ -250,6 +250,7 @@ def run(tmp_path: Path, script: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_a_component_that_is_registered_before_recipes_are_defined_is_known(tmp_path: Path) -> None:
     run(tmp_path, f"import outside\n{KNOWN}")
 

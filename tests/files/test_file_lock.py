@@ -122,6 +122,7 @@ def hammered(tmp_path: Path, n_processes: int, rounds: int) -> list[int]:
     return [int(out) for out, _ in ends]
 
 
+@pytest.mark.long
 def test_processes_that_hammer_one_run_never_hold_it_together(tmp_path: Path) -> None:
     assert all(held > 0 for held in hammered(tmp_path, 2, 300))
 

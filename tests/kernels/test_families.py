@@ -12,6 +12,7 @@ from tests.kernels.test_second_derivatives import IMAGES, TEXTS, described_image
 from tests.models.combinations import batch_for
 from tests.models.test_combinations import built
 from tests.models.test_vision import batch_of
+from tests.tiers import every
 from transom.data.batch import ImageBatch
 from transom.layers import dispatch
 from transom.training.objectives.objective import CrossEntropy, forward_pass
@@ -41,7 +42,9 @@ def trained(config: Any, batch: Any, dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=["float64", "float32"])
-@pytest.mark.parametrize("fields", TEXTS + IMAGES, ids=lambda fields: f"{fields['kind']}-{fields.get('position', fields.get('cell'))}")
+@pytest.mark.parametrize(
+    "fields", every(3, TEXTS + IMAGES), ids=lambda fields: f"{fields['kind']}-{fields.get('position', fields.get('cell'))}"
+)
 def test_the_references_train_the_same_model(
     fields: dict[str, Any], dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

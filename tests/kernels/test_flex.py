@@ -62,6 +62,7 @@ def both_ways(rule: MaskRule, places: TokenPositions, position: str, fields: dic
     return results
 
 
+@pytest.mark.long
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(patterns(), SEQUENCES, SEQUENCES, st.sampled_from(FAMILIES), st.sampled_from(["none", "alibi"]), TERMS)
 def test_blocks_equal_the_reference(

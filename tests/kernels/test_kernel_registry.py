@@ -199,6 +199,7 @@ def asked(value: str, program: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_the_environment_chooses_once() -> None:
     program = """
 import os, torch

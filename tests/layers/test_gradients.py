@@ -302,7 +302,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
 }
 
 
-@pytest.mark.parametrize("name", every(5, LAYERS))
+@pytest.mark.parametrize("name", every(10, LAYERS))
 def test_gradients_by_finite_differences(name: str) -> None:
     build, call = LAYERS[name]
     torch.manual_seed(2)

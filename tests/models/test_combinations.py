@@ -166,6 +166,7 @@ def test_an_encoder_sees_all_of_its_text_and_no_padding(fields: dict[str, Any]) 
         assert torch.allclose(changed[1], whole[1], **CLOSE)
 
 
+@pytest.mark.long
 @also(SET_TEXTS)
 @settings(max_examples=10)
 @given(combinations(FAMILIES + ENCODERS) | recurrent())
@@ -198,6 +199,7 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     assert all(may_be_idle(model, name) for name in without), "every other weight has a gradient"
 
 
+@pytest.mark.long
 @also(SET_TEXTS)
 @settings(max_examples=9)
 @given(combinations(FAMILIES + ENCODERS) | recurrent())

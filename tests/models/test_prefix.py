@@ -42,6 +42,7 @@ def changed(batch: LanguageBatch, row: int, place: int) -> LanguageBatch:
     return replace(batch, decoder_input=replace(batch.decoder_input, tokens=tokens))
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(PREFIXED)
 @torch.no_grad()

@@ -68,6 +68,7 @@ def test_garbage_in_the_padding_changes_nothing(fields: dict[str, object]) -> No
     assert (model(PAIRS)[1, :2] - alone[0]).abs().max() <= 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placement", ["post", "pre"])
 def test_gradients_of_every_weight_by_finite_differences(placement: str) -> None:
     sizes = {"d_model": 4, "n_heads": 2, "d_ff": 5, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 6}

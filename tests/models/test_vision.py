@@ -120,6 +120,7 @@ def batch_of(config: ImageClassifierConfig, n: int = 3) -> ImageBatch:
     return ImageBatch(pixels, torch.arange(n) % 3, tuple(range(n)))
 
 
+@pytest.mark.long
 @also(SET_NETWORKS)
 @also(SET_NETWORKS)
 @settings(max_examples=6)
@@ -138,6 +139,7 @@ def test_an_image_is_seen_whole_and_alone(fields: dict[str, Any]) -> None:
         assert not torch.allclose(model(ImageBatch(pixels, batch.labels, batch.sample_ids))[0], whole[0], **CLOSE)
 
 
+@pytest.mark.long
 @also(SET_NETWORKS, True)
 @settings(max_examples=8)
 @given(NETWORKS, st.booleans())
@@ -179,6 +181,7 @@ def active_bottlenecks(model: Network) -> set[str]:
     return active
 
 
+@pytest.mark.long
 @also(SET_NETWORKS)
 @settings(max_examples=6)
 @given(NETWORKS)

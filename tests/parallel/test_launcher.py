@@ -64,6 +64,7 @@ def test_a_process_that_dies_is_noticed_at_once() -> None:
             world.broadcast_scalar(1)
 
 
+@pytest.mark.long
 def test_workers_die_with_the_first_process_and_are_deaf_to_signals() -> None:
     program = f"""
 import os, subprocess

@@ -107,6 +107,7 @@ def test_parameters_sites_and_flops_are_those_of_the_network(sounds: AudioRecipe
     ] > 0
 
 
+@pytest.mark.long
 def test_another_run_starts_from_a_trained_one(sounds: AudioRecipe, tmp_path: Path) -> None:
     sit(changed(sounds, max_steps=3), tmp_path / "first")
     with RunFolder.create(tmp_path / "second") as folder:

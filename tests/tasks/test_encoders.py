@@ -49,6 +49,7 @@ def test_a_longer_text_is_refused_where_asked(classes: ClassificationRecipe, tmp
         sit(ClassificationRecipe.model_validate(raw), tmp_path / "refused")
 
 
+@pytest.mark.long
 def test_a_classifier_learns_and_says_how_well(classes: ClassificationRecipe, tmp_path: Path) -> None:
     finished = sit(changed(classes, max_steps=60, best_checkpoint_metric="accuracy", average="none"), tmp_path / "run")
     assert finished.best["accuracy"] == 100.0 and "perplexity" not in finished.best

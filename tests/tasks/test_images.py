@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.tiers import every
 from tests.training.conftest import changed, measured, sit
 from transom.checkpoints.run_files import WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
@@ -23,7 +24,7 @@ from transom.tasks.task import build_training_setup
 from transom.training.events import TrainingFinished
 
 
-@pytest.fixture(params=["vision", "convolutional"])
+@pytest.fixture(params=every(2, ["vision", "convolutional"]))
 def recipe(request: pytest.FixtureRequest) -> ImageRecipe:
     found: ImageRecipe = request.getfixturevalue(request.param)
     return found

@@ -86,6 +86,7 @@ def test_validation_reads_all_text_once_in_nats_and_bits(texts: Path, tmp_path: 
     assert [sorted(sample) for sample in samples] == [["continuation", "prompt"]]
 
 
+@pytest.mark.long
 def test_a_run_answers_and_its_text_must_stay(texts: Path, tmp_path: Path) -> None:
     sit(texts, tmp_path / "run")
     generator = load(tmp_path / "run")

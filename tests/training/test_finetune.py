@@ -110,7 +110,7 @@ def test_every_family_starts_from_a_run(family: Recipe, tmp_path: Path) -> None:
     load(tmp_path / "tuned")
 
 
-@pytest.mark.parametrize("family", TRANSFORMERS, indirect=True)
+@pytest.mark.parametrize("family", every(3, TRANSFORMERS), indirect=True)
 def test_every_transformer_is_tuned_by_low_rank_maps(family: Recipe, tmp_path: Path) -> None:
     sit(changed(family, average="none", max_steps=4), tmp_path / "first")
     sit(changed(family, average="none", max_steps=6, init_from=str(tmp_path / "first"), adapter={"rank": 2}), tmp_path / "tuned")
@@ -166,7 +166,7 @@ def test_a_run_of_the_wrong_kind_is_named_as_such(family: Recipe, tmp_path: Path
 POSITIONS: list[Any] = ["rotary", "sinusoidal", "alibi", "relative", "learned", "none"]
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", every(3, POSITIONS))
 @pytest.mark.parametrize("length", [8, 32])
 @pytest.mark.parametrize("family", ["decoder", "masked", "languages"], indirect=True)
 def test_another_length_is_taken_by_any_position(family: Recipe, position: str, length: int, tmp_path: Path) -> None:

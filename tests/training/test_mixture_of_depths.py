@@ -28,6 +28,7 @@ def translator(depth: dict[str, Any]) -> Network:
     return build_model(Seq2SeqConfig.model_validate(SIZES | sides | {"depth": depth})).double()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_micro_batches", [4, 32])
 def test_a_batch_gives_the_same_update_however_it_is_sliced(n_micro_batches: int) -> None:
     whole, result = stepped(translator(DEPTH), 1)

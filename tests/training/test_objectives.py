@@ -93,6 +93,7 @@ def test_a_component_from_outside_adds_its_loss_to_the_step() -> None:
     assert train_step.step([batch, batch], 0.01).skipped and shrinking.calls == [1, True, 2, False]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brought")
 def test_its_measurements_are_recorded_over_a_kill_too(tmp_path: Path) -> None:
     seen: list[Event] = []

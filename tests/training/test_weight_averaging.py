@@ -216,6 +216,7 @@ def test_patience_goes_by_the_better_of_the_two(short: Recipe, tmp_path: Path) -
     assert (finished.reason, finished.step) == ("patience", 3)
 
 
+@pytest.mark.long
 def test_maps_of_low_rank_are_averaged_without_their_beginning(classes: ClassificationRecipe, masked: MaskedRecipe, tmp_path: Path) -> None:
     """With decay near 1 the average is the plain mean of the maps after each step; B is 0 before the first, and is no part of it."""
     sit(changed(masked, max_steps=4), tmp_path / "base")
