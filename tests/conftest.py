@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; processes that tests start inherit it
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a session in the background ignores Ctrl-C, and its children would too
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one under nohup the end of its terminal
 
 SECONDS = {
     "agreement": 40,

@@ -89,7 +89,7 @@ def test_a_first_run_beats_the_trivial_baseline_within_a_minute(recipe: str, tmp
         value = run.best[each["key"]]
         assert value < each["value"] if each["key"] == "loss" else value > each["value"], f"{each['key']} {value} against {each['value']}"
     assert any(note.startswith("fitted to the amount of training data: ") for note in started.notes)
-    (forecast,) = (event for event in events if isinstance(event, Forecast))
+    forecast, *_ = (event for event in events if isinstance(event, Forecast))
     assert any("passes over the training data" in note for note in forecast.notes)
     assert run.seconds < 1.25 * 60 * MINUTES, "the time limit holds"
     validations = [event for event in events if isinstance(event, ValidationFinished)]

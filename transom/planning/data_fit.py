@@ -68,10 +68,10 @@ class DataAmount(NamedTuple):
 
 
 def fit_to_data(recipe: RecipeT, amount: DataAmount, own: UserOverrides) -> RecipeT:
-    """Fit a recipe with ``training.fit_to_data`` to the amount of training data.
+    """Fit a recipe with ``training.fit_to_data`` to the amount of training data and to its time limit.
 
-    Vocabulary, batch, number of steps and intervals become smaller if the data are few, never larger. With few data the model is small,
-    and a classifier is regularized. A fine-tuned model keeps its vocabulary and shape.
+    Vocabulary, batch, number of steps and intervals become smaller if the data are few, never larger. With few data or little time the
+    model is small. With few data a classifier is regularized. A fine-tuned model keeps its vocabulary and shape.
 
     Args:
         recipe: the recipe.
