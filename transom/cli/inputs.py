@@ -222,7 +222,7 @@ def _answer_lines(
     as_json: bool,
     stream: Callable[[str], None] | None,
 ) -> list[str]:
-    """Answer lines one by one as they arrive; see ``answer_inputs``. An error ends nothing at a prompt."""
+    """Answer lines one by one as they arrive; see ``answer_inputs``. At a prompt, the loop continues after an error."""
     answered, n_errors = list[str](), 0
     for text in inputs.lines:
         if inputs.is_prompt and text.strip() == "/help":

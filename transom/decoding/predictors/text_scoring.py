@@ -24,7 +24,7 @@ ScorePolicy = Literal["window", "truncate", "refuse"]
 
 @dataclass
 class _ScoredTokens:
-    """Log p of the tokens of a text.
+    """Log-probability of the tokens of a text.
 
     Attributes:
         tokens: token ids of the text.
