@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call, sets
+from transom.cli.run_warnings import result_warnings
 
 TINY = (
     *("model.d_model=16", "model.d_ff=16", "model.n_heads=2", "training.max_steps=3", "training.batch_tokens=512"),
@@ -81,6 +82,16 @@ def test_measuring_on_the_training_data_is_noticed(transom: Call, classifier: Pa
     found = transom("evaluate", translator / "run", *files)
     assert found.code == 0 and found.err.count(remembers) == 2
     assert transom("compare", translator / "run", translator / "run", *files, "--resamples", "10").err.count(remembers) == 4
+
+
+def test_the_loss_of_a_translator_decides_and_not_its_bleu(translator: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(translator / "run", tmp_path / "run")
+    result = json.loads((run / "result.json").read_text())
+    assert {each["key"] for each in result["baseline"]} == {"loss", "bleu"}
+    result["baseline"] = [{**each, "value": 2.0} for each in result["baseline"]]
+    for loss, n_warnings in ((1.0, 0), (3.0, 1)):
+        (run / "result.json").write_text(json.dumps({**result, "best": {**result["best"], "loss": loss, "bleu": 0.5}}))
+        assert len(found := result_warnings(run)) == n_warnings and "bleu" not in "".join(found)
 
 
 def test_swapped_source_and_target_are_noticed(transom: Call, translator: Path, tmp_path: Path) -> None:

@@ -159,18 +159,11 @@ def _score(
     as_json: bool,
 ) -> "ClassificationMetrics | MultiLabelMetrics":
     """Print and return the metrics of a classifier on labeled data."""
-    from transom.cli.evaluation_data import record_access
-    from transom.cli.tables import read_or_ask, training_columns
-    from transom.config.data import LabeledFilesConfig
+    from transom.cli.evaluation_data import read_labeled_data
     from transom.tasks.progress import show_progress
 
     noun, is_limited = classifier.NOUN, classifier.max_tokens is not None
-    if not (labeled_data.is_file() or labeled_data.is_dir()):  # the evaluation log records a hash of the data, and a pipe has none
-        there = "a device or a pipe" if labeled_data.exists() else "nothing"
-        raise DataError(f"{labeled_data}: expected labeled {noun}, found {there}; give another path")
-    fields = training_columns(run, LabeledFilesConfig) | {name: value for name, value in columns._asdict().items() if value is not None}
-    known = read_or_ask(lambda answers: classifier.labeled_data(labeled_data, {**fields, **answers}))
-    record_access([run], [labeled_data], "classify")
+    known = read_labeled_data([run], classifier, labeled_data, columns._asdict(), "classify")
     with show_progress(noun, quiet=as_json) as notify:
         metrics = classifier.score(known, too_long, notify, () if abstain_below is None else (abstain_below,))
     value = metrics.to_json()

@@ -6,11 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from transom.cli.evaluation_data import read_test_set, record_access, translate_test_set
+from transom.cli.evaluation_data import read_labeled_data, read_test_set, record_access, translate_test_set
 from transom.cli.options import TRUNCATED_NOTE, WINDOWS_NOTE, PairFiles, TextFileOptions
 from transom.cli.output import align_columns, note_too_long, print_note, print_result
-from transom.cli.tables import read_or_ask, training_columns
-from transom.config.data import LabeledFilesConfig
 from transom.data.text.documents import list_files, read_documents, split_parts
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.predictors.likelihood import TextScore
@@ -146,15 +144,11 @@ def compare_classifiers(runs: Runs, data: Path, columns: Mapping[str, Any], too_
     """Classify labeled data with both models, and print the accuracy of each and McNemar's exact test of the difference."""
     a, b, classifiers = runs
     noun, max_tokens = classifiers[a].NOUN, {run: classifier.max_tokens for run, classifier in classifiers.items()}
-    if not (data.is_file() or data.is_dir()):  # the evaluation log records a hash of the data, and a pipe has none
-        raise DataError(f"{data}: expected labeled {noun}, found {'a device or a pipe' if data.exists() else 'nothing'}; give another path")
-    fields = training_columns(a, LabeledFilesConfig) | {name: value for name, value in columns.items() if value is not None}
-    known = read_or_ask(lambda answers: classifiers[a].labeled_data(data, {**fields, **answers}))
-    record_access([a, b], [data], "compare")
+    known = read_labeled_data([a, b], classifiers[a], data, columns, "compare")
     metrics = dict[Path, Any]()
     for run, classifier in classifiers.items():
         if max_tokens[run] is None and run != a:  # the input size of the model determines how its data are read
-            known = classifier.labeled_data(data, fields)
+            known = classifier.labeled_data(data, {})
         with show_progress(f"{noun} by {run}", as_json) as notify:
             metrics[run] = classifier.score(known, too_long, notify)
     pairs = list(zip(metrics[a].right, metrics[b].right, strict=True))

@@ -1,19 +1,22 @@
 """Read and translate test sets, and record each access in the evaluation logs of the evaluated runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from transom.checkpoints.run_folder import RunFolder
 from transom.cli.options import SPLIT_NOTE, PairFiles
 from transom.cli.output import note_too_long, print_note
 from transom.cli.run_warnings import read_input_profile, training_data_warnings
 from transom.cli.tables import read_or_ask, training_columns
-from transom.config.data import PairFilesConfig
+from transom.config.data import LabeledFilesConfig, PairFilesConfig
 from transom.data.pairs.pairs import Pairs, load_pairs
 from transom.decoding.predictors.translator import TranslateOptions, Translator
 from transom.errors import DataError
 from transom.tasks.progress import show_progress
+
+if TYPE_CHECKING:
+    from transom.tasks.task import ClassifyCommand
 
 N_LANGUAGE_SENTENCES = 200
 """Number of sentences by which the language of a test set is compared with that of the training data."""
@@ -40,6 +43,28 @@ def read_test_set(runs: Sequence[Path], files: PairFiles, command: str) -> Pairs
     for problem in filter(None, (language_warning(run, pairs) for run in runs[:1])):
         print_note(f"warning: {problem}")
     return pairs
+
+
+def read_labeled_data(runs: Sequence[Path], classifier: "ClassifyCommand", data: Path, columns: Mapping[str, Any], command: str) -> Any:
+    """Read labeled data for a classifier and record the access in the evaluation log of each run.
+
+    Args:
+        runs: folders of the evaluated runs. Columns that are not given are those of the first run's training data.
+        classifier: the object that reads the data.
+        data: file or folder of the data.
+        columns: options that select the columns, by field; None for those that are not given.
+        command: name of the command that reads the data, for the log.
+
+    Raises:
+        TransomError: the data cannot be read.
+    """
+    if not (data.is_file() or data.is_dir()):  # the evaluation log records a hash of the data, and a pipe has none
+        there = "a device or a pipe" if data.exists() else "nothing"
+        raise DataError(f"{data}: expected labeled {classifier.NOUN}, found {there}; give another path")
+    fields = training_columns(runs[0], LabeledFilesConfig) | {name: value for name, value in columns.items() if value is not None}
+    known = read_or_ask(lambda answers: classifier.labeled_data(data, {**fields, **answers}))
+    record_access(runs, [data], command)
+    return known
 
 
 def record_access(runs: Sequence[Path], paths: Sequence[Path], command: str, is_part: bool = False) -> None:

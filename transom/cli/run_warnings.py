@@ -66,8 +66,9 @@ def result_warnings(run: Path) -> list[str]:
         return []
     value = read_json(path)
     try:
-        baseline = [each for each in value["baseline"] if each["key"] not in ("loss", "bleu")] or value["baseline"]
-        problems = worse_than_baseline(value["best"], baseline)
+        decisive = [each for each in value["baseline"] if each["key"] not in ("loss", "bleu")]
+        decisive = decisive or [each for each in value["baseline"] if each["key"] == "loss"]
+        problems = worse_than_baseline(value["best"], decisive)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: damaged: a field is missing or of another type: {error}; remove the file to predict without it"
