@@ -14,12 +14,15 @@ SOAK ?= 20000
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX_ARGS) -c constraints.txt
-# One thread per process, so that tests, their workers and local ranks do not compete for cores.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One thread per process, so that tests, their workers and local ranks do not compete for cores. Bytecode
+# is written, so that the hundreds of processes that tests start do not each compile the package.
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
 # The tests that run once more without the kernels: the first tier except the packages that compute nothing.
 BY_REFERENCE := $(addprefix tests/,agreement bad_input benchmarks checkpoints cli data decoding docs inspection kernels layers models parallel \
 	planning tasks training)
+# The folders with tests of torch.compile.
+COMPILED := tests/kernels tests/models
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
 .PHONY: help demo test ci check chaos sanitize soak bench docs site notebooks size release-check clean
@@ -80,7 +83,7 @@ check: $(VENV)/dev.stamp
 
 test: check
 	$(TEST) $(SESSION)
-	$(TEST) $(PLAIN) -m "compile and not long" tests
+	$(TEST) $(SESSION) $(PLAIN) -m "compile and not long" $(COMPILED)
 
 ci: test site
 	$(TEST) $(SESSION) $(PLAIN) -m long tests

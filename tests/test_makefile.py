@@ -26,7 +26,7 @@ def test_every_target_brings_its_own_environment(target: str) -> None:
     assert "-m venv /nowhere/venv" in done
     commands = [line for line in done.splitlines() if not line.startswith(("test -n ", '"', "echo ", "touch "))]
     assert commands
-    assert all(re.match("(TRANSOM_KERNELS=reference )?(OMP_NUM_THREADS=1 )?/nowhere/venv/bin/", command) for command in commands), commands
+    assert all(re.match("(TRANSOM_KERNELS=reference )?(PYTHONDONTWRITEBYTECODE= )?(OMP_NUM_THREADS=1 )?/nowhere/venv/bin/", command) for command in commands), commands
 
 
 def test_every_installation_is_pinned_and_takes_another_index() -> None:
@@ -39,6 +39,14 @@ def test_one_thread_a_test_process() -> None:
     sessions = [line for line in dry_run("ci").splitlines() if "-m pytest" in line]
     assert len(sessions) == 4
     assert all("OMP_NUM_THREADS=1" in line for line in sessions)
+
+
+def test_the_session_of_compiled_tests_has_all_of_them() -> None:
+    (session,) = (line for line in dry_run("test").splitlines() if "compile and not long" in line)
+    folders = [ROOT / word for word in session.split() if word.startswith("tests/")]
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "@pytest.mark." + "compile" in path.read_text(encoding="utf-8")]
+    assert marked
+    assert all(any(folder in path.parents for folder in folders) for path in marked)
 
 
 def test_help_tells_of_every_target() -> None:

@@ -85,12 +85,12 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "minutes", "d_model", "batch"),
     [
         ("translation", 1, 128, 512),
-        ("translation", 20, 128, 4096),
-        ("translation", 60, 256, 4096),
+        ("translation", 20, 128, 2048),
+        ("translation", 60, 256, 2048),
         ("images", 5, 96, 64),
-        ("images", 20, 192, 64),
-        ("text-classes", 1, 96, 4096),
-        ("text-classes", 5, 192, 4096),
+        ("images", 20, 96, 64),
+        ("text-classes", 1, 96, 2048),
+        ("text-classes", 5, 96, 4096),
     ],
 )
 def test_a_time_limit_leaves_enough_updates(name: str, minutes: float, d_model: int, batch: int) -> None:

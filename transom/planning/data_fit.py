@@ -30,8 +30,10 @@ REGULARIZED_CHARACTERS = 2_000_000
 """A classifier of a text of fewer characters is trained with word dropout and label smoothing. With 5,000 sentences of SST-2 it is as
 accurate as without, and its loss is 0.54 instead of 0.87."""
 
-MIN_UPDATES = 1000
-"""Updates that a time limit should leave. If the model of the recipe is too slow for them, a small model is trained, in smaller batches."""
+MIN_UPDATES = 2000
+"""Updates that a time limit should leave. If the model of the recipe is too slow for them, a small model is trained, in smaller batches.
+
+Five minutes of translation with 25,000 pairs on one core: validation BLEU 10.8 in batches of 2,048 tokens, 18.8 of 1,024, 20.6 of 512."""
 
 FLOPS_PER_THREAD = {"fp32": 4e10, "bf16": 1e11}
 """Approximate FLOP/s of training per thread of a CPU, by precision: what small models reached on one core with AMX, and without."""
