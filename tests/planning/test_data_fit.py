@@ -86,7 +86,8 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("translation", 1, 128, 512),
         ("translation", 20, 128, 2048),
-        ("translation", 60, 256, 2048),
+        ("translation", 60, 128, 4096),
+        ("translation", 120, 256, 4096),
         ("images", 5, 96, 64),
         ("images", 20, 96, 64),
         ("text-classes", 1, 96, 2048),
