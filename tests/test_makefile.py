@@ -26,7 +26,10 @@ def test_every_target_brings_its_own_environment(target: str) -> None:
     assert "-m venv /nowhere/venv" in done
     commands = [line for line in done.splitlines() if not line.startswith(("test -n ", '"', "echo ", "touch "))]
     assert commands
-    assert all(re.match("(TRANSOM_KERNELS=reference )?(PYTHONDONTWRITEBYTECODE= )?(OMP_NUM_THREADS=1 )?/nowhere/venv/bin/", command) for command in commands), commands
+    assert all(
+        re.match("(TRANSOM_KERNELS=reference )?(PYTHONDONTWRITEBYTECODE= )?(OMP_NUM_THREADS=1 )?/nowhere/venv/bin/", command)
+        for command in commands
+    ), commands
 
 
 def test_every_installation_is_pinned_and_takes_another_index() -> None:

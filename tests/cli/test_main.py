@@ -119,7 +119,7 @@ def test_every_command_offers_json(command: str, transom: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "error: expected a command, found 'trian'; did you mean train?"),
+        (["trian"], "error: expected a command, found 'trian'; did you mean train or trace?"),
         (["--versoin"], "error: no such option: --versoin; did you mean --version? see transom --help"),
         (["train"], "error: expected NAME_OR_FILE, or --resume with --out RUN, found neither"),
         (["train", "copy", "--resum"], "error: no such option: --resum; did you mean --resume? see transom train --help"),

@@ -25,6 +25,8 @@ BUILT_IN = (
     Command("average", "Average the last checkpoints of a run into a new run folder."),
     Command("compare", "Test whether two translators, language models or classifiers differ significantly."),
     Command("compare-attention", "Measure the error, time and memory of attention approximations on a trained model."),
+    Command("names", "List the quantities of a model's forward pass, with their formulas and shapes."),
+    Command("trace", "Read attention weights, residual streams and other quantities of a model on one input."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),
     Command(
         "compare-components",

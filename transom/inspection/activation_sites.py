@@ -1,8 +1,8 @@
 """List the activation sites of a model: tensors of the forward pass that can be recorded and edited by their address."""
 
 import difflib
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import NamedTuple, cast
@@ -14,6 +14,7 @@ from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import Batch, ImageBatch, contrastive_batch, translation_batch
 from transom.data.tokenizer.special_tokens import EOS
 from transom.errors import ConfigError
+from transom.inspection.activations import Activations
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.mixture_of_depths import DepthRouter, all_tokens
 from transom.layers.mixture_of_experts import MixtureOfExperts, all_experts
@@ -29,18 +30,18 @@ class ActivationSite(NamedTuple):
     shape: tuple[int, ...]
 
 
-@torch.no_grad()
-def list_sites(config: ModelConfig) -> list[ActivationSite]:
-    """List the activation sites of a model in forward order, without allocating its weights.
+@contextmanager
+def fake_pass(config: ModelConfig) -> Iterator[Activations]:
+    """Run a model on tensors without values, with all sites recorded; inside the context, further quantities have shapes only.
 
-    The shapes are those for one source of 3 tokens and one target of 2 tokens (text models), or for one image. Experts of a mixture and
-    blocks with a mixture-of-depths router are listed with the shapes for all tokens; in a real forward pass they receive a subset.
+    The input has one source of 3 tokens and one target of 2 tokens (text models), or one image. Experts of a mixture and blocks with a
+    mixture-of-depths router process all tokens; in a real forward pass they receive a subset.
 
     Args:
         config: the model's configuration, with vocabulary sizes.
     """
     recorder = ActivationRecorder(["*"])
-    with _fake_tensor_mode():
+    with torch.no_grad(), _fake_tensor_mode():
         model = build_model(config).eval()
         for module in model.modules():
             if isinstance(module, MixtureOfExperts):
@@ -49,8 +50,15 @@ def list_sites(config: ModelConfig) -> list[ActivationSite]:
                 module.supports_packing = False  # packing depends on the data too: one sequence per row
             if isinstance(module, DepthRouter):
                 module.path = all_tokens  # routing of tokens depends on the data too
-        model(_example_batch(config), recorder)
-    return [ActivationSite(address, tuple(x.shape)) for address, x in recorder.activations.items()]
+        batch = _example_batch(config)
+        logits = model(batch, recorder)
+        yield Activations(model, batch, recorder.activations | {"logits": logits})
+
+
+def list_sites(config: ModelConfig) -> list[ActivationSite]:
+    """List the activation sites of a model in forward order, with the shapes of ``fake_pass``, without allocating its weights."""
+    with fake_pass(config) as a:
+        return [ActivationSite(address, tuple(x.shape)) for address, x in a.recorded.items() if address != "logits"]
 
 
 def _fake_tensor_mode() -> AbstractContextManager[object]:

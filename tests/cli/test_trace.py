@@ -1,0 +1,68 @@
+"""``transom names`` and ``transom trace``: every quantity is listed, read, certified and saved."""
+
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.cli.conftest import Call, Trained
+
+
+def test_names_are_listed_once_for_all_blocks_or_each(transom: Call, trained: Trained) -> None:
+    lines = transom("names", trained.folder).out.splitlines()
+    row = next(line for line in lines if line.startswith("decoder.blocks.N.cross.weights "))
+    assert re.fullmatch(r"\S+ +A +\(batch, n_heads=2, query, key\) +recomputed +softmax of the masked scores +decoder\.N\.cross_attn\.hook_pattern", row)
+    each = transom("names", trained.folder, "cross.weights", "--each").out.splitlines()
+    assert [line.split()[0] for line in each[1:]] == ["decoder.blocks.0.cross.weights"]
+    (record,) = transom("names", trained.folder, "decoder.0.cross_attn.hook_pattern", "--json").json
+    assert (record["name"], record["cost"], record["axes"]) == (
+        "decoder.blocks.0.cross.weights",
+        "recomputed",
+        ["batch", "n_heads", "query", "key"],
+    )
+
+
+def test_an_unknown_name_is_answered_with_the_three_nearest(transom: Call, trained: Trained) -> None:
+    for command in (("names", trained.folder, "cros.weights"), ("trace", trained.folder, "a b", "--names", "cros.weights")):
+        outcome = transom(*command)
+        assert outcome.code == 2
+        assert "found 'cros.weights'; the nearest are cross.weights, " in outcome.error
+
+
+def test_a_trace_is_summarized_certified_and_saved(transom: Call, trained: Trained, tmp_path: Path) -> None:
+    file = tmp_path / "trace.safetensors"
+    asked = ("trace", trained.folder, "a b c", "--names", "cross.weights,resid_post", "--blocks", "0", "--out", file)
+    outcome = transom(*asked)
+    assert outcome.code == 0
+    assert re.search(r"^source: .*\[EOS\]$", outcome.out, re.M) and re.search(r"^target: \[SOS\]", outcome.out, re.M)
+    assert re.search(r"\d+ attention maps certified: the largest error is \S+ of its bound of rounding \(decoder.blocks.0.cross\)", outcome.out)
+    saved = load_file(file)
+    assert set(saved) == {"decoder.blocks.0.cross.weights", "decoder.blocks.0.resid_post", "encoder.blocks.0.resid_post"}
+    weights = saved["decoder.blocks.0.cross.weights"]
+    assert weights.sum(-1).sub(1).abs().max() < 1e-5
+    value = transom("trace", trained.folder, "a b c", "--names", "cross.weights", "--heads", "1", "--positions", "0", "--json").json
+    quantity = value["quantities"]["decoder.blocks.0.cross.weights"]
+    assert quantity["shape"] == [1, 1, 1, weights.shape[-1]]
+    assert quantity["values"][0][0][0] == pytest.approx(weights[0, 1, 0].tolist(), abs=1e-6)
+    assert all(each["ratio"] < 1 for each in value["certificates"])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), "expected TEXT or --input, found both or neither"),
+        (("a", "--heads", "x"), "--heads: expected whole numbers from 0, separated by commas, found 'x'"),
+        (("a", "--heads", "99"), "heads: expected indices from 0 to 1, found 99"),
+        (("a", "--blocks", "5"), "blocks: expected indices from 0 to 0, found 5"),
+        (("a", "--positions", "50"), "positions: expected indices from 0 to "),
+    ],
+)
+def test_mistakes_are_one_line(options: tuple[str, ...], expected: str, transom: Call, trained: Trained) -> None:
+    outcome = transom("trace", trained.folder, *options)
+    assert outcome.code == 2 and expected in outcome.error
+
+
+def test_a_file_of_the_run_is_not_overwritten(transom: Call, trained: Trained) -> None:
+    outcome = transom("trace", trained.folder, "a", "--out", trained.folder / "model.safetensors")
+    assert outcome.code == 2 and "model.safetensors" in outcome.error

@@ -1,0 +1,238 @@
+"""Every named quantity equals what the modules of a real forward pass computed, or its formula in float64, in all families."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+from tests.models.combinations import (
+    ENCODERS,
+    FAMILIES,
+    SET_ENCODERS,
+    SET_TEXTS,
+    SET_WRITERS,
+    batch_for,
+    combinations,
+    described,
+    recurrent,
+)
+from tests.models.test_combinations import built
+from tests.models.test_vision import SET_NETWORKS
+from tests.models.test_vision import described as described_network
+from tests.tiers import every
+from transom.config.vision import ImageClassifierConfig
+from transom.data.batch import ImageBatch
+from transom.errors import ConfigError
+from transom.inspection.activations import Activations, sequences_of
+from transom.inspection.names import QUANTITIES, list_names, owner_kind, select_names
+from transom.layers.attention import Attention, repeat_kv
+from transom.layers.norm import LayerNorm, RmsNorm
+from transom.layers.observe import ActivationRecorder
+from transom.layers.recurrent.recurrent_layers import RecurrentLayer
+from transom.models.base import Network
+from transom.models.build import build_model
+
+CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
+
+
+@contextmanager
+def module_outputs(model: Network) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Collect the first input and the output of every module during a pass."""
+    inputs, outputs, handles = dict[str, Any](), dict[str, Any](), []
+
+    def keep(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            inputs.setdefault(path, arguments[0] if arguments else None)
+            outputs.setdefault(path, output)
+
+        return hook
+
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_hook(keep(path)))
+    yield inputs, outputs
+    for handle in handles:
+        handle.remove()
+
+
+def heads(x: Tensor, width: int) -> Tensor:
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def from_modules(model: Network, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the quantities that are the output of a module, by address."""
+    found = dict[str, Tensor]()
+    for path, module in model.named_modules():
+        if path not in outputs:
+            continue
+        kind = owner_kind(module, path)
+        if kind in ("attention", "approximate attention"):
+            widths = {"q": module.d_head, "k": module.d_head, "v": module.d_value}
+            found |= {f"{path}.{name}_proj": heads(outputs[f"{path}.{name}"], width) for name, width in widths.items()}
+            found[f"{path}.out"] = outputs[path][0]
+        elif kind in ("norm", "stack", "mixture of experts"):
+            found[f"{path}.out"] = outputs[path]
+        elif kind == "recurrent stack" and path in outputs:
+            found[f"{path}.out"] = outputs[path][0]
+        elif kind == "feed-forward":
+            found |= {f"{path}.pre": outputs[f"{path}.up"], f"{path}.out": outputs[path]}
+        elif kind == "gated feed-forward":
+            found |= {f"{path}.pre": outputs[f"{path}.gate"], f"{path}.up": outputs[f"{path}.up"], f"{path}.out": outputs[path]}
+        elif kind == "embedding" and f"{path}.tokens" in outputs:  # a shared table has one path
+            found[f"{path}.token"] = outputs[f"{path}.tokens"] * module.scale
+        elif kind == "patch embedding":
+            found |= {f"{path}.patch": outputs[f"{path}.projection"], f"{path}.patches": inputs[f"{path}.projection"]}
+    if "unembedding" in inputs:
+        found["last_hidden"] = inputs["unembedding"]
+    return found
+
+
+def by_formula(a: Activations) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield address, found and expected values of quantities that are no module's output."""
+    for path, module in a.model.named_modules():
+        if isinstance(module, LayerNorm | RmsNorm) and a.get(f"{path}.x") is not None:
+            yield from norm_formulas(a, path, module)
+        elif isinstance(module, Attention) and a.get(f"{path}.q") is not None:
+            yield from attention_formulas(a, path, module)
+        elif isinstance(module, RecurrentLayer):
+            yield from cell_formulas(a, path, module)
+    logits = a["logits"].double()
+    yield "probs", a["probs"], logits.exp() / logits.exp().sum(-1, keepdim=True)
+    yield "log_probs", a["log_probs"], a["probs"].log()
+
+
+def norm_formulas(a: Activations, path: str, module: LayerNorm | RmsNorm) -> Iterator[tuple[str, Tensor, Tensor]]:
+    x, n = a[f"{path}.x"], a[f"{path}.x"].shape[-1]
+    if isinstance(module, LayerNorm):
+        mean = x.sum(-1) / n
+        yield f"{path}.mean", a[f"{path}.mean"], mean
+        yield f"{path}.variance", a[f"{path}.variance"], (x * x).sum(-1) / n - mean * mean
+        yield f"{path}.normalized", a[f"{path}.normalized"] * a[f"{path}.scale"][..., None] + mean[..., None], x
+    else:
+        yield f"{path}.mean_square", a[f"{path}.mean_square"], (x * x).sum(-1) / n
+        yield f"{path}.normalized", a[f"{path}.normalized"] * a[f"{path}.scale"][..., None], x
+
+
+def attention_formulas(a: Activations, path: str, module: Attention) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Compare weights, scores and outputs with the head outputs of the pass, which the kernel computed."""
+    q, k, v, z = (a[f"{path}.{name}"] for name in "qkvz")
+    weights = a[f"{path}.weights"]
+    yield f"{path}.weights", weights @ repeat_kv(v, q.shape[1]), z
+    parts = a[f"{path}.head_out"].sum(1)
+    bias = getattr(module.o, "bias", None)
+    yield f"{path}.head_out", parts if bias is None else parts + bias, a[f"{path}.out"]
+    yield f"{path}.concat", a[f"{path}.concat"].unflatten(-1, (-1, v.shape[-1])).transpose(1, 2), z
+    if a.get(f"{path}.scores") is None:
+        return
+    expected = torch.einsum("bhqd,bhkd->bhqk", q, repeat_kv(k, q.shape[1]))
+    yield f"{path}.dot_products", a[f"{path}.dot_products"], expected
+    if module.softcap is None and not _biased(a):
+        yield f"{path}.scores", a[f"{path}.scores"], expected / q.shape[-1] ** 0.5
+    visible = a[f"{path}.logsumexp"].isfinite()
+    yield f"{path}.logsumexp", (a[f"{path}.masked_scores"] - a[f"{path}.logsumexp"][..., None]).exp()[visible], weights[visible]
+
+
+def _biased(a: Activations) -> bool:
+    config: Any = a.model.config
+    return getattr(config.position, "kind", "none") in ("alibi", "relative") if hasattr(config, "position") else False
+
+
+def cell_formulas(a: Activations, path: str, module: RecurrentLayer) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Compare the states at tokens, which PyTorch's kernel computed, with those that follow from the gates."""
+    h, tokens = a[f"{path}.h"], sequences_of(a, path).segments > 0
+    if isinstance(module.rnn, nn.LSTM):
+        yield f"{path}.c", (a[f"{path}.o"] * a[f"{path}.c"].tanh())[tokens], h[tokens]
+    elif isinstance(module.rnn, nn.GRU) and not path.endswith("backward_rnn"):
+        z, n, after = a[f"{path}.z"], a[f"{path}.n"], tokens[:, 1:]
+        yield f"{path}.z", (z[:, 1:] * h[:, :-1] + (1 - z[:, 1:]) * n[:, 1:])[after], h[:, 1:][after]
+    elif isinstance(module.rnn, nn.RNN):
+        yield f"{path}.pre", a[f"{path}.pre"].tanh()[tokens], h[tokens]
+
+
+def run(model: Network, batch: Any) -> tuple[Activations, dict[str, Tensor]]:
+    """Record all sites of a pass; return its activations, and what the modules returned."""
+    recorder = ActivationRecorder(["*"])
+    with module_outputs(model) as (inputs, outputs):
+        logits = model(batch, recorder)
+    return Activations(model, batch, recorder.activations | {"logits": logits}), from_modules(model, inputs, outputs)
+
+
+def check_all(model: Network, batch: Any) -> set[str]:
+    """Compare every listed quantity with the pass; return the addresses that were compared."""
+    a, modules = run(model, batch)
+    listed = [each.address for each in list_names(model.config)]
+    compared = set(a.recorded)
+    for address in listed:
+        found = a.get(address)
+        if address in modules and found is not None:
+            assert torch.allclose(found, modules[address], **CLOSE), address
+            compared.add(address)
+    for address, found, expected in by_formula(a):
+        assert torch.allclose(found, expected, **CLOSE), address
+        compared.add(address)
+    resting = {address for address in listed if a.get(address) is None}
+    assert all(".experts." in address or ".blocks." in address for address in resting), resting
+    return compared
+
+
+def image_batch(config: ImageClassifierConfig) -> ImageBatch:
+    """Draw two images."""
+    pixels = torch.rand(
+        2, config.channels, config.image_size, config.image_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    return ImageBatch(pixels, torch.tensor([0, 2]), (0, 1))
+
+
+TEXTS = [f"{i} {fields['kind']}" for i, fields in enumerate(SET_TEXTS)]
+IMAGES = [f"{i} {fields['kind']}" for i, fields in enumerate(SET_NETWORKS)]
+
+
+@pytest.mark.parametrize("number", every(6, range(len(SET_TEXTS))), ids=lambda number: TEXTS[number])
+@torch.no_grad()
+def test_every_quantity_is_that_of_the_pass(number: int) -> None:
+    config = described(SET_TEXTS[number])
+    check_all(built(config), batch_for(config))
+
+
+@pytest.mark.parametrize("number", every(8, range(len(SET_NETWORKS))), ids=lambda number: IMAGES[number])
+@torch.no_grad()
+def test_every_quantity_of_an_image_is_that_of_the_pass(number: int) -> None:
+    config = described_network(SET_NETWORKS[number])
+    check_all(built(config), image_batch(config))
+
+
+@pytest.mark.long
+@settings(max_examples=20)
+@given(combinations(FAMILIES + ENCODERS) | recurrent())
+@torch.no_grad()
+def test_any_combination_has_the_quantities_of_its_pass(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    check_all(built(config), batch_for(config))
+
+
+def test_an_unknown_name_is_answered_with_the_three_nearest() -> None:
+    known = [each.address for each in list_names(described(SET_TEXTS[3]))]
+    with pytest.raises(ConfigError, match=r"found 'resid_pots'; the nearest are .*resid_post, .*, .* \(transom names RUN\)"):
+        select_names(known, ["resid_pots"])
+
+
+def test_the_shapes_are_those_of_a_pass_and_no_weights_are_drawn() -> None:
+    config = described(SET_TEXTS[3])
+    before = torch.get_rng_state()
+    shapes = {each.address: each.shape for each in list_names(config)}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert shapes["logits"][-1] == shapes["probs"][-1] and shapes["logits"][0] == 1
+
+
+def test_every_row_of_the_table_is_met() -> None:
+    """No row is left that no model has."""
+    met = set[tuple[str, str]]()
+    for config in [*map(described, SET_TEXTS + SET_WRITERS + SET_ENCODERS), *map(described_network, SET_NETWORKS)]:
+        model = build_model(config.model_copy())
+        kinds = {path: owner_kind(module, path) for path, module in model.named_modules(remove_duplicate=False)}
+        met |= {(kinds[each.address.rpartition(".")[0]] or "", each.quantity.name) for each in list_names(config)}
+    expected = {(kind, row.name) for kind, rows in QUANTITIES.items() for row in rows}
+    assert expected == met

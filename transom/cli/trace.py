@@ -1,0 +1,120 @@
+"""``transom trace``: read named quantities of a model on one input, and save them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from transom.checkpoints.output_paths import check_output_path
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import PrecisionOption, RunArgument
+from transom.cli.output import JsonOption, align_columns, print_note, print_result
+from transom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transom.inspection.trace import Trace
+
+EXAMPLES = """
+transom trace runs/en-de "A man sleeps." --names cross.weights --blocks 0 --heads 1
+transom trace runs/en-de "A man sleeps." --names "decoder.blocks.*.resid_post" --out stream.safetensors
+transom trace runs/gpt "To be, or not" --names attn.weights,probs --positions 3 --temperature 0.7
+transom trace runs/photos --input cat.jpg --names encoder.blocks.0.attn.weights --json
+"""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def trace(
+    run: RunArgument,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image or sound for such a model.")
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--names",
+            metavar="NAME,NAME",
+            help="Quantities to read; transom names RUN lists them. Default: residual streams and attention weights.",
+        ),
+    ] = None,
+    blocks: Annotated[str | None, typer.Option("--blocks", metavar="N,N", help="Blocks to read, from 0. Default: all.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", metavar="N,N", help="Attention heads to read, from 0. Default: all.")] = None,
+    positions: Annotated[
+        str | None, typer.Option("--positions", metavar="N,N", help="Positions of the tokens to read, from 0. Default: all.")
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=1e-6, help="Divisor of the logits before probs.")] = 1.0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Save the tensors as a .safetensors file, by address.")] = None,
+    precision: PrecisionOption = "fp32",
+    as_json: JsonOption = False,
+) -> None:
+    """Run a model on one input, and read named quantities of the pass: residual streams, queries, scores, attention weights, probabilities.
+
+    The pass is the fast one. Attention weights, which it does not store, are recomputed from queries and keys, and certified: multiplied
+    by the values they must give the output of each head, within rounding. A name may be an ending: attn.weights means those of all blocks.
+    """
+    if (text is None) == (input_file is None):
+        raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
+    check_output_path(out, [run, input_file])
+    numbers = {name: _indices(name, given) for name, given in (("blocks", blocks), ("heads", heads), ("positions", positions))}
+    with gc_frozen_imports():
+        from transom.checkpoints.tensors import serialize_tensors
+        from transom.files.atomic_io import write_file
+        from transom.inspection.trace import trace_run
+        from transom.tasks.load import load
+
+    predictor = load(run, precision)
+    wanted = None if names is None else [name.strip() for name in names.split(",")]
+    found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
+    for note in notes:
+        print_note(note)
+    certificates = found.certify()
+    for certificate in certificates:
+        certificate.check()
+    if out is not None:
+        write_file(out, serialize_tensors({address: tensor.contiguous() for address, tensor in found.items()}))
+        print_note(f"wrote {len(found):,} tensors to {out}")
+    value = {
+        "tokens": found.tokens,
+        "quantities": {
+            address: {"shape": list(x.shape), "axes": found.axes(address), "values": x.tolist() if out is None else None}
+            for address, x in found.items()
+        },
+        "certificates": [certificate._asdict() for certificate in certificates],
+    }
+    print_result(value, as_json, _lines(found, certificates))
+
+
+def _indices(name: str, given: str | None) -> list[int] | None:
+    """Parse a list of indices such as ``0,3``.
+
+    Raises:
+        ConfigError: an index is no whole number from 0.
+    """
+    if given is None:
+        return None
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 7 for part in parts):
+        raise ConfigError(f"--{name}: expected whole numbers from 0, separated by commas, found {given!r}; such as --{name} 0,3")
+    return [int(part) for part in parts]
+
+
+def _lines(found: "Trace", certificates: Iterable[Any]) -> Iterable[str]:
+    """Format tokens, a summary of each tensor, small tensors in full, and the certificates."""
+    for side, tokens in found.tokens.items():
+        yield f"{side}: {' '.join(tokens)}"
+    rows: list[tuple[str, ...]] = [("name", "shape", "mean", "std", "min", "max")]
+    for address, x in found.items():
+        wide = x.double()
+        figures = [f"{value:.4g}" for value in (wide.mean(), wide.std(correction=0), wide.min(), wide.max())] if x.numel() else ["-"] * 4
+        shape = ", ".join(f"{axis}={size}" for axis, size in zip(found.axes(address), x.shape, strict=True))
+        rows.append((address, f"({shape})", *figures))
+    yield from ["", *align_columns(rows, n_left=2)]
+    certified = list(certificates)
+    if certified:
+        worst = max(certified, key=lambda each: each.ratio)
+        maps = sum(each.n_maps for each in certified)
+        yield ""
+        yield f"{maps:,} attention maps certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"

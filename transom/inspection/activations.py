@@ -1,0 +1,179 @@
+"""Quantities of one forward pass: tensors that the pass recorded, and on demand all those that follow from them.
+
+The forward pass exposes few tensors, its sites. Every other quantity of the table in ``inspection/names.py`` is a function of sites, and is
+computed here with the layers' own functions when it is asked for. Expressions are those of a model in evaluation mode, without dropout.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transom.config.architecture import TransformerConfig
+from transom.errors import ConfigError
+from transom.layers.context import AttentionContext
+from transom.layers.mixture_of_depths import DepthRouter, all_tokens, gather_selected
+from transom.layers.mixture_of_experts import all_experts
+from transom.models.base import LanguageModel, Network, SequencesLike
+
+
+class NotRecordedError(ConfigError):
+    """A quantity was asked for that the pass did not record, and that does not follow from what it recorded."""
+
+
+class Activations:
+    """Quantities by address, such as ``decoder.blocks.0.attn.weights``. Derived quantities are computed once and kept.
+
+    Attributes:
+        model: the model that ran, in evaluation mode.
+        batch: its input.
+        recorded: the recorded sites, and ``logits``.
+        temperature: divisor of the logits before ``probs`` and ``log_probs``.
+        sites_read: addresses in ``recorded`` that were read so far.
+    """
+
+    def __init__(self, model: Network, batch: Any, recorded: Mapping[str, Tensor], temperature: float = 1.0) -> None:
+        self.model, self.batch, self.recorded, self.temperature = model, batch, recorded, temperature
+        self.sites_read = set[str]()
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+        self._derived: dict[str, Tensor | None] = {}
+
+    def __getitem__(self, address: str) -> Tensor:
+        """Return a quantity.
+
+        Raises:
+            NotRecordedError: the model has no quantity of this name, or a site that it follows from was not recorded.
+        """
+        if (x := self.get(address)) is None:
+            raise NotRecordedError(f"expected a recorded quantity, found {address!r}, which the pass did not record; record it too")
+        return x
+
+    def get(self, address: str) -> Tensor | None:
+        """Return a quantity; None if the model has none of this name, or if a site that it follows from was not recorded.
+
+        An expert or routed block to which no token was sent records nothing.
+        """
+        if address in self.recorded:
+            self.sites_read.add(address)
+            return self.recorded[address]
+        if address not in self._derived:
+            from transom.inspection.names import find_quantity  # the table lists the functions that read from this class
+
+            path = address.rpartition(".")[0]
+            quantity = find_quantity(self._modules.get(path), address)
+            try:
+                self._derived[address] = None if quantity is None or quantity.derive is None else quantity.derive(self, path)
+            except NotRecordedError:
+                self._derived[address] = None
+        return self._derived[address]
+
+    def module(self, path: str) -> Any:
+        """Return the module at a path."""
+        return self._modules[path]
+
+
+def parent(path: str) -> str:
+    """Return the path of the module that holds the one at ``path``.
+
+    >>> parent("decoder.blocks.0.attn")
+    'decoder.blocks.0'
+    """
+    return path.rpartition(".")[0]
+
+
+def join(path: str, name: str) -> str:
+    """Return the address of quantity ``name`` of the module at ``path``, which is empty for the model itself."""
+    return f"{path}.{name}" if path else name
+
+
+def sequences_of(a: Activations, path: str) -> SequencesLike:
+    """Return the token sequences that the embedding or stack at ``path`` reads."""
+    decoder = isinstance(a.model, LanguageModel) or path.partition(".")[0] in ("target_embedding", "decoder")
+    sequences: SequencesLike = a.batch.decoder_input if decoder else a.batch.source
+    return sequences
+
+
+def stack_input(a: Activations, stack: str) -> Tensor:
+    """Return the embedded tokens that enter a stack, before dropout."""
+    own = {"encoder": "source_embedding", "decoder": "target_embedding"}[stack]
+    return a[f"{own}.resid" if hasattr(a.model, own) else "embedding.resid"]
+
+
+def stream_after(a: Activations, stack: str, n_blocks: int) -> Tensor:
+    """Return the residual stream of all tokens after the first ``n_blocks`` blocks of a stack.
+
+    A block with a depth router records the selected tokens only, and changes the stream by r (Block(x) - x) at these.
+    """
+    if not n_blocks:
+        return stack_input(a, stack)
+    path = f"{stack}.blocks.{n_blocks - 1}"
+    router = a.module(path).depth
+    if router is None:
+        return a[f"{path}.resid_post"]
+    x, r, selected = stream_after(a, stack, n_blocks - 1), a[f"{path}.depth.score"], a[f"{path}.depth.selected"]
+    if router.path is all_tokens:
+        change = (a[f"{path}.resid_post"] - a[f"{path}.resid_pre"]) * selected[..., None]
+    elif not selected.any():
+        return x
+    else:
+        gathered = gather_selected(selected)
+        change = (a[f"{path}.resid_post"] - a[f"{path}.resid_pre"]) * gathered.valid[..., None]
+        change = torch.zeros_like(x, dtype=change.dtype).scatter(1, gathered.indices[..., None].expand_as(change), change)
+    return x + r[..., None].to(x.dtype) * change.to(x.dtype)
+
+
+def depth_selected(a: Activations, path: str) -> Tensor:
+    """Return True at the tokens that a depth router selects, (batch, length)."""
+    router: DepthRouter = a.module(path)
+    return router.select(a[f"{path}.score"], a.model.token_masks(f"{parent(path)}.attn", a.batch)[0])
+
+
+def stack_output(a: Activations, stack: str) -> Tensor:
+    """Return the output of a stack: the residual stream after the last block and the final norm, if it has one."""
+    module = a.module(stack)
+    if module.norm is not None:
+        return a[f"{stack}.norm.out"]
+    return stream_after(a, stack, len(module.blocks))
+
+
+def attention_context(a: Activations, attention: str) -> AttentionContext:
+    """Return mask, bias and rotary tables of an attention layer in this pass, as dense matrices."""
+    ctx = a.model.attention_context(attention, a.batch)
+    block = parent(attention)
+    router = getattr(a.module(block), "depth", None)
+    if not isinstance(router, DepthRouter):
+        return ctx
+    cross = attention.endswith(".cross")
+    if router.path is all_tokens:
+        visible = a[f"{block}.depth.selected"][:, None, None]
+        return ctx if cross else replace(ctx, mask=visible if ctx.mask is None else ctx.mask & visible)
+    token_mask = a.model.token_masks(f"{block}.attn", a.batch)[0]
+    return router.attention_context(a[f"{block}.depth.score"], token_mask, ctx, cross)
+
+
+def sublayer_input(a: Activations, path: str) -> Tensor:
+    """Return the input of the attention layer or feed-forward network at ``path``, which is a part of a block."""
+    block, _, part = path.rpartition(".")
+    if hasattr(a.module(block), "norm"):  # a parallel block has one norm for all parts
+        return a[f"{block}.norm.out"]
+    assert isinstance(a.model.config, TransformerConfig)
+    if a.model.config.norm_placement != "post":
+        return a[f"{block}.{part}_residual.norm.out"]
+    crossed = part == "ff" and a.module(block).cross is not None
+    return a[f"{block}.{'resid_cross' if crossed else 'resid_pre' if part == 'attn' else 'resid_mid'}"]
+
+
+def feed_forward_input(a: Activations, path: str) -> Tensor:
+    """Return the input of a feed-forward network: the block's stream, or for an expert the tokens that are sent to it."""
+    owner, _, part = path.rpartition(".")
+    if part == "ff":
+        return sublayer_input(a, path)
+    if part == "shared":
+        return sublayer_input(a, owner).flatten(0, -2)
+    moe, expert = parent(owner), int(part)
+    tokens, chosen = sublayer_input(a, moe).flatten(0, -2), a[f"{moe}.chosen"].flatten(0, -2)
+    if a.module(moe).path is all_experts:
+        return tokens
+    return tokens[(chosen == expert).any(-1)]

@@ -1,0 +1,148 @@
+"""Quantities of attention layers that follow from their sites ``q``, ``k``, ``v`` and ``z``."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transom.inspection.activations import Activations, attention_context, stack_output, sublayer_input
+from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights, repeat_kv
+
+
+def attention_memory(a: Activations, path: str) -> Tensor:
+    """Return the input of W_K and W_V: the encoder's output for cross-attention, the input of W_Q for self-attention."""
+    return stack_output(a, "encoder") if path.endswith(".cross") else sublayer_input(a, path)
+
+
+def q_proj(a: Activations, path: str) -> Tensor:
+    """Compute X W_Q per head, before QK norm and rotation."""
+    return _heads(a.module(path).q(sublayer_input(a, path)), a.module(path).d_head)
+
+
+def k_proj(a: Activations, path: str) -> Tensor:
+    """Compute X W_K per head, before QK norm and rotation."""
+    return _heads(a.module(path).k(attention_memory(a, path)), a.module(path).d_head)
+
+
+def v_proj(a: Activations, path: str) -> Tensor:
+    """Compute X W_V per head, before a value residual."""
+    return _heads(a.module(path).v(attention_memory(a, path)), a.module(path).d_value)
+
+
+def _heads(x: Tensor, width: int) -> Tensor:
+    """Split (batch, length, heads * width) into heads: (batch, heads, length, width)."""
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+class AttentionInputs(NamedTuple):
+    """Queries and keys of one attention layer, for chosen heads and query rows.
+
+    Attributes:
+        q: queries.
+        k: keys of the heads of ``q``, repeated where heads share them.
+        args: mask, bias and sinks for these heads and rows.
+    """
+
+    q: Float[Tensor, "batch heads rows d_head"]
+    k: Float[Tensor, "batch heads key d_head"]
+    args: AttentionArgs
+
+    @classmethod
+    def of(cls, a: Activations, path: str, heads: Sequence[int] | None = None, rows: Sequence[int] | slice | None = None) -> Self:
+        """Select heads and rows of the layer at ``path``; None selects all."""
+        q, k = a[f"{path}.q"], a[f"{path}.k"]
+        args = a.module(path).attention_args(attention_context(a, path))
+        mask, bias, sinks = args.mask, args.bias, args.sinks
+        if heads is not None:
+            k = k[:, [head * k.shape[1] // q.shape[1] for head in heads]]
+            q, mask, bias = q[:, heads], _take(mask, 1, heads), _take(bias, 1, heads)
+            sinks = None if sinks is None else sinks[heads]
+        else:
+            k = repeat_kv(k, q.shape[1])
+        if rows is not None:
+            q, mask, bias = q[:, :, rows], _take(mask, 2, rows), _take(bias, 2, rows)
+        return cls(q, k, args._replace(mask=mask, bias=bias, sinks=sinks))
+
+    def dot_products(self) -> Tensor:
+        """Compute Q K^T, before the division by sqrt(d_k)."""
+        return self.q @ self.k.transpose(-2, -1)
+
+    def scores(self) -> Tensor:
+        """Compute the scores S, with softcap and position bias."""
+        return attention_scores(self.q, self.k, self.args)
+
+    def masked_scores(self) -> Tensor:
+        """Compute S with minus infinity where a query may not attend to a key."""
+        s = self.scores()
+        return s if self.args.mask is None else s.masked_fill(~self.args.mask, -torch.inf)
+
+    def logsumexp(self) -> Tensor:
+        """Compute ln sum_j exp(S_ij) over the visible keys and the sink; minus infinity for a query that sees nothing."""
+        s = self.masked_scores()
+        wide = s.to(torch.promote_types(s.dtype, torch.float32))
+        if (sinks := self.args.sinks) is not None:
+            wide = torch.cat([wide, sinks.to(wide)[:, None, None].expand(len(wide), -1, wide.shape[2], 1)], -1)
+        return wide.logsumexp(-1)
+
+    def weights(self) -> Tensor:
+        """Compute the attention weights with the layer's own functions."""
+        return attention_weights(self.scores(), self.args)
+
+
+def _take(x: Tensor | None, axis: int, indices: Sequence[int] | slice) -> Tensor | None:
+    """Select indices of an axis of a mask or bias, unless it has size 1 and broadcasts."""
+    if x is None or x.shape[axis] == 1:
+        return x
+    return x[:, indices] if axis == 1 else x[:, :, indices]
+
+
+def attention_map(name: str) -> Callable[[Activations, str], Tensor]:
+    """Return the function that computes ``AttentionInputs.name`` for all heads and rows of a layer."""
+    return lambda a, path: getattr(AttentionInputs.of(a, path), name)()
+
+
+def weights(a: Activations, path: str) -> Tensor:
+    """Compute the attention weights with the layer's own function."""
+    result: Tensor = a.module(path).attention_weights(a[f"{path}.q"], a[f"{path}.k"], attention_context(a, path))
+    return result
+
+
+def implied_weights(a: Activations, path: str) -> Tensor:
+    """Compute the weights that an approximation of attention implies."""
+    module = a.module(path)
+    if not module.approximation.supports_packing:  # one sequence per row
+        result: Tensor = module.approximation.unmasked_weights(a[f"{path}.q"], a[f"{path}.k"])
+        return result
+    return weights(a, path)
+
+
+def concat(a: Activations, path: str) -> Tensor:
+    """Concatenate the outputs of all heads."""
+    return a[f"{path}.z"].transpose(1, 2).flatten(2)
+
+
+def head_out(a: Activations, path: str) -> Tensor:
+    """Compute the contribution of each head to the output, z_h W_O_h; their sum and the bias are the output."""
+    z, module = a[f"{path}.z"], a.module(path)
+    return torch.einsum("bhqv,hvd->bhqd", z, output_weights(module, z))
+
+
+def output_weights(module: Attention, z: Tensor) -> Tensor:
+    """Return W_O split by head, (n_heads, d_value, d_model); the identity if the layer has no output projection."""
+    n_heads, d_value = z.shape[1], z.shape[3]
+    w = module.o.weight.T if isinstance(module.o, nn.Linear) else torch.eye(n_heads * d_value, dtype=z.dtype, device=z.device)
+    return w.to(z.dtype).unflatten(0, (n_heads, d_value))
+
+
+def out(a: Activations, path: str) -> Tensor:
+    """Compute the output of the layer, Concat(z_1, ..., z_h) W_O."""
+    result: Tensor = a.module(path).o(a[f"{path}.concat"])
+    return result
+
+
+def source_scores(a: Activations, path: str) -> Tensor:
+    """Compute the scores of a recurrent decoder's attention, with the layer's own function."""
+    result: Tensor = a.module(path).scores(a[f"{path}.q"], a[f"{path}.k"])
+    return result

@@ -1,0 +1,334 @@
+"""The names of all quantities of a forward pass: one table for lookup, listing and documentation.
+
+The address of a quantity is the path of the module that owns it, and its name: ``decoder.blocks.0.attn.weights``. A quantity either exists
+in the forward pass, as a site that an observer can record, or is derived from sites by a few operations per element, or is recomputed by a
+matrix product. ``inspection/activations.py`` computes what does not exist.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from transom.config.architecture import ModelConfig
+from transom.errors import ConfigError
+from transom.inspection import derive_attention as attention
+from transom.inspection import derive_layers as layers
+from transom.inspection import derive_recurrent as recurrent
+from transom.inspection.activation_sites import fake_pass
+from transom.inspection.activations import Activations, depth_selected, join, stack_output
+from transom.layers.approximations.approximate_attention import ApproximateAttention
+from transom.layers.attention import Attention
+from transom.layers.block import Block
+from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward, GatedFeedForward
+from transom.layers.mixture_of_depths import DepthRouter
+from transom.layers.mixture_of_experts import MixtureOfExperts
+from transom.layers.norm import Norm
+from transom.layers.recurrent.recurrent_decoder import SourceAttention
+from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentEncoderLayer, RecurrentLayer, RecurrentStack
+from transom.layers.stack import Stack
+from transom.layers.vision.patch_embedding import PatchEmbedding
+from transom.models.base import Network
+
+Derive = Callable[[Activations, str], Tensor | None]
+"""Computes a quantity of the module at a path; returns None if the module has no such quantity."""
+
+Cost = Literal["exists", "derived", "recomputed"]
+
+
+class Quantity(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        name: last part of the address.
+        symbol: symbol of the articles.
+        formula: equation, or what the quantity is.
+        axes: names of the axes, as in docs/notation.md.
+        derive: function that computes the quantity; None for a site.
+        recomputed: whether ``derive`` contains a matrix product.
+        alias: name in TransformerLens, after the block and module; empty if it has none.
+    """
+
+    name: str
+    symbol: str
+    formula: str
+    axes: str
+    derive: Derive | None = None
+    recomputed: bool = False
+    alias: str = ""
+
+    @property
+    def cost(self) -> Cost:
+        """Whether the quantity exists in the forward pass, is derived from its sites, or is recomputed by a matrix product."""
+        return "exists" if self.derive is None else "recomputed" if self.recomputed else "derived"
+
+
+def _gate(name: str) -> Derive:
+    """Return the function that computes one gate of a recurrent layer."""
+    return lambda a, path: recurrent.gates(a, path).get(name)
+
+
+_STREAM, _HEADS, _MAP = "batch query d_model", "batch n_heads query d_head", "batch n_heads query key"
+
+_SCORES = "hook_attn_scores"
+
+_COMMON_ATTENTION = (
+    Quantity("q_proj", "Q", "X W_Q, before QK norm and RoPE", _HEADS, attention.q_proj, True, "hook_q"),
+    Quantity("k_proj", "K", "X W_K, before QK norm and RoPE", "batch kv_heads key d_head", attention.k_proj, True, "hook_k"),
+    Quantity("v_proj", "V", "X W_V, before a value residual", "batch kv_heads key d_value", attention.v_proj, True),
+    Quantity("q", "Q", "queries, as the scores read them", _HEADS, alias="hook_rot_q"),
+    Quantity("k", "K", "keys, as the scores read them", "batch kv_heads key d_head", alias="hook_rot_k"),
+    Quantity("v", "V", "values", "batch kv_heads key d_value", alias="hook_v"),
+)
+
+_ATTENTION_OUTPUT = (
+    Quantity("z", "O", "A V: output of each head", "batch n_heads query d_value", alias="hook_z"),
+    Quantity("concat", "O", "Concat(z_1, ..., z_h)", "batch query width", attention.concat),
+    Quantity("head_out", "", "z_h W_O_h: output of a head", "batch n_heads query d_model", attention.head_out, True, "hook_result"),
+    Quantity("out", "O", "Concat(z_1, ..., z_h) W_O: output of the layer", _STREAM, attention.out, True, "hook_attn_out"),
+)
+
+QUANTITIES: dict[str, tuple[Quantity, ...]] = {
+    "model": (
+        Quantity("pooled", "", "pooled vector of a text or image", "batch d_model", layers.pooled),
+        Quantity("last_hidden", "H", "vectors that the output projection maps to logits", "*positions d_model", layers.last_hidden, True),
+        Quantity("logits", "Z", "H W_U: scores of all symbols or classes", "*positions vocab"),
+        Quantity("probs", "f", "softmax(Z / tau)", "*positions vocab", layers.probs),
+        Quantity("log_probs", "ln f", "Z - ln sum_j exp(Z_j)", "*positions vocab", layers.log_probs),
+    ),
+    "embedding": (
+        Quantity("token", "E", "token embeddings, times sqrt(d_model) if scaled", _STREAM, layers.token_embedding, alias="hook_embed"),
+        Quantity("position", "P", "position embeddings", "batch query d_model", layers.position_embedding, alias="hook_pos_embed"),
+        Quantity("sum", "E + P", "sum of token and position embeddings", _STREAM, layers.embedding_sum),
+        Quantity("resid", "X", "residual stream before the first block", _STREAM),
+    ),
+    "patch embedding": (
+        Quantity("patches", "x_p", "pixels of each patch", "batch patches patch_width", layers.patches),
+        Quantity("patch", "x_p E", "patch embeddings", "batch patches d_model", layers.patch_embedding, True),
+        Quantity("cls", "x_cls", "class token", "batch 1 d_model", layers.class_token),
+        Quantity("position", "E_pos", "position embeddings", "batch query d_model", layers.patch_positions),
+        Quantity("resid", "z_0", "residual stream before the first block", _STREAM),
+    ),
+    "stem stages": (Quantity("*", "", "feature map after a stage of the stem", "batch maps map_height map_width"),),
+    "stack": (Quantity("out", "X", "output of the stack, after its final norm", _STREAM, stack_output),),
+    "block": (
+        Quantity("resid_pre", "X", "residual stream before the block", _STREAM, alias="hook_resid_pre"),
+        Quantity("resid_mid", "X", "residual stream after self-attention", _STREAM, alias="hook_resid_mid"),
+        Quantity("resid_cross", "X", "residual stream after cross-attention", _STREAM, alias="hook_resid_mid_cross"),
+        Quantity("resid_post", "X", "residual stream after the block", _STREAM, alias="hook_resid_post"),
+    ),
+    "depth router": (
+        Quantity("score", "r", "w x + b: score of each token", "batch query"),
+        Quantity("selected", "", "whether a token passes the block", "batch query", depth_selected),
+    ),
+    "norm": (
+        Quantity("x", "x", "input of the norm", "*axes width"),
+        Quantity("mean", "mu", "mean of each vector", "*axes", layers.norm_mean),
+        Quantity("variance", "sigma^2", "biased variance of each vector", "*axes", layers.norm_variance),
+        Quantity("mean_square", "", "mean of the squares of each vector (RMSNorm)", "*axes", layers.norm_mean_square),
+        Quantity("scale", "", "square root by which the norm divides", "*axes", layers.norm_scale, alias="hook_scale"),
+        Quantity("normalized", "x_hat", "(x - mu) / sqrt(sigma^2 + eps)", "*axes width", layers.norm_normalized),
+        Quantity("out", "", "gamma x_hat + beta", "*axes width", layers.norm_out, alias="hook_normalized"),
+    ),
+    "attention": (
+        *_COMMON_ATTENTION,
+        Quantity("dot_products", "S", "Q K^T", _MAP, attention.attention_map("dot_products"), True),
+        Quantity("scores", "", "Q K^T / sqrt(d_k), then softcap and position bias", _MAP, attention.attention_map("scores"), True),
+        Quantity("masked_scores", "", "scores; minus infinity where masked", _MAP, attention.attention_map("masked_scores"), True, _SCORES),
+        Quantity("logsumexp", "", "ln sum_j exp(scores_ij)", "batch n_heads query", attention.attention_map("logsumexp"), True),
+        Quantity("weights", "A", "softmax of the masked scores", _MAP, attention.weights, True, "hook_pattern"),
+        *_ATTENTION_OUTPUT,
+    ),
+    "approximate attention": (
+        *_COMMON_ATTENTION,
+        Quantity("weights", "A", "weights that the approximation implies", _MAP, attention.implied_weights, True),
+        *_ATTENTION_OUTPUT,
+    ),
+    "source attention": (
+        Quantity("q", "s_t", "decoder states, projected", "batch 1 query d_head"),
+        Quantity("k", "h_j", "encoder states, projected", "batch 1 key d_head"),
+        Quantity("v", "h_j", "encoder states", "batch 1 key d_model"),
+        Quantity("scores", "e_tj", "score(s_t, h_j)", "batch 1 query key", attention.source_scores, True),
+        Quantity("weights", "a_tj", "softmax of the scores over source tokens", "batch 1 query key", attention.weights, True),
+        Quantity("z", "c_t", "sum_j a_tj h_j: context vector", "batch 1 query d_model"),
+    ),
+    "feed-forward": (
+        Quantity("pre", "", "X W_1 + b_1: pre-activation", "*axes d_ff", layers.up, True, "hook_pre"),
+        Quantity("hidden", "", "f(X W_1 + b_1): hidden units", "*axes d_ff", alias="hook_post"),
+        Quantity("out", "", "hidden W_2 + b_2: output", "*axes d_model", layers.down, True, "hook_mlp_out"),
+    ),
+    "gated feed-forward": (
+        Quantity("pre", "", "X W_g: pre-activation of the gate", "*axes d_ff", layers.gate_pre, True, "hook_pre"),
+        Quantity("gate", "", "f(X W_g): gate", "*axes d_ff", layers.gate, True),
+        Quantity("up", "", "X W_1: units that are gated", "*axes d_ff", layers.up, True, "hook_pre_linear"),
+        Quantity("hidden", "", "f(X W_g) * X W_1: hidden units", "*axes d_ff", alias="hook_post"),
+        Quantity("out", "", "hidden W_2: output", "*axes d_model", layers.down, True, "hook_mlp_out"),
+    ),
+    "mixture of experts": (
+        Quantity("router", "", "X W_r: logits of the router", "batch query n_experts"),
+        Quantity("router_probs", "p", "probability of each expert", "batch query n_experts", layers.router_probs),
+        Quantity("chosen", "", "indices of the chosen experts, best first", "batch query top_k", layers.chosen_experts),
+        Quantity("gates", "g", "gates of the chosen experts", "batch query top_k", layers.expert_gates),
+        Quantity("out", "", "sum_i g_i E_i(x): output", _STREAM, layers.experts_out, True, "hook_mlp_out"),
+    ),
+    "recurrent stack": (
+        Quantity("attentional", "h~_t", "tanh(W_c [c_t; h_t])", "batch query d_model", recurrent.attentional, True),
+        Quantity("maxout", "t_t", "maxout of [s_t; y_{t-1}; c_t]", "batch query d_model", recurrent.maxout, True),
+        Quantity("out", "h_t", "output of the stack", "batch query d_model", recurrent.recurrent_out),
+    ),
+    "recurrent encoder layer": (Quantity("h", "h_t", "states, both directions concatenated", "batch query d_model"),),
+    "recurrent layer": (
+        Quantity("h", "h_t", "states", "batch query width", recurrent.states),
+        Quantity("i", "i_t", "input gate of an LSTM", "batch query width", _gate("i"), True),
+        Quantity("f", "f_t", "forget gate of an LSTM", "batch query width", _gate("f"), True),
+        Quantity("g", "g_t", "candidate of an LSTM", "batch query width", _gate("g"), True),
+        Quantity("o", "o_t", "output gate of an LSTM", "batch query width", _gate("o"), True),
+        Quantity("c", "c_t", "f c_{t-1} + i g: cell state of an LSTM", "batch query width", _gate("c"), True),
+        Quantity("r", "r_t", "reset gate of a GRU", "batch query width", _gate("r"), True),
+        Quantity("z", "z_t", "update gate of a GRU", "batch query width", _gate("z"), True),
+        Quantity("n", "n_t", "candidate of a GRU", "batch query width", _gate("n"), True),
+        Quantity("pre", "", "W x_t + U h_{t-1} + b of a simple network", "batch query width", _gate("pre"), True),
+    ),
+}
+"""Quantities by the kind of module that owns them."""
+
+OWNERS: tuple[tuple[type[nn.Module], str], ...] = (
+    (Network, "model"),
+    (Embedding, "embedding"),
+    (PatchEmbedding, "patch embedding"),
+    (Stack, "stack"),
+    (Block, "block"),
+    (DepthRouter, "depth router"),
+    (Norm, "norm"),
+    (ApproximateAttention, "approximate attention"),
+    (Attention, "attention"),
+    (SourceAttention, "source attention"),
+    (GatedFeedForward, "gated feed-forward"),
+    (FeedForward, "feed-forward"),
+    (MixtureOfExperts, "mixture of experts"),
+    (RecurrentEncoder, "recurrent stack"),
+    (RecurrentStack, "recurrent stack"),
+    (RecurrentEncoderLayer, "recurrent encoder layer"),
+    (RecurrentLayer, "recurrent layer"),
+)
+"""Kind of owner of each module class; the first that matches counts."""
+
+
+class NamedQuantity(NamedTuple):
+    """A quantity of a model.
+
+    Attributes:
+        address: path of the owner and name.
+        quantity: row of the table.
+        shape: shape for one source of 3 tokens and one target of 2, or one image.
+        cost: "exists", "derived" or "recomputed" in this model.
+        alias: name in TransformerLens; empty if it has none.
+    """
+
+    address: str
+    quantity: Quantity
+    shape: tuple[int, ...]
+    cost: Cost
+    alias: str
+
+
+def owner_kind(module: nn.Module, path: str) -> str | None:
+    """Return the kind of owner that a module is; None for modules without quantities."""
+    if path.endswith("stem.stages"):
+        return "stem stages"
+    return next((kind for owner, kind in OWNERS if isinstance(module, owner)), None)
+
+
+def find_quantity(owner: nn.Module | None, address: str) -> Quantity | None:
+    """Return the row of the table for an address whose path leads to ``owner``; None if there is none."""
+    path, _, name = address.rpartition(".")
+    rows = () if owner is None else QUANTITIES.get(owner_kind(owner, path) or "", ())
+    return next((row for row in rows if fnmatchcase(name, row.name)), None)
+
+
+def list_names(config: ModelConfig) -> list[NamedQuantity]:
+    """List all quantities of a model with their shapes, without allocating its weights.
+
+    The shapes are those for one source of 3 tokens and one target of 2 tokens, or for one image, in which all experts and routed blocks
+    process every token.
+
+    Args:
+        config: the model's configuration, with vocabulary sizes.
+    """
+    with fake_pass(config) as a:
+        found = list[NamedQuantity]()
+        for address, row in _candidates(a):
+            cost = "exists" if address in a.recorded else row.cost
+            if (x := a.get(address)) is not None:
+                found.append(NamedQuantity(address, row, tuple(x.shape), cost, transformer_lens_name(a.model, address, row)))
+        return found
+
+
+def required_sites(config: ModelConfig, addresses: Iterable[str]) -> list[str]:
+    """Return the sites from which quantities of a model follow, and ``logits`` if they follow from these."""
+    with fake_pass(config) as a:
+        for address in addresses:
+            a.get(address)
+        return sorted(a.sites_read)
+
+
+def _candidates(a: Activations) -> Iterator[tuple[str, Quantity]]:
+    """Yield the address and row of everything that the modules of a model may have."""
+    for path, module in a.model.named_modules():
+        for row in QUANTITIES.get(owner_kind(module, path) or "", ()):
+            if row.name == "*":
+                yield from ((address, row) for address in a.recorded if address.startswith(f"{path}."))
+            else:
+                yield join(path, row.name), row
+
+
+_PARTS = {"attn": "attn", "cross": "cross_attn", "ff": "mlp", "attn_residual.norm": "ln1", "ff_residual.norm": "ln2", "": ""}
+"""Names of the parts of a block in TransformerLens."""
+
+
+def transformer_lens_name(model: Network, address: str, row: Quantity) -> str:
+    """Return the name of a quantity in TransformerLens; empty if it has none.
+
+    TransformerLens names the blocks ``blocks.N`` in models with one stack, and ``encoder.N`` and ``decoder.N`` in translators. The outputs
+    of attention and feed-forward belong to the block.
+    """
+    if not row.alias:
+        return ""
+    stack, _, rest = address.rpartition(".")[0].partition(".blocks.")
+    if not rest:
+        if row.name in ("token", "position"):
+            return row.alias
+        return f"ln_final.{row.alias}" if stack in ("encoder.norm", "decoder.norm") else ""
+    number, _, part = rest.partition(".")
+    block = f"blocks.{number}" if not (hasattr(model, "encoder") and hasattr(model, "decoder")) else f"{stack}.{number}"
+    if part not in _PARTS:
+        return ""
+    owner = "" if row.alias in ("hook_attn_out", "hook_mlp_out") else _PARTS[part]
+    alias = "hook_cross_attn_out" if part == "cross" and row.name == "out" else row.alias
+    return ".".join(piece for piece in (block, owner, alias) if piece)
+
+
+def select_names(known: Iterable[str], wanted: Iterable[str], aliases: dict[str, str] | None = None) -> list[str]:
+    """Return the addresses that are wanted, in the order of ``known``.
+
+    Args:
+        known: all addresses of a model.
+        wanted: addresses, their endings (``attn.weights``), patterns with ``*``, or names of TransformerLens.
+        aliases: address per name of TransformerLens.
+
+    Raises:
+        ConfigError: a name matches nothing; the message has the three nearest.
+    """
+    known, chosen = list(known), set[str]()
+    for name in wanted:
+        pattern = (aliases or {}).get(name, name)
+        found = [address for address in known if fnmatchcase(address, pattern) or fnmatchcase(address, f"*.{pattern}")]
+        if not found:
+            endings = dict.fromkeys(ending for address in known for ending in (address, ".".join(address.split(".")[-2:])))
+            near = difflib.get_close_matches(name, [*endings, *(aliases or {})], n=3, cutoff=0.0)
+            raise ConfigError(f"expected the name of a quantity, found {name!r}; the nearest are {', '.join(near)} (transom names RUN)")
+        chosen.update(found)
+    return [address for address in known if address in chosen]
