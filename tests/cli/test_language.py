@@ -44,6 +44,18 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> LanguageRun:
     return LanguageRun(folder / "run", text)
 
 
+def test_generation_is_traced_step_by_step(spoken: LanguageRun, transom: Call) -> None:
+    options = ("the sun", "--seed", "3", "--max-new-tokens", "4")
+    plain = transom("generate", spoken.folder, *options).out.strip()
+    lines = transom("generate", spoken.folder, *options, "--trace", "steps").out.splitlines()
+    assert lines[0] == "step 1" and sum(line.startswith("step ") for line in lines) in (4, 5)
+    assert plain.endswith(lines[-1].strip())
+    (answer,) = transom("generate", spoken.folder, *options, "--trace", "steps", "--json").json
+    chosen = [(*step["kept"], *step["finished"])[0] for step in answer["steps"]]
+    assert all(0 < each["p"] <= 1 for each in chosen)
+    assert [len(step["hypotheses"]) for step in answer["steps"]] == [1] * len(chosen)
+
+
 def test_training_leaves_a_whole_run_folder(spoken: LanguageRun) -> None:
     names = {path.name for path in spoken.folder.iterdir()}
     assert {"recipe.toml", "config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "README.md"} <= names

@@ -1,5 +1,6 @@
 """``transom names`` and ``transom trace``: every quantity is listed, read, certified and saved."""
 
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from tests.cli.conftest import Call, Trained
 def test_names_are_listed_once_for_all_blocks_or_each(transom: Call, trained: Trained) -> None:
     lines = transom("names", trained.folder).out.splitlines()
     row = next(line for line in lines if line.startswith("decoder.blocks.N.cross.weights "))
-    assert re.fullmatch(r"\S+ +A +\(batch, n_heads=2, query, key\) +recomputed +softmax of the masked scores +decoder\.N\.cross_attn\.hook_pattern", row)
+    assert re.fullmatch(
+        r"\S+ +A +\(batch, n_heads=2, query, key\) +recomputed +softmax of the masked scores +decoder\.N\.cross_attn\.hook_pattern", row
+    )
     each = transom("names", trained.folder, "cross.weights", "--each").out.splitlines()
     assert [line.split()[0] for line in each[1:]] == ["decoder.blocks.0.cross.weights"]
     (record,) = transom("names", trained.folder, "decoder.0.cross_attn.hook_pattern", "--json").json
@@ -36,7 +39,9 @@ def test_a_trace_is_summarized_certified_and_saved(transom: Call, trained: Train
     outcome = transom(*asked)
     assert outcome.code == 0
     assert re.search(r"^source: .*\[EOS\]$", outcome.out, re.M) and re.search(r"^target: \[SOS\]", outcome.out, re.M)
-    assert re.search(r"\d+ attention maps certified: the largest error is \S+ of its bound of rounding \(decoder.blocks.0.cross\)", outcome.out)
+    assert re.search(
+        r"\d+ attention maps certified: the largest error is \S+ of its bound of rounding \(decoder.blocks.0.cross\)", outcome.out
+    )
     saved = load_file(file)
     assert set(saved) == {"decoder.blocks.0.cross.weights", "decoder.blocks.0.resid_post", "encoder.blocks.0.resid_post"}
     weights = saved["decoder.blocks.0.cross.weights"]
@@ -66,3 +71,33 @@ def test_mistakes_are_one_line(options: tuple[str, ...], expected: str, transom:
 def test_a_file_of_the_run_is_not_overwritten(transom: Call, trained: Trained) -> None:
     outcome = transom("trace", trained.folder, "a", "--out", trained.folder / "model.safetensors")
     assert outcome.code == 2 and "model.safetensors" in outcome.error
+
+
+def test_a_translation_is_traced_step_by_step(transom: Call, trained: Trained, tmp_path: Path) -> None:
+    plain = transom("translate", trained.folder, "a b c", "--beam-size", "2").out.strip()
+    file = tmp_path / "steps.json"
+    page = transom("translate", trained.folder, "a b c", "--beam-size", "2", "--trace", "steps", "--trace-file", file)
+    assert page.code == 0
+    lines = page.out.splitlines()
+    assert lines[0] == "step 1" and lines[-2:] == ["", plain]
+    assert re.fullmatch(r"  \(start\)  \[log p 0\.000\]", lines[1])
+    assert re.search(r"\[\S+ \d+\.\d%\]", lines[2])
+    assert any(line.startswith("  finished: ") for line in lines)
+    (record,) = json.loads(file.read_text(encoding="utf-8"))
+    (answer,) = transom("translate", trained.folder, "a b c", "--beam-size", "2", "--trace", "steps", "--json").json
+    assert answer["steps"] == record["steps"] and answer["text"] == record["text"] == plain
+    first = record["steps"][0]
+    assert [len(step["hypotheses"]) for step in record["steps"][:2]] == [1, 2]
+    assert first["kept"][0]["p"] == pytest.approx(first["hypotheses"][0]["candidates"][0]["p"])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--trace", "steps", "--n-best", "2"), "--trace: expected one text per input, found --n-best 2"),
+        (("--trace-file", "x.json"), "--trace-file: expected --trace steps, found none"),
+    ],
+)
+def test_options_of_a_step_trace_that_do_not_fit(options: tuple[str, ...], expected: str, transom: Call, trained: Trained) -> None:
+    outcome = transom("translate", trained.folder, "a", *options)
+    assert outcome.code == 2 and expected in outcome.error

@@ -12,11 +12,13 @@ from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read
 from transom.cli.options import DecodingPrecisionOption, GenerateTooLong, RunArgument, expand_options
 from transom.cli.output import JsonAnswersOption, print_note, show_controls
 from transom.cli.sampling import SamplingOptions
+from transom.cli.search_steps import StepTrace, TraceFileOption, TraceOption, check_trace_options
 
 EXAMPLES = """
 transom generate runs/shakespeare-char "ROMEO:"
 transom generate runs/stdlib "def read(" --temperature 0.7 --top-p 0.9 --max-new-tokens 400
 transom generate runs/stdlib --input prompts.txt --num-samples 3 --json
+transom generate runs/stdlib "def read(" --trace steps --max-new-tokens 5
 transom generate runs/stdlib "class Stack:" --stop "\\n\\n\\n" --seed 7
 """
 
@@ -36,6 +38,8 @@ def generate(
         int, typer.Option("--num-samples", min=1, max=100_000, metavar="N", help="Number of texts to generate per prompt.")
     ] = 1,
     sampling: SamplingOptions,
+    trace: TraceOption = None,
+    trace_file: TraceFileOption = None,
     too_long: GenerateTooLong = "window",
     precision: DecodingPrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
@@ -48,6 +52,7 @@ def generate(
         from transom.decoding.predictors.generator import Generator
         from transom.tasks.load import load
 
+    check_trace_options(trace, trace_file, samples, "--num-samples", [run, sources.input_file])
     inputs = read_inputs(prompts, sources, "PROMPT", "prompts")
     options = {**sampling.given, "too_long": too_long, "name": inputs.name}
     generator = load(run, precision, kind=Generator)
@@ -55,7 +60,11 @@ def generate(
         sampling.note_unused(generator.sampling.temperature, ("--num-samples",) * (samples > 1))
     start, overflows, exits = time.perf_counter(), list[bool](), list[Any]()
 
+    steps = StepTrace(generator.record_search, generator.tokenizer.symbols, options)
+
     def answer(texts: list[str], notify: Any) -> list[Answer]:
+        if trace is not None:
+            return steps.answer(texts)
         found = generator.continuations(texts, samples, **options, notify=notify)
         overflows.extend(each.windows > 0 for of_prompt in found for each in of_prompt)
         exits.append(found.early_exit)
@@ -67,10 +76,11 @@ def generate(
         overflows.append(pieces.windows > 0)
         exits.append(pieces.early_exit)
 
-    streamed = stream if samples == 1 else None
+    streamed = stream if samples == 1 and trace is None else None
     if inputs.given is not None and len(inputs.given) == 1 and not inputs.is_stream and streamed and not as_json:
         inputs = Inputs(inputs.name, None, iter(inputs.given))
     answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, stream=streamed, separator="---")
+    steps.save(trace_file)
     if sum(overflows) and not as_json:
         _note_window_overflow("the text" if len(overflows) == 1 else f"{sum(overflows):,} texts", generator)
     for found in exits[:1]:

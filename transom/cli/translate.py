@@ -22,6 +22,7 @@ from transom.cli.options import (
 )
 from transom.cli.output import JsonAnswersOption, note_too_long, print_result, select_options
 from transom.cli.sampling import TranslationSampling
+from transom.cli.search_steps import StepTrace, TraceFileOption, TraceOption, check_trace_options
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ transom translate runs/en-de --n-best 5 "A man sleeps."
 transom translate runs/en-de --sample --n-best 5 --seed 7 "A man sleeps."
 transom translate runs/en-de --alignment "A man sleeps."
 transom translate runs/en-de --alignment --html alignments.html --input test.en
+transom translate runs/en-de --trace steps --beam-size 2 "A man sleeps."
 transom translate runs/joint --to fr "A man sleeps."
 cat test.en | transom translate runs/en-de --beam-size 1 > test.de
 tail -f log.en | transom translate runs/en-de --line-buffered
@@ -80,6 +82,8 @@ def translate(
     sampling: TranslationSampling,
     alignment: AlignmentOption = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="With --alignment: HTML page to write.")] = None,
+    trace: TraceOption = None,
+    trace_file: TraceFileOption = None,
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,
     too_long: TranslateTooLong = "split",
@@ -94,7 +98,8 @@ def translate(
     sampling.check({"--beam-size": beam_size, "--length-penalty": length_penalty})
     if not alignment:
         reject_options({"--html": html}, "--alignment", "translations alone")
-    inputs = _read_whole_inputs(sentences, sources, {"--output": output_file, "--html": html})
+    check_trace_options(trace, trace_file, n_best, "--n-best", [run, sources.input_file])
+    inputs = _read_whole_inputs(sentences, sources, {"--output": output_file, "--html": html, "--trace-file": trace_file})
     with gc_frozen_imports():
         from transom.decoding.predictors.translator import TranslateOptions, Translator
         from transom.tasks.load import load
@@ -106,8 +111,12 @@ def translate(
     sampling.note_unused(n_best, as_json)
     n_too_long, alignments = 0, list[tuple[str, str, Any]]()
 
+    steps = StepTrace(translator.record_search, translator.tokenizers.target.symbols, options)
+
     def answer(texts: list[str], notify: Any) -> list[Answer]:
         nonlocal n_too_long
+        if trace is not None:
+            return steps.answer(texts)
         found = translator.n_best(texts, n_best, **options, notify=notify)
         n_too_long += sum(best[0].pieces > 1 for best in found if best)
         aligned = [_align(translator, text, best, to) if alignment else None for text, best in zip(texts, found, strict=True)]
@@ -115,6 +124,7 @@ def translate(
         return [_answer(number, *each, n_best) for number, each in enumerate(zip(texts, found, aligned, strict=True))]
 
     answered = answer_inputs(inputs, answer, run=run, noun="sentences", as_json=as_json, output_file=output_file)
+    steps.save(trace_file)
     if output_file is not None:
         print_result({"sentences": len(answered), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])
     if html is not None:

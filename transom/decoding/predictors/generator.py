@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -31,6 +31,7 @@ from transom.decoding.search.early_exit import EarlyExitDecoder
 from transom.decoding.search.interfaces import LengthLimits, LogitsProcessor, StepModel
 from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, search_steps
 from transom.decoding.search.sampling import MultinomialSampling
+from transom.decoding.search.step_trace import RecordedStrategy, SearchStep
 from transom.decoding.search.stop_strings import StopStrings, find_stop_string
 from transom.errors import ConfigError, DataError
 from transom.models.base import LanguageModel
@@ -237,6 +238,33 @@ class Generator:
                     notify(sum(text.finish_reason is not None for text in texts), len(texts))
         answers = [self._to_continuation(text, settings) for text in texts]
         return Continuations((answers[i : i + n] for i in range(0, len(answers), n)), early_exit)
+
+    @torch.inference_mode()
+    def record_search(
+        self, prompt: str, n_candidates: int = 5, **options: Unpack[GenerateOptions]
+    ) -> tuple[Continuation, list[SearchStep]]:
+        """Continue a prompt, and record every step: the most probable tokens with their probabilities, and the token that was sampled.
+
+        Args:
+            prompt: the prompt.
+            n_candidates: candidates recorded per step.
+            **options: as for ``generate``.
+
+        Raises:
+            ConfigError: an option is invalid.
+            DataError: prompt and text exceed the context window and ``too_long`` is "refuse".
+        """
+        settings, early_exit = self._settings(1, options)
+        text, steps = self._text(prompt, self._prompts([prompt], settings, options)[0], 0), list[SearchStep]()
+        with eval_mode(self.model):
+            while text.finish_reason is None:
+                request = self._search([text], settings)
+                recorder = RecordedStrategy(request.strategy, EOS, n_candidates)
+                ((hypothesis, *_),) = search(early_exit or self._decoder_backend, request._replace(strategy=recorder))
+                text.log_p += hypothesis.token_log_p
+                self._append(text, list(hypothesis.tokens), request.limits.largest_max_length - 1, settings)
+                steps += [replace(step, number=len(steps) + i) for i, step in enumerate(recorder.steps, 1)]
+        return self._to_continuation(text, settings), steps
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TextStream:
         """Continue a prompt and yield the text in pieces as it is generated.

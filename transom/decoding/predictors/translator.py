@@ -32,6 +32,7 @@ from transom.decoding.search.greedy import GreedySearch
 from transom.decoding.search.interfaces import Hypothesis, StepModel, Strategy, build_length_limits
 from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, sequence_log_probs
 from transom.decoding.search.sampling import MultinomialSampling
+from transom.decoding.search.step_trace import RecordedStrategy, SearchStep
 from transom.errors import ConfigError, DataError
 from transom.models.base import Seq2SeqModel
 from transom.planning.precision import Precision
@@ -210,6 +211,29 @@ class Translator:
         with eval_mode(self.model):
             found: Alignment = inspection("alignment").align(self.model, self.tokenizers, source, target, layer, words, to)
         return found
+
+    @torch.inference_mode()
+    def record_search(self, text: str, n_candidates: int = 5, **options: Unpack[TranslateOptions]) -> tuple[Translation, list[SearchStep]]:
+        """Translate a text, and record every step of the search: candidates with probabilities, choices, and kept and dropped hypotheses.
+
+        Args:
+            text: the source text, which must fit the context window.
+            n_candidates: candidates recorded per hypothesis and step.
+            **options: as for ``translate``; with ``sample``, the first sample is recorded.
+
+        Raises:
+            ConfigError: an option is invalid, or ``to`` is missing.
+            DataError: the text is blank or longer than the context window.
+        """
+        decoding, sampling = self._settings(1, options), sampling_settings(options)
+        pieces = self._pieces([text], self.tokenizers.source.language_prefix(options.get("to")), "refuse", options.get("name") or "text")[0]
+        if not pieces:
+            raise DataError("expected a text of at least one token, found none")
+        strategy = self._strategy(decoding, 1) if sampling is None else MultinomialSampling(EOS, sampling, (_sample_id(text, 0, 0),))
+        recorder = RecordedStrategy(strategy, EOS, n_candidates)
+        with eval_mode(self.model):
+            (hypotheses,) = self._search(pieces, decoding, 1, recorder)
+        return self._translations(hypotheses)[0], recorder.steps
 
     def n_best(self, texts: Sequence[str], n: int, **options: Unpack[TranslateOptions]) -> Results[list[Translation]]:
         """Return up to ``n`` translations of each text, in decreasing order of score; by default the beam has at least ``n`` hypotheses.
@@ -392,15 +416,19 @@ class Translator:
     def _search(
         self, sources: list[list[int]], decoding: BeamSearchConfig, n: int, strategy: Strategy | None = None
     ) -> list[list[Hypothesis]]:
-        device, alpha = self.model.device, decoding.length_penalty
-        if strategy is None:
-            strategy = GreedySearch(EOS, alpha) if decoding.beam_size == 1 else BeamSearch(EOS, decoding.beam_size, n, alpha)
+        device = self.model.device
+        strategy = strategy or self._strategy(decoding, n)
         limits = build_length_limits([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = PaddedSequences.pad([[*source, EOS] for source in sources]).to(device)
         never = [PAD, SOS, *self.tokenizers.target.tag_tokens]
         return search(
             self._decoder_backend, SearchRequest(rows, strategy, limits, SOS, EOS, [SuppressTokens(torch.tensor(never, device=device))])
         )
+
+    def _strategy(self, decoding: BeamSearchConfig, n: int) -> Strategy:
+        """Return greedy search, or beam search for the ``n`` best translations."""
+        alpha = decoding.length_penalty
+        return GreedySearch(EOS, alpha) if decoding.beam_size == 1 else BeamSearch(EOS, decoding.beam_size, n, alpha)
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         target = self.tokenizers.target
