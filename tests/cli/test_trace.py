@@ -46,6 +46,8 @@ def test_a_trace_is_summarized_certified_and_saved(transom: Call, trained: Train
     assert set(saved) == {"decoder.blocks.0.cross.weights", "decoder.blocks.0.resid_post", "encoder.blocks.0.resid_post"}
     weights = saved["decoder.blocks.0.cross.weights"]
     assert weights.sum(-1).sub(1).abs().max() < 1e-5
+    page = transom("trace", trained.folder, "a b c", "--names", "cross.weights", "--heads", "1", "--positions", "0").out
+    assert re.search(r"^    query / key .*\[EOS\]$", page, re.M), "a small tensor is shown with its tokens"
     value = transom("trace", trained.folder, "a b c", "--names", "cross.weights", "--heads", "1", "--positions", "0", "--json").json
     quantity = value["quantities"]["decoder.blocks.0.cross.weights"]
     assert quantity["shape"] == [1, 1, 1, weights.shape[-1]]

@@ -216,7 +216,7 @@ def test_any_combination_has_the_quantities_of_its_pass(fields: dict[str, Any]) 
 def test_an_unknown_name_is_answered_with_the_three_nearest() -> None:
     known = [each.address for each in list_names(described(SET_TEXTS[3]))]
     with pytest.raises(ConfigError, match=r"found 'resid_pots'; the nearest are .*resid_post, .*, .* \(transom names RUN\)"):
-        select_names(known, ["resid_pots"])
+        select_names(known, ["resid_pots"], {})
 
 
 def test_the_shapes_are_those_of_a_pass_and_no_weights_are_drawn() -> None:

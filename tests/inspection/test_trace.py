@@ -9,12 +9,15 @@ from torch import Tensor
 import transom
 from tests.models.combinations import ENCODERS, FAMILIES, SIZES, batch_for, described
 from tests.models.test_combinations import built
+from transom.config.adapter import LoraConfig
 from transom.errors import ConfigError
 from transom.inspection.activations import Activations
 from transom.inspection.certify import FAULTS, CertificationError, certify
 from transom.inspection.derive_attention import AttentionInputs
 from transom.layers.attention import attention_weights
+from transom.layers.lora import LoraLinear
 from transom.layers.observe import ActivationRecorder
+from transom.models.apply_lora import apply_lora
 from transom.models.base import Network
 
 SCORES: dict[str, Any] = {"softcap": 1.5, "sinks": True, "qk_norm": "rmsnorm"}
@@ -38,10 +41,24 @@ def whole(model: Network, batch: Any) -> Activations:
 def test_blocks_heads_and_positions_are_parts_of_the_whole(family: dict[str, Any], position: str) -> None:
     model, batch = model_of(family, position=position, attention=SCORES)
     a = whole(model, batch)
-    names = ["scores", "masked_scores", "logsumexp", "dot_products", "weights", "z", "head_out", "resid_post", "q_proj"]
+    names = [
+        "scores",
+        "masked_scores",
+        "logsumexp",
+        "dot_products",
+        "weights",
+        "q",
+        "k",
+        "v",
+        "z",
+        "head_out",
+        "resid_post",
+        "q_proj",
+        "logits",
+    ]
     logits, found = transom.trace(model, batch, names, blocks=[1], heads=[4, 1], positions=[2, 0])
     assert torch.equal(logits, a["logits"])
-    assert {address.split(".blocks.")[1][0] for address in found} == {"1"}
+    assert {address.split(".blocks.")[1][0] for address in found if ".blocks." in address} == {"1"}
     for address, x in found.items():
         axes = found.axes(address)
         expected = a[address]
@@ -82,6 +99,86 @@ def test_what_does_not_exist_is_refused_before_the_pass(options: dict[str, Any],
         transom.trace(model, batch, **options)
 
 
+def test_probabilities_alone_have_positions() -> None:
+    model, batch = model_of(FAMILIES[3])
+    logits, found = transom.trace(model, batch, ["probs"], positions=[3])
+    assert torch.allclose(found["probs"][:, 0], logits[:, 3].softmax(-1))
+    with pytest.raises(ConfigError, match=r"positions: expected indices from 0 to 3 for probs, found 4"):
+        transom.trace(model, batch, ["probs"], positions=[4])
+
+
+def test_each_side_has_its_own_positions() -> None:
+    model, batch = model_of(FAMILIES[0])
+    found = transom.trace(model, batch, ["encoder.*resid_post"], blocks=[0], positions=[4])[1]
+    assert found["encoder.blocks.0.resid_post"].shape[1] == 1
+    with pytest.raises(ConfigError, match=r"to 3 for decoder\.blocks\.0\.resid_post, found 4"):
+        transom.trace(model, batch, ["resid_post"], blocks=[0], positions=[4])
+
+
+def test_a_trace_is_a_mapping_of_what_was_asked_for() -> None:
+    model, batch = model_of(FAMILIES[3])
+    found = transom.trace(model, batch, ["attn.weights"], blocks=[0])[1]
+    assert "decoder.blocks.0.attn.weights" in found and "x" not in found and len(found) == 1
+    assert found.axes("attn.weights") == ["batch", "n_heads", "query", "key"]
+    with pytest.raises(ConfigError, match=r"found 'ff\.hidden'; the nearest are .* of this trace"):
+        found["ff.hidden"]
+
+
+def test_experts_and_routed_blocks_without_tokens_are_idle() -> None:
+    experts = {"kind": "moe", "expert": {"kind": "relu"}, "n_experts": 64, "top_k": 1, "norm_topk_prob": False}
+    model, batch = model_of(FAMILIES[3], feed_forward=experts)
+    found = transom.trace(model, batch, ["*.experts.*.hidden"])[1]
+    assert found.idle and len(found) + len(found.idle) == 128
+    assert all(len(x) for x in found.values())
+    model, batch = model_of(FAMILIES[3], depth={"kind": "mod", "capacity": 0.5, "every": 1})
+    torch.nn.init.constant_(model.decoder.blocks[1].depth.map.bias, -1e3)  # type: ignore[union-attr,index]
+    found = transom.trace(model, batch)[1]
+    assert "decoder.blocks.1.resid_post" in found.idle and "decoder.blocks.0.resid_post" in found
+    assert [each.address for each in found.certify()] == ["decoder.blocks.0.attn"]
+
+
+def test_weights_that_change_after_the_pass_are_noticed() -> None:
+    model, batch = model_of(FAMILIES[3])
+    found = transom.trace(model, batch, ["attn.q_proj", "resid_post"])[1]
+    kept = found["decoder.blocks.0.attn.q_proj"]
+    with torch.no_grad():
+        model.unembedding.weight.add_(1.0)
+    assert torch.equal(found["decoder.blocks.0.attn.q_proj"], kept), "what was computed stays"
+    with pytest.raises(ConfigError, match="expected the weights of the traced pass, found other ones"):
+        found["decoder.blocks.1.attn.q_proj"]
+
+
+def test_quantities_of_a_model_in_training_are_those_of_evaluation() -> None:
+    model, batch = model_of(FAMILIES[3], norm="batchnorm", norm_placement="pre", dropout=0.5)
+    expected = transom.trace(model, batch, ["attn.q_proj", "attn_residual.norm.out"])[1]
+    expected = {address: x.clone() for address, x in expected.items()}
+    found = transom.trace(model.train(), batch, list(expected))[1]
+    assert all(torch.equal(found[address], x) for address, x in expected.items())
+    assert not found["decoder.blocks.0.attn.q_proj"].requires_grad
+
+
+def test_a_head_contributes_with_its_low_rank_update() -> None:
+    model, batch = model_of(FAMILIES[3], attention={"output_bias": False})
+    apply_lora(model, LoraConfig(rank=2, target_modules=("attn.o",)))
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            torch.nn.init.normal_(module.lora_b)
+    found = transom.trace(model, batch, ["attn.head_out", "attn.out"], blocks=[0])[1]
+    assert torch.allclose(found["attn.head_out"].sum(1), found["attn.out"])
+
+
+def test_what_is_no_model_or_input_is_refused() -> None:
+    model, batch = model_of(FAMILIES[3])
+    with pytest.raises(ConfigError, match="expected a run or a model of transom, found Linear"):
+        transom.trace(torch.nn.Linear(2, 2), batch)
+    with pytest.raises(ConfigError, match="expected a batch or tensor for a model without a tokenizer, found a text"):
+        transom.trace(model, "a text")
+    with pytest.raises(ConfigError, match="temperature: expected a number above 0, found 0"):
+        transom.trace(model, batch, temperature=0.0)
+    with pytest.raises(ConfigError, match=r"blocks: expected blocks with decoder\.blocks\.1\.resid_post"):
+        transom.trace(model, batch, ["decoder.blocks.1.resid_post"], blocks=[0])
+
+
 def test_a_model_in_training_is_traced_without_dropout_and_trains_on() -> None:
     model, batch = model_of(FAMILIES[3], dropout=0.5)
     plain = transom.trace(model, batch, ["logits"])[0]
@@ -103,7 +200,7 @@ def test_more_can_be_asked_for_later_if_it_is_stored() -> None:
     found = transom.trace(model, batch, ["logits"], store="all")[1]
     assert torch.equal(found.activations["decoder.blocks.1.attn.weights"], a["decoder.blocks.1.attn.weights"])
     needed = transom.trace(model, batch, ["resid_post"])[1]
-    with pytest.raises(ConfigError, match="did not record"):
+    with pytest.raises(ConfigError, match="a site that it follows from was not recorded"):
         needed.activations["decoder.blocks.1.attn.weights"]
 
 
@@ -161,6 +258,15 @@ def test_the_cause_of_a_fault_of_the_kernel_is_named(cause: str) -> None:
     faulty = Activations(model, batch, {**a.recorded, f"{address}.z": wrong})
     found = certify(faulty, address)
     assert not found.ok and found.cause == cause
+
+
+def test_a_fault_of_a_feature_that_the_layer_lacks_is_no_cause() -> None:
+    model, batch = model_of(ENCODERS[0], position="learned")
+    a, address = whole(model.float(), batch), "encoder.blocks.0.attn"
+    z = a[f"{address}.z"]
+    moved = Activations(model, batch, {**a.recorded, f"{address}.z": z + 1e-3 * z.roll(1, -1)})
+    found = certify(moved, address)
+    assert not found.ok and found.cause == ""
 
 
 def test_a_kernel_that_gives_nothing_is_named() -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import transom
 from tests.models.tiny import seq2seq
 from transom.data.batch import PaddedSequences, TranslationBatch
 from transom.models.build import build_model
@@ -31,3 +32,19 @@ def test_logits_and_gradients_agree(backend: str, placement: str) -> None:
         results.append([logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
     for eager, compiled in zip(*results, strict=True):
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
+@torch.no_grad()
+def test_a_compiled_model_is_traced() -> None:
+    torch.manual_seed(0)
+    model = build_model(seq2seq(d_model=16, d_ff=32)).eval()
+    target = PaddedSequences.pad([[1, 9, 4], [1, 4]])
+    batch = TranslationBatch(PaddedSequences.pad([[5, 6, 7, 2], [8, 2]]), target, target.tokens, (0, 1))
+    names = ["attn.weights", "cross.weights", "resid_post", "ff.pre"]
+    plain, found = (transom.trace(each, batch, names)[1] for each in (model, torch.compile(model, backend="aot_eager")))
+    assert list(found) == list(plain) and len(found) == 7
+    for address, x in plain.items():
+        torch.testing.assert_close(found[address], x, rtol=1e-4, atol=1e-5)
+    assert all(each.ok for each in found.certify())

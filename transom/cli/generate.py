@@ -63,8 +63,6 @@ def generate(
     steps = StepTrace(generator.record_search, generator.tokenizer.symbols, options)
 
     def answer(texts: list[str], notify: Any) -> list[Answer]:
-        if trace is not None:
-            return steps.answer(texts)
         found = generator.continuations(texts, samples, **options, notify=notify)
         overflows.extend(each.windows > 0 for of_prompt in found for each in of_prompt)
         exits.append(found.early_exit)
@@ -79,7 +77,7 @@ def generate(
     streamed = stream if samples == 1 and trace is None else None
     if inputs.given is not None and len(inputs.given) == 1 and not inputs.is_stream and streamed and not as_json:
         inputs = Inputs(inputs.name, None, iter(inputs.given))
-    answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, stream=streamed, separator="---")
+    answer_inputs(inputs, steps.answer if trace else answer, run=run, noun="texts", as_json=as_json, stream=streamed, separator="---")
     steps.save(trace_file)
     if sum(overflows) and not as_json:
         _note_window_overflow("the text" if len(overflows) == 1 else f"{sum(overflows):,} texts", generator)

@@ -35,26 +35,25 @@ def names(
 ) -> None:
     """List every quantity of a model that transom trace reads, with its symbol, formula and shape.
 
-    The cost is "exists" for a tensor of the forward pass, "derived" if it follows from such tensors by a few operations per element, and
+    The cost is "exists" for a tensor of the forward pass, "derived" if it follows from such tensors without a matrix product, and
     "recomputed" if it takes a matrix product, as attention weights do. Axes with a number have that size; the others depend on the input.
     No weights are read.
     """
     with gc_frozen_imports():
         from transom.checkpoints.run_folder import RunFolder
-        from transom.inspection.names import list_names, select_names
+        from transom.inspection.names import aliases_of, list_names, select_names
         from transom.inspection.trace import axes_of
 
     with RunFolder.open(run) as folder:
         config = folder.load_config()
     known = {row.address: row for row in list_names(config)}
-    aliases = {row.alias: row.address for row in known.values() if row.alias}
-    chosen = [known[address] for address in (select_names(known, wanted, aliases) if wanted else known)]
+    chosen = [known[address] for address in (select_names(known, wanted, aliases_of(known.values())) if wanted else known)]
     records = [
         {
             "name": row.address,
             "symbol": row.quantity.symbol,
             "formula": row.quantity.formula,
-            "axes": axes_of(row.quantity.axes, len(row.shape)),
+            "axes": axes_of(row.quantity.axes, len(row.shape), row.address),
             "shape": list(row.shape),
             "cost": row.cost,
             "transformer_lens": row.alias or None,

@@ -36,7 +36,7 @@ class StepTrace:
         self._record_search, self._symbols, self._options = record_search, symbols, options
         self.records = list[dict[str, Any]]()
 
-    def answer(self, texts: Iterable[str], notify: Any = None) -> list[Answer]:
+    def answer(self, texts: Iterable[str], notify: Any) -> list[Answer]:
         """Answer each text: its steps, an empty line, and the text that was found."""
         answers = []
         for text in texts:

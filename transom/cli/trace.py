@@ -1,6 +1,7 @@
 """``transom trace``: read named quantities of a model on one input, and save them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from transom.cli.output import JsonOption, align_columns, print_note, print_resu
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from transom.inspection.trace import Trace
 
 EXAMPLES = """
@@ -52,8 +55,9 @@ def trace(
 ) -> None:
     """Run a model on one input, and read named quantities of the pass: residual streams, queries, scores, attention weights, probabilities.
 
-    The pass is the fast one. Attention weights, which it does not store, are recomputed from queries and keys, and certified: multiplied
-    by the values they must give the output of each head, within rounding. A name may be an ending: attn.weights means those of all blocks.
+    The model runs with its usual kernels, which do not store attention weights. These are recomputed from queries and keys, and certified:
+    multiplied by the values they must give the output of each head, within rounding. A name may be an ending: attn.weights means those of
+    all blocks. Positions apply to source and target.
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
@@ -70,21 +74,33 @@ def trace(
     found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
     for note in notes:
         print_note(note)
+    if found.idle:
+        print_note(f"no token was sent to the owners of {len(found.idle):,} quantities, such as {found.idle[0]}")
     certificates = found.certify()
     for certificate in certificates:
         certificate.check()
+    tensors = dict(found)
     if out is not None:
-        write_file(out, serialize_tensors({address: tensor.contiguous() for address, tensor in found.items()}))
-        print_note(f"wrote {len(found):,} tensors to {out}")
-    value = {
+        write_file(out, serialize_tensors({address: tensor.contiguous() for address, tensor in tensors.items()}))
+        print_note(f"wrote {len(tensors):,} tensors to {out}")
+    print_result(_record(found, tensors, certificates) if as_json else None, as_json, _lines(found, tensors, certificates))
+
+
+def _record(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequence[Any]) -> dict[str, Any]:
+    """Return tokens, values and certificates as JSON-serializable data."""
+    return {
         "tokens": found.tokens,
         "quantities": {
-            address: {"shape": list(x.shape), "axes": found.axes(address), "values": x.tolist() if out is None else None}
-            for address, x in found.items()
+            address: {
+                "shape": list(x.shape),
+                "axes": found.axes(address, x.ndim),
+                "transformer_lens": found.quantities[address].alias or None,
+                "values": x.tolist(),
+            }
+            for address, x in tensors.items()
         },
         "certificates": [certificate._asdict() for certificate in certificates],
     }
-    print_result(value, as_json, _lines(found, certificates))
 
 
 def _indices(name: str, given: str | None) -> list[int] | None:
@@ -101,20 +117,49 @@ def _indices(name: str, given: str | None) -> list[int] | None:
     return [int(part) for part in parts]
 
 
-def _lines(found: "Trace", certificates: Iterable[Any]) -> Iterable[str]:
+MAX_SHOWN = 400
+"""Tensors of at most this many values are printed in full."""
+
+
+def _lines(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequence[Any]) -> Iterable[str]:
     """Format tokens, a summary of each tensor, small tensors in full, and the certificates."""
     for side, tokens in found.tokens.items():
         yield f"{side}: {' '.join(tokens)}"
     rows: list[tuple[str, ...]] = [("name", "shape", "mean", "std", "min", "max")]
-    for address, x in found.items():
-        wide = x.double()
-        figures = [f"{value:.4g}" for value in (wide.mean(), wide.std(correction=0), wide.min(), wide.max())] if x.numel() else ["-"] * 4
-        shape = ", ".join(f"{axis}={size}" for axis, size in zip(found.axes(address), x.shape, strict=True))
-        rows.append((address, f"({shape})", *figures))
+    for address, x in tensors.items():
+        finite = x.double()[x.isfinite()]
+        statistics = (finite.mean(), finite.std(correction=0), finite.min(), finite.max()) if finite.numel() else ()
+        shape = ", ".join(f"{axis}={size}" for axis, size in zip(found.axes(address, x.ndim), x.shape, strict=True))
+        rows.append((address, f"({shape})", *(f"{each:.4g}" for each in statistics), *("-",) * (4 - len(statistics))))
     yield from ["", *align_columns(rows, n_left=2)]
-    certified = list(certificates)
-    if certified:
-        worst = max(certified, key=lambda each: each.ratio)
-        maps = sum(each.n_maps for each in certified)
+    for address, x in tensors.items():
+        if x.ndim >= 2 and x.numel() <= MAX_SHOWN:
+            yield from ["", address, *_matrices(x, found.axes(address, x.ndim), _labels(found, address))]
+    if certificates:
+        worst = max(certificates, key=lambda each: each.ratio)
+        n_maps = sum(each.n_maps for each in certificates)
         yield ""
-        yield f"{maps:,} attention maps certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"
+        yield f"{n_maps:,} attention maps certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"
+
+
+def _labels(found: "Trace", address: str) -> dict[str, list[str]]:
+    """Return the tokens of the query and key positions of a quantity, where a run has a tokenizer."""
+    own = found.tokens.get("target" if address.startswith(("decoder", "target")) else "source", [])
+    keys = found.tokens.get("source", []) if ".cross." in address else own
+    queries = own if found.positions is None else [own[i] for i in found.positions if i < len(own)]
+    return {"query": queries, "key": keys}
+
+
+def _matrices(x: "Tensor", axes: Sequence[str], labels: Mapping[str, list[str]]) -> Iterator[str]:
+    """Format the last two axes of a tensor as tables, one for each index of the others."""
+
+    def named(axis: int) -> list[str]:
+        tokens = labels.get(axes[axis], [])
+        return tokens if len(tokens) == x.shape[axis] else [str(i) for i in range(x.shape[axis])]
+
+    for index in product(*(range(size) for size in x.shape[:-2])):
+        if index:
+            yield f"  {', '.join(f'{axis} {i}' for axis, i in zip(axes, index, strict=False))}"
+        head = [f"{axes[-2]} / {axes[-1]}", *named(-1)]
+        table = [[label, *(f"{value:.4g}" for value in row)] for label, row in zip(named(-2), x[index].tolist(), strict=True)]
+        yield from (f"    {line}" for line in align_columns([head, *table]))

@@ -110,20 +110,17 @@ def translate(
     options = {**select_options(parameters, TranslateOptions), **sampling._asdict(), "name": inputs.name}
     sampling.note_unused(n_best, as_json)
     n_too_long, alignments = 0, list[tuple[str, str, Any]]()
-
     steps = StepTrace(translator.record_search, translator.tokenizers.target.symbols, options)
 
     def answer(texts: list[str], notify: Any) -> list[Answer]:
         nonlocal n_too_long
-        if trace is not None:
-            return steps.answer(texts)
         found = translator.n_best(texts, n_best, **options, notify=notify)
         n_too_long += sum(best[0].pieces > 1 for best in found if best)
         aligned = [_align(translator, text, best, to) if alignment else None for text, best in zip(texts, found, strict=True)]
         alignments.extend((text, best[0].text, each) for text, best, each in zip(texts, found, aligned, strict=True) if each is not None)
         return [_answer(number, *each, n_best) for number, each in enumerate(zip(texts, found, aligned, strict=True))]
 
-    answered = answer_inputs(inputs, answer, run=run, noun="sentences", as_json=as_json, output_file=output_file)
+    answered = answer_inputs(inputs, steps.answer if trace else answer, run=run, noun="sentences", as_json=as_json, output_file=output_file)
     steps.save(trace_file)
     if output_file is not None:
         print_result({"sentences": len(answered), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])

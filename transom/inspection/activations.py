@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transom.config.architecture import TransformerConfig
+from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
 from transom.layers.context import AttentionContext
 from transom.layers.mixture_of_depths import DepthRouter, all_tokens, gather_selected
@@ -38,6 +39,7 @@ class Activations:
         self.model, self.batch, self.recorded, self.temperature = model, batch, recorded, temperature
         self.sites_read = set[str]()
         self._modules = dict(model.named_modules(remove_duplicate=False))
+        self._versions = [parameter._version for parameter in model.parameters()]
         self._derived: dict[str, Tensor | None] = {}
 
     def __getitem__(self, address: str) -> Tensor:
@@ -45,9 +47,13 @@ class Activations:
 
         Raises:
             NotRecordedError: the model has no quantity of this name, or a site that it follows from was not recorded.
+            ConfigError: the weights have changed since the pass.
         """
         if (x := self.get(address)) is None:
-            raise NotRecordedError(f"expected a recorded quantity, found {address!r}, which the pass did not record; record it too")
+            raise NotRecordedError(
+                f"expected a recorded quantity, found {address!r}: a site that it follows from was not recorded, or no token was sent to"
+                " this expert or block; name it in the trace"
+            )
         return x
 
     def get(self, address: str) -> Tensor | None:
@@ -63,11 +69,27 @@ class Activations:
 
             path = address.rpartition(".")[0]
             quantity = find_quantity(self._modules.get(path), address)
+            if quantity is None or quantity.derive is None:
+                return None
+            self.require_unchanged_weights()
             try:
-                self._derived[address] = None if quantity is None or quantity.derive is None else quantity.derive(self, path)
+                with torch.no_grad(), eval_mode(self.model):
+                    self._derived[address] = quantity.derive(self, path)
             except NotRecordedError:
-                self._derived[address] = None
+                return None
         return self._derived[address]
+
+    def require_unchanged_weights(self) -> None:
+        """Raise if the weights are no longer those of the pass.
+
+        Raises:
+            ConfigError: a parameter has changed since, for example by an optimizer step.
+        """
+        if [parameter._version for parameter in self.model.parameters()] != self._versions:
+            raise ConfigError(
+                "expected the weights of the traced pass, found other ones, since the model was trained in between; read all quantities"
+                " before the next step, or trace again"
+            )
 
     def module(self, path: str) -> Any:
         """Return the module at a path."""

@@ -1,8 +1,9 @@
 """Certify recomputed attention weights against the head outputs that the kernel computed.
 
-Kernels store no weights, so a map that is shown was recomputed from queries and keys. It is the map that the model used if A V equals the
-kernel's head output Z, element by element, within the rounding errors of both computations: |A V - Z| <= rtol |Z| + floor + c(n) eps
-(|A| |V|). The last term grows with the weights of the map itself, so that neither a zero map nor one with a wrong sign passes.
+Kernels store no weights, so a map that is shown was recomputed from queries and keys. It is certified, that is, shown to be the map that
+the model used, if A V equals the kernel's head output Z, element by element, within the rounding errors of both computations:
+|A V - Z| <= rtol |Z| + floor + c eps (|A| |V|). The last term contains the weights of the map itself, so that neither a zero map nor one
+with a wrong sign passes.
 """
 
 import math
@@ -14,11 +15,8 @@ from torch import Tensor
 
 from transom.errors import TransomError
 from transom.inspection.activations import Activations
-from transom.inspection.derive_attention import AttentionInputs
-from transom.layers.attention import Attention, repeat_kv
-
-MAX_RATIO = 1.0
-"""A map is certified if no element of its error exceeds this multiple of the bound."""
+from transom.inspection.derive_attention import AttentionInputs, is_exact
+from transom.layers.attention import repeat_kv
 
 
 class CertificationError(TransomError):
@@ -31,15 +29,13 @@ class Certificate(NamedTuple):
     Attributes:
         address: address of the layer.
         ratio: largest error of an element of A V, as a multiple of its bound; at most 1 for certified weights.
-        row_error: largest distance of a row's sum from 1, or from 0 for a query that sees no key; NaN with a sink, whose share is not in A.
         n_maps: number of maps: texts times heads.
         worst: (text, head, query) of the largest ratio.
-        cause: likely cause of a ratio above 1; empty if the weights are certified.
+        cause: likely cause of a ratio above 1; empty if the weights are certified, or if no usual fault explains the ratio.
     """
 
     address: str
     ratio: float
-    row_error: float
     n_maps: int
     worst: tuple[int, int, int]
     cause: str = ""
@@ -47,7 +43,7 @@ class Certificate(NamedTuple):
     @property
     def ok(self) -> bool:
         """Whether the weights are certified."""
-        return self.ratio <= MAX_RATIO
+        return self.ratio <= 1.0
 
     def check(self) -> None:
         """Raise if the weights are not certified.
@@ -63,27 +59,29 @@ class Certificate(NamedTuple):
             )
 
 
-def error_bound(weights: Tensor, v: Tensor, z: Tensor, scores: Tensor | None, eps: float) -> Tensor:
-    """Return the largest error of each element of A V that rounding explains, in float64.
+def error_bound(weights: Tensor, v: Tensor, z: Tensor, magnitude: Tensor | None, eps: float) -> Tensor:
+    """Return the largest error of each element of A V that rounding explains.
 
-    The constant c grows with the root of the number of keys, for rounding in the sums, and with the size of the scores, whose rounding
-    error becomes a relative error of the weights.
+    c grows with the root of the number of keys, for rounding in the sums, and with the size of the terms of the scores, whose rounding
+    errors become relative errors of the weights.
 
     Args:
         weights: attention weights A, (batch, heads, query, key).
         v: values of each head, (batch, heads, key, d_value).
         z: head outputs of the kernel.
-        scores: scores S of visible keys, 0 elsewhere; None if the layer has no scores.
+        magnitude: sum of the absolute values of the terms of the largest score of each query, (batch, heads, query, 1); None if the layer
+            has no scores.
         eps: relative rounding error of the dtype in which the kernel computed.
     """
-    c = 8.0 + math.sqrt(weights.shape[-1])
-    magnitude = 0.0 if scores is None else 4.0 * scores.abs().amax(-1, keepdim=True)
-    return 2 * eps * z.abs() + (c + magnitude) * eps * (weights.abs() @ v.abs()) + torch.finfo(torch.float32).tiny
+    c = 8.0 + math.sqrt(weights.shape[-1]) + (0.0 if magnitude is None else 4.0 * magnitude)
+    return 2 * eps * z.abs() + c * eps * (weights.abs() @ v.abs()) + torch.finfo(torch.float32).tiny
 
 
 @torch.no_grad()
 def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, rows: Sequence[int] | None = None) -> Certificate:
     """Compare the attention weights of a layer with the head outputs of the same pass.
+
+    The comparison runs in float64, over some query rows at a time, so that it needs little memory beside the maps themselves.
 
     Args:
         a: activations with ``q``, ``k``, ``v`` and ``z`` of the layer.
@@ -91,36 +89,43 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
         heads: heads to certify; None for all.
         rows: query positions to certify; None for all.
     """
+    a.require_unchanged_weights()
     module, z = a.module(attention), a[f"{attention}.z"]
-    v, eps = repeat_kv(a[f"{attention}.v"], z.shape[1]).double(), torch.finfo(z.dtype).eps
-    z = _select(z.double(), heads, rows)
-    v = v if heads is None else v[:, heads]
-    scores = None
-    if type(module) is Attention and module.score is None:
-        inputs = AttentionInputs.of(a, attention, heads, rows)
-        weights, masked = inputs.weights().double(), inputs.masked_scores().double()
-        scores = masked.masked_fill(masked.isinf(), 0.0)
-    else:
-        weights = _select(a[f"{attention}.weights"].double(), heads, rows)
-    ratios = ((weights @ v - z).abs() / error_bound(weights, v, z, scores, eps)).amax(-1).nan_to_num(nan=math.inf)
-    ratio, flat = ratios.flatten().max(0)
-    text, head, query = (int(index) for index in torch.unravel_index(flat, ratios.shape))
-    worst = text, head if heads is None else heads[head], query if rows is None else rows[query]
-    row_error = math.nan if getattr(module, "sinks", None) is not None else _row_error(weights)
-    cause = "" if float(ratio) <= MAX_RATIO or scores is None else likely_cause(inputs, v, z, eps)
-    return Certificate(attention, float(ratio), row_error, z.shape[0] * z.shape[1], worst, cause)
+    places = list(range(z.shape[2])) if rows is None else list(rows)
+    v = repeat_kv(a[f"{attention}.v"], z.shape[1])
+    v = (v if heads is None else v[:, heads]).double()
+    n_heads, eps = v.shape[1], rounding_error(z.dtype)
+    step = max(MAX_ELEMENTS // max(len(z) * n_heads * v.shape[2], 1), 1)
+    ratio, worst, cause = 0.0, (0, 0, 0), ""
+    for start in range(0, len(places), step):
+        chunk = places[start : start + step]
+        expected = _select(z, heads, chunk).double()
+        inputs = AttentionInputs.of(a, attention, heads, chunk) if is_exact(module) else None
+        weights = _select(a[f"{attention}.weights"], heads, chunk).double() if inputs is None else inputs.weights().double()
+        bound = error_bound(weights, v, expected, None if inputs is None else inputs.score_magnitude(), eps)
+        ratios = ((weights @ v - expected).abs() / bound).amax(-1).nan_to_num(nan=math.inf)
+        largest, flat = ratios.flatten().max(0)
+        if float(largest) > ratio:
+            ratio = float(largest)
+            text, head, query = (int(index) for index in torch.unravel_index(flat, ratios.shape))
+            worst = text, head if heads is None else heads[head], chunk[query]
+            cause = "" if ratio <= 1.0 or inputs is None else likely_cause(inputs, v, expected, eps)
+    return Certificate(attention, ratio, len(z) * n_heads, worst, cause)
 
 
-def _select(x: Tensor, heads: Sequence[int] | None, rows: Sequence[int] | None) -> Tensor:
+MAX_ELEMENTS = 2**24
+"""Elements of a map that are certified at a time."""
+
+
+def rounding_error(dtype: torch.dtype) -> float:
+    """Return the relative rounding error of kernels in a dtype; in float32 they may use TF32, if PyTorch is set to it."""
+    tf32 = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return 2.0**-10 if tf32 else torch.finfo(dtype).eps
+
+
+def _select(x: Tensor, heads: Sequence[int] | None, rows: Sequence[int]) -> Tensor:
     """Keep the given heads (axis 1) and query positions (axis 2)."""
-    x = x if heads is None else x[:, heads]
-    return x if rows is None else x[:, :, rows]
-
-
-def _row_error(weights: Tensor) -> float:
-    """Return the largest distance of a row's sum from 1; rows of a query that sees no key are 0."""
-    sums = weights.sum(-1)
-    return float(torch.where(sums == 0, 0.0, (sums - 1).abs()).max())
+    return (x if heads is None else x[:, heads])[:, :, rows]
 
 
 FAULTS: dict[str, Callable[[AttentionInputs], AttentionInputs]] = {
@@ -135,18 +140,21 @@ FAULTS: dict[str, Callable[[AttentionInputs], AttentionInputs]] = {
     "the kernel read the heads in another order": lambda i: i._replace(k=i.k.roll(1, 1)),
     "the queries have another sign": lambda i: i._replace(q=-i.q),
 }
-"""Usual faults, by the weights that a kernel with this fault would use."""
+"""Usual faults, by the inputs that a kernel with this fault would use."""
 
 
 def likely_cause(inputs: AttentionInputs, v: Tensor, z: Tensor, eps: float) -> str:
     """Return the fault whose weights give the head outputs; the empty string if none does."""
     if not bool(z.any()):
         return "the head outputs are 0"
+    original = inputs.weights()
     for cause, change in FAULTS.items():
         changed = change(inputs)
-        weights, masked = changed.weights().double(), changed.masked_scores().double()
-        scores = masked.masked_fill(masked.isinf(), 0.0)
-        if bool(((weights @ v - z).abs() <= 4 * error_bound(weights, v, z, scores, eps)).all()):
+        weights = changed.weights()
+        if torch.equal(weights, original):  # this layer has no such feature
+            continue
+        wide = weights.double()
+        if bool(((wide @ v - z).abs() <= error_bound(wide, v, z, changed.score_magnitude(), eps)).all()):
             return cause
     return ""
 

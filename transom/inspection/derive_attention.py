@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.inspection.activations import Activations, attention_context, stack_output, sublayer_input
+from transom.inspection.activations import Activations, attention_context, sublayer_input
 from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights, repeat_kv
+from transom.layers.lora import LoraLinear
 
 
 def attention_memory(a: Activations, path: str) -> Tensor:
     """Return the input of W_K and W_V: the encoder's output for cross-attention, the input of W_Q for self-attention."""
-    return stack_output(a, "encoder") if path.endswith(".cross") else sublayer_input(a, path)
+    return a["encoder.out"] if path.endswith(".cross") else sublayer_input(a, path)
 
 
 def q_proj(a: Activations, path: str) -> Tensor:
@@ -55,6 +56,7 @@ class AttentionInputs(NamedTuple):
         q, k = a[f"{path}.q"], a[f"{path}.k"]
         args = a.module(path).attention_args(attention_context(a, path))
         mask, bias, sinks = args.mask, args.bias, args.sinks
+        heads, rows = None if heads is None else list(heads), rows if rows is None or isinstance(rows, slice) else list(rows)
         if heads is not None:
             k = k[:, [head * k.shape[1] // q.shape[1] for head in heads]]
             q, mask, bias = q[:, heads], _take(mask, 1, heads), _take(bias, 1, heads)
@@ -86,9 +88,26 @@ class AttentionInputs(NamedTuple):
             wide = torch.cat([wide, sinks.to(wide)[:, None, None].expand(len(wide), -1, wide.shape[2], 1)], -1)
         return wide.logsumexp(-1)
 
+    def score_magnitude(self) -> Tensor:
+        """Compute the largest sum of |q_i k_i| / sqrt(d_k), plus |bias|, over the visible keys of each query, in float64."""
+        terms = (self.q.double().abs() * self.q.shape[-1] ** -0.5) @ self.k.double().abs().transpose(-2, -1)
+        if self.args.bias is not None:
+            terms = terms + self.args.bias.double().abs()
+        visible = terms if self.args.mask is None else terms.masked_fill(~self.args.mask, 0.0)
+        return visible.amax(-1, keepdim=True)
+
     def weights(self) -> Tensor:
         """Compute the attention weights with the layer's own functions."""
         return attention_weights(self.scores(), self.args)
+
+
+SLICED_MAPS = frozenset(("dot_products", "scores", "masked_scores", "logsumexp", "weights"))
+"""Methods of ``AttentionInputs``: quantities that are computed for the chosen heads and rows only."""
+
+
+def is_exact(module: object) -> bool:
+    """Return whether an attention layer computes the scaled dot product: no approximation, and no score function of a plugin."""
+    return type(module) is Attention and module.score is None
 
 
 def _take(x: Tensor | None, axis: int, indices: Sequence[int] | slice) -> Tensor | None:
@@ -132,8 +151,11 @@ def head_out(a: Activations, path: str) -> Tensor:
 def output_weights(module: Attention, z: Tensor) -> Tensor:
     """Return W_O split by head, (n_heads, d_value, d_model); the identity if the layer has no output projection."""
     n_heads, d_value = z.shape[1], z.shape[3]
-    w = module.o.weight.T if isinstance(module.o, nn.Linear) else torch.eye(n_heads * d_value, dtype=z.dtype, device=z.device)
-    return w.to(z.dtype).unflatten(0, (n_heads, d_value))
+    if not isinstance(module.o, nn.Linear):
+        return torch.eye(n_heads * d_value, dtype=z.dtype, device=z.device).unflatten(0, (n_heads, d_value))
+    o = module.o
+    w = o.merged_weight(o.weight, o.lora_a, o.lora_b) if isinstance(o, LoraLinear) else o.weight
+    return w.T.to(z.dtype).unflatten(0, (n_heads, d_value))
 
 
 def out(a: Activations, path: str) -> Tensor:

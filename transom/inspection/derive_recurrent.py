@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from transom.inspection.activations import Activations, sequences_of, stack_input
 from transom.layers.recurrent.recurrent_decoder import AdditiveDecoder, InputFeedingDecoder, LuongDecoder, PlainDecoder
 from transom.layers.recurrent.recurrent_layers import RecurrentLayer, reversal_indices
+from transom.models.base import LanguageModel
 
 
 class UnrolledLayer(NamedTuple):
@@ -43,7 +44,8 @@ def unroll(a: Activations, path: str) -> UnrolledLayer:
             order = reversal_indices(segments)[..., None]
             x, h = x.take_along_dim(order, 1), h.take_along_dim(order, 1)
     state = decoder_state(a, layer) if isinstance(a.module(stack), PlainDecoder) else module.zero_state(x)
-    starts = (segments != F.pad(segments, (1, 0))[:, :-1]) & (segments > 0)
+    # Only a language model restarts at each sequence of a row; the others run through padding on the left.
+    starts = (segments != F.pad(segments, (1, 0))[:, :-1]) & (segments > 0) & isinstance(a.model, LanguageModel)
     starts[:, 0] = True
     before = torch.where(starts[..., None], state[0][:, None].to(h), F.pad(h, (0, 0, 1, 0))[:, :-1])
     return UnrolledLayer(x, before, state[-1].to(h), starts, order)
@@ -109,17 +111,17 @@ def gates(a: Activations, path: str) -> dict[str, Tensor]:
     module: RecurrentLayer = a.module(path)
     unrolled = unroll(a, path)
     w_ih, w_hh, b_ih, b_hh = module.rnn.all_weights[0]
-    own, carried = F.linear(unrolled.x, w_ih, b_ih), F.linear(unrolled.before, w_hh, b_hh)
+    from_input, from_state = F.linear(unrolled.x, w_ih, b_ih), F.linear(unrolled.before, w_hh, b_hh)
     if isinstance(module.rnn, nn.LSTM):
-        i, f, g, o = (own + carried).chunk(4, -1)
+        i, f, g, o = (from_input + from_state).chunk(4, -1)
         found = {"i": i.sigmoid(), "f": f.sigmoid(), "g": g.tanh(), "o": o.sigmoid()}
         found["c"] = _cell_states(found, unrolled)
     elif isinstance(module.rnn, nn.GRU):
-        (own_r, own_z, own_n), (carried_r, carried_z, carried_n) = own.chunk(3, -1), carried.chunk(3, -1)
-        r, z = (own_r + carried_r).sigmoid(), (own_z + carried_z).sigmoid()
-        found = {"r": r, "z": z, "n": torch.tanh(own_n + r * carried_n)}
+        (x_r, x_z, x_n), (h_r, h_z, h_n) = from_input.chunk(3, -1), from_state.chunk(3, -1)
+        r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
+        found = {"r": r, "z": z, "n": torch.tanh(x_n + r * h_n)}
     else:
-        found = {"pre": own + carried}
+        found = {"pre": from_input + from_state}
     return found if unrolled.order is None else {name: x.take_along_dim(unrolled.order, 1) for name, x in found.items()}
 
 

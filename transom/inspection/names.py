@@ -1,12 +1,11 @@
 """The names of all quantities of a forward pass: one table for lookup, listing and documentation.
 
 The address of a quantity is the path of the module that owns it, and its name: ``decoder.blocks.0.attn.weights``. A quantity either exists
-in the forward pass, as a site that an observer can record, or is derived from sites by a few operations per element, or is recomputed by a
-matrix product. ``inspection/activations.py`` computes what does not exist.
+in the forward pass, as a site that an observer can record, or is derived from sites without a matrix product, or is recomputed with one.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
@@ -26,7 +25,7 @@ from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.mixture_of_experts import MixtureOfExperts
-from transom.layers.norm import Norm
+from transom.layers.norm import Norm, RmsNorm
 from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentEncoderLayer, RecurrentLayer, RecurrentStack
 from transom.layers.stack import Stack
@@ -73,7 +72,7 @@ def _gate(name: str) -> Derive:
 
 _STREAM, _HEADS, _MAP = "batch query d_model", "batch n_heads query d_head", "batch n_heads query key"
 
-_SCORES = "hook_attn_scores"
+_SCORES, _NORMALIZED = "hook_attn_scores", "hook_normalized"
 
 _COMMON_ATTENTION = (
     Quantity("q_proj", "Q", "X W_Q, before QK norm and RoPE", _HEADS, attention.q_proj, True, "hook_q"),
@@ -96,8 +95,8 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
         Quantity("pooled", "", "pooled vector of a text or image", "batch d_model", layers.pooled),
         Quantity("last_hidden", "H", "vectors that the output projection maps to logits", "*positions d_model", layers.last_hidden, True),
         Quantity("logits", "Z", "H W_U: scores of all symbols or classes", "*positions vocab"),
-        Quantity("probs", "f", "softmax(Z / tau)", "*positions vocab", layers.probs),
-        Quantity("log_probs", "ln f", "Z - ln sum_j exp(Z_j)", "*positions vocab", layers.log_probs),
+        Quantity("probs", "f", "softmax(Z / tau); sigmoid for several labels", "*positions vocab", layers.probs),
+        Quantity("log_probs", "ln f", "ln f", "*positions vocab", layers.log_probs),
     ),
     "embedding": (
         Quantity("token", "E", "token embeddings, times sqrt(d_model) if scaled", _STREAM, layers.token_embedding, alias="hook_embed"),
@@ -130,8 +129,8 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
         Quantity("variance", "sigma^2", "biased variance of each vector", "*axes", layers.norm_variance),
         Quantity("mean_square", "", "mean of the squares of each vector (RMSNorm)", "*axes", layers.norm_mean_square),
         Quantity("scale", "", "square root by which the norm divides", "*axes", layers.norm_scale, alias="hook_scale"),
-        Quantity("normalized", "x_hat", "(x - mu) / sqrt(sigma^2 + eps)", "*axes width", layers.norm_normalized),
-        Quantity("out", "", "gamma x_hat + beta", "*axes width", layers.norm_out, alias="hook_normalized"),
+        Quantity("normalized", "x_hat", "(x - mu) / sqrt(sigma^2 + eps)", "*axes width", layers.norm_normalized, alias=_NORMALIZED),
+        Quantity("out", "", "gamma x_hat + beta", "*axes width", layers.norm_out, alias=_NORMALIZED),
     ),
     "attention": (
         *_COMMON_ATTENTION,
@@ -172,7 +171,7 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
         Quantity("router_probs", "p", "probability of each expert", "batch query n_experts", layers.router_probs),
         Quantity("chosen", "", "indices of the chosen experts, best first", "batch query top_k", layers.chosen_experts),
         Quantity("gates", "g", "gates of the chosen experts", "batch query top_k", layers.expert_gates),
-        Quantity("out", "", "sum_i g_i E_i(x): output", _STREAM, layers.experts_out, True, "hook_mlp_out"),
+        Quantity("out", "", "sum_i g_i E_i(x) + E_shared(x): output", _STREAM, layers.experts_out, True, "hook_mlp_out"),
     ),
     "recurrent stack": (
         Quantity("attentional", "h~_t", "tanh(W_c [c_t; h_t])", "batch query d_model", recurrent.attentional, True),
@@ -285,7 +284,15 @@ def _candidates(a: Activations) -> Iterator[tuple[str, Quantity]]:
                 yield join(path, row.name), row
 
 
-_PARTS = {"attn": "attn", "cross": "cross_attn", "ff": "mlp", "attn_residual.norm": "ln1", "ff_residual.norm": "ln2", "": ""}
+_PARTS = {
+    "": "",
+    "attn": "attn",
+    "cross": "cross_attn",
+    "ff": "mlp",
+    "attn_residual.norm": "ln1",
+    "cross_residual.norm": "ln2",
+    "ff_residual.norm": "ln2",
+}
 """Names of the parts of a block in TransformerLens."""
 
 
@@ -293,42 +300,58 @@ def transformer_lens_name(model: Network, address: str, row: Quantity) -> str:
     """Return the name of a quantity in TransformerLens; empty if it has none.
 
     TransformerLens names the blocks ``blocks.N`` in models with one stack, and ``encoder.N`` and ``decoder.N`` in translators. The outputs
-    of attention and feed-forward belong to the block.
+    of attention and feed-forward belong to the block. Its RMSNorm calls the vectors before gamma normalized, its LayerNorm those after it.
+    The order of the axes differs: it has the heads after the positions.
     """
-    if not row.alias:
+    path, _, name = address.rpartition(".")
+    two_stacks = hasattr(model, "encoder") and hasattr(model, "decoder")
+    norm = model.get_submodule(path)
+    if not row.alias or (row.alias == _NORMALIZED and (name == "normalized") != isinstance(norm, RmsNorm)):
         return ""
-    stack, _, rest = address.rpartition(".")[0].partition(".blocks.")
+    stack, _, rest = path.partition(".blocks.")
     if not rest:
-        if row.name in ("token", "position"):
-            return row.alias
-        return f"ln_final.{row.alias}" if stack in ("encoder.norm", "decoder.norm") else ""
+        if name in ("token", "position"):
+            return "" if two_stacks else row.alias
+        return f"ln_final.{row.alias}" if stack in ("encoder.norm", "decoder.norm") and not two_stacks else ""
     number, _, part = rest.partition(".")
-    block = f"blocks.{number}" if not (hasattr(model, "encoder") and hasattr(model, "decoder")) else f"{stack}.{number}"
     if part not in _PARTS:
         return ""
     owner = "" if row.alias in ("hook_attn_out", "hook_mlp_out") else _PARTS[part]
-    alias = "hook_cross_attn_out" if part == "cross" and row.name == "out" else row.alias
+    if part == "ff_residual.norm" and model.get_submodule(f"{stack}.blocks.{number}").cross is not None:
+        owner = "ln3"
+    alias = "hook_cross_attn_out" if part == "cross" and name == "out" else row.alias
+    block = f"{stack}.{number}" if two_stacks else f"blocks.{number}"
     return ".".join(piece for piece in (block, owner, alias) if piece)
 
 
-def select_names(known: Iterable[str], wanted: Iterable[str], aliases: dict[str, str] | None = None) -> list[str]:
+def aliases_of(quantities: Iterable[NamedQuantity]) -> dict[str, str]:
+    """Return the address of each name of TransformerLens."""
+    return {each.alias: each.address for each in quantities if each.alias}
+
+
+def select_names(known: Iterable[str], wanted: Iterable[str], aliases: Mapping[str, str], where: str = "(transom names RUN)") -> list[str]:
     """Return the addresses that are wanted, in the order of ``known``.
 
     Args:
         known: all addresses of a model.
         wanted: addresses, their endings (``attn.weights``), patterns with ``*``, or names of TransformerLens.
         aliases: address per name of TransformerLens.
+        where: where the names are listed, for the message.
 
     Raises:
         ConfigError: a name matches nothing; the message has the three nearest.
     """
     known, chosen = list(known), set[str]()
-    for name in wanted:
-        pattern = (aliases or {}).get(name, name)
-        found = [address for address in known if fnmatchcase(address, pattern) or fnmatchcase(address, f"*.{pattern}")]
+    for pattern in wanted:
+        found = [address for name, address in (*((each, each) for each in known), *aliases.items()) if _fits(name, pattern)]
         if not found:
             endings = dict.fromkeys(ending for address in known for ending in (address, ".".join(address.split(".")[-2:])))
-            near = difflib.get_close_matches(name, [*endings, *(aliases or {})], n=3, cutoff=0.0)
-            raise ConfigError(f"expected the name of a quantity, found {name!r}; the nearest are {', '.join(near)} (transom names RUN)")
+            near = difflib.get_close_matches(pattern, [*endings, *aliases], n=3, cutoff=0.0)
+            raise ConfigError(f"expected the name of a quantity, found {pattern!r}; the nearest are {', '.join(near)} {where}")
         chosen.update(found)
     return [address for address in known if address in chosen]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Return whether a pattern matches a name or its ending after a dot."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")

@@ -1,6 +1,7 @@
-"""Trace a forward pass: read any named quantity of the model that trains and answers, for chosen blocks, heads and positions."""
+"""Trace a forward pass: read any named quantity of a model, for chosen blocks, heads and positions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -8,14 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations
+from transom.inspection.activations import Activations, sequences_of
 from transom.inspection.certify import Certificate, certify
-from transom.inspection.derive_attention import AttentionInputs
+from transom.inspection.derive_attention import SLICED_MAPS, AttentionInputs, is_exact
 from transom.inspection.example_batch import build_example_batch
-from transom.inspection.names import NamedQuantity, list_names, required_sites, select_names
-from transom.layers.attention import Attention, SupportsAttentionWeights
+from transom.inspection.names import NamedQuantity, aliases_of, list_names, required_sites, select_names
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
 
@@ -23,7 +24,7 @@ Store = Literal["needed", "residuals", "qk", "all"]
 """Sites that a trace keeps: those that the names need, or more, so that other names can be asked for later."""
 
 _RESIDUALS = ("*.resid_*", "*.resid")
-STORED_SITES: dict[str, tuple[str, ...]] = {"residuals": _RESIDUALS, "qk": (*_RESIDUALS, "*.q", "*.k"), "all": ("*",)}
+STORED_SITES: dict[str, tuple[str, ...]] = {"residuals": _RESIDUALS, "qk": (*_RESIDUALS, "*.q", "*.k", "*.depth.score"), "all": ("*",)}
 """Patterns of the sites that are kept beside the needed ones."""
 
 DEFAULT_NAMES = ("resid_post", "attn.weights", "cross.weights", "h", "pooled", "logits")
@@ -31,14 +32,17 @@ DEFAULT_NAMES = ("resid_post", "attn.weights", "cross.weights", "h", "pooled", "
 
 
 class Trace(Mapping[str, Tensor]):
-    """Quantities of one forward pass by address; each is computed when it is read.
+    """Quantities of one forward pass by address; each is computed when it is read, with the weights of the pass.
+
+    In a block with a depth router the positions are those of the selected tokens.
 
     Attributes:
-        quantities: address, meaning and cost of each quantity that was asked for.
+        quantities: address, meaning and cost of each quantity.
         activations: the recorded tensors, from which further quantities of the model can be read.
-        heads: heads that are kept; None for all.
-        positions: query positions that are kept; None for all.
-        tokens: symbols of the tokens per side, "source" and "target"; empty without a tokenizer.
+        idle: addresses that were asked for but have no value, because no token was sent to their expert or block.
+        heads: query heads that are kept; None for all. Keys and values are kept of all heads.
+        positions: query positions that are kept, in source and target; None for all.
+        tokens: symbols of the tokens of the first row per side, "source" and "target"; empty without a tokenizer.
     """
 
     def __init__(
@@ -50,7 +54,11 @@ class Trace(Mapping[str, Tensor]):
         tokens: Mapping[str, list[str]] | None = None,
     ) -> None:
         self.activations, self.heads, self.positions, self.tokens = activations, heads, positions, dict(tokens or {})
-        self.quantities = {each.address: each for each in quantities}
+        self.idle = [each.address for each in quantities if _is_idle(activations, each.address)]
+        self.quantities = {each.address: each for each in quantities if each.address not in self.idle}
+        for address, each in self.quantities.items():
+            if positions is not None and "query" in axes_of(each.quantity.axes, len(each.shape), address):
+                _check_indices("positions", positions, _n_positions(activations, address), f" for {address}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.quantities)
@@ -58,7 +66,9 @@ class Trace(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.quantities)
 
-    @torch.no_grad()
+    def __contains__(self, name: object) -> bool:
+        return name in self.quantities
+
     def __getitem__(self, name: str) -> Tensor:
         """Return a quantity, for the heads and positions of the trace.
 
@@ -66,64 +76,100 @@ class Trace(Mapping[str, Tensor]):
             name: an address, an ending that fits one address, or a name of TransformerLens.
 
         Raises:
-            ConfigError: the name fits no quantity of the trace, or several.
-            NotRecordedError: no token reached the expert or block.
+            ConfigError: the name fits no quantity of the trace, or several, or the weights have changed since the pass.
         """
         address = name if name in self.quantities else self._resolve(name)
-        row = self.quantities[address].quantity
-        path = address.rpartition(".")[0]
-        a = self.activations
-        sliced = self.heads is not None or self.positions is not None
-        if sliced and hasattr(AttentionInputs, row.name) and type(a.module(path)) is Attention and a.module(path).score is None:
-            x: Tensor = getattr(AttentionInputs.of(a, path, self.heads, self.positions), row.name)()
+        row, path, a = self.quantities[address].quantity, address.rpartition(".")[0], self.activations
+        if (self.heads or self.positions) and row.name in SLICED_MAPS and is_exact(a.module(path)):
+            with torch.no_grad(), eval_mode(a.model):
+                x: Tensor = getattr(AttentionInputs.of(a, path, self.heads, self.positions), row.name)()
             return x
-        return self._sliced(a[address], axes_of(row.axes, a[address].ndim))
-
-    def axes(self, name: str) -> list[str]:
-        """Return the names of the axes of a quantity."""
-        return axes_of(self.quantities[name].quantity.axes, self[name].ndim)
-
-    def certify(self) -> list[Certificate]:
-        """Compare the attention weights of every layer in the trace with the head outputs that the kernel computed."""
-        a = self.activations
-        paths = dict.fromkeys(address.rpartition(".")[0] for address in self)
-        layers = [path for path in paths if isinstance(a.module(path), SupportsAttentionWeights) and a.get(f"{path}.z") is not None]
-        return [certify(a, path, self.heads, self.positions) for path in layers]
-
-    def _resolve(self, name: str) -> str:
-        """Return the only address that a name fits."""
-        aliases = {each.alias: each.address for each in self.quantities.values() if each.alias}
-        found = select_names(self.quantities, [name], aliases)
-        if len(found) > 1:
-            raise ConfigError(f"expected the name of one quantity, found {name!r}, which fits {len(found)}: {', '.join(found[:3])}, ...")
-        return found[0]
-
-    def _sliced(self, x: Tensor, axes: Sequence[str]) -> Tensor:
-        """Keep the chosen heads and positions of a tensor with these axes."""
-        for axis, name in enumerate(axes):
-            chosen = {"n_heads": self.heads, "query": self.positions}.get(name)
-            if chosen is not None:
-                x = x.index_select(axis, torch.tensor(chosen, device=x.device))
+        x = a[address]
+        for axis, axis_name in enumerate(self.axes(address, x.ndim)):
+            if axis_name == "n_heads" and self.heads is not None:
+                x = x.index_select(axis, torch.tensor(self.heads, device=x.device))
+            if axis_name == "query" and self.positions is not None:
+                x = x.index_select(axis, torch.tensor(self.positions, device=x.device))
         return x
 
+    def axes(self, name: str, n: int | None = None) -> list[str]:
+        """Return the names of the axes of a quantity, which has ``n`` axes; None to compute it."""
+        address = name if name in self.quantities else self._resolve(name)
+        return axes_of(self.quantities[address].quantity.axes, self[address].ndim if n is None else n, address)
 
-def axes_of(axes: str, n: int) -> list[str]:
+    def certify(self) -> list[Certificate]:
+        """Compare the attention weights of every layer in the trace with the head outputs that the kernel computed.
+
+        A layer belongs to the trace if its scores or weights do.
+        """
+        return [certify(self.activations, path, self.heads, self.positions) for path in map_owners(self.quantities)]
+
+    def _resolve(self, name: str) -> str:
+        """Return the only address of the trace that a name fits."""
+        found = select_names(self.quantities, [name], aliases_of(self.quantities.values()), "of this trace")
+        if len(found) > 1:
+            shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+            raise ConfigError(f"expected the name of one quantity, found {name!r}, which fits {len(found)}: {shown}")
+        return found[0]
+
+
+def _is_idle(a: Activations, address: str) -> bool:
+    """Return whether a quantity belongs to an expert or routed block to which no token was sent."""
+    block = re.match(r"(.*\.blocks\.\d+)\.", address)
+    if block is None or ".depth." in address:
+        return False
+    routed = getattr(a.module(block[1]), "depth", None) is not None and not bool(a[f"{block[1]}.depth.selected"].any())
+    expert = re.match(r"(.*)\.experts\.(\d+)\.", address)
+    return routed or (expert is not None and not bool((a[f"{expert[1]}.chosen"] == int(expert[2])).any()))
+
+
+def _n_positions(a: Activations, address: str) -> int:
+    """Return the number of query positions of a quantity; in a routed block, of the selected tokens."""
+    if "." not in address:
+        return a["logits"].shape[1]
+    if isinstance(a.model.config, VisionTransformerConfig):
+        return a.model.config.n_positions
+    block = _block_of(address)
+    routed = f"{address.partition('.blocks.')[0]}.blocks.{block}" if block is not None else ""
+    if routed and getattr(a.module(routed), "depth", None) is not None and ".depth." not in address:
+        return int(a[f"{routed}.depth.selected"].sum(1).max())
+    return sequences_of(a, address).tokens.shape[1]
+
+
+def map_owners(addresses: Iterable[str]) -> list[str]:
+    """Return the paths of the attention layers whose scores or weights are among the addresses."""
+    return list(dict.fromkeys(path for path, _, name in (each.rpartition(".") for each in addresses) if name in SLICED_MAPS))
+
+
+def axes_of(axes: str, n: int, address: str = "") -> list[str]:
     """Return the names of the axes of a tensor with ``n`` axes; ``*`` stands for the axes of a batch.
 
-    >>> axes_of("*axes d_ff", 3), axes_of("*axes", 3), axes_of("*axes d_ff", 2), axes_of("batch query d_model", 3)
-    (['batch', 'query', 'd_ff'], ['batch', 'n_heads', 'query'], ['batch', 'd_ff'], ['batch', 'query', 'd_model'])
+    >>> axes_of("*axes d_ff", 3), axes_of("*axes", 3), axes_of("batch query d_model", 3)
+    (['batch', 'query', 'd_ff'], ['batch', 'n_heads', 'query'], ['batch', 'query', 'd_model'])
+    >>> axes_of("*axes d_ff", 2, "decoder.blocks.0.ff.experts.1.pre"), axes_of("*axes width", 4, "decoder.blocks.0.attn.k_norm.x")
+    (['tokens', 'd_ff'], ['batch', 'kv_heads', 'key', 'width'])
     """
     first, *rest = axes.split()
     if not first.startswith("*"):
         return [first, *rest]
-    leading = {0: [], 1: ["batch"], 2: ["batch", "query"], 3: ["batch", "n_heads", "query"]}[n - len(rest)]
-    return [*leading, *rest]
+    queries = ["kv_heads", "key"] if ".k_norm." in address else ["n_heads", "query"]
+    one = "tokens" if ".experts." in address or ".shared." in address else "batch"
+    leading: dict[int, list[str]] = {0: [], 1: [one], 2: ["batch", "query"], 3: ["batch", *queries]}
+    if n < len(rest) or (n == 1 and not rest):  # statistics of batch norm, per feature
+        return ["d_model"][:n]
+    return [*leading[n - len(rest)], *rest]
 
 
 @lru_cache(maxsize=8)
 def _names_of(config: Any) -> tuple[NamedQuantity, ...]:
     """List the names of a model once per configuration."""
     return tuple(list_names(config))
+
+
+@lru_cache(maxsize=64)
+def _required_sites(config: Any, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """List the sites of some quantities once per configuration."""
+    return tuple(required_sites(config, addresses))
 
 
 def trace(
@@ -139,18 +185,18 @@ def trace(
 ) -> tuple[Tensor, Trace]:
     """Run a model, and return its logits and any named quantities of the pass.
 
-    The pass is that of the model in use, with its kernels; attention weights, which kernels do not store, are recomputed from queries and
-    keys when they are read, for the chosen heads and positions only.
+    The model runs with its usual kernels. They do not store attention weights, which are recomputed from queries and keys when they are
+    read, for the chosen heads and positions only; ``Trace.certify`` compares them with the head outputs of the kernels.
 
     Args:
-        model: a run loaded by ``transom.load``, or a model.
+        model: a run loaded by ``transom.load``, or a model, compiled or not.
         inputs: a text (for a loaded run; the target side of a translator is its own translation), or a batch or tensor.
         names: addresses such as ``decoder.blocks.0.attn.weights``, endings such as ``attn.weights``, patterns with ``*``, or names of
             TransformerLens; ``transom names RUN`` lists them. None reads the residual streams and attention weights of all blocks.
         blocks: indices of the blocks whose quantities are kept; None for all. Quantities outside blocks are kept.
-        heads: indices of the attention heads that are kept; None for all.
-        positions: indices of the query positions that are kept; None for all.
-        temperature: divisor of the logits before ``probs`` and ``log_probs``.
+        heads: indices of the query heads that are kept; None for all.
+        positions: indices of the query positions that are kept, in source and target; None for all.
+        temperature: divisor of the logits before ``probs`` and ``log_probs``, above 0.
         store: sites to keep for names that are asked for later: only those that ``names`` need, residual streams, also queries and keys,
             or all.
 
@@ -158,41 +204,54 @@ def trace(
         The logits, and the trace, a mapping from address to tensor.
 
     Raises:
-        ConfigError: a name, block, head or position does not exist; unknown names are answered with the three nearest.
+        ConfigError: a name, block, head or position does not exist; the message suggests the nearest names.
+        DataError: a text exceeds the context window.
     """
-    network: Network = getattr(model, "model", model)
-    batch = build_example_batch(model, inputs, None).batch if isinstance(inputs, str) else network.as_batch(inputs)
-    modules = dict(network.named_modules(remove_duplicate=False))
+    given = getattr(model, "model", model)
+    network = getattr(given, "_orig_mod", given)  # of a compiled model
+    if not isinstance(network, Network):
+        raise ConfigError(f"expected a run or a model of transom, found {type(network).__name__}; load one with transom.load")
+    if isinstance(inputs, str) and network is model:
+        raise ConfigError(
+            "expected a batch or tensor for a model without a tokenizer, found a text; trace the run that transom.load returns"
+        )
+    batch = build_example_batch(model, inputs, None, "refuse").batch if isinstance(inputs, str) else network.as_batch(inputs)
+    if temperature <= 0:
+        raise ConfigError(f"temperature: expected a number above 0, found {temperature:g}")
     known = {each.address: each for each in _names_of(network.config)}
-    aliases = {each.alias: each.address for each in known.values() if each.alias}
-    default = [name for name in DEFAULT_NAMES if any(f".{address}".endswith(f".{name}") for address in known)]
-    n_blocks = 1 + max((n for address in known if (n := _block_of(address)) is not None), default=-1)
-    _check_indices("blocks", blocks, n_blocks)
+    chosen = _choose(known, names, blocks)
     _check_indices("heads", heads, getattr(network.config, "n_heads", 1))
-    chosen = select_names(known, names or default, aliases)
-    if blocks is not None:
-        chosen = [address for address in chosen if _block_of(address) in (None, *blocks)]
-    owners = {address.rpartition(".")[0] for address in chosen}
-    maps = [path for path in sorted(owners) if isinstance(modules[path], SupportsAttentionWeights)]
-    certified = [f"{path}.{name}" for path in maps for name in ("q", "k", "v", "z")]
-    sites = required_sites(network.config, [*chosen, *certified])
-    recorder = ActivationRecorder([*sites, *STORED_SITES.get(store, ())])
+    _check_indices("positions", positions, None)
+    certified = [f"{path}.{name}" for path in map_owners(chosen) for name in ("weights", "v", "z")]
+    routed = [address for address in known if address.endswith((".depth.score", ".ff.router"))]
+    sites = _required_sites(network.config, (*chosen, *certified))
+    recorder = ActivationRecorder([*sites, *routed, *STORED_SITES.get(store, ())])
     with torch.no_grad(), eval_mode(network):
-        logits = network(batch, recorder)
-    _check_indices("positions", positions, min(_n_queries(known, recorder.activations), default=1))
+        logits = given(batch, recorder)
     activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
-    return logits, Trace(activations, [known[address] for address in chosen], heads, positions, _token_symbols(model, batch))
+    kept = None if heads is None else list(heads), None if positions is None else list(positions)
+    return logits, Trace(activations, [known[address] for address in chosen], *kept, _token_symbols(model, batch))
 
 
-def _n_queries(known: Mapping[str, NamedQuantity], recorded: Mapping[str, Tensor]) -> list[int]:
-    """Return the numbers of query positions of the recorded sites; blocks with a depth router, which see some tokens only, do not count."""
-    return [
-        x.shape[axes.index("query")]
-        for address, x in recorded.items()
-        if address in known
-        and "query" in (axes := axes_of(known[address].quantity.axes, x.ndim))
-        and f"{address.partition('.blocks.')[0]}.blocks.{_block_of(address)}.depth.score" not in known
-    ]
+def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blocks: Sequence[int] | None) -> list[str]:
+    """Return the addresses that are asked for.
+
+    Raises:
+        ConfigError: a name or block does not exist, or no quantity has both.
+    """
+    n_blocks = 1 + max((n for address in known if (n := _block_of(address)) is not None), default=-1)
+    if blocks is not None and not n_blocks:
+        raise ConfigError("blocks: expected a model with blocks, found one without; leave them out")
+    _check_indices("blocks", blocks, n_blocks)
+    if names is None:
+        names = [name for name in DEFAULT_NAMES if any(f".{address}".endswith(f".{name}") for address in known)]
+    found = select_names(known, names, aliases_of(known.values()))
+    chosen = [address for address in found if blocks is None or _block_of(address) in (None, *blocks)]
+    if not chosen:
+        raise ConfigError(
+            f"blocks: expected blocks with {', '.join(names) or 'a name'}, found {list(blocks or ())}; transom names RUN --each"
+        )
+    return chosen
 
 
 def trace_run(predictor: Any, text: str | None, file: Path | None, names: Sequence[str] | None, **options: Any) -> tuple[Trace, list[str]]:
@@ -231,8 +290,10 @@ def _block_of(address: str) -> int | None:
     return int(number) if number else None
 
 
-def _check_indices(name: str, indices: Sequence[int] | None, n: int) -> None:
-    """Raise if an index is not from 0 to n - 1."""
+def _check_indices(name: str, indices: Sequence[int] | None, n: int | None, where: str = "") -> None:
+    """Raise if there are no indices, or one is not from 0 to n - 1; with None, any number from 0 is accepted."""
+    if indices is not None and not indices:
+        raise ConfigError(f"{name}: expected at least one index, found none; leave out {name} to keep all")
     for index in indices or ():
-        if not 0 <= index < n:
-            raise ConfigError(f"{name}: expected indices from 0 to {n - 1}, found {index}")
+        if index < 0 or (n is not None and index >= n):
+            raise ConfigError(f"{name}: expected indices from 0{'' if n is None else f' to {n - 1}'}{where}, found {index}")
