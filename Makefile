@@ -18,11 +18,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_IN
 # is written, so that the hundreds of processes that tests start do not each compile the package.
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
-# The tests that run once more without the kernels: the first tier except the packages that compute nothing.
-BY_REFERENCE := $(addprefix tests/,agreement bad_input benchmarks checkpoints cli data decoding docs inspection kernels layers models parallel \
-	planning tasks training)
+# Rooms that compute are tested with shapes checked at each call, which takes half as long again. The others are in `make ci`,
+# in the session without the kernels, which runs all rooms in which anything is computed.
+COMPUTING := $(addprefix tests/,agreement inspection kernels layers models parallel planning training) transom
+OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files tasks) $(wildcard tests/test_*.py)
+BY_REFERENCE := $(filter-out transom tests/chaos tests/config tests/files %.py,$(COMPUTING) $(OTHERS))
 # The folders with tests of torch.compile.
 COMPILED := tests/kernels tests/models
+FIRST_TIER := "not long and not compile and not chaos"
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
 .PHONY: help demo test ci check chaos sanitize soak bench docs site notebooks size release-check clean
@@ -82,12 +85,13 @@ check: $(VENV)/dev.stamp
 	$(BIN)/python tests/size.py
 
 test: check
-	$(TEST) $(SESSION)
+	$(TEST) $(SESSION) $(COMPUTING)
+	$(TEST) $(SESSION) $(PLAIN) -m $(FIRST_TIER) $(OTHERS)
 	$(TEST) $(SESSION) $(PLAIN) -m "compile and not long" $(COMPILED)
 
 ci: test site
 	$(TEST) $(SESSION) $(PLAIN) -m long tests
-	TRANSOM_KERNELS=reference $(TEST) $(SESSION) $(PLAIN) -m "not long and not compile and not chaos" $(BY_REFERENCE)
+	TRANSOM_KERNELS=reference $(TEST) $(SESSION) $(BY_REFERENCE)
 
 chaos: $(VENV)/dev.stamp
 	$(TEST) $(PLAIN) -m chaos -s tests

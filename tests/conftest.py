@@ -24,7 +24,7 @@ SECONDS = {
     "docs": 60,
     "doctests": 20,
     "files": 20,
-    "inspection": 80,
+    "inspection": 110,
     "kernels": 100,
     "layers": 60,
     "models": 120,
@@ -85,7 +85,8 @@ settings.load_profile("transom")
 def pytest_configure(config: pytest.Config) -> None:
     """Measure and watch in the session's main process."""
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Watch(first_tier="not long" in str(config.getoption("markexpr"))), "transom-watch")
+        first_tier = "not long" in str(config.getoption("markexpr")) and not BY_REFERENCE
+        config.pluginmanager.register(Watch(first_tier), "transom-watch")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

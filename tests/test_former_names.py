@@ -75,6 +75,7 @@ def test_nothing_imports_a_former_module_or_definition() -> None:
     assert not left
 
 
+@pytest.mark.long
 def test_no_page_or_recipe_names_a_former_field_option_or_metric() -> None:
     dotted = [
         f"{table}.{old}"

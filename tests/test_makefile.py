@@ -40,7 +40,7 @@ def test_every_installation_is_pinned_and_takes_another_index() -> None:
 
 def test_one_thread_a_test_process() -> None:
     sessions = [line for line in dry_run("ci").splitlines() if "-m pytest" in line]
-    assert len(sessions) == 4
+    assert len(sessions) == 5
     assert all("OMP_NUM_THREADS=1" in line for line in sessions)
 
 
@@ -50,6 +50,16 @@ def test_the_session_of_compiled_tests_has_all_of_them() -> None:
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "@pytest.mark." + "compile" in path.read_text(encoding="utf-8")]
     assert marked
     assert all(any(folder in path.parents for folder in folders) for path in marked)
+
+
+def test_every_test_is_in_the_first_tier_and_checks_shapes_in_ci() -> None:
+    computing, others, *_, reference = (line.split() for line in dry_run("ci").splitlines() if "-m pytest" in line)
+    rooms = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("test_*.py"))}
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("test_*.py")}
+    assert {word for word in computing + others if word.startswith("tests/")} == rooms | files
+    assert "transom" in computing, "the doctests"
+    without_shapes = {"tests/chaos", "tests/config", "tests/files"}
+    assert {word for word in computing + reference if word.startswith("tests/")} == rooms - without_shapes
 
 
 def test_help_tells_of_every_target() -> None:

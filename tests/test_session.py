@@ -10,7 +10,6 @@ import torch
 from tests import conftest
 from tests.conftest import ALLOWED_SKIPS, LAST, REST, SECONDS, Watch
 from tests.size import ROOT
-from transom.data.batch import PaddedSequences
 
 
 def a_report(nodeid: str, outcome: Literal["passed", "skipped"] = "passed", seconds: float = 0.0) -> pytest.TestReport:
@@ -61,12 +60,6 @@ def test_budgets_hold_what_two_cores_do_in_eight_minutes_twice() -> None:
 
 def test_processor_time_is_in_every_report(request: pytest.FixtureRequest) -> None:
     assert request.config.stash[LAST] > 0
-
-
-def test_shapes_are_checked() -> None:
-    rows = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(TypeError):
-        PaddedSequences(rows, rows, rows, rows)
 
 
 def test_one_thread_a_process() -> None:

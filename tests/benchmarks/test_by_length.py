@@ -33,6 +33,7 @@ def test_each_bucket_has_the_bleu_of_its_sentences() -> None:
     assert by_length.format_table(found)[2].split()[:4] == ["6", "and", "more", "6"]
 
 
+@pytest.mark.long
 def test_comparison_is_recorded_in_the_access_logs(trained: Trained, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--source", str(trained.source), "--target", str(trained.target)]
     results = tmp_path / "by_length.json"

@@ -36,6 +36,7 @@ def commands_in(run: Path) -> list[tuple[str, str]]:
     return [(entry["command"], entry["file"]) for entry in map(json.loads, (run / "ledger.jsonl").read_text().splitlines())]
 
 
+@pytest.mark.long
 def test_language_models_are_compared_in_bits_per_byte(transom: Call, spoken: LanguageRun, of_characters: Path) -> None:
     command = ("compare", spoken.folder, of_characters, "--text", spoken.text)
     value = transom(*command, "--json").json

@@ -40,6 +40,7 @@ def test_a_table_for_people(transom: Call, spoken: LanguageRun, tmp_path: Path) 
     assert "performer, 8 features" in page and "Error of performer attention, in %" in page and page.count("<svg") == 3
 
 
+@pytest.mark.long
 def test_a_page_measures_lengths_of_its_own(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "page.html")
     value = transom("compare-attention", spoken.folder, "--text", "the moon", *QUICK, *out, "--json").json

@@ -19,7 +19,7 @@ def complete(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("transom tra", {"train", "translate"}),
+        ("transom tra", {"train", "trace", "translate"}),
         ("transom train text-classes --lab", {"--labeled-data", "--label-field"}),
         ("transom translate runs/mine --n", {"--n-best"}),
         ("transom classify runs/mine --too-long w", {"window"}),

@@ -63,6 +63,7 @@ def test_a_language_model_learns_to_answer_by_few_numbers(transom: Call, asked: 
     assert transom("generate", tmp_path / "run", "What is 3?").code == 0
 
 
+@pytest.mark.long
 def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
     few = ("data.generate.n_train=600", "data.generate.n_valid=60", "data.generate.n_test=60")
     fields = [*(field for field in TINY if "max_seq_len" not in field), "training.validate_samples=2"]

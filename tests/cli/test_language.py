@@ -102,6 +102,7 @@ def test_a_text_that_outgrows_the_model_is_said(transom: Call, spoken: LanguageR
     assert "PROMPT:1: expected prompt and new text to fit model.max_seq_len = 16" in refused.error
 
 
+@pytest.mark.long
 def test_early_exits_are_told(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
     early = transom("generate", spoken.folder, "the sun", "--early-exit-threshold", "0.5", "--precision", "fp32")
     assert early.code == 0 and "mean exit after block 1.00 of 1; " in early.err and early.out.startswith("the sun")

@@ -24,6 +24,7 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_every_command_takes_the_language(joint: Path, trained: Trained, transom: Call) -> None:
     de, fr = (("--source", joint.parent / "val.en", "--target", joint.parent / f"val.{tag}") for tag in ("de", "fr"))
     found = {tag: transom("translate", joint, "--to", tag, "ab ba", "--json", "--precision", "fp32").json for tag in ("de", "fr")}

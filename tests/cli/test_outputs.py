@@ -25,6 +25,10 @@ COMMANDS_THAT_WRITE: dict[str, Command] = {
     ],
     "embed": lambda run, input_file, out: ["embed", run.folder, "--input", input_file, "--output", out],
     "compare-attention": lambda run, input_file, out: ["compare-attention", run.folder, "--input", input_file, "--out", out],
+    "trace": lambda run, input_file, out: ["trace", run.folder, "--input", input_file, "--out", out],
+    "translate's steps": lambda run, input_file, out: [
+        *("translate", run.folder, "--input", input_file, "--trace", "steps", "--trace-file", out)
+    ],
     "tokenizer train": lambda run, input_file, out: [
         *("tokenizer", "train", "translation", "--source", input_file, "--target", run.target, "--out", out)
     ],

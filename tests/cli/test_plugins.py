@@ -140,9 +140,10 @@ NO_FEED_FORWARD = TINY[:-2]
             r"expected scores of shape \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",
         ),
         pytest.param("lambda q, k: 3.0", r"found float; correct the plugin's score function", marks=pytest.mark.long),
-        (
+        pytest.param(
             "lambda q, k: 1 / 0",
             r"error: plugin mine\.py, line 15: ZeroDivisionError: division by zero; fix the plugin \(traceback in",
+            marks=pytest.mark.long,
         ),
     ],
 )

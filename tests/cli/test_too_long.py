@@ -167,6 +167,8 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "status",
         "chat",  # drops the oldest turns: test_chat.py
         "kernels",
+        "names",
+        "trace",  # notes what it truncates: test_trace.py
         "plugins",
         "compare-components",
         "recipes",

@@ -103,3 +103,8 @@ def test_a_translation_is_traced_step_by_step(transom: Call, trained: Trained, t
 def test_options_of_a_step_trace_that_do_not_fit(options: tuple[str, ...], expected: str, transom: Call, trained: Trained) -> None:
     outcome = transom("translate", trained.folder, "a", *options)
     assert outcome.code == 2 and expected in outcome.error
+
+
+def test_a_text_that_is_too_long_is_truncated_and_noted(transom: Call, trained: Trained) -> None:
+    outcome = transom("trace", trained.folder, "a b " * 300, "--names", "resid_post")
+    assert outcome.code == 0 and "was truncated to the context window of" in outcome.err

@@ -35,6 +35,7 @@ def test_scripts_without_spaces_have_a_word_per_letter() -> None:
     assert split_words("我爱你 abc") == ["我", "爱", "你", "abc"]
 
 
+@pytest.mark.long
 def test_the_other_language_of_the_phrasebook_is_recognized() -> None:
     train, valid, test = generate_phrasebook(PhrasebookConfig(n_train=5000, n_valid=200, n_test=500)).parts.values()
     profile = InputProfile.from_texts(train.source, valid.source)

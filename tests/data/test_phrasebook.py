@@ -25,6 +25,8 @@ WANTING = {"wants", "want", "to"}
 BEFORE_ADJECTIVE = {"is", "are", "was", "were", "will", "be", "not", "very", "too", "so"}
 SPLITS = """
 import json, sys
+
+import pytest
 from transom.config.data import PhrasebookConfig
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 splits = generate_phrasebook(PhrasebookConfig(seed=int(sys.argv[1])))
@@ -123,6 +125,7 @@ def test_every_word_of_validation_and_test_is_often_in_training() -> None:
         assert not rare
 
 
+@pytest.mark.long
 def test_an_english_sentence_has_one_translation() -> None:
     translations: defaultdict[str, set[str]] = defaultdict(set)
     for seed in (1, 2):

@@ -210,6 +210,7 @@ def test_what_is_not_read_is_counted() -> None:
         GENERATOR.score(["abc"], 2, too_long="truncate")
 
 
+@pytest.mark.long
 def test_a_stop_text_is_seen_across_windows_and_behind_the_prompt() -> None:
     (free,) = GENERATOR.continuations(["abcd"], max_new_tokens=60, min_new_tokens=59)[0]
     assert free.windows

@@ -5,6 +5,7 @@ import re
 from importlib import import_module
 from typing import NamedTuple
 
+import pytest
 from torch import nn
 
 from tests.size import ROOT
@@ -142,6 +143,7 @@ def test_axes_of_models_and_layers_are_on_the_page() -> None:
     assert {axis for axis in used if axis.isidentifier() and axis != "axes"} <= known
 
 
+@pytest.mark.long
 def test_every_site_is_on_the_page_and_no_other() -> None:
     sizes = {"d_model": 8, "n_heads": 2, "d_ff": 8}
     both_sides = Seq2SeqConfig.model_validate(

@@ -227,6 +227,7 @@ def test_the_shapes_are_those_of_a_pass_and_no_weights_are_drawn() -> None:
     assert shapes["logits"][-1] == shapes["probs"][-1] and shapes["logits"][0] == 1
 
 
+@pytest.mark.long
 def test_every_row_of_the_table_is_met() -> None:
     """No row is left that no model has."""
     met = set[tuple[str, str]]()

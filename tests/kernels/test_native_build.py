@@ -128,6 +128,7 @@ def test_a_library_that_crashes_is_not_kept(uncached: pytest.MonkeyPatch, tmp_pa
     assert [path.suffix for path in (tmp_path / "cache" / "transom").iterdir()] == [".failed"]
 
 
+@pytest.mark.long
 @needs_library
 def test_cxx_may_be_several_words(uncached: pytest.MonkeyPatch, tmp_path: Path) -> None:
     uncached.setenv("CXX", "env LC_ALL=C g++ -DNOTHING")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from transom.config.model import Seq2SeqConfig
+from transom.data.batch import PaddedSequences
 from transom.models.build import build_model, build_uninitialized
 from transom.models.seq2seq import Seq2SeqTransformer
 
@@ -45,3 +46,9 @@ def test_an_empty_model_draws_nothing_and_has_the_same_parts() -> None:
     empty.load_state_dict(fresh.state_dict())
     for (name, a), (_, b) in zip(fresh.named_buffers(), empty.named_buffers(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_shapes_are_checked_in_rooms_that_compute() -> None:
+    rows = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(TypeError):
+        PaddedSequences(rows, rows, rows, rows)

@@ -224,6 +224,7 @@ def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[
         assert torch.allclose(z, recorder.activations[f"{name}.z"], **CLOSE)
 
 
+@pytest.mark.long
 @also(SET_TEXTS)
 @settings(max_examples=7)
 @given(combinations(FAMILIES + ENCODERS) | recurrent())

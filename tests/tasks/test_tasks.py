@@ -14,7 +14,7 @@ from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.training.events import StepFinished
 
 
-@pytest.fixture(params=every(6, ["masked", "classes", "pairs", "tags", "languages", "vision", "convolutional"]))
+@pytest.fixture(params=every(7, ["masked", "classes", "pairs", "tags", "languages", "vision", "convolutional"]))
 def recipe(request: pytest.FixtureRequest) -> Recipe:
     found: Recipe = request.getfixturevalue(request.param)
     return found

@@ -356,6 +356,7 @@ def test_every_optimizer_keeps_what_is_expected_of_it(tmp_path: Path, kind: str)
         assert {name: TensorSpec.of(x) for name, x in kept.items()} == state_specs(parts.optimizer, parameter)
 
 
+@pytest.mark.long
 def test_the_weights_that_a_run_adapts_carry_its_id(tmp_path: Path) -> None:
     sit(tmp_path / "first", **AVERAGED)
     adapter = {"kind": "lora", "rank": 2}

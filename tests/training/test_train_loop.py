@@ -264,6 +264,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.long
 def test_the_forecast_says_epochs_and_the_plan_of_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timer, "FORECAST_STEPS", 4)
     monkeypatch.setattr(train_loop, "time", Clock(0.02))
