@@ -11,6 +11,8 @@ from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
 
+import pytest
+
 from transom.config.data import PhrasebookConfig
 from transom.data.pairs.pairs import Pairs
 from transom.data.pairs.retrieval_baseline import retrieval_baseline
@@ -25,8 +27,6 @@ WANTING = {"wants", "want", "to"}
 BEFORE_ADJECTIVE = {"is", "are", "was", "were", "will", "be", "not", "very", "too", "so"}
 SPLITS = """
 import json, sys
-
-import pytest
 from transom.config.data import PhrasebookConfig
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 splits = generate_phrasebook(PhrasebookConfig(seed=int(sys.argv[1])))
