@@ -100,8 +100,9 @@ def by_formula(a: Activations) -> Iterator[tuple[str, Tensor, Tensor]]:
         elif isinstance(module, RecurrentLayer):
             yield from cell_formulas(a, path, module)
     logits = a["logits"].double()
-    yield "probs", a["probs"], logits.exp() / logits.exp().sum(-1, keepdim=True)
-    yield "log_probs", a["log_probs"], a["probs"].log()
+    shifted = logits - logits.amax(-1, keepdim=True)
+    yield "probs", a["probs"], shifted.exp() / shifted.exp().sum(-1, keepdim=True)
+    yield "log_probs", a["log_probs"], shifted - shifted.exp().sum(-1, keepdim=True).log()
 
 
 def norm_formulas(a: Activations, path: str, module: LayerNorm | RmsNorm) -> Iterator[tuple[str, Tensor, Tensor]]:
