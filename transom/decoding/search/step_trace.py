@@ -123,18 +123,17 @@ class RecordedSelector:
         tokens = state.tokens_so_far[:, 1:].tolist()
         hypotheses = tuple(HypothesisStep(tuple(tokens[row]), before[row], self._candidates(log_p[row])) for row in live)
         parents = list(rows) if update.parents is None else update.parents.tolist()
+        chosen = update.tokens.tolist()
+        totals = [before[parent] + float(log_p[parent, token]) for parent, token in zip(parents, chosen, strict=True)]
         extensions = [
-            Extension(live.index(parent), self._candidate(log_p[parent], token), before[parent] + float(log_p[parent, token]))
-            for parent, token in zip(parents, update.tokens.tolist(), strict=True)
-            if parent in live and before[parent] + float(log_p[parent, token]) > -math.inf
+            Extension(live.index(parent), self._candidate(log_p[parent], token), total)
+            for parent, token, total in zip(parents, chosen, totals, strict=True)
+            if total > -math.inf
         ]
         kept = tuple(each for each in extensions if each.chosen.token != end)
         ended = tuple(each for each in extensions if each.chosen.token == end)
         finished = self._finished(log_p, before, live) if self._recorder.n_beams > 1 else ended
-        self._log_p = [
-            before[parent] + float(log_p[parent, token]) if parent in live and token != end else -math.inf
-            for parent, token in zip(parents, update.tokens.tolist(), strict=True)
-        ]
+        self._log_p = [-math.inf if token == end else total for token, total in zip(chosen, totals, strict=True)]
         used = {each.parent for each in (*kept, *finished)}
         return SearchStep(state.length + 1, hypotheses, kept, finished, tuple(i for i in range(len(live)) if i not in used))
 
