@@ -13,7 +13,8 @@ CHUNK_ELEMENTS = 1 << 25
 """Logits per chunk: enough to use the matrix units fully and to accumulate the weight gradient only a few times."""
 
 SLICE_ELEMENTS = 1 << 19
-"""Logits per softmax slice in float32: few enough to stay in a core's cache through all passes."""
+"""Logits per softmax slice in float32 on a CPU: few enough to stay in a core's cache through all passes. On a GPU, whose every slice costs
+several kernel launches, a slice is a whole chunk."""
 
 PAD_MULTIPLE = 64
 """The number of rows is padded to a multiple of this number, so that batches of different sizes share a few matrix shapes. The first
@@ -83,7 +84,8 @@ def _chunked_loss(
     log_sums, target_logits = hidden.new_empty(2, len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
-    rows, slice_rows = (2 * max(1, min(len(h_all), elements // vocab) // 2) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
+    slice_elements = SLICE_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS
+    rows, slice_rows = (2 * max(1, min(len(h_all), elements // vocab) // 2) for elements in (CHUNK_ELEMENTS, slice_elements))
     divergence = hidden.new_zeros((), dtype=exact)
     product, buffer = hidden.new_empty(rows, vocab, dtype=dtype), hidden.new_empty(slice_rows, vocab, dtype=exact)
     for start in range(0, len(h_all), rows):
