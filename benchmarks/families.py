@@ -172,7 +172,7 @@ def transformers_workloads(family: Family, compiled: bool) -> Workloads:
 
     torch.manual_seed(1)
     model, batch = build_transformers_model(family), build_batch(family)
-    inputs, labels = _inputs(batch), batch.labels
+    inputs, labels = transformers_inputs(batch), batch.labels
 
     def logits() -> Tensor:
         logits: Tensor = model(**inputs).logits
@@ -194,7 +194,8 @@ def transformers_workloads(family: Family, compiled: bool) -> Workloads:
     return workloads
 
 
-def _inputs(batch: Batch) -> dict[str, Any]:
+def transformers_inputs(batch: Batch) -> dict[str, Any]:
+    """Return a batch as arguments of the transformers library's models."""
     match batch:
         case ImageBatch():
             return {"pixel_values": batch.pixels}

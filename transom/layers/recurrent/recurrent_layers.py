@@ -68,7 +68,7 @@ class RecurrentLayer(nn.Module):
             state: initial state; None for zeros.
         """
         h = state or self.zero_state(x)
-        before = tuple(each[None].to(x.dtype) for each in h)
+        before = tuple(each[None].to(x.dtype).contiguous() for each in h)  # as cuDNN requires
         y, after = self.rnn(x, before if self.n_states > 1 else before[0])
         return y, tuple(each[0] for each in (after if self.n_states > 1 else (after,)))
 
