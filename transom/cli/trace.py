@@ -22,6 +22,7 @@ EXAMPLES = """
 transom trace runs/en-de "A man sleeps." --names cross.weights --blocks 0 --heads 1
 transom trace runs/en-de "A man sleeps." --names "decoder.blocks.*.resid_post" --out stream.safetensors
 transom trace runs/gpt "To be, or not" --names attn.weights,probs --positions 3 --temperature 0.7
+transom trace runs/gpt "To be, or not" --names embedding.resid.grad,attn.weights.grad
 transom trace runs/photos --input cat.jpg --names encoder.blocks.0.attn.weights --json
 """
 
@@ -40,7 +41,8 @@ def trace(
         typer.Option(
             "--names",
             metavar="NAME,NAME",
-            help="Quantities to read; transom names RUN lists them. Default: residual streams and attention weights.",
+            help="Quantities to read; transom names RUN lists them. With .grad appended: gradients of the mean negative"
+            " log-probability of the next tokens, or of the most likely class. Default: residual streams and attention weights.",
         ),
     ] = None,
     blocks: Annotated[str | None, typer.Option("--blocks", metavar="N,N", help="Blocks to read, from 0. Default: all.")] = None,
@@ -75,7 +77,9 @@ def trace(
     for note in notes:
         print_note(note)
     if found.idle:
-        print_note(f"no token was sent to the owners of {len(found.idle):,} quantities, such as {found.idle[0]}")
+        print_note(
+            f"without a value, such as those of experts to which no token was sent: {len(found.idle):,}, for example {found.idle[0]}"
+        )
     certificates = found.certify()
     for certificate in certificates:
         certificate.check()

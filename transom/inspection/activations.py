@@ -6,7 +6,7 @@ computed here with the layers' own functions when it is asked for. Expressions a
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,18 @@ class NotRecordedError(ConfigError):
     """A quantity was asked for that the pass did not record, and that does not follow from what it recorded."""
 
 
+GRADIENT_SUFFIX = ".grad"
+"""Ending of the address of a gradient, as in ``decoder.blocks.0.attn.weights.grad``."""
+
+
+class SupportsGradients(Protocol):
+    """Gradients of quantities: ``inspection.gradients.Gradients``."""
+
+    def get(self, address: str) -> Tensor | None:
+        """Return the gradient of a quantity; None if it has none."""
+        ...
+
+
 class Activations:
     """Quantities by address, such as ``decoder.blocks.0.attn.weights``. Derived quantities are computed once and kept.
 
@@ -33,6 +45,7 @@ class Activations:
         recorded: the recorded sites, and ``logits``.
         temperature: divisor of the logits before ``probs`` and ``log_probs``.
         sites_read: addresses in ``recorded`` that were read so far.
+        gradients: gradients of quantities, whose addresses end in ``.grad``; None if no backward pass was run.
     """
 
     def __init__(self, model: Network, batch: Any, recorded: Mapping[str, Tensor], temperature: float = 1.0) -> None:
@@ -41,6 +54,7 @@ class Activations:
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._versions = [parameter._version for parameter in model.parameters()]
         self._derived: dict[str, Tensor | None] = {}
+        self.gradients: SupportsGradients | None = None
 
     def __getitem__(self, address: str) -> Tensor:
         """Return a quantity.
@@ -64,6 +78,9 @@ class Activations:
         if address in self.recorded:
             self.sites_read.add(address)
             return self.recorded[address]
+        if address not in self._derived and address.endswith(GRADIENT_SUFFIX):
+            self.require_unchanged_weights()
+            self._derived[address] = None if self.gradients is None else self.gradients.get(address.removesuffix(GRADIENT_SUFFIX))
         if address not in self._derived:
             from transom.inspection.names import find_quantity  # the table lists the functions that read from this class
 

@@ -108,21 +108,36 @@ def states(a: Activations, path: str) -> Tensor | None:
 
 def gates(a: Activations, path: str) -> dict[str, Tensor]:
     """Compute the gates of every time step by their equations, and for an LSTM the cell state c_t = f c_{t-1} + i g."""
-    module: RecurrentLayer = a.module(path)
     unrolled = unroll(a, path)
+    found = cell_gates(a.module(path), unrolled.x, unrolled.before)
+    if "f" in found:
+        found["c"] = _cell_states(found, unrolled)
+    return found if unrolled.order is None else {name: x.take_along_dim(unrolled.order, 1) for name, x in found.items()}
+
+
+def cell_gates(module: RecurrentLayer, x: Tensor, before: Tensor) -> dict[str, Tensor]:
+    """Compute the gates from inputs x_t and previous states h_{t-1}, of one or all time steps."""
     w_ih, w_hh, b_ih, b_hh = module.rnn.all_weights[0]
-    from_input, from_state = F.linear(unrolled.x, w_ih, b_ih), F.linear(unrolled.before, w_hh, b_hh)
+    from_input, from_state = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
     if isinstance(module.rnn, nn.LSTM):
         i, f, g, o = (from_input + from_state).chunk(4, -1)
-        found = {"i": i.sigmoid(), "f": f.sigmoid(), "g": g.tanh(), "o": o.sigmoid()}
-        found["c"] = _cell_states(found, unrolled)
-    elif isinstance(module.rnn, nn.GRU):
+        return {"i": i.sigmoid(), "f": f.sigmoid(), "g": g.tanh(), "o": o.sigmoid()}
+    if isinstance(module.rnn, nn.GRU):
         (x_r, x_z, x_n), (h_r, h_z, h_n) = from_input.chunk(3, -1), from_state.chunk(3, -1)
         r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
-        found = {"r": r, "z": z, "n": torch.tanh(x_n + r * h_n)}
-    else:
-        found = {"pre": from_input + from_state}
-    return found if unrolled.order is None else {name: x.take_along_dim(unrolled.order, 1) for name, x in found.items()}
+        return {"r": r, "z": z, "n": torch.tanh(x_n + r * h_n)}
+    return {"pre": from_input + from_state}
+
+
+def cell(module: RecurrentLayer, x: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
+    """Compute the gates and the new states of one time step from x_t, h_{t-1} and, for an LSTM, c_{t-1}."""
+    found = cell_gates(module, x, h)
+    if isinstance(module.rnn, nn.LSTM):
+        found["c"] = found["f"] * c + found["i"] * found["g"]
+        return found | {"h": found["o"] * found["c"].tanh()}
+    if isinstance(module.rnn, nn.GRU):
+        return found | {"h": (1 - found["z"]) * found["n"] + found["z"] * h}
+    return found | {"h": found["pre"].tanh()}
 
 
 def _cell_states(found: dict[str, Tensor], unrolled: UnrolledLayer) -> Tensor:

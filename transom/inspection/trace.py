@@ -12,10 +12,11 @@ from torch import Tensor
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations, sequences_of
+from transom.inspection.activations import GRADIENT_SUFFIX, Activations, sequences_of
 from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import SLICED_MAPS, AttentionInputs, is_exact
 from transom.inspection.example_batch import build_example_batch
+from transom.inspection.gradients import Loss, gradient_pass
 from transom.inspection.names import NamedQuantity, aliases_of, list_names, required_sites, select_names
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
@@ -26,6 +27,9 @@ Store = Literal["needed", "residuals", "qk", "all"]
 _RESIDUALS = ("*.resid_*", "*.resid")
 STORED_SITES: dict[str, tuple[str, ...]] = {"residuals": _RESIDUALS, "qk": (*_RESIDUALS, "*.q", "*.k", "*.depth.score"), "all": ("*",)}
 """Patterns of the sites that are kept beside the needed ones."""
+
+WITHOUT_GRADIENT = (".chosen", ".selected")
+"""Endings of quantities that are whole numbers or truth values."""
 
 DEFAULT_NAMES = ("resid_post", "attn.weights", "cross.weights", "h", "pooled", "logits")
 """Names that are read if none are given, where the model has them."""
@@ -39,7 +43,7 @@ class Trace(Mapping[str, Tensor]):
     Attributes:
         quantities: address, meaning and cost of each quantity.
         activations: the recorded tensors, from which further quantities of the model can be read.
-        idle: addresses that were asked for but have no value, because no token was sent to their expert or block.
+        idle: addresses that were asked for but have no value: no token was sent to their expert or block, or the gradient does not exist.
         heads: query heads that are kept; None for all. Keys and values are kept of all heads.
         positions: query positions that are kept, in source and target; None for all.
         tokens: symbols of the tokens of the first row per side, "source" and "target"; empty without a tokenizer.
@@ -114,7 +118,9 @@ class Trace(Mapping[str, Tensor]):
 
 
 def _is_idle(a: Activations, address: str) -> bool:
-    """Return whether a quantity belongs to an expert or routed block to which no token was sent."""
+    """Return whether a quantity belongs to an expert or routed block to which no token was sent, or is a gradient that does not exist."""
+    if address.endswith(GRADIENT_SUFFIX):
+        return a.get(address) is None
     block = re.match(r"(.*\.blocks\.\d+)\.", address)
     if block is None or ".depth." in address:
         return False
@@ -182,6 +188,7 @@ def trace(
     positions: Sequence[int] | None = None,
     temperature: float = 1.0,
     store: Store = "needed",
+    loss: Loss | None = None,
 ) -> tuple[Tensor, Trace]:
     """Run a model, and return its logits and any named quantities of the pass.
 
@@ -192,13 +199,16 @@ def trace(
         model: a run loaded by ``transom.load``, or a model, compiled or not.
         inputs: a text (for a loaded run; the target side of a translator is its own translation), or a batch or tensor.
         names: addresses such as ``decoder.blocks.0.attn.weights``, endings such as ``attn.weights``, patterns with ``*``, or names of
-            TransformerLens; ``transom names RUN`` lists them. None reads the residual streams and attention weights of all blocks.
+            TransformerLens; ``transom names RUN`` lists them. With ``.grad`` appended, the gradient of the loss with respect to the
+            quantity. None reads the residual streams and attention weights of all blocks.
         blocks: indices of the blocks whose quantities are kept; None for all. Quantities outside blocks are kept.
         heads: indices of the query heads that are kept; None for all.
         positions: indices of the query positions that are kept, in source and target; None for all.
         temperature: divisor of the logits before ``probs`` and ``log_probs``, above 0.
         store: sites to keep for names that are asked for later: only those that ``names`` need, residual streams, also queries and keys,
             or all.
+        loss: the scalar to differentiate for names that end in ``.grad``, a function of the logits. By default minus the mean
+            log-probability of the next tokens, or of the most likely class or symbol in models that do not generate.
 
     Returns:
         The logits, and the trace, a mapping from address to tensor.
@@ -224,13 +234,26 @@ def trace(
     _check_indices("positions", positions, None)
     certified = [f"{path}.{name}" for path in map_owners(chosen) for name in ("weights", "v", "z")]
     routed = [address for address in known if address.endswith((".depth.score", ".ff.router"))]
-    sites = _required_sites(network.config, (*chosen, *certified))
-    recorder = ActivationRecorder([*sites, *routed, *STORED_SITES.get(store, ())])
-    with torch.no_grad(), eval_mode(network):
-        logits = given(batch, recorder)
-    activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
+    if any(address.endswith(GRADIENT_SUFFIX) for address in chosen):  # runs the uncompiled model
+        all_sites = [each.address for each in known.values() if each.cost == "exists"]
+        logits, activations = gradient_pass(network, batch, all_sites, loss, temperature)
+    else:
+        sites = _required_sites(network.config, (*chosen, *certified))
+        recorder = ActivationRecorder([*sites, *routed, *STORED_SITES.get(store, ())])
+        with torch.no_grad(), eval_mode(network):
+            logits = given(batch, recorder)
+        activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
     kept = None if heads is None else list(heads), None if positions is None else list(positions)
-    return logits, Trace(activations, [known[address] for address in chosen], *kept, _token_symbols(model, batch))
+    return logits, Trace(activations, [_named(known, address) for address in chosen], *kept, _token_symbols(model, batch))
+
+
+def _named(known: Mapping[str, NamedQuantity], address: str) -> NamedQuantity:
+    """Return the row of a quantity, or of its gradient, which has the same shape and axes."""
+    if not address.endswith(GRADIENT_SUFFIX):
+        return known[address]
+    each = known[address.removesuffix(GRADIENT_SUFFIX)]
+    row = each.quantity._replace(name=each.quantity.name + GRADIENT_SUFFIX, formula=f"gradient of: {each.quantity.formula}", alias="")
+    return each._replace(address=address, quantity=row, cost="recomputed", alias="")
 
 
 def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blocks: Sequence[int] | None) -> list[str]:
@@ -245,7 +268,15 @@ def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blo
     _check_indices("blocks", blocks, n_blocks)
     if names is None:
         names = [name for name in DEFAULT_NAMES if any(f".{address}".endswith(f".{name}") for address in known)]
-    found = select_names(known, names, aliases_of(known.values()))
+    found = select_names(known, [name for name in names if not name.endswith(GRADIENT_SUFFIX)], aliases_of(known.values()))
+    for name in (name for name in names if name.endswith(GRADIENT_SUFFIX)):
+        smooth = [each for each in select_names(known, [name.removesuffix(GRADIENT_SUFFIX)], {}) if not each.endswith(WITHOUT_GRADIENT)]
+        if not smooth:
+            raise ConfigError(
+                f"expected a quantity with a gradient, found {name!r}, which belongs to whole numbers or truth values; leave it out"
+            )
+        found += [each + GRADIENT_SUFFIX for each in smooth]
+    found = list(dict.fromkeys(found))
     chosen = [address for address in found if blocks is None or _block_of(address) in (None, *blocks)]
     if not chosen:
         raise ConfigError(
