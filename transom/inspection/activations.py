@@ -4,7 +4,7 @@ The forward pass exposes few tensors, its sites. Every other quantity of the tab
 computed here with the layers' own functions when it is asked for. Expressions are those of a model in evaluation mode, without dropout.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from transom.config.architecture import TransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.layers.context import AttentionContext
+from transom.layers.context import ALL_PAIRS, AttentionContext, Part
 from transom.layers.mixture_of_depths import DepthRouter, all_tokens, gather_selected
 from transom.layers.mixture_of_experts import all_experts
 from transom.models.base import LanguageModel, Network, SequencesLike
@@ -45,6 +45,7 @@ class Activations:
         recorded: the recorded sites, and ``logits``.
         temperature: divisor of the logits before ``probs`` and ``log_probs``.
         sites_read: addresses in ``recorded`` that were read so far.
+        head: the only query head whose queries, keys, values and head outputs were recorded; None if all were.
         gradients: gradients of quantities, whose addresses end in ``.grad``; None if no backward pass was run.
     """
 
@@ -55,6 +56,7 @@ class Activations:
         self._versions = [parameter._version for parameter in model.parameters()]
         self._derived: dict[str, Tensor | None] = {}
         self.gradients: SupportsGradients | None = None
+        self.head: int | None = None
 
     def __getitem__(self, address: str) -> Tensor:
         """Return a quantity.
@@ -107,6 +109,26 @@ class Activations:
                 "expected the weights of the traced pass, found other ones, since the model was trained in between; read all quantities"
                 " before the next step, or trace again"
             )
+
+    def of_heads(self, address: str, n_heads: int, heads: Sequence[int] | None) -> Tensor:
+        """Return a recorded tensor (batch, heads, length, width) for some query heads, repeated where these share keys and values.
+
+        Args:
+            address: queries, keys, values or head outputs of an attention layer.
+            n_heads: number of query heads of the layer.
+            heads: query heads; None for all.
+        """
+        x = self[address]
+        if self.head is not None:
+            if list(heads or ()) != [self.head]:
+                raise NotRecordedError(
+                    f"{address}: expected head {self.head}, the only one that was recorded, found {heads or 'all heads'}"
+                )
+            return x
+        groups = n_heads // x.shape[1]
+        if heads is None:
+            return x if groups == 1 else x.repeat_interleave(groups, 1)
+        return x[:, [head // groups for head in heads]]
 
     def module(self, path: str) -> Any:
         """Return the module at a path."""
@@ -177,13 +199,26 @@ def stack_output(a: Activations, stack: str) -> Tensor:
     return stream_after(a, stack, len(module.blocks))
 
 
-def attention_context(a: Activations, attention: str) -> AttentionContext:
-    """Return mask, bias and rotary tables of an attention layer in this pass, as dense matrices."""
-    ctx = a.model.attention_context(attention, a.batch)
+def attention_context(a: Activations, attention: str, part: Part = ALL_PAIRS) -> AttentionContext:
+    """Return mask, bias and rotary tables of an attention layer in this pass, as dense matrices of some queries and keys."""
     block = parent(attention)
     router = getattr(a.module(block), "depth", None)
     if not isinstance(router, DepthRouter):
-        return ctx
+        return a.model.attention_context(attention, a.batch, part)
+    ctx = _routed_context(a, attention, router)
+    mask, bias = (None if x is None else _restrict(x, part) for x in (ctx.mask, ctx.bias))
+    return replace(ctx, mask=mask, bias=bias)
+
+
+def _restrict(x: Tensor, part: Part) -> Tensor:
+    """Select queries and keys of a mask or bias, except along axes of size 1, which broadcast."""
+    x = x if x.shape[-2] == 1 else x[..., part.queries, :]
+    return x if x.shape[-1] == 1 else x[..., part.keys]
+
+
+def _routed_context(a: Activations, attention: str, router: DepthRouter) -> AttentionContext:
+    """Return the context of an attention layer in a block with a depth router."""
+    block, ctx = parent(attention), a.model.attention_context(attention, a.batch)
     cross = attention.endswith(".cross")
     if router.path is all_tokens:
         visible = a[f"{block}.depth.selected"][:, None, None]

@@ -16,7 +16,8 @@ from torch import Tensor
 from transom.errors import TransomError
 from transom.inspection.activations import Activations
 from transom.inspection.derive_attention import AttentionInputs, is_exact
-from transom.layers.attention import repeat_kv
+from transom.layers.attention import Attention
+from transom.layers.context import Part
 
 
 class CertificationError(TransomError):
@@ -90,17 +91,17 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
         rows: query positions to certify; None for all.
     """
     a.require_unchanged_weights()
-    module, z = a.module(attention), a[f"{attention}.z"]
+    module, n_all = a.module(attention), _n_heads(a, attention)
+    z, v = (a.of_heads(f"{attention}.{name}", n_all, heads) for name in "zv")
     places = list(range(z.shape[2])) if rows is None else list(rows)
-    v = repeat_kv(a[f"{attention}.v"], z.shape[1])
-    v = (v if heads is None else v[:, heads]).double()
-    n_heads, eps = v.shape[1], rounding_error(z.dtype)
+    n_heads, eps = z.shape[1], rounding_error(z.dtype)
+    v = v.double()
     step = max(MAX_ELEMENTS // max(len(z) * n_heads * v.shape[2], 1), 1)
     ratio, worst, cause = 0.0, (0, 0, 0), ""
     for start in range(0, len(places), step):
         chunk = places[start : start + step]
-        expected = _select(z, heads, chunk).double()
-        inputs = AttentionInputs.of(a, attention, heads, chunk) if is_exact(module) else None
+        expected = z[:, :, chunk].double()
+        inputs = AttentionInputs.of(a, attention, heads, Part(queries=chunk)) if is_exact(module) else None
         weights = _select(a[f"{attention}.weights"], heads, chunk).double() if inputs is None else inputs.weights().double()
         bound = error_bound(weights, v, expected, None if inputs is None else inputs.score_magnitude(), eps)
         ratios = ((weights @ v - expected).abs() / bound).amax(-1).nan_to_num(nan=math.inf)
@@ -113,8 +114,14 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
     return Certificate(attention, ratio, len(z) * n_heads, worst, cause)
 
 
-MAX_ELEMENTS = 2**24
-"""Elements of a map that are certified at a time."""
+MAX_ELEMENTS = 2**21
+"""Elements of a map that are certified at a time: in float64 some ten matrices of this size are in memory."""
+
+
+def _n_heads(a: Activations, attention: str) -> int:
+    """Return the number of query heads of a layer; the attention of a recurrent decoder has one."""
+    module = a.module(attention)
+    return module.n_heads if isinstance(module, Attention) else 1
 
 
 def rounding_error(dtype: torch.dtype) -> float:

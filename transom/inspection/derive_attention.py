@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.inspection.activations import Activations, attention_context, sublayer_input
-from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights, repeat_kv
+from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights
+from transom.layers.context import ALL_PAIRS, Part
 from transom.layers.lora import LoraLinear
 
 
@@ -51,20 +52,14 @@ class AttentionInputs(NamedTuple):
     args: AttentionArgs
 
     @classmethod
-    def of(cls, a: Activations, path: str, heads: Sequence[int] | None = None, rows: Sequence[int] | slice | None = None) -> Self:
-        """Select heads and rows of the layer at ``path``; None selects all."""
-        q, k = a[f"{path}.q"], a[f"{path}.k"]
-        args = a.module(path).attention_args(attention_context(a, path))
-        mask, bias, sinks = args.mask, args.bias, args.sinks
-        heads, rows = None if heads is None else list(heads), rows if rows is None or isinstance(rows, slice) else list(rows)
+    def of(cls, a: Activations, path: str, heads: Sequence[int] | None = None, part: Part = ALL_PAIRS) -> Self:
+        """Select heads, queries and keys of the layer at ``path``; without ``heads``, all heads."""
+        module, ctx = a.module(path), attention_context(a, path, part)
+        q, k = (a.of_heads(f"{path}.{name}", module.n_heads, heads)[:, :, rows] for name, rows in zip("qk", part, strict=True))
+        args, mask, bias, sinks = module.attention_args(ctx), ctx.mask, ctx.bias, module.sinks
         if heads is not None:
-            k = k[:, [head * k.shape[1] // q.shape[1] for head in heads]]
-            q, mask, bias = q[:, heads], _take(mask, 1, heads), _take(bias, 1, heads)
-            sinks = None if sinks is None else sinks[heads]
-        else:
-            k = repeat_kv(k, q.shape[1])
-        if rows is not None:
-            q, mask, bias = q[:, :, rows], _take(mask, 2, rows), _take(bias, 2, rows)
+            mask, bias = (x if x is None or x.shape[1] == 1 else x[:, list(heads)] for x in (mask, bias))
+            sinks = None if sinks is None else sinks[list(heads)]
         return cls(q, k, args._replace(mask=mask, bias=bias, sinks=sinks))
 
     def dot_products(self) -> Tensor:
@@ -108,13 +103,6 @@ SLICED_MAPS = frozenset(("dot_products", "scores", "masked_scores", "logsumexp",
 def is_exact(module: object) -> bool:
     """Return whether an attention layer computes the scaled dot product: no approximation, and no score function of a plugin."""
     return type(module) is Attention and module.score is None
-
-
-def _take(x: Tensor | None, axis: int, indices: Sequence[int] | slice) -> Tensor | None:
-    """Select indices of an axis of a mask or bias, unless it has size 1 and broadcasts."""
-    if x is None or x.shape[axis] == 1:
-        return x
-    return x[:, indices] if axis == 1 else x[:, :, indices]
 
 
 def attention_map(name: str) -> Callable[[Activations, str], Tensor]:

@@ -18,6 +18,7 @@ from transom.inspection.derive_attention import SLICED_MAPS, AttentionInputs, is
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.gradients import Loss, gradient_pass
 from transom.inspection.names import NamedQuantity, aliases_of, list_names, required_sites, select_names
+from transom.layers.context import ALL_PAIRS, Part
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
 
@@ -86,7 +87,8 @@ class Trace(Mapping[str, Tensor]):
         row, path, a = self.quantities[address].quantity, address.rpartition(".")[0], self.activations
         if (self.heads or self.positions) and row.name in SLICED_MAPS and is_exact(a.module(path)):
             with torch.no_grad(), eval_mode(a.model):
-                x: Tensor = getattr(AttentionInputs.of(a, path, self.heads, self.positions), row.name)()
+                part = ALL_PAIRS if self.positions is None else Part(queries=list(self.positions))
+                x: Tensor = getattr(AttentionInputs.of(a, path, self.heads, part), row.name)()
             return x
         x = a[address]
         for axis, axis_name in enumerate(self.axes(address, x.ndim)):

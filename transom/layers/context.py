@@ -67,6 +67,21 @@ class AttentionContext(LayerContext):
     cache: BlockCache | None = None
 
 
+class Part(NamedTuple):
+    """Part of the query-key pairs of a pass, for inspection: a mask of all pairs of long texts would be large.
+
+    Attributes:
+        queries: indices of the queries.
+        keys: indices of the keys.
+    """
+
+    queries: slice | list[int] = slice(None)
+    keys: slice | list[int] = slice(None)
+
+
+ALL_PAIRS = Part()
+"""All queries and keys."""
+
 UNMASKED = AttentionContext()
 """Context without mask and positions: every query attends to every key."""
 

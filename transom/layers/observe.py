@@ -98,7 +98,7 @@ class ActivationObserver:
         if _matches(self.patterns, address):
             if not torch.compiler.is_compiling():
                 self._recorder.order.setdefault(self.prefix + address, len(self._recorder.order))
-            self.activations[address] = x
+            self.activations[address] = self._recorder.keep(self.prefix + address, x)
 
 
 def _matches(patterns: tuple[str, ...], address: str) -> bool:
@@ -152,6 +152,10 @@ class ActivationRecorder:
         self.views: list[tuple[int, ActivationObserver]] = []
         self.order: dict[str, int] = {}
         self._n_passes = Counter[str]()
+
+    def keep(self, address: str, x: Tensor) -> Tensor:
+        """Return what is recorded of ``x``: all of it; a subclass may keep a part."""
+        return x
 
     def start_pass(self, stack: str) -> ActivationObserver:
         """Return an observer of a new pass through ``stack`` and the modules around its blocks."""

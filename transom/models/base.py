@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TextModelConfig
 from transom.errors import TransomError
-from transom.layers.context import AttentionContext
+from transom.layers.context import ALL_PAIRS, AttentionContext, Part
 from transom.layers.observe import ActivationRecorder
 from transom.models.inputs import TensorBatch, TokenSequences
 
@@ -95,12 +95,13 @@ class Network(nn.Module, ABC):
         return {name: kept for name, parameter in named if (kept := first.setdefault(id(parameter), name)) != name}
 
     @abstractmethod
-    def attention_context(self, attention: str, batch: Any) -> AttentionContext:
+    def attention_context(self, attention: str, batch: Any, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return the context of an attention layer for a batch, with dense masks and biases, for inspection.
 
         Args:
             attention: address of the layer, such as ``decoder.blocks.0.cross``.
             batch: input batch.
+            part: queries and keys to which mask and bias are restricted.
         """
 
     def token_masks(self, site: str, batch: Any) -> list[Bool[Tensor, "batch length"]]:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transom.config.component_registry import build, implements
 from transom.config.model import CausalMaskConfig, DecoderConfig, PrefixMaskConfig
 from transom.layers.cache import DecoderCache
-from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext, open_observer
 from transom.layers.embedding import Embedding
-from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of
+from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
 from transom.layers.position_encoding import build_position_encoding
@@ -62,7 +62,9 @@ class DecoderOnlyTransformer(LanguageModel):
         x = self.embedding(text.tokens, text.positions, ctx)  # (batch, length, d_model)
         return self.decoder(x, ctx)
 
-    def context(self, text: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
+    def context(
+        self, text: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False, part: Part = ALL_PAIRS
+    ) -> StackContext:
         """Build masks, rotary tables and score biases for a pass over whole rows, without a cache.
 
         A row holds one text with padding, or several packed documents. Query i attends to key j if both have the same segment id and the
@@ -74,9 +76,11 @@ class DecoderOnlyTransformer(LanguageModel):
             observer: records or replaces activations; None in normal use.
             dense: build masks as boolean matrices (batch, 1, length, length), also for long rows, whose masks are block-sparse otherwise.
                 With a depth router, which selects rows and columns of the mask, masks are always matrices.
+            part: queries and keys to which masks and biases are restricted, for inspection.
         """
-        token_positions = TokenPositions(text.positions, text.segments, text.prefix)
-        contexts = build_contexts(self.embedding.position, token_positions, token_positions, self.mask_rules, dense or self.decoder.routed)
+        tokens = TokenPositions(text.positions, text.segments, text.prefix)
+        queries, keys = select_pairs(tokens, part)
+        contexts = build_contexts(self.embedding.position, queries, keys, self.mask_rules, dense or self.decoder.routed)
         token_mask, observed = text.segments > 0, open_observer(observer, "decoder")
         return StackContext(token_mask, observed, contexts, cross=UNMASKED)  # explicit: torch.compile fails on the default
 
@@ -165,6 +169,6 @@ class DecoderOnlyTransformer(LanguageModel):
         """Return the prompts unchanged: a decoder-only model has no encoder; ``start`` reads them."""
         return prompt
 
-    def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
+    def attention_context(self, attention: str, batch: TextBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return the context, with dense mask and bias, of one attention layer (``decoder.blocks.3.attn``), for inspection."""
-        return context_of(self.context(batch.decoder_input, dense=True).attention_contexts, attention)
+        return context_of(self.context(batch.decoder_input, dense=True, part=part).attention_contexts, attention)

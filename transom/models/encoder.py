@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from transom.config.component_registry import implements
 from transom.config.model import EncoderConfig, MaskedLMConfig, TextClassifierConfig, TextEmbedderConfig
-from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
-from transom.layers.masks.attention_contexts import build_contexts, context_of
+from transom.layers.masks.attention_contexts import build_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import SAME_SEGMENT, TokenPositions, build_mask_rules
 from transom.layers.norm import build_norm
 from transom.layers.observe import ActivationRecorder, observe
@@ -59,18 +59,22 @@ class EncoderOnlyTransformer(Network):
         ctx = ctx or self.context(text)
         return self.encoder(self.embedding(text.tokens, text.positions, ctx), ctx)
 
-    def context(self, text: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
+    def context(
+        self, text: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False, part: Part = ALL_PAIRS
+    ) -> StackContext:
         """Build the context of a pass: tokens attend to the tokens of their segment that the sparsity pattern allows.
 
-        ``dense`` builds masks as boolean matrices, also for long rows, whose masks are block-sparse otherwise.
+        ``dense`` builds masks as boolean matrices, also for long rows, whose masks are block-sparse otherwise, and ``part`` restricts them
+        to some queries and keys, for inspection.
         """
-        token_positions = TokenPositions(text.positions, text.segments)
-        contexts = build_contexts(self.embedding.position, token_positions, token_positions, self.mask_rules, dense or self.encoder.routed)
+        tokens = TokenPositions(text.positions, text.segments)
+        queries, keys = select_pairs(tokens, part)
+        contexts = build_contexts(self.embedding.position, queries, keys, self.mask_rules, dense or self.encoder.routed)
         return StackContext(text.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
 
-    def attention_context(self, attention: str, batch: EncoderBatch) -> AttentionContext:
+    def attention_context(self, attention: str, batch: EncoderBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return the context of an attention layer for a batch, with dense mask and bias, for inspection."""
-        return context_of(self.context(batch.source, dense=True).attention_contexts, attention)
+        return context_of(self.context(batch.source, dense=True, part=part).attention_contexts, attention)
 
 
 @implements(MaskedLMConfig)

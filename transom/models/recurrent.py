@@ -10,7 +10,7 @@ from transom.config.component_registry import implements
 from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
 from transom.errors import TransomError
 from transom.layers.attention import non_padding_mask
-from transom.layers.context import AttentionContext, LayerContext, open_observer
+from transom.layers.context import ALL_PAIRS, AttentionContext, LayerContext, Part, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.observe import ActivationRecorder
@@ -94,9 +94,9 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
             )
         return make_pair_batch(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
-    def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
+    def attention_context(self, attention: str, batch: PairBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return the context of the attention over the source, whose mask hides padding."""
-        return AttentionContext(mask=non_padding_mask(batch.source.segments))
+        return AttentionContext(mask=non_padding_mask(batch.source.segments[:, part.keys]))
 
     def start(self, memory: RecurrentEncoderOutput, n_beams: int, max_length: int) -> RecurrentCache:
         """Compute the initial decoder state and project the encoder states, once per source.
@@ -147,7 +147,7 @@ class RecurrentLanguageModel(LanguageModel):
         x = self.embedding(text.tokens, text.positions, ctx)
         return self.dropout(self.decoder.forward_packed(x, text.segments, ctx))
 
-    def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
+    def attention_context(self, attention: str, batch: TextBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Raise AssertionError: the model has no attention."""
         raise AssertionError(f"a recurrent language model has no {attention}")
 

@@ -10,9 +10,9 @@ from transom.config.component_registry import implements
 from transom.config.model import Seq2SeqConfig
 from transom.layers.attention import non_padding_mask, same_segment_mask
 from transom.layers.cache import DecoderCache
-from transom.layers.context import UNMASKED, AttentionContext, SegmentMask, StackContext, open_observer
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, SegmentMask, StackContext, open_observer
 from transom.layers.embedding import Embedding
-from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of
+from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
 from transom.layers.position_encoding import build_position_encoding
@@ -84,22 +84,27 @@ class Seq2SeqTransformer(Seq2SeqModel):
         """Build a batch from source tokens and target tokens shifted right by one, each (batch, length) with its mask."""
         return make_pair_batch(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
-    def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
+    def attention_context(self, attention: str, batch: PairBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return the context of an attention layer for a batch, with dense mask and bias, for inspection."""
         if attention.startswith("encoder."):
-            return context_of(self.source_context(batch.source, dense=True).attention_contexts, attention)
-        ctx = self.target_context(batch.decoder_input, batch.source.segments, dense=True)
-        return ctx.cross if attention.endswith(".cross") else context_of(ctx.attention_contexts, attention)
+            return context_of(self.source_context(batch.source, dense=True, part=part).attention_contexts, attention)
+        if attention.endswith(".cross"):
+            target, source = batch.decoder_input.segments[:, part.queries], batch.source.segments[:, part.keys]
+            return AttentionContext(target > 0, mask=same_segment_mask(target, source))
+        ctx = self.target_context(batch.decoder_input, batch.source.segments, dense=True, part=part)
+        return context_of(ctx.attention_contexts, attention)
 
-    def source_context(self, source: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
+    def source_context(
+        self, source: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False, part: Part = ALL_PAIRS
+    ) -> StackContext:
         """Build the encoder's context of a pass: tokens attend to the tokens of their segment that the sparsity pattern allows.
 
-        ``dense`` builds masks as boolean matrices, also for long rows, whose masks are block-sparse otherwise.
+        ``dense`` builds masks as boolean matrices, also for long rows, whose masks are block-sparse otherwise, and ``part`` restricts them
+        to some queries and keys, for inspection.
         """
-        token_positions = TokenPositions(source.positions, source.segments)
-        contexts = build_contexts(
-            self.source_embedding.position, token_positions, token_positions, self.source_mask_rules, dense or self.encoder.routed
-        )
+        tokens = TokenPositions(source.positions, source.segments)
+        queries, keys = select_pairs(tokens, part)
+        contexts = build_contexts(self.source_embedding.position, queries, keys, self.source_mask_rules, dense or self.encoder.routed)
         return StackContext(source.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def target_context(
@@ -108,15 +113,16 @@ class Seq2SeqTransformer(Seq2SeqModel):
         source_segments: Int[Tensor, "batch source"],
         observer: ActivationRecorder | None = None,
         dense: bool = False,
+        part: Part = ALL_PAIRS,
     ) -> StackContext:
         """Build the decoder's context: causal self-attention within segments, and cross-attention to the source of the same segment.
 
         Cross-attention has no position bias. With ``dense``, masks are boolean matrices even where they would otherwise be block-sparse.
+        For inspection, ``part`` restricts those of self-attention to some queries and keys.
         """
-        token_positions, token_mask = TokenPositions(target.positions, target.segments), target.segments > 0
-        contexts = build_contexts(
-            self.target_embedding.position, token_positions, token_positions, self.target_mask_rules, dense or self.decoder.routed
-        )
+        tokens, token_mask = TokenPositions(target.positions, target.segments), target.segments > 0
+        queries, keys = select_pairs(tokens, part)
+        contexts = build_contexts(self.target_embedding.position, queries, keys, self.target_mask_rules, dense or self.decoder.routed)
         if self.config.attention.approximation.kind != "none" and not dense:
             cross = AttentionContext(segment_mask=SegmentMask(target.segments, source_segments, causal=False))
         else:

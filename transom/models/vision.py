@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from transom.config import vision
 from transom.config.component_registry import implements
-from transom.layers.context import UNMASKED, AttentionContext, LayerContext, StackContext, open_observer
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, LayerContext, Part, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import to_autocast_dtype
-from transom.layers.masks.attention_contexts import context_of
+from transom.layers.masks.attention_contexts import context_of, select_pairs
 from transom.layers.masks.block_sparse_mask import build_block_sparse_mask
 from transom.layers.masks.mask_rules import FULL
 from transom.layers.observe import ActivationRecorder, observe
@@ -59,20 +59,23 @@ class VisionTransformer(Network):
         return self.dropout(pooled)
 
     def context(
-        self, pixels: Float[Tensor, "batch channels height width"], observer: ActivationRecorder | None = None, dense: bool = False
+        self,
+        pixels: Float[Tensor, "batch channels height width"],
+        observer: ActivationRecorder | None = None,
+        dense: bool = False,
+        part: Part = ALL_PAIRS,
     ) -> StackContext:
-        """Build the context of a pass: patches attend to patches that the sparsity pattern allows; ``dense`` builds masks as matrices."""
-        token_positions = image_positions(self.config, pixels.device)
+        """Build the context of a pass: patches attend to patches that the sparsity pattern allows.
+
+        ``dense`` builds masks as matrices, and ``part`` restricts them to some queries and keys, for inspection.
+        """
+        patches = image_positions(self.config, pixels.device)
+        queries, keys = select_pairs(patches, part)
         contexts = []
         for rule in self.mask_rules:
-            block_mask = (
-                None if dense or rule == FULL else build_block_sparse_mask(rule, token_positions, token_positions, n_rows=len(pixels))
-            )
-            contexts.append(
-                AttentionContext(
-                    mask=None if block_mask or rule == FULL else rule.dense(token_positions, token_positions), block_mask=block_mask
-                )
-            )
+            block_mask = None if dense or rule == FULL else build_block_sparse_mask(rule, queries, keys, n_rows=len(pixels))
+            mask = None if block_mask or rule == FULL else rule.dense(queries, keys)
+            contexts.append(AttentionContext(mask=mask, block_mask=block_mask))
         return StackContext(None, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def make_batch(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
@@ -80,9 +83,9 @@ class VisionTransformer(Network):
         assert attention_mask is None, "an image has no padding"
         return TensorBatch(pixels=pixels)
 
-    def attention_context(self, attention: str, batch: PixelBatch) -> AttentionContext:
+    def attention_context(self, attention: str, batch: PixelBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return the context of an attention layer for a batch, with a dense mask, for inspection."""
-        return context_of(self.context(batch.pixels, dense=True).attention_contexts, attention)
+        return context_of(self.context(batch.pixels, dense=True, part=part).attention_contexts, attention)
 
     def token_masks(self, site: str, batch: PixelBatch) -> list[Bool[Tensor, "batch length"]]:
         """Return one token mask, all True: images have no padding."""
@@ -115,6 +118,6 @@ class ConvolutionalNetwork(Network):
         assert attention_mask is None, "an image has no padding"
         return TensorBatch(pixels=pixels)
 
-    def attention_context(self, attention: str, batch: PixelBatch) -> AttentionContext:
+    def attention_context(self, attention: str, batch: PixelBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return a context without a mask: the network has no attention."""
         return AttentionContext()

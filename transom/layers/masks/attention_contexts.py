@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transom.layers.context import AttentionContext, SegmentMask
+from transom.layers.context import ALL_PAIRS, AttentionContext, Part, SegmentMask
 from transom.layers.masks.block_sparse_mask import build_block_sparse_mask
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, ImplicitMask, MaskRule, TokenPositions
 from transom.layers.position_encoding import PositionEncoding, RotaryCosSin
@@ -96,6 +96,11 @@ def _last_token_context(
             mask, keys, gathered = None, keys[:, key_indices], key_indices
     bias = position.bias(new_tokens.positions, keys, *position.bias_parameters)
     return AttentionContext(mask=mask, bias=bias, rotary=rotary, key_indices=gathered)
+
+
+def select_pairs(tokens: TokenPositions, part: Part) -> tuple[TokenPositions, TokenPositions]:
+    """Return the queries and keys of a part of the pairs of self-attention."""
+    return (tokens, tokens) if part is ALL_PAIRS else (tokens.select(part.queries), tokens.select(part.keys))
 
 
 def context_of(contexts: Sequence[AttentionContext], attention: str) -> AttentionContext:

@@ -54,6 +54,10 @@ class TokenPositions(NamedTuple):
         positions = torch.arange(length, device=device)[None]
         return cls(positions, torch.ones_like(positions))
 
+    def select(self, indices: slice | list[int]) -> "TokenPositions":
+        """Return the tokens with these indices in each row."""
+        return self.map(lambda x: x[:, indices])
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenPositions":
         return TokenPositions(change(self.positions), change(self.segments), None if self.prefix is None else change(self.prefix))
 
