@@ -13,11 +13,13 @@ from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
 from transom.inspection.activations import GRADIENT_SUFFIX, Activations, sequences_of
+from transom.inspection.attention_map import AttentionMap
 from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import SLICED_MAPS, AttentionInputs, is_exact
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.gradients import Loss, gradient_pass
 from transom.inspection.names import NamedQuantity, aliases_of, list_names, required_sites, select_names
+from transom.inspection.trace_files import read_activations, run_to_folder
 from transom.layers.context import ALL_PAIRS, Part
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
@@ -102,6 +104,16 @@ class Trace(Mapping[str, Tensor]):
         """Return the names of the axes of a quantity, which has ``n`` axes; None to compute it."""
         address = name if name in self.quantities else self._resolve(name)
         return axes_of(self.quantities[address].quantity.axes, self[address].ndim if n is None else n, address)
+
+    def map(self, attention: str, head: int, text: int = 0) -> AttentionMap:
+        """Return the attention weights of one head, which are computed tile by tile: for long texts.
+
+        Args:
+            attention: address of the layer, such as ``decoder.blocks.0.attn``; its queries, keys, values and outputs must be recorded.
+            head: index of the query head.
+            text: index of the text in the batch.
+        """
+        return AttentionMap(self.activations, attention, head, text)
 
     def certify(self) -> list[Certificate]:
         """Compare the attention weights of every layer in the trace with the head outputs that the kernel computed.
@@ -191,6 +203,7 @@ def trace(
     temperature: float = 1.0,
     store: Store = "needed",
     loss: Loss | None = None,
+    folder: Path | None = None,
 ) -> tuple[Tensor, Trace]:
     """Run a model, and return its logits and any named quantities of the pass.
 
@@ -211,6 +224,7 @@ def trace(
             or all.
         loss: the scalar to differentiate for names that end in ``.grad``, a function of the logits. By default minus the mean
             log-probability of the next tokens, or of the most likely class or symbol in models that do not generate.
+        folder: folder to which the sites are written during the pass, instead of keeping them in memory; ``open_trace`` reads it again.
 
     Returns:
         The logits, and the trace, a mapping from address to tensor.
@@ -243,10 +257,33 @@ def trace(
         sites = _required_sites(network.config, (*chosen, *certified))
         recorder = ActivationRecorder([*sites, *routed, *STORED_SITES.get(store, ())])
         with torch.no_grad(), eval_mode(network):
-            logits = given(batch, recorder)
-        activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
+            if folder is not None:
+                logits, activations = run_to_folder(given, network, batch, recorder.patterns, folder)
+                activations.temperature = temperature
+            else:
+                logits = given(batch, recorder)
+                activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
     kept = None if heads is None else list(heads), None if positions is None else list(positions)
     return logits, Trace(activations, [_named(known, address) for address in chosen], *kept, _token_symbols(model, batch))
+
+
+def open_trace(model: Any, folder: Path) -> Trace:
+    """Open a trace that ``trace`` wrote to a folder, also one that a crash cut off.
+
+    Args:
+        model: the run or model that was traced, with the same weights.
+        folder: the folder.
+
+    Returns:
+        A trace of the sites in the folder; ``Trace.activations`` has all quantities that follow from them.
+
+    Raises:
+        CheckpointError: the folder holds no trace, or one of other weights.
+    """
+    network: Network = getattr(model, "model", model)
+    activations = read_activations(network, folder)
+    stored = [each for each in _names_of(network.config) if each.address in activations.recorded]
+    return Trace(activations, stored, tokens=_token_symbols(model, activations.batch))
 
 
 def _named(known: Mapping[str, NamedQuantity], address: str) -> NamedQuantity:

@@ -1,0 +1,125 @@
+"""Maps by tiles against whole maps, and traces in files against traces in memory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.combinations import SET_TEXTS, batch_for, described
+from tests.models.test_combinations import built
+from transom.config.model import DecoderConfig
+from transom.data.batch import PaddedSequences, TranslationBatch
+from transom.errors import CheckpointError, ConfigError
+from transom.inspection import trace_files
+from transom.inspection.attention_map import AttentionMap, attention_map
+from transom.inspection.derive_attention import is_exact
+from transom.inspection.trace import open_trace, trace
+from transom.layers.observe import ActivationRecorder
+from transom.models.base import Network
+from transom.models.build import build_model
+
+TRANSFORMERS = [number for number, fields in enumerate(SET_TEXTS) if fields["kind"] in ("seq2seq", "decoder", "encoder")]
+
+
+@pytest.mark.parametrize("number", TRANSFORMERS)
+def test_tiles_make_up_the_whole_map(number: int) -> None:
+    """In layers of scaled dot products, with masks, biases, softcaps, sinks, grouped heads and routers of depth."""
+    config = described(SET_TEXTS[number])
+    model, batch = built(config), batch_for(config)
+    _, found = trace(model, batch, ["*.weights"], store="all")
+    exact = [path for path in (address.removesuffix(".weights") for address in found) if is_exact(model.get_submodule(path))]
+    for path in exact:
+        whole = found[f"{path}.weights"]
+        for head in range(whole.shape[1]):
+            tiles = found.map(path, head, text=1)
+            n, m = tiles.shape
+            above, below, left, right = slice(0, n // 2), slice(n // 2, n), slice(0, m // 2), slice(m // 2, m)
+            rows = [torch.cat([tiles.tile(rows, keys) for keys in (left, right)], 1) for rows in (above, below)]
+            assert torch.allclose(torch.cat(rows), whole[1, head], rtol=1e-10, atol=1e-12)
+
+
+@pytest.fixture
+def llama() -> tuple[Network, Any]:
+    """A model with grouped heads and rotary positions, and two texts of which one is padded."""
+    torch.manual_seed(1)
+    fields = {"vocab_size": 20, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 32, "max_seq_len": 64, "dropout": 0.0}
+    model = build_model(DecoderConfig.model_validate(fields | {"position": {"kind": "rotary"}}))
+    rows = PaddedSequences.pad([[*range(3, 19)] * 3, [5, 6, 7]])
+    return model, TranslationBatch(rows, rows, rows.tokens, (0, 1))
+
+
+def test_a_pass_keeps_one_head(llama: tuple[Network, Any]) -> None:
+    model, batch = llama
+    _, found = trace(model, batch, ["attn.weights"], store="all")
+    for head in range(4):
+        one = attention_map(model, batch, "decoder.blocks.1.attn", head)
+        assert torch.equal(one.tile(), found.map("decoder.blocks.1.attn", head).tile())
+        assert torch.allclose(one.tile(), found["decoder.blocks.1.attn.weights"][0, head], rtol=1e-5, atol=1e-7)
+        assert one.certify().ok and one.certify().n_maps == 2
+    with pytest.raises(ConfigError, match=r"head: expected a number from 0 to 3, found 4"):
+        attention_map(model, batch, "decoder.blocks.1.attn", 4)
+    with pytest.raises(ConfigError, match=r"found 'decoder.blocks.7.attn'; choose one of decoder.blocks.0.attn, decoder.blocks.1.attn"):
+        attention_map(model, batch, "decoder.blocks.7.attn", 0)
+    with pytest.raises(ConfigError, match="text: expected a number from 0 to 1, found 2"):
+        attention_map(model, batch, "decoder.blocks.1.attn", 0, text=2)
+    with pytest.raises(ConfigError, match=r"expected a layer of scaled dot-product attention, found GatedFeedForward"):
+        AttentionMap(found.activations, "decoder.blocks.0.ff", 0)
+
+
+def test_a_trace_in_files_is_the_one_in_memory(llama: tuple[Network, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files, "SHARD_BYTES", 20_000)
+    model, batch = llama
+    logits, kept = trace(model, batch, ["*.weights", "probs"], store="all")
+    again, found = trace(model, batch, ["*.weights", "probs"], store="all", folder=tmp_path / "t")
+    assert torch.equal(logits, again) and len(list((tmp_path / "t").glob("*.safetensors"))) > 3
+    assert list(found) == list(kept) and all(torch.equal(found[name], kept[name]) for name in kept)
+    opened = open_trace(model, tmp_path / "t")
+    assert set(opened) == set(kept.activations.recorded)
+    assert all(torch.equal(opened[name], kept.activations.recorded[name]) for name in opened)
+    assert torch.equal(opened.activations["decoder.blocks.1.attn.weights"], kept["decoder.blocks.1.attn.weights"])
+    assert opened.map("decoder.blocks.0.attn", 3).certify().ok
+
+
+def test_what_was_written_before_a_crash_is_read(llama: tuple[Network, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files, "SHARD_BYTES", 1)
+    model, batch = llama
+
+    class Crash(Exception):
+        pass
+
+    def fail(*_: object) -> None:
+        raise Crash
+
+    handle = model.get_submodule("decoder.blocks.1.ff").register_forward_pre_hook(fail)
+    with pytest.raises(Crash):
+        trace(model, batch, store="all", folder=tmp_path)
+    handle.remove()
+    assert json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["complete"] is False
+    opened = open_trace(model, tmp_path)
+    recorder = ActivationRecorder(["*"])
+    with torch.no_grad():
+        model.eval()(batch, recorder)
+    assert "decoder.blocks.1.attn.z" in opened and "decoder.blocks.1.ff.hidden" not in opened
+    assert all(torch.equal(opened[name], recorder.activations[name]) for name in opened)
+    assert opened.map("decoder.blocks.1.attn", 2).certify().ok
+
+
+def test_broken_folders_and_other_weights_are_refused(llama: tuple[Network, Any], tmp_path: Path) -> None:
+    model, batch = llama
+    with pytest.raises(CheckpointError, match=r"trace.json: expected the list of a trace's files, found none"):
+        open_trace(model, tmp_path)
+    trace(model, batch, folder=tmp_path)
+    (tmp_path / "trace.json").write_text('{"version": 1}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"found Field required"):
+        open_trace(model, tmp_path)
+    trace(model, batch, folder=tmp_path)
+    for shard in tmp_path.glob("sites-00001.safetensors"):
+        shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"sites-00001.safetensors: expected a shard of a trace with .*write the trace again"):
+        dict(open_trace(model, tmp_path))
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    with pytest.raises(CheckpointError, match=r"expected a trace of this model's weights, found one of others"):
+        open_trace(model, tmp_path)

@@ -1,0 +1,111 @@
+"""The attention weights of one head, computed tile by tile: the map of a long text does not fit into memory."""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transom.decoding.inference import eval_mode
+from transom.errors import ConfigError
+from transom.inspection.activations import Activations
+from transom.inspection.certify import Certificate, certify
+from transom.inspection.derive_attention import AttentionInputs, is_exact
+from transom.layers.attention import Attention
+from transom.layers.context import Part
+from transom.layers.observe import ActivationRecorder
+from transom.models.base import Network
+
+ROWS = 256
+"""Queries whose scores are computed at a time for the logsumexp of all queries."""
+
+
+class AttentionMap:
+    """Attention weights of one head of one text.
+
+    Attributes:
+        shape: numbers of queries and keys.
+    """
+
+    def __init__(self, a: Activations, attention: str, head: int, text: int = 0) -> None:
+        """Prepare the map of a layer; nothing is computed yet.
+
+        Args:
+            a: activations with ``q``, ``k``, ``v`` and ``z`` of the layer.
+            attention: address of the layer, such as ``decoder.blocks.0.attn``.
+            head: index of the query head.
+            text: index of the text in the batch.
+
+        Raises:
+            ConfigError: the layer computes no scaled dot products, or the head or text does not exist.
+        """
+        module = dict(a.model.named_modules(remove_duplicate=False)).get(attention)
+        if not is_exact(module):
+            raise ConfigError(f"{attention}: expected a layer of scaled dot-product attention, found {type(module).__name__}")
+        assert isinstance(module, Attention)
+        if not 0 <= head < module.n_heads:
+            raise ConfigError(f"head: expected a number from 0 to {module.n_heads - 1}, found {head}")
+        self._a, self._attention, self._head, self._text = a, attention, head, text
+        q, k = (a.of_heads(f"{attention}.{name}", module.n_heads, [head]) for name in "qk")
+        if not 0 <= text < len(q):
+            raise ConfigError(f"text: expected a number from 0 to {len(q) - 1}, found {text}")
+        self.shape = q.shape[2], k.shape[2]
+
+    @cached_property
+    def logsumexp(self) -> Float[Tensor, "query"]:
+        """Logarithm of the sum of exp(score) over the keys of each query, in float32 or wider; computed once, in one pass over the map."""
+        n = self.shape[0]
+        with torch.no_grad(), eval_mode(self._a.model):
+            return torch.cat([self._inputs(slice(i, min(i + ROWS, n))).logsumexp()[self._text, 0] for i in range(0, n, ROWS)])
+
+    def tile(self, queries: slice = slice(None), keys: slice = slice(None)) -> Float[Tensor, "query key"]:
+        """Compute exp(S_ij - logsumexp_i) for some queries and keys; 0 for a query that attends to nothing."""
+        lse = self.logsumexp[queries]
+        with torch.no_grad(), eval_mode(self._a.model):
+            s = self._inputs(queries, keys).masked_scores()[self._text, 0]
+        return (s.to(lse) - lse.masked_fill(lse == -torch.inf, 0.0)[:, None]).exp()
+
+    def certify(self) -> Certificate:
+        """Compare the map with the head output that the kernel computed, a block of queries at a time."""
+        return certify(self._a, self._attention, [self._head])
+
+    def _inputs(self, queries: slice, keys: slice = slice(None)) -> AttentionInputs:
+        return AttentionInputs.of(self._a, self._attention, [self._head], Part(queries, keys))
+
+
+class _HeadRecorder(ActivationRecorder):
+    """A recorder that keeps one head of an attention layer: its queries, keys, values and output."""
+
+    def __init__(self, network: Network, attention: str, head: int) -> None:
+        super().__init__([f"{attention}.{name}" for name in "qkvz"])
+        layer = network.get_submodule(attention)
+        assert isinstance(layer, Attention)
+        self.head, self.n_heads = head, layer.n_heads
+
+    def keep(self, address: str, x: Tensor) -> Tensor:
+        kept = self.head * x.shape[1] // self.n_heads
+        return x[:, kept : kept + 1].clone()  # a view would keep all heads in memory
+
+
+def attention_map(model: Any, inputs: Any, attention: str, head: int, text: int = 0) -> AttentionMap:
+    """Run a model and return the map of one head, of which alone queries, keys, values and outputs are kept.
+
+    Args:
+        model: a run loaded by ``transom.load``, or a model.
+        inputs: a batch or tensor of tokens.
+        attention: address of the layer, such as ``decoder.blocks.0.attn``; not in a block with a depth router.
+        head: index of the query head.
+        text: index of the text in the batch.
+    """
+    network: Network = getattr(model, "model", model)
+    batch = network.as_batch(inputs)
+    paths = [path for path, module in network.named_modules() if is_exact(module)]
+    if attention not in paths:
+        raise ConfigError(f"expected the address of an attention layer, found {attention!r}; choose one of {', '.join(paths[:4])}, ...")
+    recorder = _HeadRecorder(network, attention, head)
+    with torch.no_grad(), eval_mode(network):
+        network.last_hidden_state(batch, recorder)
+    a = Activations(network, batch, recorder.activations)
+    a.head = head
+    return AttentionMap(a, attention, head, text)

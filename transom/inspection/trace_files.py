@@ -1,0 +1,183 @@
+"""Traces in files: sites are written while the model runs, and read by memory mapping.
+
+A folder has shards ``sites-00000.safetensors`` and so on, and ``trace.json``, which lists the shard of every site. The list is replaced
+after each shard, so that whatever was written before a crash can be read.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transom.checkpoints.tensors import serialize_tensors
+from transom.data import batch as batches
+from transom.errors import CheckpointError
+from transom.files.atomic_io import write_file
+from transom.inspection.activations import Activations
+from transom.layers.observe import ActivationRecorder
+from transom.models import inputs
+from transom.models.base import Network
+
+INDEX = "trace.json"
+SHARD_BYTES = 2**25
+"""Size in bytes from which a shard is written."""
+
+
+class TraceIndex(BaseModel):
+    """The list of a folder's tensors.
+
+    Attributes:
+        version: version of the format.
+        weights: digest of the model's weights during the pass.
+        batch: classes and values of the batch, whose tensors are in the shards under ``batch``.
+        shards: shard of each tensor.
+        complete: whether the pass ended.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    version: int = 1
+    weights: str
+    batch: Any
+    shards: dict[str, str]
+    complete: bool = False
+
+
+class TraceWriter(ActivationRecorder):
+    """A recorder that writes the sites to a folder and keeps none in memory.
+
+    Attributes:
+        index: what has been written.
+    """
+
+    def __init__(self, patterns: Sequence[str], folder: Path, network: Network, batch: Any) -> None:
+        """Write the batch; the sites that match ``patterns`` follow during the pass."""
+        super().__init__(patterns)
+        self.folder, self._pending, self._bytes = folder, dict[str, Tensor](), 0
+        tensors = dict[str, Tensor]()
+        self.index = TraceIndex(weights=weights_digest(network), batch=_pack(batch, "batch", tensors), shards={})
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, x in tensors.items():
+            self.keep(name, x)
+        self.flush()
+
+    def keep(self, address: str, x: Tensor) -> Tensor:
+        """Write ``x`` with the next shard; return an empty tensor, which takes its place in memory."""
+        self._pending[address] = x.detach()
+        self._bytes += x.numel() * x.element_size()
+        if self._bytes >= SHARD_BYTES:
+            self.flush()
+        return x.new_empty(0)
+
+    def flush(self, complete: bool = False) -> None:
+        """Write the pending tensors as a shard, then the index."""
+        if self._pending:
+            name = f"sites-{len(set(self.index.shards.values())):05d}.safetensors"
+            write_file(self.folder / name, serialize_tensors({address: x.clone().contiguous() for address, x in self._pending.items()}))
+            self.index.shards |= dict.fromkeys(self._pending, name)
+            self._pending, self._bytes = {}, 0
+        self.index.complete = complete
+        write_file(self.folder / INDEX, self.index.model_dump_json(indent=1).encode())
+
+
+class MappedTensors(Mapping[str, Tensor]):
+    """Tensors of a folder by name; a tensor's pages are read from the disk when they are used."""
+
+    def __init__(self, folder: Path, shards: Mapping[str, str]) -> None:
+        self._folder, self._shards = folder, shards
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor that is mapped into memory.
+
+        Raises:
+            CheckpointError: the shard is missing or broken.
+        """
+        path = self._folder / self._shards[name]
+        try:
+            with safe_open(path, "pt") as shard:
+                x: Tensor = shard.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: expected a shard of a trace with {name}, found {error}; write the trace again") from None
+        return x
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+
+def read_activations(network: Network, folder: Path) -> Activations:
+    """Open the folder of a trace; sites are read when they are used.
+
+    Raises:
+        CheckpointError: the folder holds no trace, or one of other weights.
+    """
+    path = folder / INDEX
+    try:
+        index = TraceIndex.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "none"
+        raise CheckpointError(f"{path}: expected the list of a trace's files, found {reason}; write the trace again") from None
+    if index.weights != weights_digest(network):
+        raise CheckpointError(f"{path}: expected a trace of this model's weights, found one of others; load that model, or trace again")
+    tensors = MappedTensors(folder, index.shards)
+    recorded = MappedTensors(folder, {name: shard for name, shard in index.shards.items() if not name.startswith("batch.")})
+    return Activations(network, _unpack(index.batch, "batch", tensors), recorded)
+
+
+def weights_digest(network: Network) -> str:
+    """Return a digest of all parameters: of their names, shapes, sums and sums of squares."""
+    digest = hashlib.sha256()
+    for name, p in network.named_parameters():
+        wide = p.detach().double()
+        digest.update(f"{name} {tuple(p.shape)} {wide.sum().item()!r} {wide.square().sum().item()!r}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+_CLASSES: dict[str, Any] = {
+    name: each
+    for name, each in [*vars(batches).items(), *vars(inputs).items()]
+    if isinstance(each, type) and dataclasses.is_dataclass(each)
+}
+"""Classes of batches by name."""
+
+
+def _pack(x: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Describe a batch as JSON-serializable data; its tensors are added to ``tensors``."""
+    if isinstance(x, Tensor):
+        tensors[name] = x
+        return {"tensor": name}
+    if dataclasses.is_dataclass(x):
+        values = {field.name: _pack(getattr(x, field.name), f"{name}.{field.name}", tensors) for field in dataclasses.fields(x)}
+        return {"class": type(x).__name__, "fields": values}
+    return {"value": json.loads(json.dumps(x))}
+
+
+def _unpack(described: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
+    """Rebuild what ``_pack`` described."""
+    if "tensor" in described:
+        return tensors[name].clone()
+    if "class" in described:
+        values = {field: _unpack(value, f"{name}.{field}", tensors) for field, value in described["fields"].items()}
+        return _CLASSES[described["class"]](**values)
+    value = described["value"]
+    return tuple(value) if isinstance(value, list) else value
+
+
+def run_to_folder(given: Any, network: Network, batch: Any, patterns: Sequence[str], folder: Path) -> tuple[Tensor, Activations]:
+    """Run a model and write the matching sites to a folder; return the logits and the mapped activations."""
+    writer = TraceWriter(patterns, folder, network, batch)
+    compiled = given is not network
+    recorder = ActivationRecorder(patterns) if compiled else writer  # a compiled graph writes no files
+    logits: Tensor = given(batch, recorder)
+    for address, x in recorder.activations.items() if compiled else ():
+        writer.keep(address, x)
+    writer.keep("logits", logits)
+    writer.flush(complete=True)
+    return logits, read_activations(network, folder)
