@@ -54,6 +54,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_native_decoder.py::test_searches_find_what_the_model_finds": _COMPILED,
     "tests/kernels/test_native_decoder.py::test_what_is_compiled_and_what_is_not": _COMPILED,
     "tests/kernels/test_native_decoder.py::test_8_bits_and_early_exits_are_refused_together": _COMPILED,
+    "tests/kernels/test_traced_search.py::test_a_search_is_certified_in_bfloat16_and_reported_in_int8": _COMPILED,
     "tests/kernels/test_native_build.py::test_without_a_compiler_pytorch_does_it": _COMPILED,
     "tests/kernels/test_native_build.py::test_a_compiler_that_fails_is_told": _COMPILED,
     "tests/kernels/test_native_build.py::test_no_compiler_is_too_odd": _COMPILED,

@@ -291,3 +291,19 @@ def test_names_without_a_gradient_and_unknown_ones_are_refused() -> None:
         trace(model, batch, ["logits", "ff.chosen.grad"])
     _, found = trace(model, batch, ["ff.router_probs.grad", "ff.gates.grad"])  # the gates are no function of these probabilities
     assert found.idle and not set(found.idle) & set(found) and all(address.endswith("gates.grad") for address in found)
+
+
+def test_the_loss_of_a_text_is_that_of_its_next_tokens() -> None:
+    """The last token of a text and padding have no next token."""
+    config = described(SET_TEXTS[3])
+    model, batch = built(config), batch_for(config)
+    tokens, segments = batch.decoder_input.tokens, batch.decoder_input.segments
+    logits, found = trace(model, batch, ["logits.grad"])
+    expected, pairs = (
+        torch.zeros_like(logits),
+        [(r, t) for r, row in enumerate(segments.tolist()) for t in range(len(row) - 1) if 0 < row[t] == row[t + 1]],
+    )
+    for r, t in pairs:
+        expected[r, t] = logits[r, t].softmax(-1)
+        expected[r, t, tokens[r, t + 1]] -= 1
+    assert torch.allclose(found["logits.grad"], expected / len(pairs), **CLOSE)

@@ -11,7 +11,7 @@ from transom.cli.inputs import Answer
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transom.decoding.search.step_trace import Candidate, Extension, SearchStep
+    from transom.decoding.search.step_trace import Candidate, Extension, RecordedSearch, SearchStep
 
 TraceOption = Annotated[
     Literal["steps"] | None,
@@ -31,7 +31,7 @@ Symbols = Callable[[Iterable[int]], Sequence[str]]
 class StepTrace:
     """Answers inputs with the steps of their search, and collects the steps for a file."""
 
-    def __init__(self, record_search: Callable[..., tuple[Any, list["SearchStep"]]], symbols: Symbols, options: dict[str, Any]) -> None:
+    def __init__(self, record_search: Callable[..., "RecordedSearch"], symbols: Symbols, options: dict[str, Any]) -> None:
         """Store the method of the predictor that records a search, the symbols of its tokens, and the options of the search."""
         self._record_search, self._symbols, self._options = record_search, symbols, options
         self.records = list[dict[str, Any]]()
@@ -40,7 +40,7 @@ class StepTrace:
         """Answer each text: its steps, an empty line, and the text that was found."""
         answers = []
         for text in texts:
-            found, steps = self._record_search(text, **self._options)
+            found, steps, *_ = self._record_search(text, **self._options)
             record = {"input": text, "text": found.text, "steps": steps_as_json(steps, self._symbols)}
             self.records.append(record)
             answers.append(Answer(record, [*step_lines(steps, self._symbols), "", found.text]))

@@ -23,7 +23,7 @@ from transom.layers.embedding import Embedding
 from transom.layers.norm import BatchNorm, LayerNorm
 from transom.layers.observe import ActivationRecorder, Edit
 from transom.layers.recurrent.recurrent_decoder import AdditiveDecoder, InputFeedingDecoder
-from transom.models.base import GenerativeModel, Network
+from transom.models.base import LanguageModel, Network, Seq2SeqModel
 from transom.models.encoder import TextEmbedderTransformer
 
 Loss = Callable[[Tensor], Tensor]
@@ -35,7 +35,11 @@ def answers(model: Network, batch: Any, logits: Tensor) -> tuple[Tensor, Tensor]
 
     These are the next tokens for models that generate text, and the most likely symbol or class for other models.
     """
-    if isinstance(model, GenerativeModel) and hasattr(batch, "labels"):
+    if isinstance(model, LanguageModel):
+        tokens, segments = batch.decoder_input.tokens, batch.decoder_input.segments
+        follows = F.pad((segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0), (0, 1))
+        return tokens.roll(-1, 1), follows
+    if isinstance(model, Seq2SeqModel) and hasattr(batch, "labels"):
         return batch.labels, batch.loss_mask
     best = logits.argmax(-1)
     return best, torch.ones_like(best, dtype=torch.bool)
@@ -139,7 +143,7 @@ def default_loss(model: Network, logits: Tensor, symbols: Tensor, mask: Tensor) 
     """Compute minus the mean log-probability of the answers, in nats."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_probs = F.logsigmoid(wide) if getattr(model.config, "multi_label", False) else wide.log_softmax(-1)
-    return -(log_probs.gather(-1, symbols[..., None])[..., 0] * mask).sum() / mask.sum()
+    return -(log_probs.gather(-1, symbols[..., None])[..., 0] * mask).sum() / mask.sum().clamp_min(1)
 
 
 @contextmanager
@@ -228,7 +232,7 @@ def _log_probs(g: Gradients, path: str) -> Tensor | None:
     if g.answers is None or g.a.temperature != 1.0:
         return None
     symbols, mask = g.answers
-    weight = -mask.to(g.a["log_probs"].dtype) / mask.sum()
+    weight = -mask.to(g.a["log_probs"].dtype) / mask.sum().clamp_min(1)
     return torch.zeros_like(g.a["log_probs"]).scatter(-1, symbols[..., None], weight[..., None])
 
 

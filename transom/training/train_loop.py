@@ -8,6 +8,7 @@ from torch import Tensor
 from transom.checkpoints.run_files import ADAPTER, WEIGHTS
 from transom.config.plugins import plugins_of
 from transom.config.training import NoAverageConfig, TrainingConfig
+from transom.data.batch import Batch
 from transom.errors import TransomError
 from transom.parallel.collectives import World
 from transom.parallel.launcher import launch_processes
@@ -139,7 +140,10 @@ class _TrainingLoop:
         notes = (*self.setup.task.report.lines(), *self.setup.notes, *self.notes)
         reason = self.stop_reason(lambda: False)
         notes = (*notes, *limit_notes(self.recipe_training, reason, p.step, p.seconds))
-        self.notify(TrainingStarted(self.setup.folder.path, p.step, self.training.max_steps, self.setup.facts, notes))
+        facts = self.setup.facts
+        self.notify(
+            TrainingStarted(self.setup.folder.path, p.step, self.training.max_steps, facts, notes, self.setup.model, self.first_batch)
+        )
         if reason and p.last_validation_step < p.step:  # the run already stopped at this end
             self.validate_and_save(reason)
         batches = self.setup.task.loader.batches_from(p.position)
@@ -203,6 +207,10 @@ class _TrainingLoop:
     def epochs(self) -> float:
         """Number of passes over the training data so far."""
         return self.state.position / self.setup.task.loader.n_samples
+
+    def first_batch(self) -> Batch:
+        """Build the first micro-batch of the training data, which changes no state of the run."""
+        return next(self.setup.task.loader.batches_from(0))[1][0]
 
     def is_time_to_plan(self) -> bool:
         """Return whether the run has a time limit and enough of that time has passed to plan the remaining steps."""

@@ -296,13 +296,17 @@ class NativeDecoder:
 
 
 class NativeSeq2Seq:
-    """An encoder-decoder with the native decoder; ``encode``, ``start`` and ``step`` approximate those of ``Seq2SeqTransformer``."""
+    """An encoder-decoder with the native decoder; ``encode``, ``start`` and ``step`` approximate those of ``Seq2SeqTransformer``.
+
+    Attributes:
+        kind: weight type of the matrix products.
+    """
 
     def __init__(
         self, library: ctypes.CDLL, model: Seq2SeqTransformer, kind: WeightType, encode: Callable[[PaddedSequences], EncoderOutput]
     ) -> None:
         """Pack the decoder of ``model``, which still projects the encoder output and must not change; ``encode`` encodes the sources."""
-        self._model, self.encode = model, encode
+        self._model, self.encode, self.kind = model, encode, kind
         self.decoder = NativeDecoder(library, kind, model)
         self.step = self.decoder.step
 

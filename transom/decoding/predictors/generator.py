@@ -31,7 +31,7 @@ from transom.decoding.search.early_exit import EarlyExitDecoder
 from transom.decoding.search.interfaces import LengthLimits, LogitsProcessor, StepModel
 from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, search_steps
 from transom.decoding.search.sampling import MultinomialSampling
-from transom.decoding.search.step_trace import RecordedStrategy, SearchStep
+from transom.decoding.search.step_trace import RecordedSearch, RecordedStrategy, SearchStep
 from transom.decoding.search.stop_strings import StopStrings, find_stop_string
 from transom.errors import ConfigError, DataError
 from transom.models.base import LanguageModel
@@ -240,9 +240,7 @@ class Generator:
         return Continuations((answers[i : i + n] for i in range(0, len(answers), n)), early_exit)
 
     @torch.inference_mode()
-    def record_search(
-        self, prompt: str, n_candidates: int = 5, **options: Unpack[GenerateOptions]
-    ) -> tuple[Continuation, list[SearchStep]]:
+    def record_search(self, prompt: str, n_candidates: int = 5, **options: Unpack[GenerateOptions]) -> RecordedSearch:
         """Continue a prompt, and record every step: the most probable tokens with their probabilities, and the token that was sampled.
 
         Args:
@@ -264,7 +262,8 @@ class Generator:
                 text.log_p += hypothesis.token_log_p
                 self._append(text, list(hypothesis.tokens), request.limits.largest_max_length - 1, settings)
                 steps += [replace(step, number=len(steps) + i) for i, step in enumerate(recorder.steps, 1)]
-        return self._to_continuation(text, settings), steps
+        kind = getattr(self._decoder_backend, "kind", None)
+        return RecordedSearch(self._to_continuation(text, settings), steps, tuple(text.prompt), tuple(text.generated), kind)
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TextStream:
         """Continue a prompt and yield the text in pieces as it is generated.

@@ -32,7 +32,7 @@ from transom.decoding.search.greedy import GreedySearch
 from transom.decoding.search.interfaces import Hypothesis, StepModel, Strategy, build_length_limits
 from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, sequence_log_probs
 from transom.decoding.search.sampling import MultinomialSampling
-from transom.decoding.search.step_trace import RecordedStrategy, SearchStep
+from transom.decoding.search.step_trace import RecordedSearch, RecordedStrategy
 from transom.errors import ConfigError, DataError
 from transom.models.base import Seq2SeqModel
 from transom.planning.precision import Precision
@@ -213,7 +213,7 @@ class Translator:
         return found
 
     @torch.inference_mode()
-    def record_search(self, text: str, n_candidates: int = 5, **options: Unpack[TranslateOptions]) -> tuple[Translation, list[SearchStep]]:
+    def record_search(self, text: str, n_candidates: int = 5, **options: Unpack[TranslateOptions]) -> RecordedSearch:
         """Translate a text, and record every step of the search: candidates with probabilities, choices, and kept and dropped hypotheses.
 
         Args:
@@ -233,7 +233,8 @@ class Translator:
         recorder = RecordedStrategy(strategy, EOS, n_candidates)
         with eval_mode(self.model):
             (hypotheses,) = self._search(pieces, decoding, 1, recorder)
-        return self._translations(hypotheses)[0], recorder.steps
+        kind, best = getattr(self._decoder_backend, "kind", None), hypotheses[0]
+        return RecordedSearch(self._translations(hypotheses)[0], recorder.steps, (*pieces[0], EOS), best.tokens, kind)
 
     def n_best(self, texts: Sequence[str], n: int, **options: Unpack[TranslateOptions]) -> Results[list[Translation]]:
         """Return up to ``n`` translations of each text, in decreasing order of score; by default the beam has at least ``n`` hypotheses.

@@ -5,7 +5,7 @@ The recorder wraps a strategy, so it sees the log-probabilities that every strat
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -66,6 +66,7 @@ class SearchStep:
         kept: hypotheses after the step that are continued.
         finished: hypotheses that ended in this step, with the end token.
         dropped: indices of the hypotheses that neither continue nor end.
+        log_probs: log-probability of every next token after each hypothesis; minus infinity for tokens that the search suppresses.
     """
 
     number: int
@@ -73,6 +74,25 @@ class SearchStep:
     kept: tuple[Extension, ...]
     finished: tuple[Extension, ...]
     dropped: tuple[int, ...]
+    log_probs: Float[Tensor, "hypotheses vocab"] = field(repr=False, compare=False)
+
+
+class RecordedSearch(NamedTuple):
+    """A search of one source with its steps.
+
+    Attributes:
+        answer: what was found.
+        steps: the steps of the search.
+        source: tokens that the decoder or encoder read: the source with its end token, or the prompt with its start token.
+        tokens: tokens that were found, without start and end tokens.
+        decoder: weights of the compiled decoder, "bf16" or "int8"; None if PyTorch's modules ran.
+    """
+
+    answer: Any
+    steps: list[SearchStep]
+    source: tuple[int, ...]
+    tokens: tuple[int, ...]
+    decoder: str | None
 
 
 @dataclass(frozen=True)
@@ -135,7 +155,8 @@ class RecordedSelector:
         finished = self._finished(log_p, before, live) if self._recorder.n_beams > 1 else ended
         self._log_p = [-math.inf if token == end else total for token, total in zip(chosen, totals, strict=True)]
         used = {each.parent for each in (*kept, *finished)}
-        return SearchStep(state.length + 1, hypotheses, kept, finished, tuple(i for i in range(len(live)) if i not in used))
+        dropped = tuple(i for i in range(len(live)) if i not in used)
+        return SearchStep(state.length + 1, hypotheses, kept, finished, dropped, log_p[live].float())
 
     def _finished(self, log_p: Tensor, before: list[float], live: list[int]) -> tuple[Extension, ...]:
         """Return the hypotheses of a beam that end: those whose end token is among the best ``n_beams`` extensions of all."""
