@@ -72,7 +72,7 @@ def test_other_weights_than_the_decoder_s_are_found(runs: dict[str, Path], name:
 
 def test_what_cannot_be_traced_is_refused(runs: dict[str, Path]) -> None:
     run = transom.load(runs["language"], "fp32")
-    with pytest.raises(ConfigError, match=re.escape("expected at most 64 tokens, the context window, found 80")):
+    with pytest.raises(ConfigError, match=re.escape("expected at most 64 tokens, the context window, found 81")):
         trace_search(run, "the cat ", max_new_tokens=72, min_new_tokens=71, seed=1)
     with pytest.raises(ConfigError, match="expected a translator or language model, found a Namespace"):
         trace_search(type("Namespace", (), {})(), "x")

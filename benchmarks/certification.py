@@ -1,0 +1,265 @@
+"""Seed faults into one path of attention, kernel or recomputation, and count which the certificates of traced maps find.
+
+    python -m benchmarks.certification [--steps N] [--maps N] [--out FILE]
+
+Five small models are trained first: random weights have nearly uniform attention, in which many faults are small. Every fault is seeded
+alone, on a model that has the feature. False alarms are counted on maps of the same models without a fault.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.measure import describe_environment
+from transom.config.model import DecoderConfig, Seq2SeqConfig
+from transom.data.batch import PaddedSequences, TranslationBatch
+from transom.inspection import activations, certify
+from transom.inspection.activations import Activations, sublayer_input
+from transom.inspection.derive_attention import AttentionInputs, is_exact
+from transom.inspection.trace import trace
+from transom.layers.context import ALL_PAIRS, Part
+from transom.layers.position_encoding import apply_rotary
+from transom.models.base import Network
+from transom.models.build import build_model
+from transom.planning.hardware import measure_peak
+from transom.planning.precision import choose_threads
+
+VOCAB, LENGTH, ROWS = 40, 48, 8
+
+_SIZE = {"d_model": 64, "n_layers": 3, "n_heads": 8, "d_ff": 128, "max_seq_len": LENGTH, "dropout": 0.0, "vocab_size": VOCAB}
+_PAIRS = {"source_vocab_size": VOCAB, "target_vocab_size": VOCAB, "n_encoder_layers": 3, "n_decoder_layers": 3}
+MODELS: dict[str, Any] = {
+    "gpt2": DecoderConfig.model_validate(_SIZE),
+    "llama": DecoderConfig.model_validate(_SIZE | {"n_kv_heads": 2, "position": {"kind": "rotary"}, "norm": "rmsnorm"}),
+    "window": DecoderConfig.model_validate(
+        _SIZE | {"position": {"kind": "rotary"}, "attention": {"pattern": {"kind": "window", "size": 12}}}
+    ),
+    "alibi": DecoderConfig.model_validate(_SIZE | {"position": {"kind": "alibi"}, "attention": {"softcap": 2.0}}),
+    "transformer": Seq2SeqConfig.model_validate({k: v for k, v in (_SIZE | _PAIRS).items() if k not in ("vocab_size", "n_layers")}),
+}
+"""Models by name; together they have every feature that a fault needs."""
+
+
+def draw_batch(seed: int) -> TranslationBatch:
+    """Draw rows in which a random phrase is repeated, of different lengths: a model must attend to the phrase to continue it."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for length in torch.randint(LENGTH // 2, LENGTH, (ROWS,), generator=generator).tolist():
+        phrase = torch.randint(3, VOCAB, (int(torch.randint(3, 9, (), generator=generator)),), generator=generator).tolist()
+        rows.append((phrase * LENGTH)[:length])
+    sequences = PaddedSequences.pad(rows)
+    labels = F.pad(sequences.tokens[:, 1:], (0, 1))
+    return TranslationBatch(sequences, sequences, labels, tuple(range(ROWS)))
+
+
+def train(name: str, steps: int) -> Network:
+    """Train a model to continue the repeated phrases."""
+    torch.manual_seed(1)
+    model = build_model(MODELS[name]).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for step in range(steps):
+        batch = draw_batch(step)
+        loss = F.cross_entropy(model(batch)[batch.loss_mask], batch.labels[batch.loss_mask])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+class Fault:
+    """A fault of the recomputation: a change of the inputs from which maps are computed."""
+
+    def __init__(self, model: str, change: Callable[[AttentionInputs, Activations, str, Part], AttentionInputs]) -> None:
+        self.model, self.change = model, change
+
+
+def _mask(change: Callable[[Tensor], Tensor]) -> Callable[..., AttentionInputs]:
+    def changed(i: AttentionInputs, *_: Any) -> AttentionInputs:
+        assert i.args.mask is not None
+        return i._replace(args=i.args._replace(mask=change(i.args.mask)))
+
+    return changed
+
+
+def _rotate(times: int) -> Callable[..., AttentionInputs]:
+    """Return the change in which queries and keys are rotated ``times`` times in place of once."""
+
+    def changed(i: AttentionInputs, a: Activations, path: str, part: Part) -> AttentionInputs:
+        ctx = activations.attention_context(a, path)
+        q, k = (a[f"{path}.{name}_proj"] for name in "qk")
+        for _ in range(times):
+            q, k = apply_rotary(q, ctx.rotary), apply_rotary(k, ctx.rotary)
+        groups = q.shape[1] // k.shape[1]
+        return i._replace(q=q[:, :, part.queries], k=k.repeat_interleave(groups, 1)[:, :, part.keys])
+
+    return changed
+
+
+def _other_block(i: AttentionInputs, a: Activations, path: str, part: Part) -> AttentionInputs:
+    stack, _, rest = path.partition(".blocks.")
+    number, _, name = rest.partition(".")
+    other = f"{stack}.blocks.{(int(number) + 1) % 3}.{name}"
+    return i._replace(q=a[f"{other}.q"][:, :, part.queries], k=a[f"{other}.k"][:, :, part.keys])
+
+
+def _stale(i: AttentionInputs, a: Activations, path: str, part: Part) -> AttentionInputs:
+    """Use queries of other weights: W_Q differs by a thousandth of its size, as after a step of the optimizer."""
+    w = a.module(path).q.weight
+    change = 1e-3 * w.abs().mean() * torch.randn(w.shape, generator=torch.Generator().manual_seed(1))
+    by = F.linear(sublayer_input(a, path), change).unflatten(-1, (i.q.shape[1], -1)).transpose(1, 2)
+    return i._replace(q=i.q + by[:, :, part.queries])
+
+
+def _next_token(mask: Tensor) -> Tensor:
+    """Shift a mask by one key, so that every token sees the next one."""
+    shifted = mask.roll(1, -1)
+    shifted[..., 0] = True
+    return shifted
+
+
+FAULTS: dict[str, Fault] = {
+    "scale": Fault("gpt2", lambda i, *_: i._replace(q=i.q * i.q.shape[-1] ** 0.5)),
+    "mask off by one": Fault("gpt2", _mask(_next_token)),
+    "wrong group": Fault("llama", lambda i, *_: i._replace(k=i.k.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))),
+    "rotation missing": Fault("llama", _rotate(0)),
+    "rotation twice": Fault("llama", _rotate(2)),
+    "window": Fault("window", lambda i, a, path, part: i._replace(args=i.args._replace(mask=_causal(a, part)))),
+    "soft-cap": Fault("alibi", lambda i, *_: i._replace(args=i.args._replace(softcap=None))),
+    "bias": Fault("alibi", lambda i, *_: i._replace(args=i.args._replace(bias=None))),
+    "padding": Fault("transformer", lambda i, *_: i._replace(args=i.args._replace(mask=None))),
+    "dtype": Fault("gpt2", lambda i, *_: i._replace(q=i.q.bfloat16().float(), k=i.k.bfloat16().float())),
+    "wrong block": Fault("gpt2", _other_block),
+    "wrong head": Fault("gpt2", lambda i, *_: i._replace(q=i.q.roll(1, 1))),
+    "stale weights": Fault("gpt2", _stale),
+}
+"""Faults by name; those of the map itself are in ``MAP_FAULTS``."""
+
+MAP_FAULTS: dict[str, Callable[[Tensor], Tensor]] = {"zeroed map": torch.zeros_like, "sign-flipped map": torch.neg}
+
+
+def _causal(a: Activations, part: Part) -> Tensor:
+    tokens = a.batch.decoder_input.segments
+    n = tokens.shape[1]
+    mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None] & (tokens > 0)[:, None, None]
+    return mask[:, :, part.queries][..., part.keys]
+
+
+@contextmanager
+def seeded(name: str) -> Iterator[None]:
+    """Seed a fault into the recomputation of maps."""
+    original, weights = AttentionInputs.of.__func__, AttentionInputs.weights  # type: ignore[attr-defined]
+    if name in MAP_FAULTS:
+        AttentionInputs.weights = lambda self: MAP_FAULTS[name](weights(self))  # type: ignore[method-assign]
+    else:
+
+        def changed(cls: Any, a: Activations, path: str, heads: Any = None, part: Part = ALL_PAIRS) -> AttentionInputs:
+            return FAULTS[name].change(original(cls, a, path, heads, part), a, path, part)
+
+        AttentionInputs.of = classmethod(changed)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        AttentionInputs.of, AttentionInputs.weights = classmethod(original), weights  # type: ignore[assignment,method-assign]
+
+
+def traced(model: Network, seed: int) -> Any:
+    """Trace all maps of a batch, with everything from which faults are made."""
+    return trace(model, draw_batch(seed), ["*.weights"], store="all")[1]
+
+
+def find_faults(steps: int) -> dict[str, dict[str, float]]:
+    """Seed every fault, once into the recomputation and once into the kernel; return the largest ratio of a layer to its bound."""
+    found: dict[str, dict[str, float]] = {}
+    for name in MODELS:
+        model = train(name, steps)
+        for fault in (fault for fault in (*FAULTS, *MAP_FAULTS) if fault_model(fault) == name):
+            recomputed, kernel = (max(ratios) for ratios in (recomputation_ratios(model, fault), kernel_ratios(model, fault)))
+            found[fault] = {"recomputation": recomputed, "kernel": kernel}
+    return found
+
+
+def fault_model(fault: str) -> str:
+    """Return the name of the model into which a fault is seeded."""
+    return FAULTS[fault].model if fault in FAULTS else "gpt2"
+
+
+def recomputation_ratios(model: Network, fault: str) -> list[float]:
+    """Return the ratio of each layer with a fault in the recomputation."""
+    found = traced(model, -1)
+    with seeded(fault):
+        return [each.ratio for each in found.certify()]
+
+
+def kernel_ratios(model: Network, fault: str) -> list[float]:
+    """Return the ratio of each layer with head outputs that a kernel with this fault would have computed."""
+    found = traced(model, -1)
+    a: Activations = found.activations
+    paths = [address.removesuffix(".weights") for address in found if is_exact(a.module(address.removesuffix(".weights")))]
+    with seeded(fault), torch.no_grad():
+        wrong = {
+            f"{path}.z": AttentionInputs.of(a, path).weights() @ a.of_heads(f"{path}.v", a.module(path).n_heads, None) for path in paths
+        }
+    faulty = Activations(model, a.batch, dict(a.recorded) | wrong)
+    return [certify.certify(faulty, path).ratio for path in paths]
+
+
+def count_false_alarms(steps: int, n_maps: int) -> dict[str, float]:
+    """Certify maps without a fault until ``n_maps`` are reached; return their number, the alarms and the largest ratio."""
+    models = [train(name, steps) for name in MODELS]
+    maps, alarms, largest, seed = 0, 0, 0.0, 10_000
+    while maps < n_maps:
+        for model in models:
+            for each in traced(model, seed).certify():
+                maps, alarms, largest = maps + each.n_maps, alarms + (0 if each.ok else each.n_maps), max(largest, each.ratio)
+        seed += 1
+    return {"maps": maps, "false_alarms": alarms, "largest_ratio": largest}
+
+
+def smallest_in_bfloat16(steps: int) -> dict[str, float]:
+    """Return the smallest relative change of the scores' scale that the certificate of a layer finds, in bfloat16 and in float32."""
+    found = {}
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
+        model = train("gpt2", steps).to(dtype)
+        a = traced(model, -1)
+        delta = 1.0
+        for _ in range(40):
+            FAULTS["scaled"] = Fault("gpt2", lambda i, *_, d=delta: i._replace(q=i.q * (1 + d)))  # type: ignore[misc]
+            with seeded("scaled"):
+                if all(each.ok for each in a.certify()):
+                    break
+            delta /= 1.25
+        del FAULTS["scaled"]
+        found[name] = delta * 1.25
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run all parts and print them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.certification", description=__doc__)
+    parser.add_argument("--steps", type=int, default=300, help="training steps of each model")
+    parser.add_argument("--maps", type=int, default=10_000, help="maps to certify without a fault")
+    parser.add_argument("--out", type=Path, help="JSON file to write the results to")
+    args = parser.parse_args(arguments)
+    threads = choose_threads().count
+    command = " ".join(["python -m benchmarks.certification", *(arguments or sys.argv[1:])])
+    result: dict[str, Any] = {"facts": describe_environment(command, threads, measure_peak())}
+    result["faults"] = find_faults(args.steps)
+    for fault, ratios in result["faults"].items():
+        print(f"{fault:18s} " + "  ".join(f"{path}: {ratio:.3g} times the bound" for path, ratio in ratios.items()), flush=True)
+    result |= {"no_fault": count_false_alarms(args.steps, args.maps), "smallest_scale": smallest_in_bfloat16(args.steps)}
+    print(result["no_fault"], result["smallest_scale"])
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {args.out}")
+
+
+if __name__ == "__main__":
+    main()
