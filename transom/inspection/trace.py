@@ -203,7 +203,7 @@ def trace(
     temperature: float = 1.0,
     store: Store = "needed",
     loss: Loss | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
 ) -> tuple[Tensor, Trace]:
     """Run a model, and return its logits and any named quantities of the pass.
 
@@ -258,7 +258,7 @@ def trace(
         recorder = ActivationRecorder([*sites, *routed, *STORED_SITES.get(store, ())])
         with torch.no_grad(), eval_mode(network):
             if folder is not None:
-                logits, activations = run_to_folder(given, network, batch, recorder.patterns, folder)
+                logits, activations = run_to_folder(given, network, batch, recorder.patterns, Path(folder))
                 activations.temperature = temperature
             else:
                 logits = given(batch, recorder)
@@ -267,7 +267,7 @@ def trace(
     return logits, Trace(activations, [_named(known, address) for address in chosen], *kept, _token_symbols(model, batch))
 
 
-def open_trace(model: Any, folder: Path) -> Trace:
+def open_trace(model: Any, folder: str | Path) -> Trace:
     """Open a trace that ``trace`` wrote to a folder, also one that a crash cut off.
 
     Args:
@@ -281,7 +281,7 @@ def open_trace(model: Any, folder: Path) -> Trace:
         CheckpointError: the folder holds no trace, or one of other weights.
     """
     network: Network = getattr(model, "model", model)
-    activations = read_activations(network, folder)
+    activations = read_activations(network, Path(folder))
     stored = [each for each in _names_of(network.config) if each.address in activations.recorded]
     return Trace(activations, stored, tokens=_token_symbols(model, activations.batch))
 

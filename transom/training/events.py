@@ -5,9 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from transom.data.batch import Batch
-from transom.models.base import Network
-
 StopReason = Literal["max_steps", "max_minutes", "patience", "stopped"]
 """Reason why a run ended: ``training.max_steps``, ``max_minutes`` or ``patience`` was reached, or a signal stopped the run."""
 
@@ -22,8 +19,8 @@ class TrainingStarted:
         max_steps: number of steps that the recipe sets.
         facts: facts about the run by name: data report, number of parameters, precision with its reason, speed of the machine.
         notes: sentences to print for the user.
-        model: the model that is trained.
-        first_batch: builds the first batch of the training data.
+        model: the model that is trained, a ``models.base.Network``.
+        first_batch: builds the first batch of the training data, a ``data.batch.Batch``.
     """
 
     folder: Path
@@ -31,8 +28,8 @@ class TrainingStarted:
     max_steps: int
     facts: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-    model: Network | None = field(default=None, repr=False)
-    first_batch: Callable[[], Batch] | None = field(default=None, repr=False)
+    model: Any = field(default=None, repr=False)
+    first_batch: Callable[[], Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
