@@ -37,7 +37,7 @@ def execute(number: int, folder: Path, n_processes: int | None = None) -> str:
 
 
 def test_the_page_has_an_example_per_section_with_their_output() -> None:
-    assert list(EXAMPLES) == list(range(1, 13))
+    assert list(EXAMPLES) == list(range(1, 14))
     assert PAGE.count("\n## ") == PAGE.count("```python\n") == PAGE.count("```text\n") == 13
     assert all(output.strip() for _, output in EXAMPLES.values())
 
