@@ -41,7 +41,7 @@ MAX_EXPLICIT_TOKENS = 4096
 """Maximum number of keys for which explicit attention, with the full score matrix, is measured."""
 
 
-class AttentionInputs(NamedTuple):
+class RecordedAttention(NamedTuple):
     """The inputs of one attention layer.
 
     Attributes:
@@ -94,7 +94,7 @@ class MethodCost(NamedTuple):
 
 
 @torch.no_grad()
-def record_attention_inputs(model: Network, batch: Any) -> list[AttentionInputs]:
+def record_attention_inputs(model: Network, batch: Any) -> list[RecordedAttention]:
     """Run a model on a batch of one row and record the inputs of each attention layer, except in mixture-of-depths blocks."""
     named = dict(model.named_modules())
     routed = {name for name, module in named.items() if isinstance(module, Block) and module.depth is not None}
@@ -105,11 +105,11 @@ def record_attention_inputs(model: Network, batch: Any) -> list[AttentionInputs]
     for name, module in modules.items():
         q, k, v = (recorder.activations[f"{name}.{site}"] for site in ("q", "k", "v"))
         args, is_self_attention = module.attention_args(model.attention_context(name, batch)), not name.endswith(".cross")
-        found.append(AttentionInputs(name, q, k, v, args, is_self_attention and name.startswith("decoder."), is_self_attention))
+        found.append(RecordedAttention(name, q, k, v, args, is_self_attention and name.startswith("decoder."), is_self_attention))
     return found
 
 
-def resize_inputs(inputs: AttentionInputs, length: int) -> AttentionInputs:
+def resize_inputs(inputs: RecordedAttention, length: int) -> RecordedAttention:
     """Repeat or cut the tokens in the inputs of a self-attention layer to ``length`` tokens.
 
     Position biases are dropped, since they are known for the original positions only.
@@ -123,7 +123,7 @@ def resize_inputs(inputs: AttentionInputs, length: int) -> AttentionInputs:
 
 @torch.no_grad()
 def build_methods(
-    inputs: AttentionInputs, windows: Sequence[int], components: Mapping[str, ApproximationConfig], seed: int
+    inputs: RecordedAttention, windows: Sequence[int], components: Mapping[str, ApproximationConfig], seed: int
 ) -> dict[str, AttentionMethod]:
     """Return the attention methods that apply to a layer, by name.
 
@@ -151,7 +151,7 @@ def build_methods(
     return methods
 
 
-def _approximation_method(inputs: AttentionInputs, approximation: Approximation, segments: SegmentMask) -> AttentionMethod:
+def _approximation_method(inputs: RecordedAttention, approximation: Approximation, segments: SegmentMask) -> AttentionMethod:
     q, k, v, positions = inputs.q, inputs.k, inputs.v, TokenPositions.single_sequence(inputs.q.shape[2], inputs.q.device)
     mask = CAUSAL_IN_SEGMENT.dense(positions, positions) if segments.causal else None
     return AttentionMethod(
@@ -173,7 +173,7 @@ def _build_approximation_layer(config: ApproximationConfig, q: Tensor, n_keys: i
     return layer.to(q.device)
 
 
-def _window_method(inputs: AttentionInputs, size: int) -> AttentionMethod:
+def _window_method(inputs: RecordedAttention, size: int) -> AttentionMethod:
     """Return sliding-window attention; it is computed with a block-sparse mask if a model would use one for the same shapes."""
     q, k, v, positions = inputs.q, inputs.k, inputs.v, TokenPositions.single_sequence(inputs.q.shape[2], inputs.q.device)
     rule = (CAUSAL_IN_SEGMENT if inputs.causal else SAME_SEGMENT) & DistanceRule(1 - size, size - 1)
@@ -191,7 +191,7 @@ def _window_method(inputs: AttentionInputs, size: int) -> AttentionMethod:
 
 
 @torch.no_grad()
-def measure_costs(inputs: AttentionInputs, methods: Mapping[str, AttentionMethod], repeats: int, with_weights: bool) -> list[MethodCost]:
+def measure_costs(inputs: RecordedAttention, methods: Mapping[str, AttentionMethod], repeats: int, with_weights: bool) -> list[MethodCost]:
     """Measure error, time and memory of every method; timings are interleaved, so that changes in machine speed affect all methods alike.
 
     Args:
@@ -355,14 +355,14 @@ def compare_attention_methods(
     )
 
 
-def _measure_inputs(layer_inputs: AttentionInputs, settings: ComparisonSettings, with_weights: bool) -> list[MethodCost]:
+def _measure_inputs(layer_inputs: RecordedAttention, settings: ComparisonSettings, with_weights: bool) -> list[MethodCost]:
     components = approximations_for(settings.features, settings.ranks, layer_inputs.k.shape[2])
     return measure_costs(
         layer_inputs, build_methods(layer_inputs, settings.windows, components, settings.seed), settings.repeats, with_weights
     )
 
 
-def _notes(model: Network, all_inputs: Sequence[AttentionInputs], settings: ComparisonSettings) -> list[str]:
+def _notes(model: Network, all_inputs: Sequence[RecordedAttention], settings: ComparisonSettings) -> list[str]:
     """Return the caveats of a comparison."""
     first, c = all_inputs[0], model.config
     assert isinstance(c, TransformerConfig)
