@@ -1,0 +1,115 @@
+"""Generate docs/worked-examples.md, the examples as a lesson: ``python -m transom.lab.lesson docs``."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from transom.lab.examples import ERRATUM, EXACT, GIVEN, ROUNDED, Section, load_articles, load_sections
+from transom.lab.report import explain, format_place, format_printed, format_value, summary_lines
+from transom.lab.worked_examples import Result, check_all
+
+HEAD = """# Worked examples, recomputed
+
+Five articles explain the Transformer by numbers. This page has every number that they print as a result or as an input. Each is recomputed
+by transom's own layers with the articles' matrices. `make docs` writes the page, and `transom worked-examples` prints the same on a terminal.
+
+A number in the column "printed" is as the article has it; "recomputed" is computed from the given numbers only, without rounding. The place
+is the article and its line, such as 002:308. There are three verdicts:
+
+- agrees: the recomputed value rounds to the printed one.
+- agrees, rounded: the article rounded an earlier value. From its printed inputs, or from numbers that round to them, the printed value follows.
+- erratum: neither, or the inputs are wrong. The section on [errata](#errata) explains each wrong step, and what follows from it.
+
+"""
+
+WORDS = {EXACT: "agrees", ROUNDED: "agrees, rounded", ERRATUM: "**erratum**", GIVEN: "given"}
+
+
+def lesson_page() -> str:
+    """Return the content of docs/worked-examples.md."""
+    results = list(check_all().values())
+    lines = [HEAD.rstrip(), "", *_articles(), "", "```text", *summary_lines(results), "```", ""]
+    for section in load_sections():
+        lines += _section(section, [result for result in results if result.example.section == section.id])
+    return "\n".join([*lines, *_errata(results), *_conceptual()]).rstrip() + "\n"
+
+
+def _articles() -> Iterator[str]:
+    """Yield the table of the articles."""
+    yield "| article | title |"
+    yield "| --- | --- |"
+    for article in load_articles():
+        yield f"| {article.number} | {article.title} |"
+
+
+def _section(section: Section, results: Sequence[Result]) -> Iterator[str]:
+    """Yield a section of the lesson: text, formula and table."""
+    yield f"## {section.title}"
+    yield ""
+    yield section.text
+    yield ""
+    if section.formula:
+        yield from ("```text", section.formula, "```", "")
+    yield "| place | quantity | printed | recomputed | verdict |"
+    yield "| --- | --- | --- | --- | --- |"
+    for result in results:
+        example = result.example
+        symbol = f", {_code(example.symbol)}" if example.symbol else ""
+        value = "" if result.verdict == GIVEN else format_value(result.right, example.printed, more=1)
+        cells = (format_place(result), _cell(example.quantity) + symbol, format_printed(example.printed), value, WORDS[result.verdict])
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _errata(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the errata, wrong steps first, and the values that follow from each."""
+    yield "## Errata"
+    yield ""
+    yield "The steps that are wrong, in the order of the articles. Values that follow from a wrong step are listed with the first one."
+    yield ""
+    following = [result for result in results if result.verdict == ERRATUM and not result.own]
+    for result in results:
+        if result.own:
+            example = result.example
+            yield f"- **{format_place(result)}**, {_cell(example.quantity)}: printed {format_printed(example.printed)}."
+            yield f"  Right: {format_value(result.right, example.printed)}."
+            if not result.example.kind == "cited" and result.units < LAST_DIGITS:
+                yield "  Only the last digits differ."
+            yield f"  {_cell(explain(result))}"
+            after = [each for each in following if each.first == example.id]
+            if after:
+                yield f"  Wrong as well, from here on: {', '.join(f'{_cell(each.example.quantity)} ({format_place(each)})' for each in after)}."
+    yield ""
+
+
+LAST_DIGITS = 10
+"""Units of the last place below which an erratum is one of the last digits."""
+
+
+def _conceptual() -> Iterator[str]:
+    """Yield formulas and statements that contradict themselves or each other, and wrong symbols."""
+    yield "## Formulas and statements"
+    yield ""
+    yield "Formulas and statements that contradict themselves or one another, and wrong symbols."
+    yield ""
+    yield "| place | problem | right |"
+    yield "| --- | --- | --- |"
+    for article in load_articles():
+        for each in article.conceptual:
+            yield f"| {article.number}:{each.lines[0]} | {_cell(each.problem)} | {_cell(each.right)} |"
+
+
+def _cell(text: str) -> str:
+    """Escape what Markdown would read as a cell's end, as emphasis or as HTML."""
+    for character in "|*_<>":
+        text = text.replace(character, f"\\{character}")
+    return text
+
+
+def _code(text: str) -> str:
+    """Format a symbol as code in a table."""
+    return f"`{text}`".replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    (Path(sys.argv[1]) / "worked-examples.md").write_text(lesson_page(), "utf-8")
