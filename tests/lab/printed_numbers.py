@@ -1,4 +1,4 @@
-"""Find the decimal numbers that an article prints: ``python -m tests.lab.printed_numbers FOLDER`` writes ``decimals.json`` from its texts."""
+"""Find the decimal numbers that articles print: ``python -m tests.lab.printed_numbers FOLDER`` writes ``decimals.json``."""
 
 import json
 import re
@@ -13,7 +13,7 @@ URL = re.compile(r"https?://\S+")
 HEADING = re.compile(r"(?<![\d.])\d{1,2}\.\d(?=b? [A-Z]|\. [A-Z])")
 """The number of a section, before its title."""
 
-DECIMAL = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?![\d.])(?=[BTMK]?(?!\w))")
+DECIMAL = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?!\.?\d)(?=[BTMK]?(?!\w))")
 """A number with a decimal point; billions and trillions may have a letter."""
 
 

@@ -71,12 +71,12 @@ class Example(Record):
         return self.id[:3]
 
     @property
-    def value(self) -> Float[Tensor, "*axes"]:
+    def value(self) -> Float[Tensor, "..."]:
         """The printed numbers, in float64."""
         return to_tensor(self.printed)
 
     @property
-    def half_unit(self) -> Float[Tensor, "*axes"]:
+    def half_unit(self) -> Float[Tensor, "..."]:
         """Half a unit of the last printed place of each number: the largest error of correct rounding."""
         return to_tensor(_map(self.printed, lambda text: str(0.5 * 10.0 ** -len(text.partition(".")[2]))))
 
@@ -122,7 +122,7 @@ class Section(Record):
     formula: str = ""
 
 
-def to_tensor(printed: Printed) -> Float[Tensor, "*axes"]:
+def to_tensor(printed: Printed) -> Float[Tensor, "..."]:
     """Convert printed numbers to float64."""
     return torch.tensor(_map(printed, float), dtype=torch.float64)
 

@@ -5,21 +5,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from transom.lab.examples import ERRATUM, EXACT, GIVEN, ROUNDED, Section, load_articles, load_sections
-from transom.lab.report import explain, format_place, format_printed, format_value, summary_lines
+from transom.lab.report import LAST_DIGITS, explain, format_place, format_printed, format_value, summary_lines
 from transom.lab.worked_examples import Result, check_all
 
 HEAD = """# Worked examples, recomputed
 
-Five articles explain the Transformer by numbers. This page has every number that they print as a result or as an input. Each is recomputed
-by transom's own layers with the articles' matrices. `make docs` writes the page, and `transom worked-examples` prints the same on a terminal.
+Five articles explain the Transformer by numbers. This page has every number that they print as a result or as an input. Each is
+recomputed by transom's own layers with the articles' matrices. `make docs` writes the page, and `transom worked-examples` prints the same
+on a terminal.
 
-A number in the column "printed" is as the article has it; "recomputed" is computed from the given numbers only, without rounding. The place
-is the article and its line, such as 002:308. There are three verdicts:
+A number in the column "printed" is as the article has it; "recomputed" is computed from the given numbers only, without rounding. The
+place is the article and its line, such as 002:308. There are three verdicts:
 
 - agrees: the recomputed value rounds to the printed one.
-- agrees, rounded: the article rounded an earlier value. From its printed inputs, or from numbers that round to them, the printed value follows.
-- erratum: neither, or the inputs are wrong. The section on [errata](#errata) explains each wrong step, and what follows from it.
+- agrees, rounded: the article rounded an earlier value. The printed value follows from the numbers printed before it.
+- erratum: neither. The section on [errata](#errata) explains each wrong step, and lists the values that follow from it.
 
+Before a step is called wrong, these readings are tried. The step may read the numbers printed one, two or more steps before. These may
+have further digits, which the article did not print. The result may be cut off instead of rounded.
 """
 
 WORDS = {EXACT: "agrees", ROUNDED: "agrees, rounded", ERRATUM: "**erratum**", GIVEN: "given"}
@@ -70,20 +73,21 @@ def _errata(results: Sequence[Result]) -> Iterator[str]:
     following = [result for result in results if result.verdict == ERRATUM and not result.own]
     for result in results:
         if result.own:
-            example = result.example
-            yield f"- **{format_place(result)}**, {_cell(example.quantity)}: printed {format_printed(example.printed)}."
-            yield f"  Right: {format_value(result.right, example.printed)}."
-            if not result.example.kind == "cited" and result.units < LAST_DIGITS:
-                yield "  Only the last digits differ."
-            yield f"  {_cell(explain(result))}"
-            after = [each for each in following if each.first == example.id]
-            if after:
-                yield f"  Wrong as well, from here on: {', '.join(f'{_cell(each.example.quantity)} ({format_place(each)})' for each in after)}."
+            yield from _erratum(result, [each for each in following if each.first == result.example.id])
     yield ""
 
 
-LAST_DIGITS = 10
-"""Units of the last place below which an erratum is one of the last digits."""
+def _erratum(result: Result, following: Sequence[Result]) -> Iterator[str]:
+    """Yield the paragraph on a wrong step, and on the values that follow from it."""
+    example = result.example
+    yield f"- **{format_place(result)}**, {_cell(example.quantity)}: printed {format_printed(example.printed)}."
+    if result.inherits:
+        yield f"  From the numbers printed before: {format_value(result.from_inputs, example.printed, more=1)}."
+    yield f"  Right: {format_value(result.right, example.printed, more=1)}."
+    yield f"  {LAST_DIGITS if result.only_last_digits else ''}{_cell(explain(result))}"
+    if following:
+        lines = dict.fromkeys(str(each.example.lines[0]) for each in following)
+        yield f"  Wrong as well from here on: line{'s' if len(lines) > 1 else ''} {', '.join(lines)}."
 
 
 def _conceptual() -> Iterator[str]:

@@ -80,8 +80,8 @@ SHAPES: dict[str, ModelConfig] = {
     ),
     "llama": parse_model_config({"preset": "llama-7b", "d_model": 8192, "n_layers": 80, "n_heads": 64, "d_ff": 22016, "vocab_size": 32000}),
 }
-"""Published shapes: Radford et al. 2018 (section 4.1), Lieber et al. 2021 (section 2), Smith et al. 2022 (section 2.3), Chowdhery et al. 2022
-(table 1), Thoppilan et al. 2022 (section 4.1), Touvron et al. 2023 (table 2)."""
+"""Published shapes: Radford et al. 2018 (section 4.1), Lieber et al. 2021 (section 2), Smith et al. 2022 (section 2.3), Chowdhery et al.
+2022 (table 1), Thoppilan et al. 2022 (section 4.1), Touvron et al. 2023 (table 2)."""
 
 IN_TRILLIONS = ("chinchilla", "llama", "llama2")
 """Models whose tokens the article prints in trillions first."""

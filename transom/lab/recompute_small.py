@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from transom.config.architecture import TransformerConfig
 from transom.config.components import LearnedPositionConfig, MultiHeadAttentionConfig, RotaryConfig
 from transom.config.model import DecoderConfig, Seq2SeqConfig
 from transom.config.recipe import parse_model_config
@@ -16,6 +17,7 @@ from transom.lab.steps import Step, Value
 from transom.layers.attention import Attention, attention_scores, attention_weights, scaled_dot_product_attention
 from transom.layers.position_encoding import Sinusoidal, rotary_frequencies
 from transom.models.build import build_model
+from transom.models.decoder import DecoderOnlyTransformer
 
 
 def small_steps(examples: Mapping[str, Example]) -> dict[str, Step]:
@@ -57,7 +59,7 @@ def two_head_steps(w_o: Value) -> dict[str, Step]:
             steps[f"{at}-terms"] = Step((concat,), lambda z, i=i, j=j: z[i] * o.weight[j])
             steps[at] = Step((concat,), lambda z, i=i, j=j: o(z)[i, j])
     rows = torch.zeros(3, 6, dtype=torch.float64)
-    return {**steps, "002-two-shapes": constant([list(rows.shape), list(o.weight.T.shape), list(o(rows).shape)])}
+    return {**steps, "002-two-shapes": constant(torch.tensor([rows.shape, o.weight.T.shape, o(rows).shape]))}
 
 
 def sinusoids(d_model: int) -> Sinusoidal:
@@ -125,15 +127,18 @@ def shape_steps() -> dict[str, Step]:
     """Return the shapes that articles print, from layers of these shapes."""
     q = torch.zeros(2, 8, 64, 64)
     weights = attention_weights(attention_scores(q, q))
-    block = build_model(parse_model_config({"preset": "decoder-block", "vocab_size": 2})).decoder.blocks[0].eval()
-    out, _ = block(torch.zeros(2, 128, 512))
-    base = parse_model_config({"preset": "transformer-base", "source_vocab_size": 2, "target_vocab_size": 2})
+    model = build_model(parse_model_config({"preset": "decoder-block", "vocab_size": 2})).eval()
+    assert isinstance(model, DecoderOnlyTransformer)
+    out, _ = model.decoder.blocks[0](torch.zeros(2, 128, 512))
+    base = parse_model_config({"preset": "transformer-base"})
+    assert isinstance(base, TransformerConfig)
     return {
         **_gpt3_shapes(),
         "004-attention-shape": constant([float(n) for n in scaled_dot_product_attention(q, q, q).shape]),
         "004-weights-sum": constant(weights[0, 0, 0].sum()),
         "004-block-shape": constant([float(n) for n in out.shape]),
-        "002-embedding-sizes": constant([base.d_model, 4.0]),
+        "002-embedding-sizes": constant([float(base.d_model), 4.0]),
+        "004-hidden-width": constant(float(base.d_ff)),
     }
 
 
@@ -158,7 +163,6 @@ def _gpt3_shapes() -> dict[str, Step]:
         "003-scores-shape": sizes(*scores.shape[2:]),
         "003-qk-shape": sizes(*q.shape[2:]),
         "003-hidden-width": constant(float(config.d_ff)),
-        "004-hidden-width": constant(float(parse_model_config({"preset": "transformer-base"}).d_ff)),
     }
 
 

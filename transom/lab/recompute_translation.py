@@ -6,6 +6,7 @@ the forward pass of the model.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,7 @@ from transom.inspection.derive_attention import AttentionInputs
 from transom.lab.examples import Example
 from transom.lab.steps import Step, Value
 from transom.layers.attention import DEFAULT_ARGS, Attention, attention_weights
+from transom.layers.block import PostNormBlock, ResidualConnection
 from transom.layers.feed_forward import FeedForward
 from transom.models.build import build_uninitialized
 from transom.models.inputs import TensorBatch
@@ -67,7 +69,7 @@ def build_translator(given: Callable[[str], Tensor]) -> Seq2SeqTransformer:
                 module.weight.fill_(1.0)  # gamma
         model.source_embedding.tokens.weight[[HELLO, WORLD]] = torch.stack([given("hello"), given("world")])
         model.target_embedding.tokens.weight[SOS] = given("sos")
-        encoder, decoder = model.encoder.blocks[0], model.decoder.blocks[0]
+        encoder, decoder = blocks_of(model)
         load_attention(encoder.attn, given, "enc")
         load_attention(decoder.attn, given, "dec")
         load_attention(decoder.cross, given, "cross")
@@ -84,17 +86,26 @@ def load_linear(layer: nn.Linear, weight: Float[Tensor, "d_in d_out"], bias: Flo
         layer.bias.copy_(bias)
 
 
-def load_attention(layer: Attention, given: Callable[[str], Tensor], part: str) -> None:
+def load_attention(layer: Attention | None, given: Callable[[str], Tensor], part: str) -> None:
     """Set the projections of an attention layer to the article's matrices of both heads, side by side, and W_O."""
+    assert layer is not None and isinstance(layer.o, nn.Linear)
     for name, linear in (("q", layer.q), ("k", layer.k), ("v", layer.v)):
         load_linear(linear, torch.cat([given(f"{part}-w{name}{head}") for head in (1, 2)], 1))
     load_linear(layer.o, given(f"{part}-wo"))
 
 
-def load_feed_forward(layer: FeedForward, given: Callable[[str], Tensor], part: str) -> None:
+def load_feed_forward(layer: nn.Module, given: Callable[[str], Tensor], part: str) -> None:
     """Set both layers of a feed-forward network."""
+    assert isinstance(layer, FeedForward)
     load_linear(layer.up, given(f"{part}-w1"), given(f"{part}-b1"))
     load_linear(layer.down, given(f"{part}-w2"), given(f"{part}-b2"))
+
+
+def blocks_of(model: Seq2SeqTransformer) -> tuple[PostNormBlock, PostNormBlock]:
+    """Return the block of the encoder and the block of the decoder."""
+    encoder, decoder = model.encoder.blocks[0], model.decoder.blocks[0]
+    assert isinstance(encoder, PostNormBlock) and isinstance(decoder, PostNormBlock)
+    return encoder, decoder
 
 
 def translation_batch(model: Seq2SeqTransformer) -> TensorBatch:
@@ -108,24 +119,24 @@ class TranslationSteps:
     def __init__(self, examples: Mapping[str, Example]) -> None:
         """Build the model from the given numbers among ``examples``, and list its steps."""
         self.model = build_translator(lambda name: examples[f"002-{name}"].value)
-        self.batch = translation_batch(self.model)
+        self.batch: Any = translation_batch(self.model)
         self.steps: dict[str, Step] = {}
-        encoder, decoder = self.model.encoder.blocks[0], self.model.decoder.blocks[0]
+        encoder, decoder = self.blocks = blocks_of(self.model)
         self._embeddings()
         self._attention("enc", encoder.attn, "e", "e")
         self._products("enc-q1", encoder.attn.q, "e", ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)))
         self._feed_forward("raw", encoder.ff, "enc-mha")  # the article applies it to the attention output first
-        self._residual("enc-1", "e", "enc-mha", "encoder.blocks.0.attn_residual")
+        self._residual("enc-1", "e", "enc-mha", encoder.attn_residual)
         self._feed_forward("enc", encoder.ff, "enc-1-out")
-        self._residual("enc-2", "enc-1-out", "enc-out", "encoder.blocks.0.ff_residual")
+        self._residual("enc-2", "enc-1-out", "enc-out", encoder.ff_residual)
         self._attention("dec", decoder.attn, "x0", "x0")
         self._products("dec-q1", decoder.attn.q, "x0", ((0,), (1,), (2,)))
         self.add("dec-q1", lambda *elements: torch.stack(elements), "dec-q1-0", "dec-q1-1", "dec-q1-2")
-        self._residual("dec-1", "x0", "dec-mha", "decoder.blocks.0.attn_residual")
+        self._residual("dec-1", "x0", "dec-mha", decoder.attn_residual)
         self._attention("cross", decoder.cross, "dec-1-out", "enc-2-out")
-        self._residual("dec-2", "dec-1-out", "cross-mha", "decoder.blocks.0.cross_residual")
+        self._residual("dec-2", "dec-1-out", "cross-mha", decoder.cross_residual)
         self._feed_forward("dec", decoder.ff, "dec-2-out")
-        self._residual("dec-3", "dec-2-out", "dec-out", "decoder.blocks.0.ff_residual")
+        self._residual("dec-3", "dec-2-out", "dec-out", decoder.ff_residual)
         self._statistics()
         self._generator()
         self._shapes()
@@ -157,8 +168,9 @@ class TranslationSteps:
             self.add(f"{name}-{which}-terms", lambda x, at=place: x[at[:-1]] * layer.weight[at[-1]], x)
             self.add(f"{name}-{which}", lambda x, at=place: layer(x)[at], x)
 
-    def _attention(self, part: str, layer: Attention, queries: str, keys: str) -> None:
+    def _attention(self, part: str, layer: Attention | None, queries: str, keys: str) -> None:
         """Add the steps of an attention layer with two heads."""
+        assert layer is not None
         for head in (0, 1):
             n = head + 1
             for name, linear, x in (("q", layer.q, queries), ("k", layer.k, keys), ("v", layer.v, keys)):
@@ -170,16 +182,16 @@ class TranslationSteps:
         self.add(f"{part}-concat", lambda *z: torch.cat(z, -1), f"{part}-z1", f"{part}-z2")
         self.add(f"{part}-mha", layer.o, f"{part}-concat")
 
-    def _feed_forward(self, part: str, layer: FeedForward, x: str) -> None:
+    def _feed_forward(self, part: str, layer: nn.Module, x: str) -> None:
+        assert isinstance(layer, FeedForward)
         self.add(f"{part}-pre", layer.up, x)
         self.add(f"{part}-hidden", layer.activation, f"{part}-pre")
         self.add(f"{part}-out", layer.down, f"{part}-hidden")
 
-    def _residual(self, name: str, x: str, y: str, path: str) -> None:
+    def _residual(self, name: str, x: str, y: str, residual: ResidualConnection) -> None:
         """Add a residual sum and its norm."""
-        block = self.model.get_submodule(path)
-        self.add(f"{name}-sum", block.add, x, y)
-        self.add(f"{name}-out", block.norm, f"{name}-sum")
+        self.add(f"{name}-sum", lambda x, y: residual.add(_matrix(x)[None], _matrix(y)[None]).reshape(x.shape), x, y)
+        self.add(f"{name}-out", residual.norm, f"{name}-sum")
 
     def _statistics(self) -> None:
         """Add means, variances and standard deviations of the decoder's norms, as far as the article prints them."""
@@ -204,7 +216,7 @@ class TranslationSteps:
 
     def _generator(self) -> None:
         """Add the steps from the last hidden state to the probabilities."""
-        self.add("hidden", self.model.decoder.blocks[0].ff_residual.norm, "dec-3-sum")
+        self.add("hidden", self.blocks[1].ff_residual.norm, "dec-3-sum")
         self.add("logit-0", lambda x: self.model.unembedding(x)[0], "hidden")
         self.add("logits", self.model.unembedding, "hidden")
         self.add("probs", lambda z: self.derive("probs", {"logits": z}), "logits")
@@ -216,7 +228,8 @@ class TranslationSteps:
         memory = self.model.encode(self.batch.source).states[0]
         hidden = self.model.last_hidden_state(self.batch)[0]
         vocab = self.model.unembedding
-        for part, x, block in (("enc", memory, self.model.encoder.blocks[0]), ("dec", hidden, self.model.decoder.blocks[0])):
+        for part, x, block in zip(("enc", "dec"), (memory, hidden), self.blocks, strict=True):
+            assert isinstance(block.ff, FeedForward) and isinstance(block.attn.o, nn.Linear)
             w_q, w_o, w_1, w_2 = block.attn.q.weight[:3].T, block.attn.o.weight.T, block.ff.up.weight.T, block.ff.down.weight.T
             concat = x.new_zeros(len(x), len(w_o))
             states = (x,) if part == "enc" else ()

@@ -8,6 +8,8 @@ from torch import Tensor
 from transom.lab.examples import ERRATUM, EXACT, GIVEN, ROUNDED, Printed, load_articles
 from transom.lab.worked_examples import Result, count_verdicts
 
+LAST_DIGITS = "Only the last digits differ. "
+
 MAX_SHOWN = 40
 """Longest value that a table on a terminal shows in full."""
 
@@ -20,10 +22,10 @@ def format_printed(printed: Printed) -> str:
     """
     if isinstance(printed, str):
         return printed
-    return ("; " if isinstance(printed[0], list) else ", ").join(map(format_printed, printed))
+    return ("; " if isinstance(printed[0], list) else ", ").join(format_printed(each) for each in printed)
 
 
-def format_value(value: Tensor, printed: Printed, more: int = 0) -> str:
+def format_value(value: Tensor, printed: Sequence[Any], more: int = 0) -> str:
     """Format a value with as many digits as the printed one, and ``more``; whole numbers have no further digits.
 
     >>> import torch
@@ -116,8 +118,10 @@ def errata_lines(results: Iterable[Result]) -> Iterator[str]:
             example = result.example
             yield f"{format_place(result)}  {example.quantity} ({example.id})"
             yield f"    printed  {format_printed(example.printed)}"
-            yield f"    right    {format_value(result.right, example.printed)}"
-            yield f"    {explain(result)}"
+            if result.inherits:
+                yield f"    step     {format_value(result.from_inputs, example.printed, more=1)} from the numbers printed before"
+            yield f"    right    {format_value(result.right, example.printed, more=1)}"
+            yield f"    {LAST_DIGITS if result.only_last_digits else ''}{explain(result)}"
     following = [result for result in found if not result.own]
     for first in dict.fromkeys(result.first for result in following):
         yield f"from {first} follow: {', '.join(result.example.id for result in following if result.first == first)}"

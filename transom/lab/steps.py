@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transom.lab.examples import Example
 
-Value = Float[Tensor, "*axes"]
+Value = Float[Tensor, "..."]
 
 
 class Step(NamedTuple):

@@ -16,6 +16,9 @@ from transom.lab.steps import Calculation, Step
 ROUNDING_SLACK = 1e-9
 """Relative slack of a comparison with half a unit, for numbers that end in 5 before they are rounded."""
 
+MOST_UNITS = 10
+"""Units of the last place below which an erratum is one of the last digits."""
+
 
 class Result(NamedTuple):
     """An example and what recomputing it shows.
@@ -31,8 +34,8 @@ class Result(NamedTuple):
 
     example: Example
     verdict: Verdict
-    right: Float[Tensor, "*axes"]
-    from_inputs: Float[Tensor, "*axes"]
+    right: Float[Tensor, "..."]
+    from_inputs: Float[Tensor, "..."]
     first_wrong: tuple[str, ...] = ()
     own: bool = False
 
@@ -40,6 +43,17 @@ class Result(NamedTuple):
     def first(self) -> str:
         """Id of the first wrong step: the example itself if its own step is wrong, else the earliest; empty without an erratum."""
         return self.example.id if self.own else self.first_wrong[0] if self.first_wrong else ""
+
+    @property
+    def inherits(self) -> bool:
+        """Whether the step reads printed numbers that are wrong already."""
+        return any(each != self.example.id for each in self.first_wrong)
+
+    @property
+    def only_last_digits(self) -> bool:
+        """Whether the printed numbers have decimals and differ from the value of this step in their last digits only."""
+        decimals = bool((self.example.half_unit < 0.5).all())
+        return self.own and self.example.kind == "computed" and decimals and self.units < MOST_UNITS
 
     @property
     def units(self) -> float:
@@ -63,12 +77,12 @@ def check_all(examples: Mapping[str, Example] | None = None) -> dict[str, Result
     calculation = Calculation(load_examples() if examples is None else examples, all_steps())
     results: dict[str, Result] = {}
     for name in calculation.examples:
-        _check(calculation, name, results)
+        check(calculation, name, results)
     return {name: results[name] for name in calculation.examples}
 
 
-def _check(calculation: Calculation, name: str, results: dict[str, Result]) -> Result:
-    """Recompute an example after those that it builds on."""
+def check(calculation: Calculation, name: str, results: dict[str, Result]) -> Result:
+    """Recompute an example after those that it builds on, and add all of them to ``results``."""
     if name in results:
         return results[name]
     example = calculation.examples[name]
@@ -82,9 +96,9 @@ def _check(calculation: Calculation, name: str, results: dict[str, Result]) -> R
     elif example.kind == "cited":
         result = Result(example, ERRATUM, right, right, (name,), own=True)
     else:
-        before = [_check(calculation, each, results) for each in calculation.inputs(name)]
+        before = [check(calculation, each, results) for each in calculation.inputs(name)]
         inherited = {first for each in before for first in each.first_wrong}
-        own = not follows(calculation, name)
+        own = not (follows(calculation, name) or (bool(inherited) and is_within_reach(calculation, name)))
         first_wrong = sorted({*inherited, *([name] if own else [])}, key=lambda each: (calculation.examples[each].lines[0], each))
         verdict = ERRATUM if own or inherited else ROUNDED
         result = Result(example, verdict, right, calculation.from_printed(name, 1), tuple(first_wrong), own)
@@ -92,27 +106,32 @@ def _check(calculation: Calculation, name: str, results: dict[str, Result]) -> R
     return result
 
 
-def rounds_to(value: Float[Tensor, "*axes"], example: Example, slack: Float[Tensor, "*axes"] | float = 0.0) -> bool:
+def rounds_to(value: Float[Tensor, "..."], example: Example, slack: Float[Tensor, "..."] | float = 0.0) -> bool:
     """Return whether a value rounds to the printed one, a number that ends in 5 up or down; ``slack`` widens the comparison."""
     error = (value - example.value).abs()
     return bool((error <= (example.half_unit + slack) * (1 + ROUNDING_SLACK)).all())
 
 
 def follows(calculation: Calculation, name: str) -> bool:
-    """Return whether a printed value follows from printed values of earlier steps under any reading.
+    """Return whether a printed value follows from earlier printed values: from those one step before, two steps, and so on.
 
-    The readings: it follows from the printed numbers one step before, or two steps, and so on to the given ones; or from numbers that
-    round to the printed ones of the step before, since articles compute with more digits than they print; or its digits are cut off
-    instead of rounded.
+    It may be rounded, or its further digits may be cut off.
     """
     example = calculation.examples[name]
     values = [calculation.from_printed(name, depth) for depth in range(1, max(calculation.depth(name), 1) + 1)]
-    if any(rounds_to(value, example) or is_cut_off(value, example) for value in values):
-        return True
-    return rounds_to(values[0], example, calculation.reach(name))
+    return any(rounds_to(value, example) or is_cut_off(value, example) for value in values)
 
 
-def is_cut_off(value: Float[Tensor, "*axes"], example: Example) -> bool:
+def is_within_reach(calculation: Calculation, name: str) -> bool:
+    """Return whether a printed value follows from numbers that round to those printed one step before.
+
+    Articles compute with more digits than they print. After a wrong step, such digits cannot be computed, so this is the only way to find
+    whether a later step is wrong too.
+    """
+    return rounds_to(calculation.from_printed(name, 1), calculation.examples[name], calculation.reach(name))
+
+
+def is_cut_off(value: Float[Tensor, "..."], example: Example) -> bool:
     """Return whether the printed numbers are those of a value whose further digits are cut off."""
     unit = 2 * example.half_unit
     return bool((((value / unit).trunc() - example.value / unit).abs() < ROUNDING_SLACK).all())
