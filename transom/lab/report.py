@@ -99,7 +99,7 @@ def table_rows(results: Iterable[Result]) -> Iterator[tuple[str, ...]]:
     yield ("place", "example", "quantity", "printed", "recomputed", "verdict")
     for result in results:
         example = result.example
-        right = "" if result.verdict == GIVEN else format_value(result.right, example.printed)
+        right = "" if result.verdict == GIVEN else format_value(result.right, example.printed, more=1)
         yield (
             format_place(result),
             example.id,

@@ -74,11 +74,19 @@ def check_all(examples: Mapping[str, Example] | None = None) -> dict[str, Result
     Args:
         examples: examples to recompute in place of the packaged ones.
     """
-    calculation = Calculation(load_examples() if examples is None else examples, all_steps())
-    results: dict[str, Result] = {}
-    for name in calculation.examples:
+    return dict(_packaged_results()) if examples is None else _results(examples)
+
+
+@lru_cache(maxsize=1)
+def _packaged_results() -> dict[str, Result]:
+    return _results(load_examples())
+
+
+def _results(examples: Mapping[str, Example]) -> dict[str, Result]:
+    calculation, results = Calculation(examples, all_steps()), dict[str, Result]()
+    for name in examples:
         check(calculation, name, results)
-    return {name: results[name] for name in calculation.examples}
+    return {name: results[name] for name in examples}
 
 
 def check(calculation: Calculation, name: str, results: dict[str, Result]) -> Result:
