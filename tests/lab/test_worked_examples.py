@@ -10,7 +10,18 @@ import torch
 
 from tests.lab.printed_numbers import FOUND
 from tests.size import ROOT
-from transom.lab.examples import ERRATUM, EXACT, GIVEN, ROUNDED, Example, Printed, load_articles, load_examples, printed_numbers
+from transom.lab.examples import (
+    ERRATUM,
+    EXACT,
+    GIVEN,
+    ROUNDED,
+    Example,
+    Printed,
+    load_articles,
+    load_examples,
+    load_sections,
+    printed_numbers,
+)
 from transom.lab.lesson import lesson_page
 from transom.lab.steps import Calculation
 from transom.lab.worked_examples import Result, all_steps, check, check_all, count_verdicts
@@ -128,6 +139,10 @@ def test_an_error_in_an_input_is_charged_to_the_input() -> None:
     results = check_all(examples)
     assert results[name].own and results[name].first == name
     assert (results["002-enc-scores2"].verdict, results["002-enc-scores2"].own, results["002-enc-scores2"].first) == (ERRATUM, False, name)
+
+
+def test_every_example_has_a_section_and_every_section_an_example() -> None:
+    assert {example.section for example in load_examples().values()} == {section.id for section in load_sections()}
 
 
 def test_the_page_is_current() -> None:

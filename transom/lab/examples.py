@@ -114,12 +114,20 @@ class Article(Record):
 
 
 class Section(Record):
-    """A section of the lesson: its title, an introduction, and the formula that its numbers follow."""
+    """A section of the lesson: its title, an introduction, and the formula that its numbers follow.
+
+    The id of a part of a section is that of the section, a slash, and a name: ``encoder/attention``.
+    """
 
     id: str
     title: str
     text: str
     formula: str = ""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the section is a part of another one."""
+        return "/" in self.id
 
 
 def to_tensor(printed: Printed) -> Float[Tensor, "..."]:

@@ -46,8 +46,8 @@ def _articles() -> Iterator[str]:
 
 
 def _section(section: Section, results: Sequence[Result]) -> Iterator[str]:
-    """Yield a section of the lesson: text, formula and table."""
-    yield f"## {section.title}"
+    """Yield a section of the lesson, or a part of one: text, formula and table."""
+    yield f"{'###' if section.is_part else '##'} {section.title}"
     yield ""
     yield section.text
     yield ""
