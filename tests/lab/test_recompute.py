@@ -191,6 +191,10 @@ def test_what_the_explanations_say_of_attention_and_norm() -> None:
     for name, weights in (("dec-q1-0", "dec-wq1"), ("dec-k1", "dec-wk1")):
         error = abs(given(name).flatten()[0] - x0 @ given(weights)[:, 0])
         assert 0.0005 < error < 0.0005 * (1 + x0.sum()), "explained only by further digits of the weights"
+    memory = given("enc-2-out")
+    for name in ("v1", "k2", "v2"):
+        error = abs(given(f"cross-{name}") - memory @ given(f"cross-w{name}"))
+        assert error.max() > 0.0005 and (error < 0.0005 * (1 + abs(memory).sum(1, keepdims=True))).all(), "likewise"
     for row, name in enumerate("qkv"):
         np.testing.assert_array_equal(given(f"dec-{name}2"), given("dec-wq2")[row])
     once, twice = given("cross-dots2"), given("cross-scores2")

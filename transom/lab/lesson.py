@@ -68,7 +68,9 @@ def _errata(results: Sequence[Result]) -> Iterator[str]:
     """Yield the errata, wrong steps first, and the values that follow from each."""
     yield "## Errata"
     yield ""
-    yield "The steps that are wrong, in the order of the articles. Values that follow from a wrong step are listed with the first one."
+    yield "The steps that are wrong, in the order of the articles. The right value is computed from the given numbers, with all steps before"
+    yield "it right; the value from the numbers printed before shows what is wrong in this step. Values that follow from a wrong step are"
+    yield "listed with the first one that they build on."
     yield ""
     following = [result for result in results if result.verdict == ERRATUM and not result.own]
     for result in results:

@@ -8,7 +8,8 @@ from torch import Tensor
 from transom.lab.examples import ERRATUM, EXACT, GIVEN, ROUNDED, Printed, load_articles
 from transom.lab.worked_examples import Result, count_verdicts
 
-LAST_DIGITS = "Only the last digits differ. "
+LAST_DIGITS = "Only the last digits of this step differ. "
+"""Beginning of the explanation of an erratum whose own step is right but for a few units of the last place."""
 
 MAX_SHOWN = 40
 """Longest value that a table on a terminal shows in full."""
