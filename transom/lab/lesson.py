@@ -68,8 +68,8 @@ def _errata(results: Sequence[Result]) -> Iterator[str]:
     """Yield the errata, wrong steps first, and the values that follow from each."""
     yield "## Errata"
     yield ""
-    yield "The steps that are wrong, in the order of the articles. The right value is computed from the given numbers, with all steps before"
-    yield "it right; the value from the numbers printed before shows what is wrong in this step. Values that follow from a wrong step are"
+    yield "The steps that are wrong, in the order of the articles. The right value is computed from the given numbers, with all earlier"
+    yield "steps right; the value from the numbers printed before shows what is wrong in this step. Values that follow from a wrong step are"
     yield "listed with the first one that they build on."
     yield ""
     following = [result for result in results if result.verdict == ERRATUM and not result.own]
