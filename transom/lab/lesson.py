@@ -25,6 +25,10 @@ Before a step is called wrong, these readings are tried. The step may read the n
 have further digits, which the article did not print. The result may be cut off instead of rounded.
 """
 
+ERRATA_HEAD = """The steps that are wrong, in the order of the articles. The right value is computed from the given numbers, with all earlier steps
+right; the value from the numbers printed before shows what is wrong in this step. Values that follow from a wrong step are listed with the
+first one that they build on."""
+
 WORDS = {EXACT: "agrees", ROUNDED: "agrees, rounded", ERRATUM: "**erratum**", GIVEN: "given"}
 
 
@@ -68,9 +72,7 @@ def _errata(results: Sequence[Result]) -> Iterator[str]:
     """Yield the errata, wrong steps first, and the values that follow from each."""
     yield "## Errata"
     yield ""
-    yield "The steps that are wrong, in the order of the articles. The right value is computed from the given numbers, with all earlier"
-    yield "steps right; the value from the numbers printed before shows what is wrong in this step. Values that follow from a wrong step are"
-    yield "listed with the first one that they build on."
+    yield ERRATA_HEAD
     yield ""
     following = [result for result in results if result.verdict == ERRATUM and not result.own]
     for result in results:
