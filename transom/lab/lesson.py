@@ -25,9 +25,9 @@ Before a step is called wrong, these readings are tried. The step may read the n
 have further digits, which the article did not print. The result may be cut off instead of rounded.
 """
 
-ERRATA_HEAD = """The steps that are wrong, in the order of the articles. The right value is computed from the given numbers, with all earlier steps
-right; the value from the numbers printed before shows what is wrong in this step. Values that follow from a wrong step are listed with the
-first one that they build on."""
+ERRATA_HEAD = """The steps that are wrong, in the order of the articles. The right value is computed from the given numbers, with all
+earlier steps right; the value from the numbers printed before shows what is wrong in this step. Values that follow from a wrong step are
+listed with the first one that they build on."""
 
 WORDS = {EXACT: "agrees", ROUNDED: "agrees, rounded", ERRATUM: "**erratum**", GIVEN: "given"}
 
