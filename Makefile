@@ -20,7 +20,7 @@ TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
 # Rooms that compute are tested with shapes checked at each call, which takes half as long again. The others are in `make ci`,
 # in the session without the kernels, which runs all rooms in which anything is computed.
-COMPUTING := $(addprefix tests/,agreement inspection kernels layers models parallel planning training) transom
+COMPUTING := $(addprefix tests/,agreement inspection kernels lab layers models parallel planning training) transom
 OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files tasks) $(wildcard tests/test_*.py)
 BY_REFERENCE := $(filter-out transom tests/chaos tests/config tests/files %.py,$(COMPUTING) $(OTHERS))
 # The folders with tests of torch.compile.
@@ -40,7 +40,7 @@ help:
 	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
 	@echo "make soak    20,000 bad inputs (SOAK=1000 for fewer): refused in one line, soon, within little memory"
 	@echo "make bench   speed beside the peers, in one run"
-	@echo "make docs    regenerate docs/config.md and docs/components.md from the schema"
+	@echo "make docs    regenerate docs/config.md, docs/components.md and docs/worked-examples.md"
 	@echo "make site    build the documentation as a web site in build/site, and check its links"
 	@echo "make notebooks  execute the notebooks and store their outputs"
 	@echo "make size    lines of code per file and per package"
@@ -107,6 +107,7 @@ bench: $(VENV)/bench.stamp
 
 docs: $(VENV)/core.stamp
 	$(BIN)/python -m transom.config.config_docs docs
+	$(BIN)/python -m transom.lab.lesson docs
 
 site: $(VENV)/docs.stamp
 	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs -d build/doctrees . build/site

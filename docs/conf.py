@@ -27,7 +27,15 @@ NAVIGATION = {
             "tagging",
         )
     ),
-    "Reference": ("docs/config", "docs/components", "docs/extending", "docs/security", "benchmarks/README", "CHANGELOG"),
+    "Reference": (
+        "docs/config",
+        "docs/components",
+        "docs/extending",
+        "docs/security",
+        "docs/worked-examples",
+        "benchmarks/README",
+        "CHANGELOG",
+    ),
     "Design": ("docs/architecture", "docs/notation", "CONTRIBUTING"),
 }
 """Pages of each part of the site, besides the first page; a test checks that none is missing."""

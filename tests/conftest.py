@@ -26,6 +26,7 @@ SECONDS = {
     "files": 20,
     "inspection": 110,
     "kernels": 100,
+    "lab": 20,
     "layers": 60,
     "models": 120,
     "parallel": 40,

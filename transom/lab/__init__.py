@@ -1,0 +1,1 @@
+"""Experiments: the worked examples of five articles on the Transformer, recomputed."""
