@@ -37,7 +37,8 @@ from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.norm import BatchNorm, DynamicTanh, LayerNorm, RmsNorm
 from transom.layers.observe import ActivationRecorder
-from transom.layers.recurrent.recurrent_layers import RecurrentLayer
+from transom.layers.recurrent.recurrent_decoder import SourceAttention
+from transom.layers.recurrent.recurrent_layers import RecurrentLayer, RecurrentStack
 from transom.layers.vision.patch_embedding import PatchEmbedding
 from transom.models.base import Network
 from transom.models.build import build_model
@@ -106,6 +107,10 @@ def by_formula(a: Activations) -> Iterator[tuple[str, Tensor, Tensor]]:
             yield from attention_formulas(a, path, module)
         elif isinstance(module, RecurrentLayer):
             yield from cell_formulas(a, path, module)
+        elif isinstance(module, SourceAttention):
+            yield from source_formulas(a, path)
+        elif type(module) is RecurrentStack:  # of a language model
+            yield f"{path}.out", a[f"{path}.out"], a["last_hidden"]
         elif isinstance(module, BatchNorm | DynamicTanh) and a.get(f"{path}.x") is not None:
             yield from other_norm_formulas(a, path, module)
         elif isinstance(module, GatedFeedForward) and a.get(f"{path}.hidden") is not None and a.get(f"{path}.up") is not None:
@@ -211,12 +216,24 @@ def cell_formulas(a: Activations, path: str, module: RecurrentLayer) -> Iterator
     """Compare the states at tokens, which PyTorch's kernel computed, with those that follow from the gates."""
     h, tokens = a[f"{path}.h"], sequences_of(a, path).segments > 0
     if isinstance(module.rnn, nn.LSTM):
-        yield f"{path}.c", (a[f"{path}.o"] * a[f"{path}.c"].tanh())[tokens], h[tokens]
-    elif isinstance(module.rnn, nn.GRU) and not path.endswith("backward_rnn"):
-        z, n, after = a[f"{path}.z"], a[f"{path}.n"], tokens[:, 1:]
-        yield f"{path}.z", (z[:, 1:] * h[:, :-1] + (1 - z[:, 1:]) * n[:, 1:])[after], h[:, 1:][after]
-    elif isinstance(module.rnn, nn.RNN):
-        yield f"{path}.pre", a[f"{path}.pre"].tanh()[tokens], h[tokens]
+        name, found, expected = "c", (a[f"{path}.o"] * a[f"{path}.c"].tanh())[tokens], h[tokens]
+    elif isinstance(module.rnn, nn.GRU):
+        z, n = a[f"{path}.z"], a[f"{path}.n"]
+        now, before = (slice(0, -1), slice(1, None)) if path.endswith("backward_rnn") else (slice(1, None), slice(0, -1))
+        both = tokens[:, 1:] & tokens[:, :-1]
+        name, found, expected = "z", (z[:, now] * h[:, before] + (1 - z[:, now]) * n[:, now])[both], h[:, now][both]
+    else:
+        name, found, expected = "pre", a[f"{path}.pre"].tanh()[tokens], h[tokens]
+    for each in (name, "h"):
+        yield f"{path}.{each}", found, expected
+
+
+def source_formulas(a: Activations, path: str) -> Iterator[tuple[str, Tensor, Tensor]]:
+    weights, scores = a[f"{path}.weights"], a[f"{path}.scores"]
+    yield f"{path}.weights", weights @ a[f"{path}.v"], a[f"{path}.z"]
+    seen = weights > 0
+    e = scores.exp() * seen
+    yield f"{path}.scores", e / e.sum(-1, keepdim=True), weights
 
 
 def run(model: Network, batch: Any) -> tuple[Activations, dict[str, Tensor]]:
