@@ -35,7 +35,7 @@ from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import GatedFeedForward
 from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.mixture_of_experts import MixtureOfExperts
-from transom.layers.norm import BatchNorm, DynamicTanh, LayerNorm, RmsNorm
+from transom.layers.norm import BatchNorm, DynamicTanh, LayerNorm, Norm, RmsNorm
 from transom.layers.observe import ActivationRecorder
 from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.layers.recurrent.recurrent_layers import RecurrentLayer, RecurrentStack
@@ -81,7 +81,7 @@ def from_modules(model: Network, inputs: dict[str, Any], outputs: dict[str, Any]
             widths = {"q": module.d_head, "k": module.d_head, "v": module.d_value}
             found |= {f"{path}.{name}_proj": heads(outputs[f"{path}.{name}"], width) for name, width in widths.items()}
             found[f"{path}.out"] = outputs[path][0]
-        elif kind in ("norm", "stack", "mixture of experts"):
+        elif isinstance(module, Norm) or kind in ("stack", "mixture of experts"):
             found[f"{path}.out"] = outputs[path]
         elif kind == "recurrent stack" and path in outputs:
             found[f"{path}.out"] = outputs[path][0]

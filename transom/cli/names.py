@@ -37,7 +37,7 @@ def names(
 
     The cost is "exists" for a tensor of the forward pass, "derived" if it follows from such tensors without a matrix product, and
     "recomputed" if it takes a matrix product, as attention weights do. Axes with a number have that size; the others depend on the input.
-    No weights are read.
+    With .grad appended, transom trace reads the gradient of a quantity. No weights are read.
     """
     with gc_frozen_imports():
         from transom.checkpoints.run_folder import RunFolder

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from transom.inspection.activations import Activations, feed_forward_input, sequences_of, stack_output
 from transom.layers.mixture_of_experts import Routing
-from transom.layers.norm import BatchNorm, DynamicTanh, LayerNorm, RmsNorm
+from transom.layers.norm import BatchNorm, LayerNorm, RmsNorm
 from transom.layers.vision.patch_embedding import patchify
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer, mean_pool
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
@@ -58,35 +58,31 @@ def patch_positions(a: Activations, path: str) -> Tensor | None:
     return result
 
 
-def norm_mean(a: Activations, path: str) -> Tensor | None:
+def norm_mean(a: Activations, path: str) -> Tensor:
     """Return the mean that a norm subtracts: of each vector, or in batch norm the running mean of each feature."""
     module = a.module(path)
-    if isinstance(module, BatchNorm):
-        return module.mean
-    return _wide(a[f"{path}.x"]).mean(-1) if isinstance(module, LayerNorm) else None
+    return module.mean if isinstance(module, BatchNorm) else _wide(a[f"{path}.x"]).mean(-1)
 
 
-def norm_variance(a: Activations, path: str) -> Tensor | None:
+def norm_variance(a: Activations, path: str) -> Tensor:
     """Return the biased variance of each vector, or in batch norm the running variance of each feature."""
     module = a.module(path)
-    if isinstance(module, BatchNorm):
-        return module.variance
-    return _wide(a[f"{path}.x"]).var(-1, correction=0) if isinstance(module, LayerNorm) else None
+    return module.variance if isinstance(module, BatchNorm) else _wide(a[f"{path}.x"]).var(-1, correction=0)
 
 
-def norm_mean_square(a: Activations, path: str) -> Tensor | None:
+def norm_mean_square(a: Activations, path: str) -> Tensor:
     """Return the mean square of each vector, by whose root RMSNorm divides."""
-    return _wide(a[f"{path}.x"]).square().mean(-1) if isinstance(a.module(path), RmsNorm) else None
+    return _wide(a[f"{path}.x"]).square().mean(-1)
 
 
-def norm_scale(a: Activations, path: str) -> Tensor | None:
-    """Return the square root by which a norm divides; None for norms that do not divide."""
+def norm_scale(a: Activations, path: str) -> Tensor:
+    """Return the square root by which a norm divides."""
     module = a.module(path)
-    square = norm_mean_square(a, path) if isinstance(module, RmsNorm) else norm_variance(a, path)
-    return None if square is None else (square + module.eps).sqrt()
+    square: Tensor = norm_mean_square(a, path) if isinstance(module, RmsNorm) else norm_variance(a, path)
+    return (square + module.eps).sqrt()
 
 
-def norm_normalized(a: Activations, path: str) -> Tensor | None:
+def norm_normalized(a: Activations, path: str) -> Tensor:
     """Return the normalized vectors, before gamma and beta."""
     module = a.module(path)
     x = _wide(a[f"{path}.x"])
@@ -96,7 +92,7 @@ def norm_normalized(a: Activations, path: str) -> Tensor | None:
         return x * (a[f"{path}.mean_square"][..., None] + module.eps).rsqrt()
     if isinstance(module, BatchNorm):
         return (x - a[f"{path}.mean"]) * (a[f"{path}.variance"] + module.eps).rsqrt()
-    return torch.tanh(module.alpha * x) if isinstance(module, DynamicTanh) else None
+    return torch.tanh(module.alpha * x)
 
 
 def norm_out(a: Activations, path: str) -> Tensor:

@@ -20,7 +20,7 @@ from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.inspection.derive_recurrent import cell, unroll
 from transom.layers.attention import repeat_kv
 from transom.layers.embedding import Embedding
-from transom.layers.norm import BatchNorm, LayerNorm
+from transom.layers.norm import BatchNorm
 from transom.layers.observe import ActivationRecorder, Edit
 from transom.layers.recurrent.recurrent_decoder import AdditiveDecoder, InputFeedingDecoder
 from transom.models.base import LanguageModel, Network, Seq2SeqModel
@@ -243,15 +243,15 @@ def _probs(g: Gradients, path: str) -> Tensor | None:
 
 def _norm_normalized(g: Gradients, path: str) -> Tensor | None:
     d_out = g.output(path)
-    return None if d_out is None or g.a.get(f"{path}.normalized") is None else d_out * g.a.module(path).weight
+    return None if d_out is None else d_out * g.a.module(path).weight
 
 
 def _norm_mean(g: Gradients, path: str) -> Tensor | None:
     """Compute -sum(dn / scale): the mean as the norm's equation reads it, with the variance held fixed."""
-    d, module = _norm_normalized(g, path), g.a.module(path)
-    if d is None or not isinstance(module, LayerNorm | BatchNorm):
+    d = _norm_normalized(g, path)
+    if d is None:
         return None
-    if isinstance(module, BatchNorm):
+    if isinstance(g.a.module(path), BatchNorm):
         return -(d / g.a[f"{path}.scale"]).flatten(0, -2).sum(0)
     return -d.sum(-1) / g.a[f"{path}.scale"]
 
@@ -259,20 +259,16 @@ def _norm_mean(g: Gradients, path: str) -> Tensor | None:
 def _norm_scale(g: Gradients, path: str) -> Tensor | None:
     """Compute -sum(dn n) / scale, since n is a numerator divided by the scale."""
     d = _norm_normalized(g, path)
-    if d is None or g.a.get(f"{path}.scale") is None:
+    if d is None:
         return None
     terms = d * g.a[f"{path}.normalized"]
     return -(terms.flatten(0, -2).sum(0) if isinstance(g.a.module(path), BatchNorm) else terms.sum(-1)) / g.a[f"{path}.scale"]
 
 
-def _norm_square(name: str) -> Rule:
-    """Return the rule for the variance or mean square: scale = sqrt(square + eps)."""
-
-    def rule(g: Gradients, path: str) -> Tensor | None:
-        d = _norm_scale(g, path)
-        return None if d is None or g.a.get(f"{path}.{name}") is None else d / (2 * g.a[f"{path}.scale"])
-
-    return rule
+def _norm_square(g: Gradients, path: str) -> Tensor | None:
+    """Divide by twice the scale, the root of variance or mean square plus eps."""
+    d = _norm_scale(g, path)
+    return None if d is None else d / (2 * g.a[f"{path}.scale"])
 
 
 def _weights(g: Gradients, path: str) -> Tensor:
@@ -409,19 +405,17 @@ _ATTENTION: dict[str, Rule] = {
     "out": _output(),
 }
 _FEED_FORWARD: dict[str, Rule] = {"pre": _output("up"), "out": _output("down")}
+_NORM: dict[str, Rule] = {"scale": _norm_scale, "normalized": _norm_normalized, "out": _output()}
 _RULES: dict[str, dict[str, Rule]] = {
     "model": {"pooled": _pooled, "last_hidden": _last_hidden, "probs": _probs, "log_probs": _log_probs},
     "embedding": {"token": _embedding_sum, "position": _positions, "sum": _embedding_sum},
     "patch embedding": {"patches": _patches, "patch": _output("projection"), "cls": _class_token, "position": _positions},
     "stack": {"out": _output()},
-    "norm": {
-        "mean": _norm_mean,
-        "variance": _norm_square("variance"),
-        "mean_square": _norm_square("mean_square"),
-        "scale": _norm_scale,
-        "normalized": _norm_normalized,
-        "out": _output(),
-    },
+    "norm": {"out": _output()},
+    "layer norm": {"mean": _norm_mean, "variance": _norm_square, **_NORM},
+    "RMS norm": {"mean_square": _norm_square, **_NORM},
+    "batch norm": {"mean": _norm_mean, "variance": _norm_square, **_NORM},
+    "dynamic tanh": {"normalized": _norm_normalized, "out": _output()},
     "attention": {
         **_ATTENTION,
         "dot_products": _dot_products,

@@ -25,7 +25,7 @@ from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.mixture_of_experts import MixtureOfExperts
-from transom.layers.norm import Norm, RmsNorm
+from transom.layers.norm import BatchNorm, DynamicTanh, LayerNorm, Norm, RmsNorm
 from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentEncoderLayer, RecurrentLayer, RecurrentStack
 from transom.layers.stack import Stack
@@ -73,6 +73,16 @@ def _gate(name: str) -> Derive:
 _STREAM, _HEADS, _MAP = "batch query d_model", "batch n_heads query d_head", "batch n_heads query key"
 
 _SCORES, _NORMALIZED = "hook_attn_scores", "hook_normalized"
+
+
+def _norm(*statistics: Quantity, out: tuple[str, str] = ("x", "")) -> tuple[Quantity, ...]:
+    """Return the rows of a norm: its input, its own quantities, and its output with formula and name in TransformerLens."""
+    return (
+        Quantity("x", "x", "input of the norm", "*axes width"),
+        *statistics,
+        Quantity("out", "", out[0], "*axes width", layers.norm_out, alias=out[1]),
+    )
+
 
 _COMMON_ATTENTION = (
     Quantity("q_proj", "Q", "X W_Q, before QK norm and RoPE", _HEADS, attention.q_proj, True, "hook_q"),
@@ -123,14 +133,30 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
         Quantity("score", "r", "w x + b: score of each token", "batch query"),
         Quantity("selected", "", "whether a token passes the block", "batch query", depth_selected),
     ),
-    "norm": (
-        Quantity("x", "x", "input of the norm", "*axes width"),
+    "norm": _norm(),
+    "layer norm": _norm(
         Quantity("mean", "mu", "mean of each vector", "*axes", layers.norm_mean),
         Quantity("variance", "sigma^2", "biased variance of each vector", "*axes", layers.norm_variance),
-        Quantity("mean_square", "", "mean of the squares of each vector (RMSNorm)", "*axes", layers.norm_mean_square),
-        Quantity("scale", "", "square root by which the norm divides", "*axes", layers.norm_scale, alias="hook_scale"),
-        Quantity("normalized", "x_hat", "(x - mu) / sqrt(sigma^2 + eps)", "*axes width", layers.norm_normalized, alias=_NORMALIZED),
-        Quantity("out", "", "gamma x_hat + beta", "*axes width", layers.norm_out, alias=_NORMALIZED),
+        Quantity("scale", "", "sqrt(sigma^2 + eps)", "*axes", layers.norm_scale, alias="hook_scale"),
+        Quantity("normalized", "x_hat", "(x - mu) / sqrt(sigma^2 + eps)", "*axes width", layers.norm_normalized),
+        out=("gamma x_hat + beta", _NORMALIZED),
+    ),
+    "RMS norm": _norm(
+        Quantity("mean_square", "", "mean of the squares of each vector", "*axes", layers.norm_mean_square),
+        Quantity("scale", "", "sqrt(mean(x^2) + eps)", "*axes", layers.norm_scale, alias="hook_scale"),
+        Quantity("normalized", "x_hat", "x / sqrt(mean(x^2) + eps)", "*axes width", layers.norm_normalized, alias=_NORMALIZED),
+        out=("gamma x_hat", ""),
+    ),
+    "batch norm": _norm(
+        Quantity("mean", "mu", "running mean of each feature", "*axes", layers.norm_mean),
+        Quantity("variance", "sigma^2", "running variance of each feature", "*axes", layers.norm_variance),
+        Quantity("scale", "", "sqrt(sigma^2 + eps)", "*axes", layers.norm_scale),
+        Quantity("normalized", "x_hat", "(x - mu) / sqrt(sigma^2 + eps)", "*axes width", layers.norm_normalized),
+        out=("gamma x_hat + beta", ""),
+    ),
+    "dynamic tanh": _norm(
+        Quantity("normalized", "x_hat", "tanh(alpha x)", "*axes width", layers.norm_normalized),
+        out=("gamma x_hat + beta", ""),
     ),
     "attention": (
         *_COMMON_ATTENTION,
@@ -201,6 +227,10 @@ OWNERS: tuple[tuple[type[nn.Module], str], ...] = (
     (Stack, "stack"),
     (Block, "block"),
     (DepthRouter, "depth router"),
+    (LayerNorm, "layer norm"),
+    (RmsNorm, "RMS norm"),
+    (BatchNorm, "batch norm"),
+    (DynamicTanh, "dynamic tanh"),
     (Norm, "norm"),
     (ApproximateAttention, "approximate attention"),
     (Attention, "attention"),
@@ -305,8 +335,7 @@ def transformer_lens_name(model: Network, address: str, row: Quantity) -> str:
     """
     path, _, name = address.rpartition(".")
     two_stacks = hasattr(model, "encoder") and hasattr(model, "decoder")
-    norm = model.get_submodule(path)
-    if not row.alias or (row.alias == _NORMALIZED and (name == "normalized") != isinstance(norm, RmsNorm)):
+    if not row.alias:
         return ""
     stack, _, rest = path.partition(".blocks.")
     if not rest:
