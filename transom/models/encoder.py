@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from transom.config.component_registry import implements
 from transom.config.model import EncoderConfig, MaskedLMConfig, TextClassifierConfig, TextEmbedderConfig
-from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
+from transom.layers.context import UNMASKED, AttentionContext, StackContext
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.masks.attention_contexts import build_contexts, context_of
@@ -66,7 +66,7 @@ class EncoderOnlyTransformer(Network):
         """
         token_positions = TokenPositions(text.positions, text.segments)
         contexts = build_contexts(self.embedding.position, token_positions, token_positions, self.mask_rules, dense or self.encoder.routed)
-        return StackContext(text.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
+        return StackContext(text.segments > 0, self.open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def attention_context(self, attention: str, batch: EncoderBatch) -> AttentionContext:
         """Return the context of an attention layer for a batch, with dense mask and bias, for inspection."""
