@@ -53,8 +53,14 @@ class AttentionInputs(NamedTuple):
     @classmethod
     def of(cls, a: Activations, path: str, heads: Sequence[int] | None = None, rows: Sequence[int] | slice | None = None) -> Self:
         """Select heads and rows of the layer at ``path``; None selects all."""
-        q, k = a[f"{path}.q"], a[f"{path}.k"]
         args = a.module(path).attention_args(attention_context(a, path))
+        return cls.select(a[f"{path}.q"], a[f"{path}.k"], args, heads, rows)
+
+    @classmethod
+    def select(
+        cls, q: Tensor, k: Tensor, args: AttentionArgs, heads: Sequence[int] | None = None, rows: Sequence[int] | slice | None = None
+    ) -> Self:
+        """Select heads and rows of the queries and keys of a layer, and of its mask, bias and sinks; None selects all."""
         mask, bias, sinks = args.mask, args.bias, args.sinks
         heads, rows = None if heads is None else list(heads), rows if rows is None or isinstance(rows, slice) else list(rows)
         if heads is not None:

@@ -161,7 +161,7 @@ def axes_of(axes: str, n: int, address: str = "") -> list[str]:
 
 
 @lru_cache(maxsize=8)
-def _names_of(config: Any) -> tuple[NamedQuantity, ...]:
+def names_of(config: Any) -> tuple[NamedQuantity, ...]:
     """List the names of a model once per configuration."""
     return tuple(list_names(config))
 
@@ -218,7 +218,7 @@ def trace(
     batch = build_example_batch(model, inputs, None, "refuse").batch if isinstance(inputs, str) else network.as_batch(inputs)
     if temperature <= 0:
         raise ConfigError(f"temperature: expected a number above 0, found {temperature:g}")
-    known = {each.address: each for each in _names_of(network.config)}
+    known = {each.address: each for each in names_of(network.config)}
     chosen = _choose(known, names, blocks)
     _check_indices("heads", heads, getattr(network.config, "n_heads", 1))
     _check_indices("positions", positions, None)

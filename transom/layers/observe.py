@@ -147,9 +147,13 @@ class ActivationObserver:
             x = edit.apply(x, Visit(self.prefix + address, self, ctx, module))
         return x
 
+    def wants(self, address: str) -> bool:
+        """Return whether an address matches a pattern."""
+        return _matches(self.patterns, address)
+
     def record(self, address: str, x: Tensor) -> None:
         """Record ``x`` if the address matches a pattern; replace an earlier record of the address."""
-        if _matches(self.patterns, address):
+        if self.wants(address):
             if not torch.compiler.is_compiling():
                 self._recorder.order.setdefault(self.prefix + address, len(self._recorder.order))
             self.activations[address] = x
