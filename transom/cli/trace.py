@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import PrecisionOption, RunArgument
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
@@ -22,6 +23,7 @@ EXAMPLES = """
 transom trace runs/en-de "A man sleeps." --names cross.weights --blocks 0 --heads 1
 transom trace runs/en-de "A man sleeps." --names "decoder.blocks.*.resid_post" --out stream.safetensors
 transom trace runs/gpt "To be, or not" --names attn.weights,probs --positions 3 --temperature 0.7
+transom trace runs/gpt "To be, or not" --names logits --edit without-head-2.json
 transom trace runs/photos --input cat.jpg --names encoder.blocks.0.attn.weights --json
 """
 
@@ -50,6 +52,7 @@ def trace(
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=1e-6, help="Divisor of the logits before probs.")] = 1.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Save the tensors as a .safetensors file, by address.")] = None,
+    edit: EditOption = None,
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +60,7 @@ def trace(
 
     The model runs with its usual kernels, which do not store attention weights. These are recomputed from queries and keys, and certified:
     multiplied by the values they must give the output of each head, within rounding. A name may be an ending: attn.weights means those of
-    all blocks. Positions apply to source and target.
+    all blocks. Positions apply to source and target. With --edit, layers whose head outputs are edited are not certified.
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
@@ -71,7 +74,8 @@ def trace(
 
     predictor = load(run, precision)
     wanted = None if names is None else [name.strip() for name in names.split(",")]
-    found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
+    with edits_in_force(predictor, edit) as edits:
+        found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
     for note in notes:
         print_note(note)
     if found.idle:
@@ -83,7 +87,8 @@ def trace(
     if out is not None:
         write_file(out, serialize_tensors({address: tensor.contiguous() for address, tensor in tensors.items()}))
         print_note(f"wrote {len(tensors):,} tensors to {out}")
-    print_result(_record(found, tensors, certificates) if as_json else None, as_json, _lines(found, tensors, certificates))
+    record = {**_record(found, tensors, certificates), **({"edits": edits} if edits else {})} if as_json else None
+    print_result(record, as_json, _lines(found, tensors, certificates))
 
 
 def _record(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequence[Any]) -> dict[str, Any]:

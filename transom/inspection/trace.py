@@ -43,6 +43,8 @@ class Trace(Mapping[str, Tensor]):
         heads: query heads that are kept; None for all. Keys and values are kept of all heads.
         positions: query positions that are kept, in source and target; None for all.
         tokens: symbols of the tokens of the first row per side, "source" and "target"; empty without a tokenizer.
+        edited: attention layers whose head outputs were edited (``transom.edits``); ``certify`` leaves them out. Their ``weights`` are
+            those after the edit, their scores those before it.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Trace(Mapping[str, Tensor]):
         heads: Sequence[int] | None = None,
         positions: Sequence[int] | None = None,
         tokens: Mapping[str, list[str]] | None = None,
+        edited: Iterable[str] = (),
     ) -> None:
         self.activations, self.heads, self.positions, self.tokens = activations, heads, positions, dict(tokens or {})
+        self.edited = frozenset(edited)
         self.idle = [each.address for each in quantities if _is_idle(activations, each.address)]
         self.quantities = {each.address: each for each in quantities if each.address not in self.idle}
         for address, each in self.quantities.items():
@@ -80,7 +84,7 @@ class Trace(Mapping[str, Tensor]):
         """
         address = name if name in self.quantities else self._resolve(name)
         row, path, a = self.quantities[address].quantity, address.rpartition(".")[0], self.activations
-        if (self.heads or self.positions) and row.name in SLICED_MAPS and is_exact(a.module(path)):
+        if (self.heads or self.positions) and row.name in SLICED_MAPS and is_exact(a.module(path)) and address not in a.recorded:
             with torch.no_grad(), eval_mode(a.model):
                 x: Tensor = getattr(AttentionInputs.of(a, path, self.heads, self.positions), row.name)()
             return x
@@ -102,7 +106,8 @@ class Trace(Mapping[str, Tensor]):
 
         A layer belongs to the trace if its scores or weights do.
         """
-        return [certify(self.activations, path, self.heads, self.positions) for path in map_owners(self.quantities)]
+        owners = [path for path in map_owners(self.quantities) if path not in self.edited]
+        return [certify(self.activations, path, self.heads, self.positions) for path in owners]
 
     def _resolve(self, name: str) -> str:
         """Return the only address of the trace that a name fits."""
@@ -225,12 +230,14 @@ def trace(
     certified = [f"{path}.{name}" for path in map_owners(chosen) for name in ("weights", "v", "z")]
     routed = [address for address in known if address.endswith((".depth.score", ".ff.router"))]
     sites = _required_sites(network.config, (*chosen, *certified))
-    recorder = ActivationRecorder([*sites, *routed, *STORED_SITES.get(store, ())])
+    edited = [at.removesuffix(".z") for at in network.edits or () if at.endswith((".attn.z", ".cross.z"))]
+    weights = [f"{path}.weights" for path in edited if f"{path}.weights" in chosen]
+    recorder = ActivationRecorder([*sites, *routed, *weights, *STORED_SITES.get(store, ())])
     with torch.no_grad(), eval_mode(network):
         logits = given(batch, recorder)
     activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
     kept = None if heads is None else list(heads), None if positions is None else list(positions)
-    return logits, Trace(activations, [known[address] for address in chosen], *kept, _token_symbols(model, batch))
+    return logits, Trace(activations, [known[address] for address in chosen], *kept, _token_symbols(model, batch), edited)
 
 
 def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blocks: Sequence[int] | None) -> list[str]:

@@ -124,17 +124,22 @@ def scaled(factor: float) -> ComputeValues:
     return lambda x, visit: NewValues(x * factor)
 
 
-def batch_mean(position_axis: int | None) -> ComputeValues:
-    """Return the function that computes the mean over all tokens of the batch, padding excluded; without positions, over the first axis."""
+def batch_mean(position_axis: int | None, by_row: bool = False) -> ComputeValues:
+    """Return the function that computes the mean over all tokens of the batch, padding excluded.
+
+    Args:
+        position_axis: axis of the positions; None for tokens of an expert, on the first axis.
+        by_row: take the mean over the tokens of each row.
+    """
 
     def compute(x: Tensor, visit: Visit) -> NewValues:
         if position_axis is None:
             return NewValues(x.mean(0, keepdim=True))
-        mask, axes = visit.ctx.token_mask, (0, position_axis + x.ndim)
-        weight = x.new_ones(()) if mask is None else mask.to(x)
-        if mask is not None:
-            weight = weight.reshape(*(weight.shape[axes.index(a)] if a in axes else 1 for a in range(x.ndim)))
-        return NewValues((x * weight).sum(axes, keepdim=True) / weight.expand_as(x).sum(axes, keepdim=True))
+        rows_and_positions, mask = (0, position_axis + x.ndim), visit.ctx.token_mask
+        weight = x.new_ones(1, 1) if mask is None else mask.to(x)
+        shape = [weight.shape[rows_and_positions.index(a)] if a in rows_and_positions else 1 for a in range(x.ndim)]
+        weight, axes = weight.reshape(shape).expand_as(x), rows_and_positions[by_row:]
+        return NewValues((x * weight).sum(axes, keepdim=True) / weight.sum(axes, keepdim=True))
 
     return compute
 
