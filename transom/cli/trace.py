@@ -65,7 +65,7 @@ def trace(
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
     check_output_path(out, [run, input_file])
-    numbers = {name: _indices(name, given) for name, given in (("blocks", blocks), ("heads", heads), ("positions", positions))}
+    numbers = {name: indices_option(name, given) for name, given in (("blocks", blocks), ("heads", heads), ("positions", positions))}
     with gc_frozen_imports():
         from transom.checkpoints.tensors import serialize_tensors
         from transom.files.atomic_io import write_file
@@ -108,7 +108,7 @@ def _record(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Seque
     }
 
 
-def _indices(name: str, given: str | None) -> list[int] | None:
+def indices_option(name: str, given: str | None) -> list[int] | None:
     """Parse a list of indices such as ``0,3``.
 
     Raises:

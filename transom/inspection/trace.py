@@ -237,7 +237,7 @@ def trace(
         logits = given(batch, recorder)
     activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
     kept = None if heads is None else list(heads), None if positions is None else list(positions)
-    return logits, Trace(activations, [known[address] for address in chosen], *kept, _token_symbols(model, batch), edited)
+    return logits, Trace(activations, [known[address] for address in chosen], *kept, token_symbols(model, batch), edited)
 
 
 def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blocks: Sequence[int] | None) -> list[str]:
@@ -275,7 +275,7 @@ def trace_run(predictor: Any, text: str | None, file: Path | None, names: Sequen
     return trace(predictor, example.batch, names, **options)[1], example.notes
 
 
-def _token_symbols(model: Any, batch: Any) -> dict[str, list[str]]:
+def token_symbols(model: Any, batch: Any) -> dict[str, list[str]]:
     """Return the symbols of the first source and target row of a batch, if the model is a run with a tokenizer."""
     tokenizers = getattr(model, "tokenizers", None)
     source = tokenizers.source if tokenizers else getattr(model, "tokenizer", None)

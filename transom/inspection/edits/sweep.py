@@ -25,6 +25,13 @@ Over = Literal["heads", "neurons", "positions", "keys"]
 Target = Callable[[Tensor], Float[Tensor, "rows"]]
 """Maps the logits of a batch, one row per edit, to the log-probability of the answer."""
 
+ABLATIONS: dict[str, type[AblateHeads | AblateNeurons | KnockOutKey]] = {
+    "heads": AblateHeads,
+    "neurons": AblateNeurons,
+    "keys": KnockOutKey,
+}
+"""Schema of the edits of a sweep; those over positions are patches."""
+
 MAX_TOKENS = 4096
 """Tokens per batch of edited copies."""
 
@@ -185,7 +192,11 @@ class _Plan(NamedTuple):
 
     def config(self, **fields: Any) -> EditConfig:
         """Return an edit of heads, neurons or keys."""
-        schemas: dict[str, type[EditConfig]] = {"heads": AblateHeads, "neurons": AblateNeurons, "keys": KnockOutKey}
+        schemas: dict[str, type[AblateHeads | AblateNeurons | KnockOutKey]] = {
+            "heads": AblateHeads,
+            "neurons": AblateNeurons,
+            "keys": KnockOutKey,
+        }
         schema = schemas[self.over]
         options = {name: value for name, value in self.options.items() if name in schema.model_fields}
         return schema(stack=self.stack, **options, **fields)
