@@ -17,13 +17,29 @@ SIZES: dict[str, Any] = {"d_model": 12, "n_heads": 6, "d_ff": 8, "max_seq_len": 
 GPT = SIZES | FAMILIES[3] | {"norm": "layernorm", "norm_placement": "pre", "position": "learned", "feed_forward": "relu"}
 LLAMA = SIZES | FAMILIES[4] | {"norm": "rmsnorm", "norm_placement": "pre", "position": "rotary", "feed_forward": "swiglu", "n_kv_heads": 3}
 BERT = SIZES | {
-    **{"kind": "text-classifier", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"], "pooling": "cls"},
-    **{"norm": "layernorm", "norm_placement": "post", "position": "learned", "feed_forward": "relu"},
+    "kind": "text-classifier",
+    "n_layers": 2,
+    "vocab_size": VOCAB,
+    "classes": ["a", "b", "c"],
+    "pooling": "cls",
+    "norm": "layernorm",
+    "norm_placement": "post",
+    "position": "learned",
+    "feed_forward": "relu",
 }
 TRANSLATOR = SIZES | FAMILIES[0] | {"norm": "layernorm", "norm_placement": "pre", "position": "sinusoidal", "feed_forward": "relu"}
 VIT = SIZES | {
-    **{"kind": "vision-transformer", "n_layers": 2, "image_size": 4, "patch_size": 2, "channels": 1, "classes": ["a", "b", "c"]},
-    **{"norm": "layernorm", "norm_placement": "pre", "position": "learned", "feed_forward": "relu", "pooling": "mean"},
+    "kind": "vision-transformer",
+    "n_layers": 2,
+    "image_size": 4,
+    "patch_size": 2,
+    "channels": 1,
+    "classes": ["a", "b", "c"],
+    "norm": "layernorm",
+    "norm_placement": "pre",
+    "position": "learned",
+    "feed_forward": "relu",
+    "pooling": "mean",
 }
 VIT = {name: value for name, value in VIT.items() if name != "max_seq_len"}
 MODELS = {"gpt": GPT, "llama": LLAMA, "bert": BERT, "translator": TRANSLATOR, "vit": VIT}

@@ -119,7 +119,7 @@ class _Compiler:
         if part == "cross" and (not crossed or config.stack not in (None, *crossed)):
             raise ConfigError(f"expected blocks with cross-attention, found none in the {config.stack or found[0]}; leave out cross")
         if config.stack is None and len(found) > 1 and part != "cross":
-            raise ConfigError("stack: expected encoder or decoder for a model with both, found none")
+            raise ConfigError("stack: expected encoder or decoder for a model with both, found none; set stack to one of them")
         return config.stack or (crossed[0] if part == "cross" else found[0])
 
     def _blocks(self, config: schemas.BlockEditConfig, part: str) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class _Compiler:
             compute = batch_mean(axis) if config.value == "mean" else other_row(config.seed)
         elif config.value != "zero":
             recorded = [self.references.record(text, [address]) for text in config.texts]
-            values = [each[address] for each in recorded if address in each]
+            values = [x for each in recorded if (x := each.get(address)) is not None and x.numel()]
             if not values:
                 raise ConfigError(f"texts: expected texts that send a token to the owner of {address}, found none; give others")
             compute = OtherPass(values, axis, config.seed) if config.value == "resample" else constant(_mean(values, axis))

@@ -66,20 +66,22 @@ class EditScope(AbstractContextManager["EditScope"]):
         """
         for number, each in enumerate(self._compiled):
             if not each.counter.n:
-                raise EditNeverFiredError(f"edit {number} ({describe_edit(each.config)}): expected a change, found none: {_reason(each)}")
+                reason = _reason(each, self._network)
+                raise EditNeverFiredError(f"edit {number} ({describe_edit(each.config)}): expected a change, found none: {reason}")
 
 
-def _reason(edit: CompiledEdit) -> str:
+def _reason(edit: CompiledEdit, network: Network) -> str:
     """Return why an edit changed nothing."""
     address, longest = next(iter(edit.sites)), edit.counter.longest
     if longest:
-        wanted = {name: min(indices) for name in ("positions", "queries", "keys") if (indices := getattr(edit.config, name, None))}
-        places = ", ".join(f"{name} from {least}" for name, least in wanted.items())
-        return f"no row has {places}, since the longest has {longest:,} positions; give smaller ones"
+        wanted = {name: indices for name in ("positions", "queries", "keys") if (indices := getattr(edit.config, name, None))}
+        places = " and ".join(f"{name} {' '.join(map(str, indices))}" for name, indices in wanted.items())
+        return f"no row has {places}, since the longest has {longest:,} positions, counted from 0"
     if ".experts." in address:
         return f"no token was sent to the expert of {address}; choose another expert or text"
-    if re.match(r".*\.blocks\.", address):
-        return f"no pass reached {address}; run the model inside the with block, and for a routed block choose a text that it selects"
+    block = re.match(r".*\.blocks\.\d+", address)
+    if block is not None and getattr(network.get_submodule(block[0]), "depth", None) is not None:
+        return f"no pass reached {address}, whose block processes only the tokens that its router selects; choose another text or block"
     return f"no pass reached {address}; run the model inside the with block"
 
 
