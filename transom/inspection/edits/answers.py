@@ -59,7 +59,7 @@ def ask(run: Any, text: str | None, file: Path | None = None, answer: str | None
     if classes and hasattr(run, "classify"):
         example = build_example_batch(run, text, file, "refuse")
         return _class(run, example.batch, classes, answer)
-    raise ConfigError(f"expected a run of a language model, translator or classifier, found a {type(run).__name__}; use another run")
+    raise ConfigError(f"expected a run of a language model, translator or classifier, found {type(run).__name__}; use another run")
 
 
 def _translation(run: Translator, batch: TranslationBatch, answer: str | None, notes: Sequence[str]) -> Question:

@@ -76,17 +76,23 @@ class References:
         return self.record(edit.text, addresses, None if edit.run is None else self._network_of(Path(edit.run)))
 
     def _network_of(self, folder: Path) -> Network:
-        """Load the model of another run, which must have the configuration and tokenizer of the edited one."""
+        """Load the model of another run, which must have the shapes and the tokenizer of the edited one."""
+        origin = getattr(self.run, "origin", None)
         with RunFolder.open(folder) as run:
-            config, origin = run.load_config(), getattr(self.run, "origin", None)
-            if config != self.network.config:
-                raise ConfigError(f"{folder}: expected a run with the shape of the edited model, found another shape; choose another run")
+            config = run.load_config()
+            network = build_uninitialized(config)
+            if type(network) is not type(self.network) or _shapes(network) != _shapes(self.network):
+                raise ConfigError(f"{folder}: expected a run with the shapes of the edited model, found others; choose another run")
             if origin is not None and config.VOCABULARIES:
                 with RunFolder.open(Path(origin)) as own:
                     if own.read(TOKENIZER) != run.read(TOKENIZER):
                         raise ConfigError(f"{folder}: expected the tokenizer of {origin}, found another one; choose another run")
-            network = build_uninitialized(config)
             run.load_weights(network)
         parameter = next(self.network.parameters())
         prepare_for_inference(network, parameter.dtype, parameter.device)
         return network
+
+
+def _shapes(network: Network) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter."""
+    return {name: tuple(x.shape) for name, x in network.named_parameters()}
