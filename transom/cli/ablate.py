@@ -88,7 +88,7 @@ def ablate(
         from transom.tasks.progress import show_progress
 
     loaded = load(run, precision)
-    with edits_in_force(loaded, edit, decodes=True) as edits, show_progress("edits", quiet=as_json) as notify:
+    with edits_in_force(loaded, edit, decodes=hasattr(loaded, "translate")) as edits, show_progress("edits", quiet=as_json) as notify:
         question = ask(loaded, text, input_file, answer)
         found = sweep(
             *(loaded, question.batch, over),

@@ -9,14 +9,16 @@ import typer
 
 from transom.cli.output import print_note
 
+EXAMPLE = '{"version": 1, "edits": [{"kind": "ablate-heads", "blocks": [0], "heads": [2]}]}'
+"""A file of edits."""
+
 EditOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--edit",
         metavar="FILE",
         help=(
-            "Change what the model computes, as a JSON file says, such as"
-            ' {"version": 1, "edits": [{"kind": "ablate-heads", "blocks": [0], "heads": [2]}]}.'
+            f"Change what the model computes, as a JSON file says, such as {EXAMPLE}."
             " Kinds: ablate-heads, ablate-neurons, patch, knock-out-key, scale, set, unscaled-scores, zero-after-softmax, no-residual."
             " Repeatable."
         ),
