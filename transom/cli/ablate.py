@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import PrecisionOption, RunArgument
+from transom.cli.options import PrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
 from transom.cli.trace import indices_option
 from transom.errors import ConfigError
@@ -32,53 +32,74 @@ MAX_NEURONS_SHOWN = 20
 app = typer.Typer(add_completion=False)
 
 
+class SweepOptions(NamedTuple):
+    """Options of ``transom ablate``: the edits of the sweep; None for a default."""
+
+    over: Annotated[
+        Literal["heads", "neurons", "positions", "keys"] | None,
+        typer.Option("--over", help="Ablate each head or neuron, patch each position from --from, or hide each key. Default: heads."),
+    ]
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="TEXT", help="Text from which positions are patched, or a file for such a model.")
+    ]
+    stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option("--stack", help="Stack of a translator's blocks.")]
+    part: Annotated[
+        Literal["attn", "cross"] | None, typer.Option("--part", help="Self-attention or cross-attention of heads and keys. Default: attn.")
+    ]
+    site: Annotated[
+        Literal["resid_pre", "resid_mid", "resid_post"] | None,
+        typer.Option("--site", help="With --over positions: residual stream to patch. Default: resid_post."),
+    ]
+    blocks: Annotated[str | None, typer.Option("--blocks", metavar="N,N", help="Blocks, from 0. Default: all.")]
+    value: Annotated[
+        Literal["zero", "mean", "resample"] | None,
+        typer.Option("--value", help="Replaces a head or neuron: 0, the mean of the text or references, or a reference. Default: zero."),
+    ]
+    references: Annotated[
+        list[str] | None, typer.Option("--reference", metavar="TEXT", help="Reference text for --value mean or resample. Repeatable.")
+    ]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``sweep``.
+
+        Raises:
+            ConfigError: --from does not fit --over, or the blocks are no whole numbers.
+        """
+        if (self.source is None) == (self.over == "positions"):
+            raise ConfigError(f"--from: expected a text with --over positions, and none with the others, found --over {self.over or 'heads'}")
+        given = {name: value for name, value in self._asdict().items() if value is not None and name not in ("references", "blocks")}
+        return {"over": "heads", **given, "blocks": indices_option("blocks", self.blocks), "texts": tuple(self.references or ())}
+
+
 @app.command()
+@expand_options
 def ablate(
     run: RunArgument,
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)] = None,
+    *,
     input_file: Annotated[
         Path | None, typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image or sound for such a model.")
     ] = None,
-    over: Annotated[
-        Literal["heads", "neurons", "positions", "keys"],
-        typer.Option("--over", help="Ablate each head or neuron, patch each position from --from, or hide each key."),
-    ] = "heads",
-    source: Annotated[
-        str | None, typer.Option("--from", metavar="TEXT", help="Text from which positions are patched, or a file for such a model.")
-    ] = None,
+    options: SweepOptions,
     answer: Annotated[
         str | None,
         typer.Option("--answer", metavar="TEXT", help="Continuation, translation or class to watch. Default: the model's own answer."),
-    ] = None,
-    stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option("--stack", help="Stack of a translator's blocks.")] = None,
-    part: Annotated[Literal["attn", "cross"], typer.Option("--part", help="Self-attention or cross-attention.")] = "attn",
-    site: Annotated[
-        Literal["resid_pre", "resid_mid", "resid_post"], typer.Option("--site", help="With --over positions: residual stream to patch.")
-    ] = "resid_post",
-    blocks: Annotated[str | None, typer.Option("--blocks", metavar="N,N", help="Blocks, from 0. Default: all.")] = None,
-    value: Annotated[
-        Literal["zero", "mean", "resample"], typer.Option("--value", help="What replaces a head or neuron. Default means: of the text.")
-    ] = "zero",
-    references: Annotated[
-        list[str] | None, typer.Option("--reference", metavar="TEXT", help="Reference text for --value mean or resample. Repeatable.")
     ] = None,
     edit: EditOption = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Save the result as a JSON file, with each edit.")] = None,
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
 ) -> None:
-    """Edit each head, neuron, position or key on its own, and print the change of the answer's log-probability in nats.
+    """Print the change of the answer's log-probability in nats for each edit. A negative change makes the answer less probable.
 
-    A negative change says that the answer became less probable. --over positions is activation patching: the residual stream of one token
-    after one block is replaced by that of the text of --from. The answer of a language model is a continuation, by default the most
-    probable token; that of a translator is a whole translation. Many edited copies of the input are computed as one batch.
+    --over positions is activation patching: the residual stream of one token after one block is replaced by that of the text of --from.
+    The answer of a language model is a continuation, by default the most probable token; that of a translator is a whole translation.
+    Many edited copies of the input are computed as one batch.
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
-    if (source is None) == (over == "positions"):
-        raise ConfigError(f"--from: expected a text with --over positions, and none with the others, found --over {over}")
+    arguments = options.arguments()
     check_output_path(out, [run, input_file])
-    chosen = indices_option("blocks", blocks)
     with gc_frozen_imports():
         from transom.files.atomic_io import json_bytes, write_file
         from transom.inspection.edits.answers import ask
@@ -88,29 +109,19 @@ def ablate(
         from transom.tasks.progress import show_progress
 
     loaded = load(run, precision)
-    with edits_in_force(loaded, edit, decodes=hasattr(loaded, "translate")) as edits, show_progress("edits", quiet=as_json) as notify:
+    decodes = hasattr(loaded, "translate")
+    with edits_in_force(loaded, edit, decodes) as edits, show_progress("edits", quiet=as_json) as notify:
         question = ask(loaded, text, input_file, answer)
-        found = sweep(
-            *(loaded, question.batch, over),
-            target=question.target,
-            stack=stack,
-            part=part,
-            blocks=chosen,
-            value=value,
-            texts=tuple(references or ()),
-            source=source,
-            site=site,
-            notify=notify,
-        )
-    tokens = token_symbols(loaded, question.batch)
-    record = {"answer": question.answer, "log_p": found.log_p, "over": over, "tokens": tokens, **({"edits": edits} if edits else {})}
-    record["rows"] = [row.to_json() for row in found.rows]
+        found = sweep(loaded, question.batch, target=question.target, notify=notify, **arguments)
     for note in question.notes:
         print_note(note)
+    tokens = token_symbols(loaded, question.batch)
+    record = {"answer": question.answer, "log_p": found.log_p, "over": arguments["over"], "tokens": tokens}
+    record |= {"rows": [row.to_json() for row in found.rows], **({"edits": edits} if edits else {})}
     if out is not None:
         write_file(out, json_bytes(record))
         print_note(f"wrote {len(found.rows):,} edits to {out}")
-    print_result(record, as_json, _lines(found, over, part, question.answer, tokens))
+    print_result(record, as_json, _lines(found, arguments["over"], options.part or "attn", question.answer, tokens))
 
 
 def _lines(found: "SweepResult", over: str, part: str, answer: str, tokens: dict[str, list[str]]) -> Iterator[str]:

@@ -40,6 +40,15 @@ transom evaluate runs/assistant --instructions test.jsonl
 transom evaluate runs/assistant --instructions test.csv --prompt-field question --output answers.jsonl
 """
 
+TokenizedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenized",
+        metavar="LANGUAGE",
+        help="Also compute lower-cased BLEU on Moses tokens of this language, such as de (Wu et al. 2021).",
+    ),
+]
+
 app = typer.Typer(add_completion=False)
 
 
@@ -56,14 +65,7 @@ def evaluate(
             "--output", metavar="FILE", help="Also write the translations to this file, one per line, or the answers, as JSON lines."
         ),
     ] = None,
-    tokenized: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenized",
-            metavar="LANGUAGE",
-            help="Also compute lower-cased BLEU on Moses tokens of this language, such as de (Wu et al. 2021).",
-        ),
-    ] = None,
+    tokenized: TokenizedOption = None,
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,
     max_new_tokens: Annotated[

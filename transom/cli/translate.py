@@ -45,6 +45,11 @@ cat test.en | transom translate runs/en-de --beam-size 1 > test.de
 tail -f log.en | transom translate runs/en-de --line-buffered
 """
 
+SentencesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SENTENCE...", help="Sentences to translate. Default: the lines of --input, or else of standard input."),
+]
+OutputOption = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="File for the translations. Default: standard output.")]
 AlignmentOption = Annotated[
     bool,
     typer.Option(
@@ -68,15 +73,10 @@ NBestOption = Annotated[
 @expand_options
 def translate(
     run: RunArgument,
-    sentences: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SENTENCE...", help="Sentences to translate. Default: the lines of --input, or else of standard input."),
-    ] = None,
+    sentences: SentencesArgument = None,
     *,
     sources: InputOptions,
-    output_file: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="File for the translations. Default: standard output.")
-    ] = None,
+    output_file: OutputOption = None,
     to: TargetLanguageOption = None,
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,

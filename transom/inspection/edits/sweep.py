@@ -20,7 +20,7 @@ from transom.layers.observe import ActivationRecorder, SiteEdit, Visit
 from transom.models.base import Network
 
 Over = Literal["heads", "neurons", "positions", "keys"]
-"""What a sweep edits one by one: heads or neurons are ablated, positions patched from another pass, keys knocked out."""
+"""Kinds of items that a sweep edits one by one: heads or neurons are ablated, positions patched from another pass, keys knocked out."""
 
 Target = Callable[[Tensor], Float[Tensor, "rows"]]
 """Maps the logits of a batch, one row per edit, to the log-probability of the answer."""
@@ -181,7 +181,7 @@ def sweep(
 
 
 class _Plan(NamedTuple):
-    """What a sweep edits; the fields are arguments of ``sweep``."""
+    """Plan of the edits of a sweep; the fields are arguments of ``sweep``."""
 
     over: Over
     stack: Literal["encoder", "decoder"] | None
