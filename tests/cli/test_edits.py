@@ -9,16 +9,17 @@ import pytest
 
 import transom as package
 from tests.cli.conftest import Call, Trained
-from tests.cli.test_encoders import classifying, labelled
+from tests.cli.test_encoders import classifying, filling, labelled
 from tests.cli.test_images import photos, seeing
 from tests.cli.test_instructions import asked, instruction_tuned
 from tests.cli.test_language import LanguageRun, spoken
+from tests.cli.test_tag import tagged, tagging
 from transom.cli.edits import EXAMPLE
 from transom.inspection.edits.files import load_edits
 from transom.inspection.edits.scope import edits
 from transom.tasks.load import load
 
-__all__ = ["asked", "classifying", "instruction_tuned", "labelled", "photos", "seeing", "spoken"]
+__all__ = ["asked", "classifying", "filling", "instruction_tuned", "labelled", "photos", "seeing", "spoken", "tagged", "tagging"]
 
 Write = Callable[..., Path]
 CROSS = {"kind": "ablate-heads", "part": "cross", "heads": [0]}
@@ -96,6 +97,18 @@ def test_classes_are_those_of_the_edited_model(
     assert one["probabilities"] == two["probabilities"]
 
 
+def test_masks_tags_and_vectors_are_those_of_the_edited_model(
+    transom: Call, filling: Path, tagging: Path, classifying: Path, write: Write
+) -> None:
+    zero = write({"kind": "set", "name": "encoder.blocks.0.resid_post", "value": 0.5})
+    one, other = transom("fill", filling, "the [MASK] is", "sun of [MASK] is", "--edit", zero, "--json").json
+    assert one["masks"] == other["masks"], "all tokens have the same vector"
+    words = transom("tag", tagging, "the cat", "--edit", zero, "--json").json[0]["p"]
+    assert len(words) == 2 and len({f"{p:.4f}" for p in words}) == 1
+    lines = transom("embed", classifying, "a cat", "a wolf of 3", "--edit", zero).out
+    assert lines.count("1.000") == 4, lines
+
+
 def test_a_trace_of_an_edited_model(transom: Call, trained: Trained, write: Write) -> None:
     file = write({"kind": "knock-out-key", "part": "cross", "keys": [1]})
     outcome = transom("trace", trained.folder, "ab ba", "--names", "cross.weights,attn.weights", "--edit", file, "--json")
@@ -132,7 +145,7 @@ def test_files_with_mistakes_are_refused(content: str, expected: str, transom: C
 
 
 def test_the_help_shows_an_example_that_is_valid(transom: Call, tmp_path: Path) -> None:
-    for command in ("trace", "generate", "translate", "score", "classify", "evaluate", "ablate"):
+    for command in ("trace", "generate", "translate", "score", "classify", "evaluate", "fill", "tag", "embed", "ablate"):
         assert "--edit" in transom(command, "--help").out
     file = tmp_path / "edits.json"
     file.write_text(EXAMPLE)

@@ -66,7 +66,9 @@ class SweepOptions(NamedTuple):
             ConfigError: --from does not fit --over, or the blocks are no whole numbers.
         """
         if (self.source is None) == (self.over == "positions"):
-            raise ConfigError(f"--from: expected a text with --over positions, and none with the others, found --over {self.over or 'heads'}")
+            raise ConfigError(
+                f"--from: expected a text with --over positions, and none with the others, found --over {self.over or 'heads'}"
+            )
         given = {name: value for name, value in self._asdict().items() if value is not None and name not in ("references", "blocks")}
         return {"over": "heads", **given, "blocks": indices_option("blocks", self.blocks), "texts": tuple(self.references or ())}
 
