@@ -115,6 +115,7 @@ def test_a_trace_of_an_edited_model(transom: Call, trained: Trained, write: Writ
     weights = outcome.json["quantities"]["decoder.blocks.0.cross.weights"]["values"]
     assert all(row[1] == 0 for head in weights[0] for row in head)
     assert {each["address"] for each in outcome.json["certificates"]} == {"encoder.blocks.0.attn", "decoder.blocks.0.attn"}
+    assert "not certified, since their head outputs are edited: decoder.blocks.0.cross" in outcome.err
     (edit,) = outcome.json["edits"]
     assert edit["fired"] > 0 and {**edit, "fired": 0} == {"kind": "knock-out-key", "part": "cross", "keys": [1], "fired": 0}
 

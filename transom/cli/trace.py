@@ -80,6 +80,8 @@ def trace(
         print_note(note)
     if found.idle:
         print_note(f"no token was sent to the owners of {len(found.idle):,} quantities, such as {found.idle[0]}")
+    if found.edited:
+        print_note(f"not certified, since their head outputs are edited: {', '.join(sorted(found.edited))}")
     certificates = found.certify()
     for certificate in certificates:
         certificate.check()

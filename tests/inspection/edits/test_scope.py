@@ -91,6 +91,20 @@ def test_a_scope_ends_with_an_exception_which_is_kept() -> None:
     assert outer.fired == (3,)
 
 
+def test_a_scope_counts_anew_each_time_and_is_not_put_inside_itself() -> None:
+    model, batch = build("gpt")
+    scope = transom.edits(model, [HEAD])
+    with scope:
+        model(batch)
+    with pytest.raises(EditNeverFiredError), scope:
+        pass
+    with scope, pytest.raises(ConfigError, match="edits: expected a scope that is not in force, found one inside itself"):
+        model(batch)
+        with scope:
+            pass
+    assert scope.fired == (1,) and model.edits is None
+
+
 def experts() -> tuple[Network, Any]:
     """Build a model whose block 0 sends all tokens to expert 1, by its balancing bias."""
     expert = {"kind": "moe", "expert": {"kind": "relu"}, "n_experts": 2, "top_k": 1, "norm_topk_prob": False}

@@ -29,6 +29,12 @@ class Counter:
         with torch.inference_mode(False):
             self._n_compiled = torch.zeros((), dtype=torch.long, device=device)
 
+    def reset(self) -> None:
+        """Start again at 0."""
+        with self._lock:
+            self.longest = self._n = 0
+            self._n_compiled.zero_()
+
     @property
     def n(self) -> int:
         """Number of tensors that the edit has changed."""

@@ -33,17 +33,25 @@ class EditScope(AbstractContextManager["EditScope"]):
         self._network, self.edits = network, tuple(edits)
         self._compiled: list[CompiledEdit] = [compile_edit(each, network, references) for each in edits]
         self._outer: Any = None
+        self._in_force = False
 
     @property
     def fired(self) -> tuple[int, ...]:
-        """Number of tensors that each edit has changed so far."""
+        """Number of tensors that each edit has changed since the scope was entered last."""
         return tuple(each.counter.n for each in self._compiled)
 
     def __enter__(self) -> Self:
-        """Put the edits in force, after those of outer scopes."""
-        self._outer = self._network.edits
+        """Put the edits in force, after those of outer scopes, and count from 0.
+
+        Raises:
+            ConfigError: the scope is in force already.
+        """
+        if self._in_force:
+            raise ConfigError("edits: expected a scope that is not in force, found one inside itself; make another scope")
+        self._outer, self._in_force = self._network.edits, True
         merged = self._outer or {}
         for each in self._compiled:
+            each.counter.reset()
             merged = merge_edits(merged, each.sites)
         self._network.edits = merged
         return self
@@ -54,7 +62,7 @@ class EditScope(AbstractContextManager["EditScope"]):
         Raises:
             EditNeverFiredError: an edit changed nothing, and no exception is under way.
         """
-        self._network.edits = self._outer
+        self._network.edits, self._in_force = self._outer, False
         if kind is None:
             self.require_fired()
 
