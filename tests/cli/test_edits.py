@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import transom as package
 from tests.cli.conftest import Call, Trained
@@ -15,6 +16,8 @@ from tests.cli.test_instructions import asked, instruction_tuned
 from tests.cli.test_language import LanguageRun, spoken
 from tests.cli.test_tag import tagged, tagging
 from transom.cli.edits import EXAMPLE
+from transom.data.tokenizer.special_tokens import EOS, SOS
+from transom.inspection.edits.answers import ask
 from transom.inspection.edits.files import load_edits
 from transom.inspection.edits.scope import edits
 from transom.tasks.load import load
@@ -165,6 +168,17 @@ def test_heads_of_a_translator_are_ablated_one_by_one(transom: Call, trained: Tr
         with package.edits(run, [row["edit"]]):
             log_p = run.score(["ab ba"], ["ab ba"])[0].log_p
         assert row["log_p"] == pytest.approx(log_p, abs=1e-4) and cell == f"{row['change']:+.4f}"
+
+
+def test_the_answer_of_an_instruction_tuned_model_follows_its_prompt(instruction_tuned: Path, transom: Call) -> None:
+    run = load(instruction_tuned, "fp32")
+    question = ask(run, "What is 3?", answer="a sun")
+    prompt, answer = run.encode("What is 3?"), run.encode("a sun")
+    assert question.batch.decoder_input.tokens[0].tolist() == [EOS, *prompt, SOS, *answer[:-1]]
+    value = transom("ablate", instruction_tuned, "What is 3?", "--answer", "a sun", "--json").json
+    with torch.no_grad():
+        log_p = run.model(question.batch)[0, len(prompt) + 1 :].log_softmax(-1).gather(1, torch.tensor(answer)[:, None]).sum()
+    assert value["log_p"] == pytest.approx(float(log_p), abs=1e-4)
 
 
 @pytest.mark.parametrize("over", ["keys", "positions"])
