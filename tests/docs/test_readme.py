@@ -87,6 +87,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.new("RGB", (9, 9)).save(tmp_path / name)
     (tmp_path / "mine.jsonl").write_text("".join(f'{{"prompt": "What is {i}?", "answer": "A note."}}\n' for i in range(120)))
     (tmp_path / "prompts.txt").write_text("Yesterday we\n# Note\n")
+    (edits,) = blocks("json", GUIDE)
+    (tmp_path / "edits.json").write_text(edits)
     (tmp_path / "texts.txt").write_text("A film 1 to remember.\nA film 2 to forget.\n")
     (tmp_path / "pairs.csv").write_text("id,english,german\n" + "".join(f"{i},dog {i},Hund {i}\n" for i in range(120)))
     return tmp_path
@@ -132,6 +134,7 @@ def test_the_guide_shows_every_command_that_trains_or_runs_a_model() -> None:
         "tag",
         "compare-attention",
         "compare-components",
+        "ablate",
     }
 
 

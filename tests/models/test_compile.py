@@ -1,11 +1,15 @@
 """The compiled model is the eager one."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import transom
+from tests.inspection.edits.by_hand import build
 from tests.models.tiny import seq2seq
 from transom.data.batch import PaddedSequences, TranslationBatch
+from transom.inspection.edits.scope import EditNeverFiredError
 from transom.models.build import build_model
 
 TRACER = "ignore:.*torch.autograd.function.Function.* should not be instantiated:DeprecationWarning"
@@ -48,3 +52,29 @@ def test_a_compiled_model_is_traced() -> None:
     for address, x in plain.items():
         torch.testing.assert_close(found[address], x, rtol=1e-4, atol=1e-5)
     assert all(each.ok for each in found.certify())
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
+@torch.no_grad()
+def test_a_compiled_model_is_edited() -> None:
+    model, batch = build("llama")
+    compiled = torch.compile(model.float(), backend="aot_eager")
+    plain = model(batch)
+    torch.testing.assert_close(compiled(batch), plain)
+    edits: list[dict[str, Any]] = [
+        {"kind": "ablate-heads", "blocks": [0], "heads": [1]},
+        {"kind": "knock-out-key", "blocks": [1], "queries": [3], "keys": [0]},
+        {"kind": "scale", "name": "decoder.blocks.0.resid_post", "factor": 2.0, "positions": [2]},
+        {"kind": "ablate-neurons", "blocks": [1], "neurons": [3], "value": "mean"},
+        {"kind": "no-residual", "blocks": [1], "sublayer": "ff"},
+    ]
+    with transom.edits(model, edits):
+        expected = model(batch)
+    with transom.edits(compiled, edits) as scope:
+        for _ in range(3):
+            torch.testing.assert_close(compiled(batch), expected)
+    assert scope.fired == (3,) * len(edits)
+    torch.testing.assert_close(compiled(batch), plain)
+    with pytest.raises(EditNeverFiredError), transom.edits(compiled, [{**edits[0], "positions": [7]}]):
+        torch.testing.assert_close(compiled(batch), plain)

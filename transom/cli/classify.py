@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
 from transom.cli.options import (
@@ -38,6 +39,7 @@ transom classify runs/sst2 --labeled-data dev.tsv
 transom classify runs/sst2 --labeled-data dev.csv --text-field review --label-field stars
 transom classify runs/sst2 --labeled-data dev.tsv --html dev.html
 transom classify runs/sst2 --abstain-below 0.8 --input reviews.txt
+transom classify runs/sst2 --edit without-head-2.json --labeled-data dev.tsv
 transom classify runs/photos cat.jpg dog.png
 transom classify runs/photos --labeled-data photos-for-testing
 """
@@ -88,6 +90,7 @@ def classify(
         ),
     ] = None,
     too_long: ClassifyTooLong = None,
+    edit: EditOption = None,
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
@@ -111,15 +114,15 @@ def classify(
     if isinstance(classifier, MultiLabelClassifyCommand):
         reject_options({"--abstain-below": abstain_below}, "a classifier of texts with one class each", "one of several labels per text")
     if labeled_data is not None:
-        metrics = _score(classifier, run, labeled_data, columns, treatment, abstain_below, as_json)
+        with edits_in_force(classifier, edit):
+            metrics = _score(classifier, run, labeled_data, columns, treatment, abstain_below, as_json)
         if html is not None:
             _write_page(html, run, labeled_data, noun, metrics)
         return
     reject_options({**given_options(columns), "--html": html}, "--labeled-data", "other inputs")
-
-    _predict(
-        classifier, run, read_inputs(inputs, sources, "TEXT_OR_FILE", noun, names_files=not is_limited), treatment, abstain_below, as_json
-    )
+    given = read_inputs(inputs, sources, "TEXT_OR_FILE", noun, names_files=not is_limited)
+    with edits_in_force(classifier, edit):
+        _predict(classifier, run, given, treatment, abstain_below, as_json)
 
 
 def _predict(

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import InputOptions, answer_inputs, read_inputs
 from transom.cli.options import EmbedTooLong, PrecisionOption, RunArgument, expand_options
@@ -42,6 +43,7 @@ def embed(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Do not normalize the vectors to unit length.")] = False,
     too_long: EmbedTooLong = "truncate",
+    edit: EditOption = None,
     precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -69,16 +71,18 @@ def embed(
     if inputs.given is None and output is not None:
         raise ConfigError("expected --input or a pipe with --output, found lines that are answered one by one; leave --output out")
     check_output_path(output, [run, sources.input_file])
-    search = TextSearch(load_embedder(run, precision), not raw, too_long, top)
-    if nearest is not None:
-        with show_progress("texts", quiet=as_json) as notify:
-            search.index(read_lines(nearest), notify)
-    if output is not None:
-        with show_progress("texts", quiet=as_json) as notify:
-            search.add(inputs.given or [], notify)
-        search.write(output, as_json)
-    else:
-        answer = search.nearest if nearest is not None or inputs.given is None else search.compare
-        answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, json_lines=True)
+    embedder = load_embedder(run, precision)
+    search = TextSearch(embedder, not raw, too_long, top)
+    with edits_in_force(embedder, edit):
+        if nearest is not None:
+            with show_progress("texts", quiet=as_json) as notify:
+                search.index(read_lines(nearest), notify)
+        if output is not None:
+            with show_progress("texts", quiet=as_json) as notify:
+                search.add(inputs.given or [], notify)
+            search.write(output, as_json)
+        else:
+            answer = search.nearest if nearest is not None or inputs.given is None else search.compare
+            answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, json_lines=True)
     if not as_json:
         search.note_too_long()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.evaluate_answers import InstructionFiles
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import (
@@ -33,10 +34,20 @@ transom evaluate runs/en-de --source test.en --target test.de
 transom evaluate runs/en-de --source test.en --target test.de --output translations.de --json
 transom evaluate runs/en-de --source test.en --target test.de --tokenized de
 transom evaluate runs/en-de --pairs test.csv --source-field english --target-field german
+transom evaluate runs/en-de --edit without-head-2.json --source test.en --target test.de
 transom evaluate runs/joint --to fr --source test.en --target test.fr
 transom evaluate runs/assistant --instructions test.jsonl
 transom evaluate runs/assistant --instructions test.csv --prompt-field question --output answers.jsonl
 """
+
+TokenizedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenized",
+        metavar="LANGUAGE",
+        help="Also compute lower-cased BLEU on Moses tokens of this language, such as de (Wu et al. 2021).",
+    ),
+]
 
 app = typer.Typer(add_completion=False)
 
@@ -54,14 +65,7 @@ def evaluate(
             "--output", metavar="FILE", help="Also write the translations to this file, one per line, or the answers, as JSON lines."
         ),
     ] = None,
-    tokenized: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenized",
-            metavar="LANGUAGE",
-            help="Also compute lower-cased BLEU on Moses tokens of this language, such as de (Wu et al. 2021).",
-        ),
-    ] = None,
+    tokenized: TokenizedOption = None,
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,
     max_new_tokens: Annotated[
@@ -70,6 +74,7 @@ def evaluate(
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
     too_long: EvaluateTooLong = None,
+    edit: EditOption = None,
     precision: DecodingPrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -103,12 +108,14 @@ def evaluate(
         reject_options({**given_options(instructions), **given_options(sampling)}, "an instruction-tuned model", "a translator")
         files.check()
         options = {"to": to, "beam_size": beam_size, "length_penalty": length_penalty, "too_long": treatment}
-        _evaluate_translations(predictor, run, files, options, output_file, tokenized, as_json)
+        with edits_in_force(predictor, edit, decodes=True):
+            _evaluate_translations(predictor, run, files, options, output_file, tokenized, as_json)
     elif isinstance(predictor, Generator) and predictor.instruction_tuned:
         treatment = too_long_policy(too_long, ("window", "refuse"), "an instruction-tuned model")
         instructions.check(run, files)
         reject_options({**of_search, **given_options(files), "--header": None}, "a translator", "an instruction-tuned model")
-        evaluate_answers(predictor, run, instructions, files.header, sampling, treatment, output_file, as_json)
+        with edits_in_force(predictor, edit, decodes=True):
+            evaluate_answers(predictor, run, instructions, files.header, sampling, treatment, output_file, as_json)
     else:
         raise wrong_task_error(run, "evaluate", recipe)
 

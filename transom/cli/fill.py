@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, answer_inputs, read_inputs
 from transom.cli.options import FillTooLong, PrecisionOption, RunArgument, expand_options
@@ -29,6 +30,7 @@ def fill(
     sources: InputOptions,
     top: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Number of predicted tokens per [MASK].")] = 5,
     too_long: FillTooLong = "window",
+    edit: EditOption = None,
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
@@ -59,7 +61,8 @@ def fill(
         ]
 
     inputs = read_inputs(texts, sources, "TEXT", "texts with [MASK]")
-    answered = answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, readable=lambda text: text.replace(MASK, " "))
+    with edits_in_force(mask_filler, edit):
+        answered = answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, readable=lambda text: text.replace(MASK, " "))
     if not as_json:
         max_tokens, treatment = mask_filler.model.config.max_seq_len - 1, "read in a window around each mask"
         note_too_long(sum(n > 0 for n in n_dropped), len(answered), "texts", max_tokens, treatment, sum(n_dropped))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
 from transom.cli.options import DecodingPrecisionOption, GenerateTooLong, RunArgument, expand_options
@@ -19,6 +20,7 @@ transom generate runs/shakespeare-char "ROMEO:"
 transom generate runs/stdlib "def read(" --temperature 0.7 --top-p 0.9 --max-new-tokens 400
 transom generate runs/stdlib --input prompts.txt --num-samples 3 --json
 transom generate runs/stdlib "def read(" --trace steps --max-new-tokens 5
+transom generate runs/stdlib "def read(" --edit without-head-2.json
 transom generate runs/stdlib "class Stack:" --stop "\\n\\n\\n" --seed 7
 """
 
@@ -40,6 +42,7 @@ def generate(
     sampling: SamplingOptions,
     trace: TraceOption = None,
     trace_file: TraceFileOption = None,
+    edit: EditOption = None,
     too_long: GenerateTooLong = "window",
     precision: DecodingPrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
@@ -77,7 +80,8 @@ def generate(
     streamed = stream if samples == 1 and trace is None else None
     if inputs.given is not None and len(inputs.given) == 1 and not inputs.is_stream and streamed and not as_json:
         inputs = Inputs(inputs.name, None, iter(inputs.given))
-    answer_inputs(inputs, steps.answer if trace else answer, run=run, noun="texts", as_json=as_json, stream=streamed, separator="---")
+    with edits_in_force(generator, edit, decodes=True):
+        answer_inputs(inputs, steps.answer if trace else answer, run=run, noun="texts", as_json=as_json, stream=streamed, separator="---")
     steps.save(trace_file)
     if sum(overflows) and not as_json:
         _note_window_overflow("the text" if len(overflows) == 1 else f"{sum(overflows):,} texts", generator)

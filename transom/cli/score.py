@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
 from transom.cli.options import (
@@ -31,6 +32,7 @@ transom score runs/en-de --source test.en --target test.de
 transom score runs/joint --to fr --source test.en --target test.fr
 transom score runs/shakespeare-char "To be, or not to be"
 transom score runs/shakespeare-char --text play.txt
+transom score runs/shakespeare-char "To be, or not to be" --edit without-head-2.json
 transom score runs/stdlib --text src --suffix .py --overlap 128 --json
 """
 
@@ -51,6 +53,7 @@ def score(
     to: TargetLanguageOption = None,
     text_files: TextFileOptions,
     too_long: ScoreTooLong = None,
+    edit: EditOption = None,
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
@@ -75,11 +78,17 @@ def score(
         from transom.tasks.load import load
 
     if text_files.text:
-        _score_texts(load(run, precision, kind=Generator), run, text_files, too_long or "window", as_json)
+        generator = load(run, precision, kind=Generator)
+        with edits_in_force(generator, edit):
+            _score_texts(generator, run, text_files, too_long or "window", as_json)
     elif files.paths:
-        _score_pairs(load(run, precision, kind=Translator), run, files, to, as_json)
+        translator = load(run, precision, kind=Translator)
+        with edits_in_force(translator, edit):
+            _score_pairs(translator, run, files, to, as_json)
     else:
-        _score_lines(load(run, precision), run, read_inputs(texts, sources, "TEXT", "texts"), to, as_json)
+        scorer, inputs = load(run, precision), read_inputs(texts, sources, "TEXT", "texts")
+        with edits_in_force(scorer, edit):
+            _score_lines(scorer, run, inputs, to, as_json)
 
 
 def _score_lines(scorer: Any, run: Path, inputs: Inputs, to: str | None, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, answer_inputs, read_inputs
 from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, TagTooLong, expand_options, reject_options
@@ -19,6 +20,11 @@ transom tag runs/phrasebook-tags "Ana goes to the museum at half past three"
 transom tag runs/names --input texts.txt --json
 transom tag runs/names --tagged test.conll
 """
+
+TagColumnOption = Annotated[
+    int | None,
+    typer.Option("--tag-column", metavar="N", help="Column of the tag in --tagged, counted from 0. Default: -1, the last column."),
+]
 
 app = typer.Typer(add_completion=False)
 
@@ -41,11 +47,9 @@ def tag(
     word_column: Annotated[
         int | None, typer.Option("--word-column", metavar="N", help="Column of the word in --tagged, counted from 0. Default: 0.")
     ] = None,
-    tag_column: Annotated[
-        int | None,
-        typer.Option("--tag-column", metavar="N", help="Column of the tag in --tagged, counted from 0. Default: -1, the last column."),
-    ] = None,
+    tag_column: TagColumnOption = None,
     too_long: TagTooLong = "window",
+    edit: EditOption = None,
     precision: PrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
@@ -72,7 +76,7 @@ def tag(
             raise DataError(f"{tagged}: expected a file of tagged sentences, found {there}; give another path")
         known = read_tagged(tagged, word_column or 0, -1 if tag_column is None else tag_column)
         record_access([run], [tagged], "tag")
-        with show_progress("windows", quiet=as_json) as notify:
+        with edits_in_force(tagger, edit), show_progress("windows", quiet=as_json) as notify:
             scores = tagger.score(known, too_long, notify)
         print_result(_to_record(scores), as_json, _score_lines(scores))
         n_too_long, n, noun = scores.n_too_long, len(known), "sentences"
@@ -85,7 +89,8 @@ def tag(
             return [Answer({"text": text, **each.to_json()}, _format_lines(each)) for text, each in zip(texts, found, strict=True)]
 
         inputs = read_inputs(texts, sources, "TEXT", "texts")
-        answer_inputs(inputs, answer, run=run, noun="windows", as_json=as_json)
+        with edits_in_force(tagger, edit):
+            answer_inputs(inputs, answer, run=run, noun="windows", as_json=as_json)
         n_too_long, n, noun = sum(n > 1 for n in n_windows), len(n_windows), "texts"
     if not as_json:
         note_too_long(n_too_long, n, noun, tagger.max_tokens, WINDOWS_NOTE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import PrecisionOption, RunArgument
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
@@ -23,6 +24,7 @@ transom trace runs/en-de "A man sleeps." --names cross.weights --blocks 0 --head
 transom trace runs/en-de "A man sleeps." --names "decoder.blocks.*.resid_post" --out stream.safetensors
 transom trace runs/gpt "To be, or not" --names attn.weights,probs --positions 3 --temperature 0.7
 transom trace runs/gpt "To be, or not" --names embedding.resid.grad,attn.weights.grad
+transom trace runs/gpt "To be, or not" --names logits --edit without-head-2.json
 transom trace runs/photos --input cat.jpg --names encoder.blocks.0.attn.weights --json
 """
 
@@ -52,6 +54,7 @@ def trace(
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=1e-6, help="Divisor of the logits before probs.")] = 1.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Save the tensors as a .safetensors file, by address.")] = None,
+    edit: EditOption = None,
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
 ) -> None:
@@ -59,12 +62,12 @@ def trace(
 
     The model runs with its usual kernels, which do not store attention weights. These are recomputed from queries and keys, and certified:
     multiplied by the values they must give the output of each head, within rounding. A name may be an ending: attn.weights means those of
-    all blocks. Positions apply to source and target.
+    all blocks. Positions apply to source and target. With --edit, layers whose head outputs are edited are not certified.
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
     check_output_path(out, [run, input_file])
-    numbers = {name: _indices(name, given) for name, given in (("blocks", blocks), ("heads", heads), ("positions", positions))}
+    numbers = {name: indices_option(name, given) for name, given in (("blocks", blocks), ("heads", heads), ("positions", positions))}
     with gc_frozen_imports():
         from transom.checkpoints.tensors import serialize_tensors
         from transom.files.atomic_io import write_file
@@ -73,13 +76,16 @@ def trace(
 
     predictor = load(run, precision)
     wanted = None if names is None else [name.strip() for name in names.split(",")]
-    found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
+    with edits_in_force(predictor, edit) as edits:
+        found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
     for note in notes:
         print_note(note)
     if found.idle:
         print_note(
             f"without a value, such as those of experts to which no token was sent: {len(found.idle):,}, for example {found.idle[0]}"
         )
+    if found.edited:
+        print_note(f"not certified, since their head outputs are edited: {', '.join(sorted(found.edited))}")
     certificates = found.certify()
     for certificate in certificates:
         certificate.check()
@@ -87,7 +93,8 @@ def trace(
     if out is not None:
         write_file(out, serialize_tensors({address: tensor.contiguous() for address, tensor in tensors.items()}))
         print_note(f"wrote {len(tensors):,} tensors to {out}")
-    print_result(_record(found, tensors, certificates) if as_json else None, as_json, _lines(found, tensors, certificates))
+    record = {**_record(found, tensors, certificates), **({"edits": edits} if edits else {})} if as_json else None
+    print_result(record, as_json, _lines(found, tensors, certificates))
 
 
 def _record(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequence[Any]) -> dict[str, Any]:
@@ -107,7 +114,7 @@ def _record(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Seque
     }
 
 
-def _indices(name: str, given: str | None) -> list[int] | None:
+def indices_option(name: str, given: str | None) -> list[int] | None:
     """Parse a list of indices such as ``0,3``.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
 from transom.cli.options import (
@@ -38,11 +39,17 @@ transom translate runs/en-de --sample --n-best 5 --seed 7 "A man sleeps."
 transom translate runs/en-de --alignment "A man sleeps."
 transom translate runs/en-de --alignment --html alignments.html --input test.en
 transom translate runs/en-de --trace steps --beam-size 2 "A man sleeps."
+transom translate runs/en-de --edit without-head-2.json "A man sleeps."
 transom translate runs/joint --to fr "A man sleeps."
 cat test.en | transom translate runs/en-de --beam-size 1 > test.de
 tail -f log.en | transom translate runs/en-de --line-buffered
 """
 
+SentencesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SENTENCE...", help="Sentences to translate. Default: the lines of --input, or else of standard input."),
+]
+OutputOption = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="File for the translations. Default: standard output.")]
 AlignmentOption = Annotated[
     bool,
     typer.Option(
@@ -66,15 +73,10 @@ NBestOption = Annotated[
 @expand_options
 def translate(
     run: RunArgument,
-    sentences: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SENTENCE...", help="Sentences to translate. Default: the lines of --input, or else of standard input."),
-    ] = None,
+    sentences: SentencesArgument = None,
     *,
     sources: InputOptions,
-    output_file: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="File for the translations. Default: standard output.")
-    ] = None,
+    output_file: OutputOption = None,
     to: TargetLanguageOption = None,
     beam_size: BeamSizeOption = None,
     length_penalty: LengthPenaltyOption = None,
@@ -84,6 +86,7 @@ def translate(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="With --alignment: HTML page to write.")] = None,
     trace: TraceOption = None,
     trace_file: TraceFileOption = None,
+    edit: EditOption = None,
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,
     too_long: TranslateTooLong = "split",
@@ -120,7 +123,10 @@ def translate(
         alignments.extend((text, best[0].text, each) for text, best, each in zip(texts, found, aligned, strict=True) if each is not None)
         return [_answer(number, *each, n_best) for number, each in enumerate(zip(texts, found, aligned, strict=True))]
 
-    answered = answer_inputs(inputs, steps.answer if trace else answer, run=run, noun="sentences", as_json=as_json, output_file=output_file)
+    with edits_in_force(translator, edit, decodes=True):
+        answered = answer_inputs(
+            inputs, steps.answer if trace else answer, run=run, noun="sentences", as_json=as_json, output_file=output_file
+        )
     steps.save(trace_file)
     if output_file is not None:
         print_result({"sentences": len(answered), "n_too_long": n_too_long, "output": str(output_file)}, as_json, [])

@@ -14,10 +14,12 @@ from transom.config.error_messages import validate
 from transom.config.schema import Schema
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError, DataError
+from transom.models.base import Network
 
 Settings = TypeVar("Settings", bound=Schema)
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+NetworkT = TypeVar("NetworkT", bound=Network)
 
 ProgressCallback = Callable[[int, int], None]
 """Progress callback, called after every batch with (done, total)."""
@@ -58,6 +60,11 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         if training:
             model.train()
+
+
+def unless_edited(backend: NetworkT | None, model: NetworkT) -> NetworkT:
+    """Return a faster implementation of ``model``, if there is one and no edits are in force; else the model, which has the sites."""
+    return model if backend is None or model.edits is not None else backend
 
 
 def reject_single_item(given: object, what: str) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.inspection.activations import Activations, attention_context, sublayer_input
-from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights
+from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights, repeat_kv
 from transom.layers.context import ALL_PAIRS, Part
 from transom.layers.lora import LoraLinear
 
@@ -54,13 +54,17 @@ class AttentionInputs(NamedTuple):
     @classmethod
     def of(cls, a: Activations, path: str, heads: Sequence[int] | None = None, part: Part = ALL_PAIRS) -> Self:
         """Select heads, queries and keys of the layer at ``path``; without ``heads``, all heads."""
-        module, ctx = a.module(path), attention_context(a, path, part)
+        module = a.module(path)
         q, k = (a.of_heads(f"{path}.{name}", module.n_heads, heads)[:, :, rows] for name, rows in zip("qk", part, strict=True))
-        args, mask, bias, sinks = module.attention_args(ctx), ctx.mask, ctx.bias, module.sinks
-        if heads is not None:
-            mask, bias = (x if x is None or x.shape[1] == 1 else x[:, list(heads)] for x in (mask, bias))
-            sinks = None if sinks is None else sinks[list(heads)]
-        return cls(q, k, args._replace(mask=mask, bias=bias, sinks=sinks))
+        return cls(q, k, _args_of_heads(module.attention_args(attention_context(a, path, part)), heads))
+
+    @classmethod
+    def select(cls, q: Tensor, k: Tensor, args: AttentionArgs, heads: Sequence[int] | None = None) -> Self:
+        """Select heads of the queries and keys of a layer, and of its mask, bias and sinks; None selects all."""
+        groups = q.shape[1] // k.shape[1]
+        if heads is None:
+            return cls(q, repeat_kv(k, q.shape[1]), args)
+        return cls(q[:, list(heads)], k[:, [head // groups for head in heads]], _args_of_heads(args, heads))
 
     def dot_products(self) -> Tensor:
         """Compute Q K^T, before the division by sqrt(d_k)."""
@@ -103,6 +107,14 @@ SLICED_MAPS = frozenset(("dot_products", "scores", "masked_scores", "logsumexp",
 def is_exact(module: object) -> bool:
     """Return whether an attention layer computes the scaled dot product: no approximation, and no score function of a plugin."""
     return type(module) is Attention and module.score is None
+
+
+def _args_of_heads(args: AttentionArgs, heads: Sequence[int] | None) -> AttentionArgs:
+    """Select the mask, bias and sinks of some heads; None selects all."""
+    if heads is None:
+        return args
+    mask, bias = (x if x is None or x.shape[1] == 1 else x[:, list(heads)] for x in (args.mask, args.bias))
+    return args._replace(mask=mask, bias=bias, sinks=None if args.sinks is None else args.sinks[list(heads)])
 
 
 def attention_map(name: str) -> Callable[[Activations, str], Tensor]:

@@ -21,7 +21,7 @@ from transom.inspection.derive_recurrent import cell, unroll
 from transom.layers.attention import repeat_kv
 from transom.layers.embedding import Embedding
 from transom.layers.norm import BatchNorm
-from transom.layers.observe import ActivationRecorder, Edit
+from transom.layers.observe import ActivationRecorder, Edit, Visit
 from transom.layers.recurrent.recurrent_decoder import AdditiveDecoder, InputFeedingDecoder
 from transom.models.base import LanguageModel, Network, Seq2SeqModel
 from transom.models.encoder import TextEmbedderTransformer
@@ -50,7 +50,7 @@ class _AddZeros(Edit):
 
     zeros: Tensor | None = None
 
-    def apply(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor, visit: Visit) -> Tensor:
         if not x.is_floating_point():
             return x
         if self.zeros is None:

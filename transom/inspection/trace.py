@@ -50,6 +50,8 @@ class Trace(Mapping[str, Tensor]):
         heads: query heads that are kept; None for all. Keys and values are kept of all heads.
         positions: query positions that are kept, in source and target; None for all.
         tokens: symbols of the tokens of the first row per side, "source" and "target"; empty without a tokenizer.
+        edited: attention layers whose head outputs were edited (``transom.edits``); ``certify`` leaves them out. Their ``weights`` are
+            those after the edit, their scores those before it.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class Trace(Mapping[str, Tensor]):
         heads: Sequence[int] | None = None,
         positions: Sequence[int] | None = None,
         tokens: Mapping[str, list[str]] | None = None,
+        edited: Iterable[str] = (),
     ) -> None:
         self.activations, self.heads, self.positions, self.tokens = activations, heads, positions, dict(tokens or {})
+        self.edited = frozenset(edited)
         self.idle = [each.address for each in quantities if _is_idle(activations, each.address)]
         self.quantities = {each.address: each for each in quantities if each.address not in self.idle}
         for address, each in self.quantities.items():
@@ -87,7 +91,7 @@ class Trace(Mapping[str, Tensor]):
         """
         address = name if name in self.quantities else self._resolve(name)
         row, path, a = self.quantities[address].quantity, address.rpartition(".")[0], self.activations
-        if (self.heads or self.positions) and row.name in SLICED_MAPS and is_exact(a.module(path)):
+        if (self.heads or self.positions) and row.name in SLICED_MAPS and is_exact(a.module(path)) and address not in a.recorded:
             with torch.no_grad(), eval_mode(a.model):
                 part = ALL_PAIRS if self.positions is None else Part(queries=list(self.positions))
                 x: Tensor = getattr(AttentionInputs.of(a, path, self.heads, part), row.name)()
@@ -120,7 +124,8 @@ class Trace(Mapping[str, Tensor]):
 
         A layer belongs to the trace if its scores or weights do.
         """
-        return [certify(self.activations, path, self.heads, self.positions) for path in map_owners(self.quantities)]
+        owners = [path for path in map_owners(self.quantities) if path not in self.edited]
+        return [certify(self.activations, path, self.heads, self.positions) for path in owners]
 
     def _resolve(self, name: str) -> str:
         """Return the only address of the trace that a name fits."""
@@ -181,7 +186,7 @@ def axes_of(axes: str, n: int, address: str = "") -> list[str]:
 
 
 @lru_cache(maxsize=8)
-def _names_of(config: Any) -> tuple[NamedQuantity, ...]:
+def names_of(config: Any) -> tuple[NamedQuantity, ...]:
     """List the names of a model once per configuration."""
     return tuple(list_names(config))
 
@@ -244,18 +249,20 @@ def trace(
     batch = build_example_batch(model, inputs, None, "refuse").batch if isinstance(inputs, str) else network.as_batch(inputs)
     if temperature <= 0:
         raise ConfigError(f"temperature: expected a number above 0, found {temperature:g}")
-    known = {each.address: each for each in _names_of(network.config)}
+    known = {each.address: each for each in names_of(network.config)}
     chosen = _choose(known, names, blocks)
     _check_indices("heads", heads, getattr(network.config, "n_heads", 1))
     _check_indices("positions", positions, None)
     certified = [f"{path}.{name}" for path in map_owners(chosen) for name in ("weights", "v", "z")]
     routed = [address for address in known if address.endswith((".depth.score", ".ff.router"))]
+    edited = [at.removesuffix(".z") for at in network.edits or () if at.endswith((".attn.z", ".cross.z"))]
+    weights = [f"{path}.weights" for path in edited if f"{path}.weights" in chosen]
     if any(address.endswith(GRADIENT_SUFFIX) for address in chosen):  # runs the uncompiled model
         all_sites = [each.address for each in known.values() if each.cost == "exists"]
         logits, activations = gradient_pass(network, batch, all_sites, loss, temperature)
     else:
         sites = _required_sites(network.config, (*chosen, *certified))
-        recorder = ActivationRecorder([*sites, *routed, *STORED_SITES.get(store, ())])
+        recorder = ActivationRecorder([*sites, *routed, *weights, *STORED_SITES.get(store, ())])
         with torch.no_grad(), eval_mode(network):
             if folder is not None:
                 logits, activations = run_to_folder(given, network, batch, recorder.patterns, Path(folder))
@@ -264,7 +271,7 @@ def trace(
                 logits = given(batch, recorder)
                 activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
     kept = None if heads is None else list(heads), None if positions is None else list(positions)
-    return logits, Trace(activations, [_named(known, address) for address in chosen], *kept, _token_symbols(model, batch))
+    return logits, Trace(activations, [_named(known, address) for address in chosen], *kept, token_symbols(model, batch), edited)
 
 
 def open_trace(model: Any, folder: str | Path) -> Trace:
@@ -282,8 +289,8 @@ def open_trace(model: Any, folder: str | Path) -> Trace:
     """
     network: Network = getattr(model, "model", model)
     activations = read_activations(network, Path(folder))
-    stored = [each for each in _names_of(network.config) if each.address in activations.recorded]
-    return Trace(activations, stored, tokens=_token_symbols(model, activations.batch))
+    stored = [each for each in names_of(network.config) if each.address in activations.recorded]
+    return Trace(activations, stored, tokens=token_symbols(model, activations.batch))
 
 
 def _named(known: Mapping[str, NamedQuantity], address: str) -> NamedQuantity:
@@ -338,7 +345,7 @@ def trace_run(predictor: Any, text: str | None, file: Path | None, names: Sequen
     return trace(predictor, example.batch, names, **options)[1], example.notes
 
 
-def _token_symbols(model: Any, batch: Any) -> dict[str, list[str]]:
+def token_symbols(model: Any, batch: Any) -> dict[str, list[str]]:
     """Return the symbols of the first source and target row of a batch, if the model is a run with a tokenizer."""
     tokenizers = getattr(model, "tokenizers", None)
     source = tokenizers.source if tokenizers else getattr(model, "tokenizer", None)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transom.layers.cache import BlockCache
 from transom.layers.masks.block_sparse_mask import BlockSparseMask
-from transom.layers.observe import ActivationObserver, ActivationRecorder
+from transom.layers.observe import ActivationObserver
 from transom.layers.position_encoding import RotaryCosSin
 
 
@@ -121,8 +121,3 @@ class StackContext(LayerContext):
             return BlockContext(self.token_mask, None, attention, self.cross)
         attention = replace(attention, observer=observer, cache=None if self.caches is None else self.caches[index])
         return BlockContext(self.token_mask, observer, attention, replace(self.cross, observer=observer))
-
-
-def open_observer(recorder: ActivationRecorder | None, stack: str) -> ActivationObserver | None:
-    """Return an observer of a new pass through the stack named ``stack``, such as ``decoder``; None without a recorder."""
-    return None if recorder is None else recorder.start_pass(stack)

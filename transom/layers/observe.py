@@ -7,7 +7,7 @@ compiled graph, with or without an observer.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +16,36 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transom.errors import ConfigError
+
+
+class Visit(NamedTuple):
+    """One visit of a site, as an edit sees it.
+
+    Attributes:
+        address: address of the site.
+        observer: view of the block or stack, whose ``read`` returns the earlier sites of the same block and pass.
+        ctx: context of the layer that declares the site, with its mask and bias.
+        module: the layer that declares the site.
+    """
+
+    address: str
+    observer: "ActivationObserver"
+    ctx: Any
+    module: nn.Module
+
+
+@runtime_checkable
+class SiteEdit(Protocol):
+    """A change of the tensor of a site: an ``Edit`` with given values, or one that computes them from the pass."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Addresses of earlier sites of the same block that ``apply`` reads."""
+        ...
+
+    def apply(self, x: Tensor, visit: Visit) -> Tensor:
+        """Return the tensor that replaces ``x``."""
+        ...
 
 
 class Edit(NamedTuple):
@@ -30,13 +60,29 @@ class Edit(NamedTuple):
     where: Bool[Tensor, "..."] | None = None
 
     @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of ``value`` and ``where``; each must broadcast to the site's shape."""
-        return [tuple(part.shape) for part in self if part is not None]
+    def reads(self) -> tuple[str, ...]:
+        """No other sites: the values are given."""
+        return ()
 
-    def apply(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor, visit: Visit) -> Tensor:
+        """Return ``value`` where ``where`` is True, and ``x`` elsewhere.
+
+        Raises:
+            ConfigError: ``value`` or ``where`` does not broadcast to the shape of ``x``.
+        """
+        shapes = [tuple(part.shape) for part in self if part is not None]
+        if not all(_broadcasts(shape, x.shape) for shape in shapes):
+            found = " and where of shape ".join(map(str, shapes))
+            raise ConfigError(
+                f"edit at {visit.address}: expected a value that broadcasts to the shape {tuple(x.shape)} of the site, found a value"
+                f" of shape {found}; reshape the edit"
+            )
         value = self.value.to(x).expand_as(x)
         return value if self.where is None else torch.where(self.where.to(x.device), value, x)
+
+
+SiteEdits = Mapping[str, Sequence[SiteEdit]]
+"""Edits per address, in the order in which they are applied."""
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -52,53 +98,75 @@ class ActivationObserver:
     Attributes:
         prefix: beginning of all addresses in this view, such as ``encoder.blocks.3.``; empty around the blocks.
         patterns: patterns of the addresses to record; here and below, addresses are without the prefix.
-        edits: edit per address.
+        edits: edits per address, in the order in which they are applied.
         activations: recorded tensor per address.
     """
 
-    def __init__(self, recorder: "ActivationRecorder", number: int, stack: str, block: int | None = None) -> None:
-        """Create a view of ``recorder`` for pass ``number`` through ``stack``: for one block, or for what is around the blocks if None."""
+    def __init__(
+        self, recorder: "ActivationRecorder", number: int, stack: str, block: int | None = None, edits: SiteEdits | None = None
+    ) -> None:
+        """Create a view of ``recorder`` for a pass through ``stack``.
+
+        Args:
+            recorder: patterns and edits of the sites.
+            number: number of the pass.
+            stack: name of the stack.
+            block: index of the block; None for what is around the blocks.
+            edits: edits that are applied before those of the recorder.
+        """
         self.prefix = "" if block is None else f"{stack}.blocks.{block}."
         self.patterns = _relative_patterns(recorder.patterns, self.prefix)
-        self.edits = {at.removeprefix(self.prefix): edit for at, edit in recorder.edits.items() if at.startswith(self.prefix)}
+        self.edits = _relative_edits(recorder, edits, self.prefix)
         self.activations: dict[str, Tensor] = {}
-        self._recorder, self._number, self._stack = recorder, number, stack
+        self._recorder, self._number, self._stack, self._all_edits = recorder, number, stack, edits
+        self._read: dict[str, Tensor | None] = {at: None for edits_at in self.edits.values() for each in edits_at for at in each.reads}
         recorder.views.append((number, self))
 
     def for_block(self, index: int) -> "ActivationObserver":
         """Return the view for block ``index`` of the same stack and pass."""
-        return ActivationObserver(self._recorder, self._number, self._stack, index)
+        return ActivationObserver(self._recorder, self._number, self._stack, index, self._all_edits)
 
-    def visit(self, address: str, x: Tensor) -> Tensor:
-        """Return ``x`` after the edit at ``address``, if any; record the result if ``address`` matches a pattern and is new."""
-        x = self.edit(address, x)
+    def visit(self, address: str, x: Tensor, ctx: Any, module: nn.Module) -> Tensor:
+        """Return ``x`` after the edits at ``address``, if any; record the result if ``address`` matches a pattern and is new."""
+        x = self.edit(address, x, ctx, module)
+        if address in self._read:
+            self._read[address] = x
         if address not in self.activations:
             self.record(address, x)
         return x
 
-    def edit(self, address: str, x: Tensor) -> Tensor:
-        """Return ``x`` after the edit at ``address``, or ``x`` itself if the address has no edit.
+    def read(self, address: str) -> Tensor:
+        """Return the tensor of an earlier site of this block, after its edits; an edit of the block must list it in ``reads``."""
+        x = self._read[address]
+        assert x is not None, f"{self.prefix}{address} is visited after the edit that reads it"
+        return x
 
-        Raises:
-            ConfigError: the edit does not broadcast to the shape of ``x``.
-        """
-        if address not in self.edits:
-            return x
-        shapes = self.edits[address].shapes
-        if not all(_broadcasts(shape, x.shape) for shape in shapes):
-            found = " and where of shape ".join(map(str, shapes))
-            raise ConfigError(
-                f"edit at {self.prefix}{address}: expected a value that broadcasts to the shape {tuple(x.shape)} of the site, found a value"
-                f" of shape {found}; reshape the edit"
-            )
-        return self.edits[address].apply(x)
+    def edit(self, address: str, x: Tensor, ctx: Any, module: nn.Module) -> Tensor:
+        """Return ``x`` after the edits at ``address``, or ``x`` itself if the address has none."""
+        for edit in self.edits.get(address, ()):
+            x = edit.apply(x, Visit(self.prefix + address, self, ctx, module))
+        return x
+
+    def wants(self, address: str) -> bool:
+        """Return whether an address matches a pattern."""
+        return _matches(self.patterns, address)
 
     def record(self, address: str, x: Tensor) -> None:
         """Record ``x`` if the address matches a pattern; replace an earlier record of the address."""
-        if _matches(self.patterns, address):
+        if self.wants(address):
             if not torch.compiler.is_compiling():
                 self._recorder.order.setdefault(self.prefix + address, len(self._recorder.order))
             self.activations[address] = self._recorder.keep(self.prefix + address, x)
+
+
+def _relative_edits(recorder: "ActivationRecorder", edits: SiteEdits | None, prefix: str) -> dict[str, tuple[SiteEdit, ...]]:
+    """Return the edits whose address starts with ``prefix``, by the rest of the address: first ``edits``, then those of the recorder."""
+    found = {at.removeprefix(prefix): tuple(each) for at, each in (edits or {}).items() if at.startswith(prefix)}
+    for at, edit in recorder.edits.items():
+        if at.startswith(prefix):
+            rest = at.removeprefix(prefix)
+            found[rest] = (*found.get(rest, ()), edit)
+    return found
 
 
 def _matches(patterns: tuple[str, ...], address: str) -> bool:
@@ -157,10 +225,10 @@ class ActivationRecorder:
         """Return what is recorded of ``x``: all of it; a subclass may keep a part."""
         return x
 
-    def start_pass(self, stack: str) -> ActivationObserver:
-        """Return an observer of a new pass through ``stack`` and the modules around its blocks."""
+    def start_pass(self, stack: str, edits: SiteEdits | None = None) -> ActivationObserver:
+        """Return an observer of a new pass through ``stack`` and the modules around its blocks; ``edits`` precede those of the recorder."""
         self._n_passes[stack] += 1
-        return ActivationObserver(self, self._n_passes[stack] - 1, stack)
+        return ActivationObserver(self, self._n_passes[stack] - 1, stack, None, edits)
 
     @property
     def passes(self) -> list[dict[str, Tensor]]:
@@ -187,14 +255,16 @@ class UnrolledObserver(ActivationObserver):
         self._observer, self._n_steps = observer, n_steps
         self._recorded: dict[str, tuple[int, Tensor]] = {}
 
-    def visit(self, address: str, x: Tensor) -> Tensor:
-        """Insert ``x``, (..., 1, width), at the current step of the site's tensor; return this step after the site's edit, if any."""
+    def visit(self, address: str, x: Tensor, ctx: Any, module: nn.Module) -> Tensor:
+        """Insert ``x``, (..., 1, width), at the current step of the site's tensor; return this step after the site's edits, if any."""
         step, whole = self._recorded.get(address) or (0, x.new_zeros(*x.shape[:-2], self._n_steps, x.shape[-1]))
         before, _, after = whole.split([step, 1, self._n_steps - step - 1], -2)
-        whole = self._observer.edit(address, torch.cat([before, x, after], -2))
+        if address in self._observer.edits:
+            x = self._observer.edit(address, torch.cat([before, x, after], -2), ctx, module).narrow(-2, step, 1)
+        whole = torch.cat([before, x, after], -2)
         self._observer.record(address, whole)
         self._recorded[address] = step + 1, whole
-        return whole.narrow(-2, step, 1)
+        return x
 
 
 @runtime_checkable
@@ -212,7 +282,7 @@ def observe(ctx: HasObserver, module: nn.Module, name: str, x: Tensor) -> Tensor
     if ctx.observer is None:
         return x
     path: Any = module.address
-    return ctx.observer.visit(f"{path}.{name}" if path else name, x)
+    return ctx.observer.visit(f"{path}.{name}" if path else name, x, ctx, module)
 
 
 def assign_addresses(model: nn.Module) -> None:

@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TextModelConfig
-from transom.errors import TransomError
+from transom.errors import ConfigError, TransomError
 from transom.layers.context import ALL_PAIRS, AttentionContext, Part
-from transom.layers.observe import ActivationRecorder
+from transom.layers.observe import ActivationObserver, ActivationRecorder, SiteEdits
 from transom.models.inputs import TensorBatch, TokenSequences
 
 
@@ -52,10 +52,12 @@ class Network(nn.Module, ABC):
     Attributes:
         config: model configuration.
         unembedding: output projection to logits (lm_head in transformers).
+        edits: edits of every pass, which ``transom.edits`` sets for a scope; None in normal use.
     """
 
     config: ModelConfig
     unembedding: nn.Linear
+    edits: SiteEdits | None = None
 
     def __init__(self) -> None:
         """Register hooks by which tied parameters are saved under one name, and loaded if a state dict has one or all of their names."""
@@ -67,6 +69,21 @@ class Network(nn.Module, ABC):
     def device(self) -> torch.device:
         """Device of the parameters."""
         return next(self.parameters()).device
+
+    def open_observer(self, recorder: ActivationRecorder | None, stack: str, cached: bool = False) -> ActivationObserver | None:
+        """Return an observer of a new pass through the stack named ``stack``, such as ``decoder``; None without a recorder and edits.
+
+        Raises:
+            ConfigError: edits are in force, and the pass is a decoding step with a cache: edits name positions in whole texts.
+        """
+        if self.edits is None:
+            return None if recorder is None else recorder.start_pass(stack)
+        if cached:
+            raise ConfigError(
+                "edits: expected a pass over whole texts, found a decoding step with a cache; decode with a run that transom.load returns,"
+                " without early exit"
+            )
+        return (recorder or ActivationRecorder()).start_pass(stack, self.edits)
 
     @abstractmethod
     def last_hidden_state(self, batch: Any, observer: ActivationRecorder | None = None) -> Float[Tensor, "*positions d_model"]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transom.config.component_registry import build, implements
 from transom.config.model import CausalMaskConfig, DecoderConfig, PrefixMaskConfig
 from transom.layers.cache import DecoderCache
-from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext, open_observer
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext
 from transom.layers.embedding import Embedding
 from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, TokenPositions, build_mask_rules
@@ -81,7 +81,7 @@ class DecoderOnlyTransformer(LanguageModel):
         tokens = TokenPositions(text.positions, text.segments, text.prefix)
         queries, keys = select_pairs(tokens, part)
         contexts = build_contexts(self.embedding.position, queries, keys, self.mask_rules, dense or self.decoder.routed)
-        token_mask, observed = text.segments > 0, open_observer(observer, "decoder")
+        token_mask, observed = text.segments > 0, self.open_observer(observer, "decoder")
         return StackContext(token_mask, observed, contexts, cross=UNMASKED)  # explicit: torch.compile fails on the default
 
     def start(self, prompt: SequencesLike, n_beams: int, max_length: int) -> DecoderCache:
@@ -130,7 +130,8 @@ class DecoderOnlyTransformer(LanguageModel):
         n_cached, n_new = cache.length, tokens.shape[1]
         positions = torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None]
         contexts = build_decode_contexts(self.embedding.position, self.mask_rules, n_cached, tokens, cache.n_prefix, self.decoder.routed)
-        ctx = StackContext(None, open_observer(observer, "decoder"), contexts, cross=UNMASKED, caches=cache.blocks)
+        observed = self.open_observer(observer, "decoder", cached=True)
+        ctx = StackContext(None, observed, contexts, cross=UNMASKED, caches=cache.blocks)
         return self.embedding(tokens, positions, ctx), ctx
 
     def early_exit_step(

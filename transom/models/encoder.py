@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from transom.config.component_registry import implements
 from transom.config.model import EncoderConfig, MaskedLMConfig, TextClassifierConfig, TextEmbedderConfig
-from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext, open_observer
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.masks.attention_contexts import build_contexts, context_of, select_pairs
@@ -70,7 +70,7 @@ class EncoderOnlyTransformer(Network):
         tokens = TokenPositions(text.positions, text.segments)
         queries, keys = select_pairs(tokens, part)
         contexts = build_contexts(self.embedding.position, queries, keys, self.mask_rules, dense or self.encoder.routed)
-        return StackContext(text.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
+        return StackContext(text.segments > 0, self.open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def attention_context(self, attention: str, batch: EncoderBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return the context of an attention layer for a batch, with dense mask and bias, for inspection."""

@@ -10,7 +10,7 @@ from transom.config.component_registry import implements
 from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
 from transom.errors import TransomError
 from transom.layers.attention import non_padding_mask
-from transom.layers.context import ALL_PAIRS, AttentionContext, LayerContext, Part, open_observer
+from transom.layers.context import ALL_PAIRS, AttentionContext, LayerContext, Part
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.observe import ActivationRecorder
@@ -63,14 +63,14 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
     def last_hidden_state(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's output vectors, which ``unembedding`` maps to logits."""
         memory, target = self.encode(batch.source, observer), batch.decoder_input
-        ctx = LayerContext(observer=open_observer(observer, "decoder"))
+        ctx = LayerContext(observer=self.open_observer(observer, "decoder"))
         y = self.target_embedding(target.tokens, target.positions, ctx)
         keys = self.decoder.project_source(memory.states, memory.segments, ctx)
         return self.decoder(y, self.decoder.initial_state(memory.final_states), keys, ctx)[0]
 
     def encode(self, source: SequencesLike, observer: ActivationRecorder | None = None) -> RecurrentEncoderOutput:
         """Run the encoder over the source."""
-        ctx = LayerContext(observer=open_observer(observer, "encoder"))
+        ctx = LayerContext(observer=self.open_observer(observer, "encoder"))
         x = self.source_embedding(source.tokens, source.positions, ctx)
         states, final_states = self.encoder(x, source.segments, ctx)
         return RecurrentEncoderOutput(states, final_states, source.segments)
@@ -113,7 +113,7 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
         self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
         """Process the next target tokens of each row; return the logits of the token that follows each of them."""
-        ctx = LayerContext(observer=open_observer(observer, "decoder"))
+        ctx = LayerContext(observer=self.open_observer(observer, "decoder", cached=True))
         y = self.target_embedding(tokens, _unused_positions(tokens), ctx)
         x, cache.state = self.decoder(y, cache.state, cache.source, ctx)
         return self.unembedding(x)
@@ -143,7 +143,7 @@ class RecurrentLanguageModel(LanguageModel):
 
     def last_hidden_state(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the states of the last layer, which ``unembedding`` maps to logits."""
-        text, ctx = batch.decoder_input, LayerContext(observer=open_observer(observer, "decoder"))
+        text, ctx = batch.decoder_input, LayerContext(observer=self.open_observer(observer, "decoder"))
         x = self.embedding(text.tokens, text.positions, ctx)
         return self.dropout(self.decoder.forward_packed(x, text.segments, ctx))
 
@@ -172,7 +172,7 @@ class RecurrentLanguageModel(LanguageModel):
         self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
         """Process the next tokens of each row; return the logits of the token that follows each of them."""
-        ctx = LayerContext(observer=open_observer(observer, "decoder"))
+        ctx = LayerContext(observer=self.open_observer(observer, "decoder", cached=True))
         x, layers = self.decoder.forward_from(self.embedding(tokens, _unused_positions(tokens), ctx), cache.state.layers, ctx)
         cache.state = DecoderState(layers)
         return self.unembedding(x)

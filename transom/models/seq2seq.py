@@ -10,7 +10,7 @@ from transom.config.component_registry import implements
 from transom.config.model import Seq2SeqConfig
 from transom.layers.attention import non_padding_mask, same_segment_mask
 from transom.layers.cache import DecoderCache
-from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, SegmentMask, StackContext, open_observer
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, SegmentMask, StackContext
 from transom.layers.embedding import Embedding
 from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, TokenPositions, build_mask_rules
@@ -105,7 +105,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
         tokens = TokenPositions(source.positions, source.segments)
         queries, keys = select_pairs(tokens, part)
         contexts = build_contexts(self.source_embedding.position, queries, keys, self.source_mask_rules, dense or self.encoder.routed)
-        return StackContext(source.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
+        return StackContext(source.segments > 0, self.open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def target_context(
         self,
@@ -127,7 +127,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
             cross = AttentionContext(segment_mask=SegmentMask(target.segments, source_segments, causal=False))
         else:
             cross = AttentionContext(token_mask, mask=same_segment_mask(target.segments, source_segments))
-        return StackContext(token_mask, open_observer(observer, "decoder"), contexts, cross)
+        return StackContext(token_mask, self.open_observer(observer, "decoder"), contexts, cross)
 
     def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> DecoderCache:
         """Allocate the KV caches and project the encoder output for cross-attention, once per source.
@@ -149,6 +149,6 @@ class Seq2SeqTransformer(Seq2SeqModel):
         position, rules = self.target_embedding.position, self.target_mask_rules
         contexts = build_decode_contexts(position, rules, n_cached, tokens, dense=self.decoder.routed)
         cross = AttentionContext(mask=cache.memory_mask)
-        ctx = StackContext(None, open_observer(observer, "decoder"), contexts, cross, cache.blocks)
+        ctx = StackContext(None, self.open_observer(observer, "decoder", cached=True), contexts, cross, cache.blocks)
         x = self.target_embedding(tokens, torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None], ctx)
         return self.unembedding(self.decoder(x, ctx, cache.memories))

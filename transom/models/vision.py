@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from transom.config import vision
 from transom.config.component_registry import implements
-from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, LayerContext, Part, StackContext, open_observer
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, LayerContext, Part, StackContext
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import to_autocast_dtype
 from transom.layers.masks.attention_contexts import context_of, select_pairs
@@ -76,7 +76,7 @@ class VisionTransformer(Network):
             block_mask = None if dense or rule == FULL else build_block_sparse_mask(rule, queries, keys, n_rows=len(pixels))
             mask = None if block_mask or rule == FULL else rule.dense(queries, keys)
             contexts.append(AttentionContext(mask=mask, block_mask=block_mask))
-        return StackContext(None, open_observer(observer, "encoder"), contexts, UNMASKED)
+        return StackContext(None, self.open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def make_batch(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
         """Build a batch from pixels, (batch, channels, height, width), from 0 to 1; images have no ``attention_mask``: it must be None."""
@@ -108,7 +108,7 @@ class ConvolutionalNetwork(Network):
 
     def last_hidden_state(self, batch: PixelBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return the pooled vector of each image, which ``unembedding`` maps to logits."""
-        ctx = LayerContext(observer=open_observer(observer, "stem"))
+        ctx = LayerContext(observer=self.open_observer(observer, "stem"))
         pooled = self.stem(self.pixels(batch.pixels), ctx).mean((2, 3))
         pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(to_autocast_dtype(F.relu(self.pooler(pooled))))

@@ -14,7 +14,7 @@ from transom.config.decoding import TextInferenceConfig
 from transom.data.batch import LabeledTextBatch
 from transom.data.labeled.labeled_texts import labeled_text_batch, labeled_text_batches
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item
+from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item, unless_edited
 from transom.decoding.predictors.long_texts import LongTextPolicy, Windows, split_windows
 from transom.decoding.predictors.results import described
 from transom.models.encoder import EncoderOnlyTransformer
@@ -102,7 +102,9 @@ class EncoderPredictor(Generic[Encoder]):
         n_done = 0
         with eval_mode(self.model):
             for batch in labeled_text_batches(rows, [0] * len(rows), self.model.config.max_seq_len, self.inference_config.batch_tokens):
-                result[list(batch.sample_ids)] = forward(self.encoder_backend or self.model, batch.to(self.model.device)).to(result)
+                result[list(batch.sample_ids)] = forward(unless_edited(self.encoder_backend, self.model), batch.to(self.model.device)).to(
+                    result
+                )
                 n_done += len(batch.sample_ids)
                 notify(n_done, len(rows))
         return result

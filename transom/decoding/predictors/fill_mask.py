@@ -8,7 +8,7 @@ import torch
 
 from transom.data.batch import MaskedBatch, PaddedSequences
 from transom.data.tokenizer.special_tokens import EOS, UNK
-from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress
+from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, unless_edited
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import check_long_text_policy
 from transom.decoding.predictors.results import Record, Results
@@ -106,7 +106,7 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         source = PaddedSequences.pad([row])
         batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.device)
         with eval_mode(self.model):
-            logits = self.model.unembedding((self.encoder_backend or self.model).last_hidden_state(batch)[0, gaps])
+            logits = self.model.unembedding(unless_edited(self.encoder_backend, self.model).last_hidden_state(batch)[0, gaps])
         logits[:, : UNK + 1] = -torch.inf
         logits[:, mask] = -torch.inf
         best = log_probabilities(logits).topk(min(top_k, mask - UNK - 1))

@@ -14,6 +14,7 @@ from transom.data.split import text_hash
 from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.backends.native_decoder import NativeLanguageModel
+from transom.decoding.backends.whole_passes import WholePassDecoder
 from transom.decoding.inference import (
     Deferred,
     ProgressCallback,
@@ -196,6 +197,8 @@ class Generator:
 
     @property
     def _decoder_backend(self) -> StepModel[Any, Any]:
+        if self.model.edits is not None:
+            return WholePassDecoder(self.model)
         return self._given.value if isinstance(self._given, Deferred) else self._given
 
     def encode(self, text: str) -> list[int]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transom.config.decoding import ImageInferenceConfig
 from transom.data.batch import ImageBatch
 from transom.data.images.image_files import decode_image, read_file
-from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item
+from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item, unless_edited
 from transom.decoding.predictors.classifier import ClassPrediction, rank_classes
 from transom.decoding.predictors.encoder_predictor import classes_in_short
 from transom.decoding.predictors.results import Results, described
@@ -81,7 +81,7 @@ class ImageClassifier:
         """
         with eval_mode(self.model):
             parts = [
-                (self.encoder_backend or self.model).last_hidden_state(self._batch(part)).float().cpu()
+                unless_edited(self.encoder_backend, self.model).last_hidden_state(self._batch(part)).float().cpu()
                 for part in self._read(images, notify)
             ]
         vectors = torch.cat(parts) if parts else torch.empty(0, self.model.config.d_model)
@@ -163,7 +163,7 @@ class ImageClassifier:
     @torch.inference_mode()
     def _log_probabilities(self, pixels: Pixels) -> Float[Tensor, "images classes"]:
         with eval_mode(self.model):
-            return log_probabilities((self.encoder_backend or self.model)(self._batch(pixels))).double().cpu()
+            return log_probabilities(unless_edited(self.encoder_backend, self.model)(self._batch(pixels))).double().cpu()
 
     def _batch(self, pixels: Pixels) -> ImageBatch:
         weight = self.model.unembedding.weight

@@ -14,6 +14,7 @@ from transom.data.pairs.pairs import Pairs
 from transom.data.split import text_hash
 from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
 from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.backends.whole_passes import WholePassDecoder
 from transom.decoding.inference import (
     Deferred,
     ProgressCallback,
@@ -145,6 +146,8 @@ class Translator:
 
     @property
     def _decoder_backend(self) -> StepModel[Any, Any]:
+        if self.model.edits is not None:
+            return WholePassDecoder(self.model)
         return self._given.value if isinstance(self._given, Deferred) else self._given
 
     def encode(self, text: str) -> list[int]:

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 import torch
 
-from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item
+from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item, unless_edited
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import check_long_text_policy
 from transom.decoding.predictors.results import Record, Results
@@ -158,7 +158,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
         with eval_mode(self.model):
             for batch in inference_batches(read, None, self.inference_config.batch_tokens):
                 batch = batch.to(self.model.device)
-                log_p, labels = log_probabilities((self.encoder_backend or self.model)(batch)[batch.loss_mask]).max(-1)
+                log_p, labels = log_probabilities(unless_edited(self.encoder_backend, self.model)(batch)[batch.loss_mask]).max(-1)
                 answers = iter(zip(labels.tolist(), log_p.exp().tolist(), strict=True))
                 for number in batch.sample_ids:
                     of_windows[number] = [(classes[label], p) for label, p in islice(answers, len(read[number].first_tokens))]

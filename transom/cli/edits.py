@@ -1,0 +1,68 @@
+"""The option ``--edit`` of commands that run a model: edits in force while a command computes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from transom.cli.output import print_note
+
+EXAMPLE = '{"version": 1, "edits": [{"kind": "ablate-heads", "blocks": [0], "heads": [2]}]}'
+"""A file of edits."""
+
+EditOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--edit",
+        metavar="FILE",
+        help=(
+            f"Change what the model computes, as a JSON file says, such as {EXAMPLE}."
+            " Kinds: ablate-heads, ablate-neurons, patch, knock-out-key, scale, set, unscaled-scores, zero-after-softmax, no-residual."
+            " Repeatable."
+        ),
+    ),
+]
+
+
+@contextmanager
+def edits_in_force(predictor: Any, files: Sequence[Path] | None, decodes: bool = False) -> Iterator[list[dict[str, Any]]]:
+    """Put the edits of files in force, print them, and at the end how often each was applied.
+
+    Args:
+        predictor: the loaded run, or the object that a command uses for it.
+        files: files of edits; a later file applies after the earlier ones.
+        decodes: whether the command generates text, which the edited model does without a cache.
+
+    Yields:
+        A list that has a record of each edit once the block has ended.
+
+    Raises:
+        EditNeverFiredError: an edit changed nothing.
+    """
+    records = list[dict[str, Any]]()
+    if not files:
+        yield records
+        return
+    from transom.inspection.edits.files import dump_edits
+    from transom.inspection.edits.scope import EditNeverFiredError, describe_edit, edits
+
+    run = getattr(predictor, "classifier", predictor)
+    scopes = [edits(run, file) for file in files]
+    for file, scope in zip(files, scopes, strict=True):
+        for edit in scope.edits:
+            print_note(f"{file}: {describe_edit(edit)}")
+    if decodes:
+        print_note("edited models decode without a cache: every step reads the whole text, since the fast decoders cannot be edited")
+    try:
+        with ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(scope)
+            yield records
+            for file, scope in zip(files, scopes, strict=True):
+                for edit, n in zip(scope.edits, scope.fired, strict=True):
+                    records.append({**dump_edits([edit])["edits"][0], "fired": n})
+                    print_note(f"{file}: {describe_edit(edit)}: applied {n:,} times")
+    except EditNeverFiredError as error:
+        raise EditNeverFiredError(f"{', '.join(map(str, files))}: {error}") from None
