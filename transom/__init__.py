@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transom.decoding.predictors.image_classifier import ImageClassifier as ImageClassifier
     from transom.decoding.predictors.translator import Translator as Translator
     from transom.errors import TransomError as TransomError
+    from transom.inspection.explain.explain import explain as explain
     from transom.inspection.trace import trace as trace
     from transom.models.build import build as build
     from transom.tasks.audio.task import AudioClassifier as AudioClassifier
@@ -39,6 +40,7 @@ _HOMES = {
     "TransomError": "transom.errors",
     "Translator": "transom.decoding.predictors.translator",
     "build": "transom.models.build",
+    "explain": "transom.inspection.explain.explain",
     "load": "transom.tasks.load",
     "trace": "transom.inspection.trace",
     "train": "transom.tasks.train",
