@@ -105,7 +105,7 @@ class AttentionSteps:
         pair, encoding = d % n, _rotary_of(b, self.path)
         if encoding is not None and (options := encoding.config.position) and isinstance(options, RotaryConfig):
             angle = exact(position) * Number(options.rope_theta ** (-pair / n), 0.0) if pair else exact(position)
-            text = f"{position} {options.rope_theta:g}^(-{2 * pair}/{2 * n})"
+            text = f"{position} * {options.rope_theta:g}^(-{2 * pair}/{2 * n})"
             b.calculate(f"cos theta_{pair}", f"theta = {text}", Call("cos", angle), cos[pair])
             b.calculate(f"sin theta_{pair}", f"theta = {text}", Call("sin", angle), sin[pair])
         x, y, c, s = (number(each) for each in (before[pair], before[pair + n], cos[pair], sin[pair]))
@@ -142,7 +142,7 @@ class AttentionSteps:
         for j in self.shown:
             formula = "dot product of query and key: q . k"
             steps[j] = b.calculate(f"q_{self.i} . k_{self.keys[j]}", formula, dot(q, numbers(k[j])), products[j])
-        bias = None if inputs.args.bias is None else inputs.args.bias.expand(1, 1, 1, n)[0, 0, 0]
+        bias = None if inputs.args.bias is None else inputs.args.bias[0, 0, 0].expand(n)
         softcap = inputs.args.softcap
         for j in self.shown:
             last = softcap is None and bias is None
@@ -207,11 +207,12 @@ class AttentionSteps:
         b, a, path, head = self.b, self.b.a, self.path, self.b.head
         z = self.z[head, self.query]
         d, dim = b.at(len(z)), b.at(a[f"{path}.out"].shape[-1])
-        magnitude = 0.0 if self.inputs is None else float(self.inputs.score_magnitude())
+        magnitude = 0.0 if self.inputs is None else float(self.inputs.score_magnitude()[0])
         # The kernel computed the scores anew: their rounding errors are relative errors of its weights.
         kernel = [Number(each.number, each.error() + abs(each.number) * (8.0 + 4.0 * magnitude)) for each in weights]
         values = numbers(self.v[self.group, :, d])
-        ordered = sorted(range(len(kernel)), key=lambda j: j not in self.shown)
+        used = [j for j, weight in enumerate(kernel) if weight.number] or self.shown  # a hidden key has the weight 0
+        ordered = sorted(used, key=lambda j: j not in self.shown)
         expression = weighted_sum([kernel[j] for j in ordered], [values[j] for j in ordered])
         b.calculate(f"z_{self.i}[{d}]", "weighted values: z = sum_j A_j v_j", expression, z[d])
         b.values(f"z_{self.i}", f"output of head {head}", z)

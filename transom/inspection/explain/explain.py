@@ -119,7 +119,8 @@ class _Writer:
         _check_range("dim", dim, range(int(getattr(config, "d_model", 1))))
         if not self.temperatures or min(self.temperatures) <= 0:
             raise ConfigError(f"temperatures: expected numbers above 0, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}")
-        _check_range("top", top, range(1, self.a["logits"].shape[-1] + 1) if top > 0 else range(1, 2))
+        if top < 1:
+            raise ConfigError(f"top: expected a number of candidates from 1, found {top}")
         names = {"source" if name == "encoder" else "target": symbols for name, symbols in self.tokens.items()}
         self.b = Builder(self.a, dim, head, names)
 

@@ -34,7 +34,7 @@ def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: 
     if not pooled:
         hidden, logits = hidden[query], logits[query]
     best = logits.topk(min(top, len(logits))).indices.tolist()
-    names = {c: f"z({symbol(c)})" for c in best}
+    names = {c: symbol(c) for c in best}
     b.section("Logits")
     b.values("h", "last hidden state", hidden)
     if isinstance(a.model, TextEmbedderTransformer):
@@ -42,7 +42,7 @@ def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: 
     else:
         b.note(f"of {len(logits):,} logits the {len(best)} largest are worked out")
         for c in best:
-            b.linear(names[c], "z = h W_U", a.model.unembedding, hidden, c, logits[c])
+            b.linear(f"z({names[c]})", "z = h W_U", a.model.unembedding, hidden, c, logits[c])
     b.values("z", "logits", logits)
     for temperature in temperatures:
         _probability_steps(b, logits, best, names, temperature)
@@ -161,8 +161,8 @@ def _probability_steps(
     terms: list[Expression] = [exp((each - largest if shift else each) / tau) for each in z]
     powers = [Number(term.value(), term.error()) for term in terms]
     for c in best:
-        powers[c] = b.calculate(f"exp({names[c]})", f"exponentials: {formula}", terms[c])
-    ordered = sorted(range(len(z)), key=lambda c: c not in best)
+        powers[c] = b.calculate(f"exp(z({names[c]}))", f"exponentials: {formula}", terms[c])
+    ordered = [*best, *(c for c in range(len(z)) if c not in best)]
     total = b.calculate("sum", f"sum over all {len(z):,} candidates", Sum([powers[c] for c in ordered]))
     for c in best:
         b.calculate(f"p({names[c]})", "probability: exponential / sum", powers[c] / total, scaled[c])

@@ -35,7 +35,7 @@ def render_text(title: str, lead: str, sections: Sequence[Section], color: bool 
                 expression, result = step.write(TEXT)
                 lines.append(f"    {paint(CYAN, escape_control_characters(step.label))} = {expression} = {paint(GREEN, result)}")
             elif isinstance(step, Values):
-                lines.append(f"  {paint(CYAN, step.label)}: {step.formula}: {escape_control_characters(step.write(TEXT))}")
+                lines.append(f"  {paint(CYAN, step.label)}, {step.formula}: {escape_control_characters(step.write(TEXT))}")
             else:
                 lines.append(f"  {escape_control_characters(step.text)}")
     return "\n".join(lines) + "\n"

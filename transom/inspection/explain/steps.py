@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from transom.inspection.explain.expressions import Expression
 from transom.inspection.explain.notation import Notation, format_operand, format_result, places_of
 
-MIN_DIGITS, MAX_DIGITS = 3, 17
+MIN_DIGITS, MAX_DIGITS = 4, 17
 """Significant digits of printed operands; 17 give every float64 exactly."""
 
 MAX_VALUES = 6
@@ -38,7 +38,7 @@ def choose_digits(expression: Expression) -> Digits:
     value = expression.value()
     usual = places_of(value)
     if math.isinf(value):
-        return Digits(MAX_DIGITS, usual)
+        return Digits(MIN_DIGITS, usual)
     margin = 4.0 * 2.0**-52 * expression.error()
     for places in (*range(usual, usual + MORE_PLACES), *range(usual - 1, usual - 30, -1)):
         expected = {format_result(value - margin, places), format_result(value + margin, places)}
