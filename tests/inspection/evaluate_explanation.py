@@ -1,8 +1,8 @@
 r"""Reads hand calculations back from text, Markdown, LaTeX and HTML, and evaluates each line. It knows nothing of transom.
 
 Grammar of a line, in all formats: ``label = expression = result``. An expression has numbers, ``+ - * / ^``, parentheses, elementary
-functions, ``max(...)``, and ``... (n more: x)``, the value x of n terms that are not printed. The line holds if the expression, evaluated in
-float64, rounds to the result at the result's last printed place.
+functions, ``max(...)``, and ``... (n more: x)``, the value x of n terms that are not printed. The line holds if the expression, evaluated
+in float64, rounds to the result at the result's last printed place.
 """
 
 import html
@@ -190,7 +190,11 @@ def html_lines(page: str) -> list[Line]:
     found = []
     for text in parser.texts:
         line = _split(html.unescape(text))
-        found.append(line._replace(**{name: re.sub("|".join(signs), lambda m: signs[m[0]], getattr(line, name)) for name in ("expression", "result")}))
+        found.append(
+            line._replace(
+                **{name: re.sub("|".join(signs), lambda m: signs[m[0]], getattr(line, name)) for name in ("expression", "result")}
+            )
+        )
     return found
 
 

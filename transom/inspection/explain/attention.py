@@ -1,5 +1,6 @@
 """The steps of one head of an attention layer for one query."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +11,9 @@ from transom.inspection.activations import attention_context, parent, sublayer_i
 from transom.inspection.certify import certify
 from transom.inspection.derive_attention import AttentionInputs, attention_memory, is_exact
 from transom.inspection.explain.builder import Builder, number, numbers, weighted_sum
-from transom.inspection.explain.expressions import Call, Expression, Number, Sum, dot, exact, exp, sqrt, tanh
+from transom.inspection.explain.expressions import Call, Expression, Number, dot, exact, sqrt, tanh
 from transom.inspection.explain.norm import norm_steps
+from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
 from transom.layers.attention import Attention
 from transom.layers.position_encoding import Rotary
 
@@ -21,7 +23,7 @@ MAX_KEYS = 16
 N_LARGEST = 12
 """Keys that are worked out where there are more than ``MAX_KEYS``."""
 
-NEGATIVE_INFINITY = Number(-float("inf"), 0.0)
+NEGATIVE_INFINITY = Number(-math.inf)
 
 
 class AttentionSteps:
@@ -109,11 +111,12 @@ class AttentionSteps:
             b.calculate(f"cos theta_{pair}", f"theta = {text}", Call("cos", angle), cos[pair])
             b.calculate(f"sin theta_{pair}", f"theta = {text}", Call("sin", angle), sin[pair])
         x, y, c, s = (number(each) for each in (before[pair], before[pair + n], cos[pair], sin[pair]))
+        rotated: Expression
         if d < n:
-            formula, expression = f"x[{d}] cos - x[{d + n}] sin", x * c - y * s
+            formula, rotated = f"x[{d}] cos - x[{d + n}] sin", x * c - y * s
         else:
-            formula, expression = f"x[{d}] cos + x[{pair}] sin", Sum((y * c, x * s))
-        b.calculate(f"{name}[{d}] (rotated)", formula, expression, after[d])
+            formula, rotated = f"x[{d}] cos + x[{pair}] sin", y * c + x * s
+        b.calculate(f"{name}[{d}] (rotated)", formula, rotated, after[d])
 
     def _value(self, x: Tensor) -> None:
         """Add the steps of one element of a value."""
@@ -177,30 +180,19 @@ class AttentionSteps:
             b.note(f"{_approximation_name(self.module)} computes no scores; the weights that it implies:")
             b.values(f"A_{self.i}", "implied weights", self.weights, self.names)
             return numbers(self.weights)
-        visible = [j for j, score in enumerate(scores) if score.number > -float("inf")]
-        if not visible:
+        if all(math.isinf(score.number) for score in scores):
             b.note("the query sees no key: all weights are 0")
             return numbers(self.weights)
-        shift = max(abs(scores[j].number) for j in visible) > MAX_EXPONENT
-        largest = Number(max(scores[j].number for j in visible))
-        if shift:
-            b.note(f"exponentials of scores minus the largest score, {largest.number!r}, which does not change the weights")
-        terms: list[Expression] = [exp(score - largest) if shift else exp(score) for score in scores]
-        powers = [Number(term.value(), term.error()) for term in terms]
-        for j in self.shown:
-            powers[j] = b.calculate(f"exp({self.label('S', j)})", "exponentials: e^(S - max S)" if shift else "exponentials: e^S", terms[j])
-        total = [powers[j] for j in visible]
-        if self.inputs is not None and self.inputs.args.sinks is not None:
-            sink = number(self.inputs.args.sinks[0])
-            name = "the learned sink of this head joins the sum and has no value: e^sink"
-            total.append(b.calculate("exp(sink)", name, exp(sink - largest) if shift else exp(sink)))
-        divisor = b.calculate("sum", "sum of the exponentials", Sum(total))
-        weights = [Number(weight.number, (powers[j] / divisor).error()) for j, weight in enumerate(numbers(self.weights))]
-        for j in self.shown:
-            if j in visible:
-                label = f"{self.label('A', j)} ({self.names[j]})"
-                weights[j] = b.calculate(label, "weights: A = e^S / sum", powers[j] / divisor, self.weights[j])
-        return weights
+        labels = SoftmaxLabels(
+            lambda j: f"exp({self.label('S', j)})",
+            lambda j: f"{self.label('A', j)} ({self.names[j]})",
+            "S",
+            "sum of the exponentials",
+            "weights: A = e^S / sum",
+        )
+        sinks = None if self.inputs is None else self.inputs.args.sinks
+        sink = None if sinks is None else number(sinks[0])
+        return list(softmax_steps(b, dict(enumerate(scores)), self.shown, labels, self.weights, sink=sink).values())
 
     def output(self, weights: list[Number]) -> Number:
         """Add weighted values, the certificate, the concatenation of the heads and W_O; return one element of the layer's output."""
@@ -231,29 +223,18 @@ class AttentionSteps:
         return result
 
 
-MAX_EXPONENT = 50.0
-"""With a larger score in absolute value, the largest is subtracted before the exponentials."""
-
-
-def attention_sections(
-    b: Builder, path: str, query: int, positions: Sequence[int], keys: Sequence[int], names: Sequence[str]
-) -> Number:
+def attention_sections(b: Builder, path: str, query: int, positions: Sequence[int], keys: Sequence[int], names: Sequence[str]) -> Number:
     """Add the sections of one attention layer; return one element of its output. The arguments are those of ``AttentionSteps``."""
     kind = "cross-attention" if path.endswith(".cross") else "self-attention"
     where = f"{kind}, head {b.head}"
-    b.section(f"{_capitalized(where)}: queries, keys and values")
+    b.section(f"{where}: queries, keys and values")
     steps = AttentionSteps(b, path, query, positions, keys, names)
     steps.projections()
-    b.section(f"{_capitalized(where)}: scores of query {positions[query]}")
+    b.section(f"{where}: scores of query {positions[query]}")
     scores = steps.scores()
     weights = steps.softmax(scores)
-    b.section(f"{_capitalized(where)}: output")
+    b.section(f"{where}: output")
     return steps.output(weights)
-
-
-def _capitalized(text: str) -> str:
-    """Return the text with a capital first letter."""
-    return text[:1].upper() + text[1:]
 
 
 def _approximation_name(module: Attention) -> str:

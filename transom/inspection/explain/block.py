@@ -42,8 +42,10 @@ class BlockSteps:
             return
         config = self.b.a.model.config
         assert isinstance(config, TransformerConfig)
-        self.b.section(f"Block {self.block} of the {self.stack}: input of token {self.i}")
-        self.b.values(f"X_{self.i}", "residual stream before the block", self.b.a[f"{self.path}.resid_pre"][0, self.query])
+        if self.block and self.module.depth is None:
+            self.b.section(f"input of block {self.block}, token {self.i}")
+            self.b.note("block 0 precedes in the same way" if self.block == 1 else f"blocks 0 to {self.block - 1} precede in the same way")
+            self.b.values(f"X_{self.i}", "residual stream before the block", self.b.a[f"{self.path}.resid_pre"][0, self.query])
         if config.norm_placement == "parallel":
             self._parallel()
         else:
@@ -56,7 +58,7 @@ class BlockSteps:
     def _route(self) -> bool:
         """Add the score of the depth router; return whether it selects the token."""
         a, b, i = self.b.a, self.b, self.i
-        b.section(f"Block {self.block} of the {self.stack}: depth router")
+        b.section(f"depth router of block {self.block}")
         x, score = stream_after(a, self.stack, self.block)[0, i], a[f"{self.path}.depth.score"][0, i]
         b.values(f"X_{i}", "residual stream before the block", x)
         b.linear(f"r_{i}", "score: r = w x", self.module.depth.map, x, 0, score)
@@ -81,10 +83,10 @@ class BlockSteps:
         """Add the steps of a sub-layer; return the element of its output that is worked out, None if it is unknown."""
         path, b = f"{self.path}.{part}", self.b
         if part == "ff":
-            b.section(f"Feed-forward network of token {self.i}")
+            b.section(f"feed-forward network of token {self.i}")
             return feed_forward_steps(b, path, (0, self.query), self.i)
         if not isinstance(b.a.module(path), Attention):
-            b.section("Attention")
+            b.section("attention")
             b.note(f"the attention layer {type(b.a.module(path)).__name__} is not written out")
             return None
         cross = part == "cross"
@@ -98,22 +100,22 @@ class BlockSteps:
         x = a[f"{self.path}.{self._stream_before(part)}"][0, self.query]
         after, d = a[f"{self.path}.{PARTS[part]}"][0, self.query], b.at(len(x))
         if placement != "post":
-            self._norm(f"{residual}.norm", f"Norm before {_NAMES[part]}", "h")
+            self._norm(f"{residual}.norm", f"norm before {_NAMES[part]}", "h")
         y = self._part(part)
         if placement == "sandwich":
             path = f"{residual}.norm_out"
-            self._norm(path, f"Norm after {_NAMES[part]}", "y'")
+            self._norm(path, f"norm after {_NAMES[part]}", "y'")
             y = number(a[f"{path}.out"][0, self.query, d])
         if y is None:
             b.values(f"X_{i}", "residual stream after the sub-layer", after)
             return
-        b.section(f"Residual connection around {_NAMES[part]}")
+        b.section(f"residual connection around {_NAMES[part]}")
         if placement == "post":
             b.calculate(f"(x + y)_{i}[{d}]", "x + sub-layer(x)", number(x[d]) + y, a[f"{residual}.norm.x"][0, self.query, d])
             norm_steps(b, f"{residual}.norm", (0, self.query), f"X_{i}")
         else:
             b.calculate(f"X_{i}[{d}]", "x + sub-layer(norm(x))", number(x[d]) + y, after[d])
-        b.values(f"X_{i}", f"residual stream after {_NAMES[part]}", after)
+            b.values(f"X_{i}", f"residual stream after {_NAMES[part]}", after)
 
     def _stream_before(self, part: str) -> str:
         """Return the name of the residual stream before a sub-layer."""
@@ -128,11 +130,11 @@ class BlockSteps:
     def _parallel(self) -> None:
         """Add the norm, all sub-layers, and the sum of the stream and their outputs."""
         a, b, i = self.b.a, self.b, self.i
-        self._norm(f"{self.path}.norm", "Norm before all sub-layers", "h")
+        self._norm(f"{self.path}.norm", "norm before all sub-layers", "h")
         outputs = [self._part(part) for part in PARTS if getattr(self.module, part) is not None]
         x, after = (a[f"{self.path}.{name}"][0, self.query] for name in ("resid_pre", "resid_post"))
         d = b.at(len(x))
-        b.section("Residual connection")
+        b.section("residual connection")
         known = [each for each in outputs if each is not None]
         if len(known) == len(outputs):
             expression: Expression = number(x[d])
@@ -143,4 +145,3 @@ class BlockSteps:
 
 
 _NAMES = {"attn": "self-attention", "cross": "cross-attention", "ff": "the feed-forward network"}
-

@@ -28,16 +28,19 @@ class Builder:
         tokens: symbols of the tokens per side, "source" and "target".
         sections: sections so far.
         worst: largest difference between a step and the model's number so far, as a multiple of its bound.
+        n_compared: number of steps that were compared.
+        prefix: beginning of the headings of further sections, such as ``decoder, ``.
     """
 
     def __init__(self, a: Activations, dim: int, head: int, tokens: dict[str, list[str]]) -> None:
         self.a, self.dim, self.head, self.tokens = a, dim, head, tokens
         self.sections: list[Section] = []
-        self.worst, self.n_compared = 0.0, 0
+        self.worst, self.n_compared, self.prefix = 0.0, 0, ""
 
     def section(self, title: str) -> None:
-        """Begin a section."""
-        self.sections.append(Section(title, []))
+        """Begin a section; its heading is the title after the prefix, with a capital first letter."""
+        heading = self.prefix + title
+        self.sections.append(Section(heading[:1].upper() + heading[1:], []))
 
     def note(self, text: str) -> None:
         """Add a sentence."""

@@ -2,6 +2,8 @@
 
 import math
 
+from torch import Tensor
+
 from transom.config.components import SinusoidalConfig
 from transom.inspection.activations import sequences_of
 from transom.inspection.explain.builder import Builder, number
@@ -23,7 +25,7 @@ def embedding_section(b: Builder, path: str, side: str, query: int) -> None:
     a, module = b.a, b.a.module(path)
     sequences = sequences_of(a, path)
     ids, position = sequences.tokens[0].tolist(), int(sequences.positions[0, query])
-    b.section(f"Tokens and embeddings of the {side}" if path != "embedding" else "Tokens and embeddings")
+    b.section("tokens and embeddings")
     listed = ", ".join(f"{i} {name} (id {token})" for i, (name, token) in enumerate(zip(b.tokens[side], ids, strict=True)))
     b.note(f"tokens: {listed}")
     token, d = a[f"{path}.token"][0, query], b.at(a[f"{path}.token"].shape[-1])
@@ -73,11 +75,11 @@ def patch_section(b: Builder, path: str, query: int) -> None:
     d, patch = b.at(len(x)), query - n_class
     n_patches = a[f"{path}.patches"].shape[1]
     side = math.isqrt(n_patches)
-    b.section("Patches and embeddings")
+    b.section("patches and embeddings")
     b.note(f"the image is cut into {side} x {side} patches" + (", which follow a class token (token 0)" if n_class else ""))
     if patch < 0:
         assert module.cls is not None
-        start = module.cls
+        start: Tensor = module.cls
         b.values("x_cls", "class token, a learned vector", start)
     else:
         _pixel_steps(b, path, patch, side)
@@ -86,7 +88,9 @@ def patch_section(b: Builder, path: str, query: int) -> None:
         b.linear(f"x_p{patch} E [{d}]", "x_p E", module.projection, x_p, d, start[d])
     if (positions := a.get(f"{path}.position")) is not None:
         b.values(f"P_{query}", f"position embedding of token {query}", positions[0, query])
-        b.calculate(f"X_{query}[{d}]", "X = x_p E + P" if patch >= 0 else "X = x_cls + P", number(start[d]) + number(positions[0, query, d]), x[d])
+        b.calculate(
+            f"X_{query}[{d}]", "X = x_p E + P" if patch >= 0 else "X = x_cls + P", number(start[d]) + number(positions[0, query, d]), x[d]
+        )
     b.values(f"X_{query}", "residual stream before the first block", x)
 
 
@@ -101,4 +105,3 @@ def _pixel_steps(b: Builder, path: str, patch: int, side: int) -> None:
     expression = (number(pixel) - exact(mean)) / exact(std)
     label = f"pixel ({row}, {column})"
     b.calculate(label, "(pixel - mean) / std of the training images", expression, a[f"{path}.patches"][0, patch, 0])
-

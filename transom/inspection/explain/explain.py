@@ -110,7 +110,7 @@ class _Writer:
             raise ConfigError(f"stack: expected {' or '.join(every) or 'none for this model'}, found {stack!r}")
         self.stacks = every if stack is None else [stack]
         self.tokens = {name: self._symbols(name, found) for name in every}
-        self.queries = {name: self._query(name, query) for name in self.stacks}
+        self.queries = self._queries(query)
         for name in self.stacks:
             _check_range("block", block, range(self._n_blocks(name)), f" of the {name}")
         config = self.model.config
@@ -128,12 +128,13 @@ class _Writer:
         """Write all sections."""
         with torch.no_grad(), eval_mode(self.model):
             for name in self.stacks:
+                self.b.prefix = f"{name}, " if len(self.tokens) > 1 else ""
                 self._stack(name)
             if not self.stacks or self.stacks[-1] == ("decoder" if hasattr(self.model, "decoder") else "encoder"):
                 last = self.stacks[-1] if self.stacks else "stem"
                 self._following(last)
                 output_sections(self.b, last, self.queries.get(last, 0), self.top, self.temperatures, self._symbol_of_logit())
-        where = "; ".join(f"token {query} of the {name}" for name, query in self.queries.items())
+        where = " and ".join(f"token {query} of the {name}" for name, query in self.queries.items())
         parts = f"block {self.block}, head {self.b.head}, {where}" if self.stacks else "pooling, logits and probabilities"
         settings = {
             "block": self.block,
@@ -169,7 +170,7 @@ class _Writer:
         if name == "encoder" and hasattr(self.model, "decoder"):
             self._following(name)
             if module.norm is not None:
-                b.section(f"Final norm of the encoder, token {query}")
+                b.section(f"final norm of token {query}")
                 norm_steps(b, f"{name}.norm", (0, query), f"h_{query}")
 
     def _following(self, name: str) -> None:
@@ -194,20 +195,28 @@ class _Writer:
         symbols = found.tokens.get("source" if name == "encoder" else "target")
         return symbols or [str(token) for token in sequences_of(self.a, name).tokens[0].tolist()]
 
-    def _query(self, name: str, query: int | None) -> int:
-        """Return the position of the token of a stack.
+    def _queries(self, query: int | None) -> dict[str, int]:
+        """Return the position of the token per stack.
 
         Raises:
-            ConfigError: there is no token at this position.
+            ConfigError: a stack has no token at this position.
         """
-        if isinstance(self.model.config, VisionTransformerConfig):
-            valid = list(range(self.model.config.n_positions))
-        else:
-            valid = (sequences_of(self.a, name).segments[0] > 0).nonzero()[:, 0].tolist()
+        valid = {name: self._positions(name) for name in self.stacks}
         if query is None:
-            return int(valid[0] if getattr(self.model.config, "pooling", "") == "cls" else valid[-1])
-        _check_range("query", query, range(valid[0], valid[-1] + 1), f" of the {name}", "; with stack, one side is explained alone")
-        return query
+            first = getattr(self.model.config, "pooling", "") == "cls"
+            return {name: positions[0 if first else -1] for name, positions in valid.items()}
+        if not all(query in positions for positions in valid.values()):
+            ranges = " and ".join(f"from {positions[0]} to {positions[-1]} in the {name}" for name, positions in valid.items())
+            one = "; choose one side with stack" if len(valid) > 1 else ""
+            raise ConfigError(f"query: expected the position of a token, {ranges}, found {query}{one}")
+        return dict.fromkeys(valid, query)
+
+    def _positions(self, name: str) -> list[int]:
+        """Return the positions of the tokens of a stack, padding excluded."""
+        if isinstance(self.model.config, VisionTransformerConfig):
+            return list(range(self.model.config.n_positions))
+        positions: list[int] = (sequences_of(self.a, name).segments[0] > 0).nonzero()[:, 0].tolist()
+        return positions
 
     def _symbol_of_logit(self) -> Callable[[int], str]:
         """Return the function that names the candidate of a logit."""
@@ -221,11 +230,11 @@ class _Writer:
         return lambda index: str(tokenizer.symbols([index])[0])
 
 
-def _check_range(name: str, value: int, valid: range, where: str = "", remedy: str = "") -> None:
+def _check_range(name: str, value: int, valid: range, where: str = "") -> None:
     """Raise if a choice is not in its range.
 
     Raises:
         ConfigError: it is not; the message has the range.
     """
     if value not in valid:
-        raise ConfigError(f"{name}: expected a number from {valid.start} to {valid.stop - 1}{where}, found {value}{remedy}")
+        raise ConfigError(f"{name}: expected a number from {valid.start} to {valid.stop - 1}{where}, found {value}")

@@ -166,4 +166,3 @@ def _row_of(chosen: Tensor, expert: int, index: tuple[int, ...]) -> int:
     """Return the row of a token in the batch of an expert, which holds the tokens that are sent to it, in order."""
     sent = (chosen.flatten(0, -2) == expert).any(-1)
     return int(sent[: _flat(chosen, index)].sum())
-

@@ -6,15 +6,13 @@ from torch import Tensor, nn
 
 from transom.inspection.activations import Activations, stack_output
 from transom.inspection.explain.builder import Builder, number, numbers
-from transom.inspection.explain.expressions import Expression, Maximum, Number, Power, Sum, dot, exact, exp, sigmoid, sqrt, tanh
+from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exact, sigmoid, sqrt, tanh
 from transom.inspection.explain.feed_forward import gelu
 from transom.inspection.explain.norm import norm_steps
+from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
 from transom.layers.stack import Stack
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
-
-MAX_EXPONENT = 300.0
-"""With a larger logit in absolute value, the largest is subtracted before the exponentials."""
 
 
 def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: Sequence[float], symbol: Callable[[int], str]) -> None:
@@ -35,7 +33,7 @@ def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: 
         hidden, logits = hidden[query], logits[query]
     best = logits.topk(min(top, len(logits))).indices.tolist()
     names = {c: symbol(c) for c in best}
-    b.section("Logits")
+    b.section("logits")
     b.values("h", "last hidden state", hidden)
     if isinstance(a.model, TextEmbedderTransformer):
         _similarities(b, hidden, logits, best)
@@ -56,10 +54,10 @@ def _pooled_steps(b: Builder, stack: str, query: int) -> bool:
         return True
     pooled = isinstance(model, TextClassifierTransformer | TextEmbedderTransformer | VisionTransformer)
     module = a.module(stack)
-    cls = pooled and model.config.pooling == "cls"  # type: ignore[union-attr]
+    cls = pooled and getattr(model.config, "pooling", "") == "cls"
     position = 0 if cls else query
     if isinstance(module, Stack) and module.norm is not None:
-        b.section(f"Final norm of token {position}")
+        b.section(f"final norm of token {position}")
         norm_steps(b, f"{stack}.norm", (0, position), f"h_{position}")
     if pooled:
         _pool(b, stack, cls)
@@ -76,7 +74,7 @@ def _pool(b: Builder, stack: str, cls: bool) -> None:
     """Add the pooling of the tokens' vectors: the first token's, or the mean."""
     a = b.a
     states, pooled = stack_output(a, stack)[0], a["pooled"][0]
-    b.section("Pooling")
+    b.section("pooling")
     if cls:
         b.note("the vector of the first token stands for the whole input")
     else:
@@ -119,7 +117,7 @@ def _transform_steps(b: Builder, model: MaskedEncoderTransformer, query: int) ->
     """Add BERT's transform before the output projection: norm of GELU(h W + b)."""
     states, x = stack_output(b.a, "encoder")[0, query], b.a["transform_norm.x"][0, query]
     d = b.at(len(x))
-    b.section(f"Transform of token {query}")
+    b.section(f"transform of token {query}")
     b.values(f"h_{query}", "output of the encoder", states)
     pre = b.linear(f"pre_{query}[{d}]", "h W", model.transform, states, d, None)
     b.calculate(f"t_{query}[{d}]", "GELU: 0.5 x (1 + erf(x / sqrt(2)))", gelu(pre), x[d])
@@ -131,7 +129,7 @@ def _convolutional_steps(b: Builder, model: ConvolutionalNetwork) -> None:
     a = b.a
     maps, pooled, out = a[f"stem.stages.{len(model.stem.stages) - 1}"][0], a["pooled"][0], a["last_hidden"][0]
     c, d = b.at(len(pooled)), b.at(len(out))
-    b.section("Pooling")
+    b.section("pooling")
     b.note("the convolutions are not written out; the last feature map has one value per channel, row and column")
     values = numbers(maps[c].flatten())
     b.values(f"map {c}", "channel of the last feature map, row by row", maps[c].flatten())
@@ -141,29 +139,21 @@ def _convolutional_steps(b: Builder, model: ConvolutionalNetwork) -> None:
     b.calculate(f"h[{d}]", "h = max(0, pre)", Maximum((exact(0), x)), out[d])
 
 
-def _probability_steps(
-    b: Builder, logits: Tensor, best: Sequence[int], names: Mapping[int, str], temperature: float
-) -> None:
+def _probability_steps(b: Builder, logits: Tensor, best: Sequence[int], names: Mapping[int, str], temperature: float) -> None:
     """Add exponentials, sum and probabilities of the best candidates at one temperature; the sigmoid for several labels."""
     a, tau = b.a, exact(temperature)
-    b.section(f"Probabilities at temperature {temperature:g}")
+    b.section(f"probabilities at temperature {temperature:g}")
     scaled = Activations(a.model, a.batch, {"logits": logits[None]}, temperature)["probs"][0]
     z = numbers(logits)
     if getattr(a.model.config, "multi_label", False):
         for c in best:
             b.calculate(f"p({names[c]})", "1 / (1 + e^(-z / tau))", sigmoid(z[c] / tau), scaled[c])
         return
-    largest = max(z, key=lambda each: each.number)
-    shift = max(abs(each.number) for each in z) > MAX_EXPONENT * temperature
-    formula = "e^((z - max z) / tau)" if shift else "e^(z / tau)"
-    if shift:
-        b.note(f"the largest logit, {largest.number!r}, is subtracted first, which does not change the probabilities")
-    terms: list[Expression] = [exp((each - largest if shift else each) / tau) for each in z]
-    powers = [Number(term.value(), term.error()) for term in terms]
-    for c in best:
-        powers[c] = b.calculate(f"exp(z({names[c]}))", f"exponentials: {formula}", terms[c])
-    ordered = [*best, *(c for c in range(len(z)) if c not in best)]
-    total = b.calculate("sum", f"sum over all {len(z):,} candidates", Sum([powers[c] for c in ordered]))
-    for c in best:
-        b.calculate(f"p({names[c]})", "probability: exponential / sum", powers[c] / total, scaled[c])
-
+    labels = SoftmaxLabels(
+        lambda c: f"exp(z({names[c]}))",
+        lambda c: f"p({names[c]})",
+        "z",
+        f"sum over all {len(z):,} candidates",
+        "probability: exponential / sum",
+    )
+    softmax_steps(b, dict(enumerate(z)), best, labels, scaled, temperature)

@@ -10,7 +10,8 @@ from transom.inspection.certify import certify
 from transom.inspection.derive_recurrent import UnrolledLayer, unroll
 from transom.inspection.explain.attention import MAX_KEYS, N_LARGEST
 from transom.inspection.explain.builder import Builder, number, numbers, weighted_sum
-from transom.inspection.explain.expressions import Expression, Maximum, Number, Product, Sum, dot, exact, exp, sigmoid, tanh
+from transom.inspection.explain.expressions import Expression, Maximum, Number, Product, Sum, dot, exact, sigmoid, tanh
+from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
 from transom.layers.recurrent.recurrent_decoder import (
     AdditiveAttention,
     AdditiveDecoder,
@@ -134,7 +135,7 @@ def recurrent_sections(b: Builder, stack: str, layer: int, t: int, names: Sequen
     module = b.a.module(stack)
     if isinstance(module, AdditiveDecoder):
         _attention_sections(b, stack, t, names, f"the state of the last layer before token {t}")
-    b.section(f"Layer {layer} of the {stack}, token {t}")
+    b.section(f"layer {layer}, token {t}")
     h = b.a[f"{stack}.layers.{layer}.h"][0, t]
     path = f"{stack}.layers.{layer}"
     if isinstance(module, RecurrentEncoder):
@@ -143,7 +144,10 @@ def recurrent_sections(b: Builder, stack: str, layer: int, t: int, names: Sequen
         b.note(f"states: {half} units that read forwards" + (f", then {len(h) - half} that read backwards" if len(h) > half else ""))
         path, h = f"{path}.{'backward_rnn' if backward else 'forward_rnn'}", h[half:] if backward else h[:half]
     elif isinstance(module, AdditiveDecoder | InputFeedingDecoder) and layer == 0:
-        b.note("the input is the embedding and " + ("the context vector" if isinstance(module, AdditiveDecoder) else "the attentional vector of the step before"))
+        b.note(
+            "the input is the embedding and "
+            + ("the context vector" if isinstance(module, AdditiveDecoder) else "the attentional vector of the step before")
+        )
     CellSteps(b, path, t).add(h)
     if isinstance(module, LuongDecoder):
         _attention_sections(b, stack, t, names, f"the state of the last layer after token {t}")
@@ -158,7 +162,7 @@ def _attention_sections(b: Builder, stack: str, t: int, names: Sequence[str], qu
     module: SourceAttention = a.module(path)
     q, k, v, z = a[f"{path}.q"][0, 0, t], a[f"{path}.k"][0, 0], a[f"{path}.v"][0, 0], a[f"{path}.z"][0, 0, t]
     weights = a[f"{path}.weights"][0, 0, t]
-    b.section(f"Attention over the source, token {t}")
+    b.section(f"attention over the source, token {t}")
     b.values("q", f"query: {query}" + ("" if isinstance(module.q, nn.Identity) else ", projected"), q)
     d = b.at(k.shape[1])
     if isinstance(module.k, nn.Linear):
@@ -168,22 +172,19 @@ def _attention_sections(b: Builder, stack: str, t: int, names: Sequence[str], qu
     largest = sorted(weights.topk(min(N_LARGEST, len(weights))).indices.tolist())
     shown = [j for j in (visible if len(visible) <= MAX_KEYS else largest) if j in visible]
     scores = _score_steps(b, module, q, k, a[f"{path}.scores"][0, 0, t], t, visible, shown)
-    highest = max(scores.values(), key=lambda each: each.number)
-    shift = max(abs(each.number) for each in scores.values()) > 50
-    terms = {j: exp(score - highest) if shift else exp(score) for j, score in scores.items()}
-    powers = {j: Number(term.value(), term.error()) for j, term in terms.items()}
-    for j in shown:
-        powers[j] = b.calculate(f"exp(S_{t},{j})", "exponentials: e^(S - max S)" if shift else "exponentials: e^S", terms[j])
-    total = b.calculate("sum", "sum of the exponentials", Sum([powers[j] for j in visible]))
-    final = {j: Number(weights[j].item(), (powers[j] / total).error()) for j in visible}
-    for j in shown:
-        final[j] = b.calculate(f"A_{t},{j} ({names[j]})", "weights: A = e^S / sum", powers[j] / total, weights[j])
+    labels = SoftmaxLabels(
+        lambda j: f"exp(S_{t},{j})", lambda j: f"A_{t},{j} ({names[j]})", "S", "sum of the exponentials", "weights: A = e^S / sum"
+    )
+    final = softmax_steps(b, scores, shown, labels, weights)
     ordered, d = sorted(visible, key=lambda j: j not in shown), b.at(len(z))
     context = weighted_sum([final[j] for j in ordered], [number(v[j, d]) for j in ordered])
     b.calculate(f"c_{t}[{d}]", "context vector: c = sum_j A_j h_j", context, z[d])
     certificate = certify(a, path, None, [t])
     certificate.check()
-    b.check(f"checked: weights x V equals the context vector of the pass; the largest difference is {certificate.ratio:.2g} of the bound of rounding")
+    b.check(
+        "checked: weights x V equals the context vector of the pass; the largest difference is"
+        f" {certificate.ratio:.2g} of the bound of rounding"
+    )
     b.values(f"c_{t}", "context vector", z)
 
 
@@ -208,7 +209,7 @@ def _attentional_steps(b: Builder, stack: str, module: LuongDecoder, t: int) -> 
     h, c = a[f"{stack}.layers.{len(module.layers) - 1}.h"][0, t], a[f"{stack}.cross.z"][0, 0, t]
     out = a[f"{stack}.attentional"][0, t]
     d = b.at(len(out))
-    b.section(f"Attentional vector of token {t}")
+    b.section(f"attentional vector of token {t}")
     pre = b.linear(f"pre_{t}[{d}]", "[c; h] W_c", module.output_proj, torch.cat([c, h.to(c)]), d, None)
     b.calculate(f"h~_{t}[{d}]", "attentional vector: tanh(pre)", tanh(pre), out[d])
     b.values(f"h~_{t}", "attentional vector", out)
@@ -221,9 +222,8 @@ def _maxout_steps(b: Builder, stack: str, module: AdditiveDecoder, t: int) -> No
     h, c = a[f"{stack}.layers.{len(module.layers) - 1}.h"][0, t], a[f"{stack}.cross.z"][0, 0, t]
     out, x = a[f"{stack}.maxout"][0, t], torch.cat([h.to(y), y, c.to(y)])
     d = b.at(len(out))
-    b.section(f"Maxout layer of token {t}")
+    b.section(f"maxout layer of token {t}")
     b.values("x", "state, embedding and context vector, one after another", x)
     pair = [b.linear(f"pre_{t}[{row}]", "x W", module.maxout, x, row, None) for row in (2 * d, 2 * d + 1)]
     b.calculate(f"t_{t}[{d}]", "maxout: the larger of two", Maximum(pair), out[d])
     b.values(f"t_{t}", "output of the maxout layer", out)
-

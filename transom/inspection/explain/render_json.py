@@ -10,9 +10,7 @@ FORMAT_VERSION = 1
 """Version of the JSON format; it grows when a field changes its meaning."""
 
 
-def render_data(
-    title: str, settings: dict[str, Any], sections: Sequence[Section], summary: str, notes: Sequence[str]
-) -> dict[str, Any]:
+def render_data(title: str, settings: dict[str, Any], sections: Sequence[Section], summary: str, notes: Sequence[str]) -> dict[str, Any]:
     """Return a hand calculation as JSON-serializable data, with all operands."""
     content = [section.data() for section in sections]
     return {

@@ -102,7 +102,7 @@ PREAMBLE = (
     r"\usepackage[margin=25mm]{geometry}",
     r"\setlength{\parindent}{0pt}",
     r"\newcommand{\formula}[1]{\par\medskip\textit{#1}\par}",
-    r"\newcommand{\step}[3]{\par\hangindent=2em $\text{#1} = #2 = \mathbf{#3}$\par}",
+    r"\newcommand{\step}[3]{\par\hangindent=2em $\displaystyle \text{#1} = #2 = \mathbf{#3}$\par}",
     r"\newcommand{\given}[3]{\par\medskip\hangindent=2em \texttt{#1}, #2: #3\par}",
     r"\newcommand{\note}[1]{\par\medskip #1\par}",
 )
@@ -126,5 +126,3 @@ def _latex(text: str) -> str:
     'W\\_Q 50\\%'
     """
     return "".join(_LATEX.get(character, character) for character in escape_control_characters(text))
-
-
