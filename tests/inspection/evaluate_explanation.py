@@ -9,7 +9,7 @@ import html
 import math
 import re
 from html.parser import HTMLParser
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FUNCTIONS = {"exp": math.exp, "sqrt": math.sqrt, "tanh": math.tanh, "erf": math.erf, "sin": math.sin, "cos": math.cos}
 
@@ -200,3 +200,25 @@ def html_lines(page: str) -> list[Line]:
 
 READERS = {"text": text_lines, "markdown": markdown_lines, "latex": latex_lines, "html": html_lines}
 """Reader of each format."""
+
+
+def evaluate_tree(tree: Any) -> float:
+    """Evaluate an expression of the JSON format from all of its operands."""
+    if not isinstance(tree, dict):
+        return float(tree)
+    values = [evaluate_tree(operand) for operand in tree["operands"]]
+    match tree["operation"]:
+        case "add":
+            return sum(values)
+        case "subtract":
+            return values[0] - values[1]
+        case "multiply":
+            return math.prod(values)
+        case "divide":
+            return values[0] / values[1]
+        case "power":
+            return float(values[0] ** values[1])
+        case "max":
+            return max(values)
+        case name:
+            return FUNCTIONS[name](*values)

@@ -102,6 +102,6 @@ def _pixel_steps(b: Builder, path: str, patch: int, side: int) -> None:
         return
     row, column = (patch // side) * module.patch_size, (patch % side) * module.patch_size
     pixel, mean, std = a.batch.pixels[0, 0, row, column], module.pixels.mean[0], module.pixels.std[0]
-    expression = (number(pixel) - exact(mean)) / exact(std)
+    expression = (number(pixel) - Number(mean)) / Number(std)
     label = f"pixel ({row}, {column})"
     b.calculate(label, "(pixel - mean) / std of the training images", expression, a[f"{path}.patches"][0, patch, 0])

@@ -42,7 +42,7 @@ def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: 
         for c in best:
             b.linear(f"z({names[c]})", "z = h W_U", a.model.unembedding, hidden, c, logits[c])
     b.values("z", "logits", logits)
-    for temperature in temperatures:
+    for temperature in temperatures if len(logits) > 1 else ():  # a text that is compared with itself alone has one logit
         _probability_steps(b, logits, best, names, temperature)
 
 
