@@ -207,14 +207,7 @@ def trace(
         ConfigError: a name, block, head or position does not exist; the message suggests the nearest names.
         DataError: a text exceeds the context window.
     """
-    given = getattr(model, "model", model)
-    network = getattr(given, "_orig_mod", given)  # of a compiled model
-    if not isinstance(network, Network):
-        raise ConfigError(f"expected a run or a model of transom, found {type(network).__name__}; load one with transom.load")
-    if isinstance(inputs, str) and network is model:
-        raise ConfigError(
-            "expected a batch or tensor for a model without a tokenizer, found a text; trace the run that transom.load returns"
-        )
+    given, network = find_network(model, inputs)
     batch = build_example_batch(model, inputs, None, "refuse").batch if isinstance(inputs, str) else network.as_batch(inputs)
     if temperature <= 0:
         raise ConfigError(f"temperature: expected a number above 0, found {temperature:g}")
@@ -230,7 +223,24 @@ def trace(
         logits = given(batch, recorder)
     activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
     kept = None if heads is None else list(heads), None if positions is None else list(positions)
-    return logits, Trace(activations, [known[address] for address in chosen], *kept, _token_symbols(model, batch))
+    return logits, Trace(activations, [known[address] for address in chosen], *kept, token_symbols(model, batch))
+
+
+def find_network(model: Any, inputs: Any) -> tuple[Any, Network]:
+    """Return the model of a run, which may be compiled, and the network in it.
+
+    Raises:
+        ConfigError: ``model`` is neither a run nor a model, or it has no tokenizer and ``inputs`` is a text.
+    """
+    given = getattr(model, "model", model)
+    network = getattr(given, "_orig_mod", given)  # of a compiled model
+    if not isinstance(network, Network):
+        raise ConfigError(f"expected a run or a model of transom, found {type(network).__name__}; load one with transom.load")
+    if isinstance(inputs, str) and network is model:
+        raise ConfigError(
+            "expected a batch or tensor for a model without a tokenizer, found a text; trace the run that transom.load returns"
+        )
+    return given, network
 
 
 def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blocks: Sequence[int] | None) -> list[str]:
@@ -268,7 +278,7 @@ def trace_run(predictor: Any, text: str | None, file: Path | None, names: Sequen
     return trace(predictor, example.batch, names, **options)[1], example.notes
 
 
-def _token_symbols(model: Any, batch: Any) -> dict[str, list[str]]:
+def token_symbols(model: Any, batch: Any) -> dict[str, list[str]]:
     """Return the symbols of the first source and target row of a batch, if the model is a run with a tokenizer."""
     tokenizers = getattr(model, "tokenizers", None)
     source = tokenizers.source if tokenizers else getattr(model, "tokenizer", None)

@@ -68,17 +68,16 @@ class Builder:
         """
         expected = None if traced is None else traced.double().item()
         self.sections[-1].steps.append(step := Calculation(label, formula, expression, expected))
-        bound = expression.error()
         if traced is None or expected is None:
-            return Number(step.value, bound)
+            return Number(step.value, step.error)
         if step.value != expected:
-            limit = SAFETY * rounding_error(traced.dtype) * bound + 1e-37
+            limit = SAFETY * rounding_error(traced.dtype) * step.error + 1e-37
             ratio = abs(step.value - expected) / limit
             if not ratio <= 1.0:
                 raise ExplanationError(f"{label}: {step.value!r} by hand, {expected!r} in the model, {ratio:.3g} times the bound")
             self.worst = max(self.worst, ratio)
         self.n_compared += 1
-        return Number(expected, bound)
+        return Number(expected, step.error)
 
     def at(self, width: int) -> int:
         """Return the index of the element that is worked out in vectors of ``width`` elements."""

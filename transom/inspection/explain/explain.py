@@ -1,6 +1,7 @@
 """Explain a forward pass: the articles' hand calculation for a model and an input of one's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from transom.config.architecture import TransformerConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import sequences_of
+from transom.inspection.activations import Activations, sequences_of
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.explain.block import BlockSteps
 from transom.inspection.explain.builder import Builder
@@ -19,12 +20,15 @@ from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.output import output_sections
 from transom.inspection.explain.recurrent import recurrent_sections
-from transom.inspection.trace import Trace, trace
+from transom.inspection.trace import find_network, token_symbols
+from transom.layers.observe import ActivationRecorder
 from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack
 from transom.layers.stack import Stack
-from transom.models.base import Network
 
 StackName = Literal["encoder", "decoder"]
+
+_SIDES = {"encoder": "source", "decoder": "target"}
+"""Side of a batch that a stack reads."""
 
 TEMPERATURES = (0.5, 1.0, 2.0)
 """Temperatures of the probabilities by default."""
@@ -65,10 +69,11 @@ def explain(
         CertificationError: attention weights do not give the head output that the kernel computed.
         ExplanationError: a step does not give the number of the model.
     """
-    example = build_example_batch(model, inputs, None, "refuse") if isinstance(inputs, str) and hasattr(model, "model") else None
-    found = trace(model, inputs if example is None else example.batch, ["logits"], store="all")[1]
-    writer = _Writer(model, found, block, head, query, stack, dim, temperatures, top)
-    return writer.write(() if example is None else tuple(example.notes))
+    _, network = find_network(model, inputs)
+    notes = list[str]()
+    if isinstance(inputs, str):
+        inputs, notes, _ = build_example_batch(model, inputs, None, "refuse")
+    return _Writer(model, network.as_batch(inputs), block, head, query, stack, dim, temperatures, top).write(tuple(notes))
 
 
 def explain_run(predictor: Any, text: str | None, file: Path | None, **options: Any) -> Explanation:
@@ -81,9 +86,8 @@ def explain_run(predictor: Any, text: str | None, file: Path | None, **options: 
         **options: further arguments of ``explain``.
     """
     example = build_example_batch(predictor, text, file)
-    found = trace(predictor, example.batch, ["logits"], store="all")[1]
-    chosen = {"block": 0, "head": 0, "query": None, "stack": None, "dim": 0, "temperatures": TEMPERATURES, "top": 5} | options
-    return _Writer(predictor, found, **chosen).write(tuple(example.notes))
+    explanation = explain(predictor, example.batch, **options)
+    return replace(explanation, notes=tuple(example.notes))
 
 
 class _Writer:
@@ -92,7 +96,7 @@ class _Writer:
     def __init__(
         self,
         run: Any,
-        found: Trace,
+        batch: Any,
         block: int,
         head: int,
         query: int | None,
@@ -101,15 +105,20 @@ class _Writer:
         temperatures: Sequence[float],
         top: int,
     ) -> None:
-        """Store and check the choices, which are the arguments of ``explain``."""
-        self.run, self.a, self.block, self.dim, self.top = run, found.activations, block, dim, top
-        self.model: Network = self.a.model
+        """Run the model on a batch; store and check the choices, which are the arguments of ``explain``."""
+        given, self.model = find_network(run, batch)
+        recorder = ActivationRecorder(["*"])
+        with torch.no_grad(), eval_mode(self.model):
+            logits = given(batch, recorder)
+        self.a = Activations(self.model, batch, recorder.activations | {"logits": logits})
+        self.run, self.block, self.dim, self.top = run, block, dim, top
         self.temperatures = tuple(temperatures)
         every = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
         if stack is not None and stack not in every:
             raise ConfigError(f"stack: expected {' or '.join(every) or 'none for this model'}, found {stack!r}")
         self.stacks = every if stack is None else [stack]
-        self.tokens = {name: self._symbols(name, found) for name in every}
+        symbols = token_symbols(run, batch)
+        self.tokens = {name: self._symbols(name, symbols) for name in every}
         self.queries = self._queries(query)
         for name in self.stacks:
             _check_range("block", block, range(self._n_blocks(name)), f" of the {name}")
@@ -121,7 +130,7 @@ class _Writer:
             raise ConfigError(f"temperatures: expected numbers above 0, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}")
         if top < 1:
             raise ConfigError(f"top: expected a number of candidates from 1, found {top}")
-        names = {"source" if name == "encoder" else "target": symbols for name, symbols in self.tokens.items()}
+        names = {_SIDES[name]: listed for name, listed in self.tokens.items()}
         self.b = Builder(self.a, dim, head, names)
 
     def write(self, notes: tuple[str, ...]) -> Explanation:
@@ -160,7 +169,7 @@ class _Writer:
         if isinstance(self.model.config, VisionTransformerConfig):
             patch_section(b, embedding, query)
         else:
-            embedding_section(b, embedding, "source" if name == "encoder" else "target", query)
+            embedding_section(b, embedding, _SIDES[name], query)
         source = self.tokens.get("encoder", [])
         module = self.a.module(name)
         if not isinstance(module, Stack):
@@ -186,14 +195,13 @@ class _Writer:
         module = self.a.module(name)
         return len(module.layers if isinstance(module, RecurrentStack | RecurrentEncoder) else module.blocks)
 
-    def _symbols(self, name: str, found: Trace) -> list[str]:
+    def _symbols(self, name: str, known: Mapping[str, list[str]]) -> list[str]:
         """Return a name for each token of a stack."""
         config = self.model.config
         if isinstance(config, VisionTransformerConfig):
             n_class = config.n_positions - config.grid**2
             return ["[class]"] * n_class + [f"patch {i}" for i in range(config.grid**2)]
-        symbols = found.tokens.get("source" if name == "encoder" else "target")
-        return symbols or [str(token) for token in sequences_of(self.a, name).tokens[0].tolist()]
+        return known.get(_SIDES[name]) or [str(token) for token in sequences_of(self.a, name).tokens[0].tolist()]
 
     def _queries(self, query: int | None) -> dict[str, int]:
         """Return the position of the token per stack.

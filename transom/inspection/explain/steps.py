@@ -28,18 +28,22 @@ class Digits(NamedTuple):
     places: int
 
 
-def choose_digits(expression: Expression) -> Digits:
+def choose_digits(expression: Expression, value: float, error: float) -> Digits:
     """Return the fewest digits of the operands with which the printed expression gives the printed result.
 
     The result is rounded to four to six significant digits. The expression with printed operands, evaluated in float64 in any order, gives
     this rounded result; where it lies so close between two rounded values that the order of evaluation matters, the result gets more or
     fewer digits.
+
+    Args:
+        expression: the expression.
+        value: its value.
+        error: its error, as a multiple of the eps of a dtype.
     """
-    value = expression.value()
     usual = places_of(value)
     if math.isinf(value):
         return Digits(MIN_DIGITS, usual)
-    margin = 4.0 * 2.0**-52 * expression.error()
+    margin = 4.0 * 2.0**-52 * error
     for places in (*range(usual, usual + MORE_PLACES), *range(usual - 1, usual - 30, -1)):
         expected = {format_result(value - margin, places), format_result(value + margin, places)}
         if len(expected) == 1:
@@ -58,6 +62,7 @@ class Calculation:
         formula: its equation in symbols; consecutive steps with one formula print it once.
         expression: operators and operands.
         value: value of the expression in float64.
+        error: rounding error that a computation in a narrower dtype may have, as a multiple of the dtype's eps.
         traced: value in the model's pass; None if the pass has no such quantity.
         digits: digits with which the step is printed.
     """
@@ -65,7 +70,8 @@ class Calculation:
     def __init__(self, label: str, formula: str, expression: Expression, traced: float | None) -> None:
         """Evaluate the expression and choose the digits."""
         self.label, self.formula, self.expression, self.traced = label, formula, expression, traced
-        self.value, self.digits = expression.value(), choose_digits(expression)
+        self.value, self.error = expression.value(), expression.error()
+        self.digits = choose_digits(expression, self.value, self.error)
 
     def write(self, notation: Notation) -> tuple[str, str]:
         """Write the expression with its operands, and the result."""
