@@ -169,6 +169,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "kernels",
         "names",
         "trace",  # notes what it truncates: test_trace.py
+        "explain",  # notes what it truncates: test_explain.py
         "plugins",
         "compare-components",
         "recipes",
