@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from transom.inspection.activations import Activations
@@ -10,7 +11,7 @@ from transom.inspection.explain.expressions import Expression, Number, Product, 
 from transom.inspection.explain.steps import Calculation, Note, Section, Values
 from transom.layers.lora import LoraLinear
 
-SAFETY = 8.0
+SAFETY = 2.0
 """Factor between the first-order bound of the rounding error and the largest accepted difference."""
 
 
@@ -35,6 +36,7 @@ class Builder:
     def __init__(self, a: Activations, dim: int, head: int, tokens: dict[str, list[str]]) -> None:
         self.a, self.dim, self.head, self.tokens = a, dim, head, tokens
         self.sections: list[Section] = []
+        self._eps = rounding_error(next(a.model.parameters()).dtype)
         self.worst, self.n_compared, self.prefix = 0.0, 0, ""
 
     def section(self, title: str) -> None:
@@ -71,7 +73,8 @@ class Builder:
         if traced is None or expected is None:
             return Number(step.value, step.error)
         if step.value != expected:
-            limit = SAFETY * rounding_error(traced.dtype) * step.error + 1e-37
+            eps = max(rounding_error(traced.dtype), self._eps)
+            limit = SAFETY * eps * step.error + torch.finfo(torch.float32).tiny
             ratio = abs(step.value - expected) / limit
             if not ratio <= 1.0:
                 raise ExplanationError(f"{label}: {step.value!r} by hand, {expected!r} in the model, {ratio:.3g} times the bound")
