@@ -78,7 +78,7 @@ class Number(Expression):
     def write(self, notation: Notation, digits: int, level: int = START) -> str:
         """Write the number; a negative one in parentheses, except at the beginning of an expression."""
         text = notation.number(format_operand(self.number, None if self.exact else digits))
-        return notation.parentheses(text) if math.copysign(1.0, self.number) < 0 and level > START else text
+        return notation.parentheses(text) if self.number < 0.0 and level > START else text
 
     def data(self) -> float | str:
         """Return the number; infinity as text."""

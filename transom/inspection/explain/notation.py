@@ -12,6 +12,8 @@ def format_operand(number: float, digits: int | None) -> str:
     >>> format_operand(0.123456, 3), format_operand(-1.5e-7, 3), format_operand(64.0, 3), format_operand(1e-5, None)
     ('0.123', '-1.5e-7', '64', '1e-5')
     """
+    if number == 0.0:
+        return "0"  # also of -0.0
     if math.isinf(number):
         return "-inf" if number < 0 else "inf"
     text = f"{number:.{digits}g}" if digits is not None and digits < 17 else repr(number)

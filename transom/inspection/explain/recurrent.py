@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from transom.inspection.activations import stack_input
 from transom.inspection.certify import certify
-from transom.inspection.derive_recurrent import UnrolledLayer, unroll
+from transom.inspection.derive_recurrent import UnrolledLayer, decoder_state, unroll
 from transom.inspection.explain.attention import MAX_KEYS, N_LARGEST
 from transom.inspection.explain.builder import Builder, number, numbers, weighted_sum
 from transom.inspection.explain.expressions import Expression, Maximum, Number, Product, Sum, dot, exact, sigmoid, tanh
@@ -18,9 +18,10 @@ from transom.layers.recurrent.recurrent_decoder import (
     DotAttention,
     InputFeedingDecoder,
     LuongDecoder,
+    PlainDecoder,
     SourceAttention,
 )
-from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentLayer
+from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentLayer, reversal_indices
 
 
 class CellSteps:
@@ -148,12 +149,26 @@ def recurrent_sections(b: Builder, stack: str, layer: int, t: int, names: Sequen
             "the input is the embedding and "
             + ("the context vector" if isinstance(module, AdditiveDecoder) else "the attentional vector of the step before")
         )
+    if isinstance(module, PlainDecoder) and t == 0:
+        _bridge_steps(b, module, layer)
     CellSteps(b, path, t).add(h)
     if isinstance(module, LuongDecoder):
         _attention_sections(b, stack, t, names, f"the state of the last layer after token {t}")
         _attentional_steps(b, stack, module, t)
     if isinstance(module, AdditiveDecoder):
         _maxout_steps(b, stack, module, t)
+
+
+def _bridge_steps(b: Builder, module: PlainDecoder, layer: int) -> None:
+    """Add one element of the initial state of a decoder layer, which is computed from a final state of the encoder."""
+    a, encoder = b.a, b.a.module("encoder")
+    lower = max(len(encoder.layers) - len(module.layers) + layer, 0)  # the top layers correspond to each other
+    states, reversal = a[f"encoder.layers.{lower}.h"], reversal_indices(a.batch.source.segments)
+    end, initial = encoder.layers[lower].final_states(states, reversal)[0], decoder_state(a, layer)[0][0]
+    d = b.at(len(initial))
+    b.values("h_end", f"final state of layer {lower} of the encoder", end)
+    pre = b.linear(f"pre[{d}]", "h_end W", module.bridge[layer], end, d, None)
+    b.calculate(f"h_before[{d}]", "initial state: tanh(pre)", tanh(pre), initial[d])
 
 
 def _attention_sections(b: Builder, stack: str, t: int, names: Sequence[str], query: str) -> None:
