@@ -55,9 +55,11 @@ def softmax_steps(
     largest = max((scores[j] for j in finite), key=lambda score: score.number)
     shift = max(abs(scores[j].number) for j in finite) > MAX_EXPONENT * (temperature or 1.0)
 
+    tau = None if temperature is None else exact(temperature)
+
     def power(score: Number) -> Expression:
         inner: Expression = score - largest if shift else score
-        return exp(inner if temperature is None else inner / exact(temperature))
+        return exp(inner if tau is None else inner / tau)
 
     exponent = f"({labels.symbol} - max {labels.symbol})" if shift else labels.symbol
     exponent = exponent if temperature is None else f"({exponent} / tau)"
@@ -71,7 +73,8 @@ def softmax_steps(
     if sink is not None:
         total.append(b.calculate("exp(sink)", "the learned sink of this head joins the sum and has no value", power(sink)))
     divisor = b.calculate("sum", labels.total, Sum(total))
-    weights = {j: Number(float(traced[j]), (powers[j] / divisor).error()) for j in scores}
+    results = traced.double().tolist()
+    weights = {j: Number(results[j], (powers[j] / divisor).error()) for j in scores}
     for j in shown:
         if j in finite:
             weights[j] = b.calculate(labels.weight(j), labels.result, powers[j] / divisor, traced[j])
