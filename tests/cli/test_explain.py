@@ -11,6 +11,9 @@ import pytest
 
 from tests.cli.conftest import Call, Trained
 from tests.inspection.evaluate_explanation import READERS, holds, text_lines
+from transom import explain
+from transom.errors import DataError
+from transom.tasks.load import load
 
 COLOR = re.compile(r"\x1b\[\d*m")
 
@@ -79,6 +82,15 @@ def test_a_text_that_is_too_long_is_truncated_and_noted(transom: Call, trained: 
     outcome = transom("explain", trained.folder, "ab " * 300, "--stack", "encoder", "--query", "0")
     assert outcome.code == 0 and "was truncated to the context window of" in outcome.out
     assert all(map(holds, text_lines(outcome.out)))
+
+
+def test_python_gives_what_the_command_prints(transom: Call, trained: Trained) -> None:
+    explanation = explain(load(trained.folder, "fp32"), "ab ba", head=1, query=0)
+    assert explanation.text() == transom("explain", trained.folder, "ab ba", "--head", "1", "--query", "0").out
+    fragment = explanation._repr_html_()
+    assert fragment.startswith('<div class="transom">') and all(section.title in fragment for section in explanation.sections)
+    with pytest.raises(DataError, match="context window"):
+        explain(load(trained.folder, "fp32"), "ab " * 300)
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import SET_NETWORKS
 from tests.models.test_vision import described as described_network
 from tests.tiers import every
+from transom.config.adapter import LoraConfig
 from transom.config.vision import ImageClassifierConfig
 from transom.errors import ConfigError
 from transom.inspection.certify import CertificationError
@@ -29,6 +30,8 @@ from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.expressions import Expression, Number, Sum, exact, exp, sqrt, tanh
 from transom.inspection.explain.notation import TEXT, Latex, Typeset
 from transom.inspection.explain.steps import MIN_DIGITS, Calculation, Note, Section, Values
+from transom.layers.lora import LoraLinear
+from transom.models.apply_lora import apply_lora
 from transom.models.base import Network
 
 
@@ -360,6 +363,34 @@ def test_notations_write_the_same_expression() -> None:
     latex = r"\frac{-0.5 \cdot \left(-2 \times 10^{-7}\right) - 3 \cdot \left(1 + \left(-2\right)\right)}{\sqrt{64}}"
     assert expression.write(Latex(), 4) == latex
     assert expression.value() == pytest.approx(0.3750000125, rel=1e-12)
+
+
+def test_several_labels_have_their_own_probabilities() -> None:
+    fields = {"kind": "text-classifier", "n_layers": 1, "vocab_size": 9, "classes": ["a", "b", "c"], "d_ff": 8, "multi_label": True}
+    model, batch = model_and_batch(SIZES | fields)
+    explanation = transom.explain(model, batch, temperatures=[2.0])
+    check(explanation)
+    found = {step.label: step.value for step in calculations(explanation)[-3:]}
+    expected = (model(batch)[0] / 2).sigmoid()
+    assert found == {f"p({name})": pytest.approx(expected[c].item(), rel=1e-5) for c, name in enumerate("abc")}
+
+
+def test_a_low_rank_update_is_part_of_the_weights() -> None:
+    model, batch = decoder()
+    apply_lora(model, LoraConfig(rank=2, target_modules=("attn.q", "attn.o")))
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            torch.nn.init.normal_(module.lora_b)
+    check(transom.explain(model, batch))
+
+
+def test_the_scores_of_a_plugin_are_not_written_out() -> None:
+    model, batch = decoder()
+    attention: Any = model.get_submodule("decoder.blocks.0.attn")
+    attention.score = lambda q, k: (q @ k.transpose(-2, -1)).square()
+    explanation = transom.explain(model, batch)
+    check(explanation)
+    assert "the scores of a plugin are not written out" in explanation.text() and "q_3 . k_" not in explanation.text()
 
 
 def test_families_of_encoders_have_their_own_heads() -> None:

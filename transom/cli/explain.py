@@ -71,13 +71,12 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with all operands: the same as --format json.")] = False,
 ) -> None:
-    """Write out the calculation of one token as on paper, with the numbers of your own model and input.
+    """Print every step in the order of the data, as on paper: tokens, embeddings, mean and variance, query, key and value, dot products.
 
-    The steps follow the data: tokens, embeddings and positions, mean and variance, query, key and value, dot products, division by
-    sqrt(d_k), mask, exponentials, weights, weighted values, concatenation, W_O, residual sums, feed-forward network, logits, and
-    probabilities at several temperatures. One element of each vector is worked out. Each line is label = expression = result, and a
-    calculator gives the printed result from the printed operands. Long sums end with the exact sum of the terms that are not printed. Every
-    step is compared with what the model computed.
+    Then come the division by sqrt(d_k), mask, exponentials, weights, weighted values, concatenation, W_O, residual sums, feed-forward
+    network, logits, and probabilities at several temperatures. One element of each vector is worked out. Each line is label = expression =
+    result, and a calculator gives the printed result from the printed operands. Long sums end with the exact sum of the terms that are not
+    printed. Every step is compared with what the model computed.
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")

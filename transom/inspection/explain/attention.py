@@ -14,6 +14,7 @@ from transom.inspection.explain.builder import Builder, number, numbers, weighte
 from transom.inspection.explain.expressions import Call, Expression, Number, dot, exact, sqrt, tanh
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
+from transom.layers.approximations.approximate_attention import ApproximateAttention
 from transom.layers.attention import Attention
 from transom.layers.position_encoding import Rotary
 
@@ -177,8 +178,11 @@ class AttentionSteps:
         """Add exponentials, their sum and the weights; return the weights of all keys."""
         b = self.b
         if scores is None:
-            b.note(f"{_approximation_name(self.module)} computes no scores; the weights that it implies:")
-            b.values(f"A_{self.i}", "implied weights", self.weights, self.names)
+            if isinstance(self.module, ApproximateAttention):
+                b.note(f"{type(self.module.approximation).__name__} computes no scores; the weights that it implies:")
+            else:
+                b.note("the scores of a plugin are not written out; the weights:")
+            b.values(f"A_{self.i}", "attention weights", self.weights, self.names)
             return numbers(self.weights)
         if all(math.isinf(score.number) for score in scores):
             b.note("the query sees no key: all weights are 0")
@@ -235,11 +239,6 @@ def attention_sections(b: Builder, path: str, query: int, positions: Sequence[in
     weights = steps.softmax(scores)
     b.section(f"{where}: output")
     return steps.output(weights)
-
-
-def _approximation_name(module: Attention) -> str:
-    """Return the name of the approximation of an attention layer."""
-    return type(getattr(module, "approximation", module)).__name__
 
 
 def _rotary_of(b: Builder, path: str) -> Rotary | None:
