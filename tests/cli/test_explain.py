@@ -89,7 +89,7 @@ def test_python_gives_what_the_command_prints(transom: Call, trained: Trained) -
     assert explanation.text() == transom("explain", trained.folder, "ab ba", "--head", "1", "--query", "0").out
     fragment = explanation._repr_html_()
     assert fragment.startswith('<div class="transom">') and all(section.title in fragment for section in explanation.sections)
-    with pytest.raises(DataError, match="context window"):
+    with pytest.raises(DataError, match="expected at most 255 tokens, found 900"):
         explain(load(trained.folder, "fp32"), "ab " * 300)
 
 
