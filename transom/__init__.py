@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transom.decoding.predictors.translator import Translator as Translator
     from transom.errors import TransomError as TransomError
     from transom.inspection.edits.scope import edits as edits
+    from transom.inspection.explain.explain import explain as explain
     from transom.inspection.trace import trace as trace
     from transom.models.build import build as build
     from transom.tasks.audio.task import AudioClassifier as AudioClassifier
@@ -41,6 +42,7 @@ _HOMES = {
     "Translator": "transom.decoding.predictors.translator",
     "build": "transom.models.build",
     "edits": "transom.inspection.edits.scope",
+    "explain": "transom.inspection.explain.explain",
     "load": "transom.tasks.load",
     "trace": "transom.inspection.trace",
     "train": "transom.tasks.train",

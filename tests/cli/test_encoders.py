@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from tests.cli.conftest import Call, Trained, sets
 from tests.cli.test_language import TINY as TINY_TEXT
+from tests.inspection.evaluate_explanation import holds, text_lines
 from transom.cli.main import main
 from transom.errors import ConfigError
 from transom.tasks.load import load, load_embedder
@@ -40,6 +41,14 @@ def filling(labelled: Path) -> Path:
         (text / f"{i}.txt").write_text(f"the sun of {i} is a sun\n")
     assert main(["train", "text-masked", "--text", str(text), *sets(*TINY), "--out", str(out), "--json"]) == 0
     return out
+
+
+def test_the_calculation_of_an_encoder_is_printed(transom: Call, classifying: Path, filling: Path) -> None:
+    for run, expected in ((classifying, "p(wild) = "), (filling, "Transform of token ")):
+        outcome = transom("explain", run, "a wolf of 3")
+        lines = text_lines(outcome.out)
+        assert outcome.code == 0 and len(lines) > 50 and all(map(holds, lines))
+        assert expected in outcome.out
 
 
 def test_pages_say_what_the_run_is(classifying: Path, filling: Path) -> None:
@@ -150,6 +159,9 @@ def test_vectors_learned_from_pairs(transom: Call, tmp_path: Path) -> None:
     files = ["--source", tmp_path / "left", "--target", tmp_path / "right"]
     assert transom("train", "text-pairs", *files, *sets(*TINY), "--out", tmp_path / "run", "--json").code == 0
     told = transom("embed", tmp_path / "run", "1 cat", "1 gato", "--precision", "fp32")
+    explained = transom("explain", tmp_path / "run", "1 cat")
+    assert "The text is paired with itself." in explained.out and all(map(holds, text_lines(explained.out)))
+    assert transom("trace", tmp_path / "run", "1 cat", "--names", "pooled").code == 0
     assert told.code == 0 and told.out.startswith(" 1.000")
     card, page = (tmp_path / "run" / "README.md").read_text(), (tmp_path / "run" / "report.html").read_text()
     assert "transom embed" in card and "pairs per second" in card and "Predictions" in page

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Call, Trained, sets
+from tests.inspection.evaluate_explanation import holds, text_lines
 from transom.cli.main import main
 
 TINY = (
@@ -59,6 +60,14 @@ def test_pages_show_what_the_run_is(seeing: Path) -> None:
     assert "RGB images of 8 x 8 pixels, 4 x 4 patches, after stages of 4 channels" in card and "images per second" in card
     assert "transom classify" in card and "10% of the training images, held out" in card
     assert "Validation accuracy" in page and '<img src="data:image/png;base64,' in page and "perplexity" not in page
+
+
+def test_the_calculation_of_an_image_is_printed(transom: Call, seeing: Path, photos: Path) -> None:
+    outcome = transom("explain", seeing, "--input", photos / "dark" / "0.jpg", "--query", "0")
+    lines = text_lines(outcome.out)
+    assert outcome.code == 0 and len(lines) > 50 and all(map(holds, lines))
+    assert "1. Patches and embeddings" in outcome.out and "p(dark) = " in outcome.out
+    assert "expected an image for this model, found no file; give one with --input" in transom("explain", seeing, "dark").error
 
 
 def test_classify_files_lists_and_labelled_folders(transom: Call, seeing: Path, photos: Path, tmp_path: Path) -> None:

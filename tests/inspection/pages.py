@@ -48,6 +48,8 @@ def _translation(folder: Path) -> Iterator[Path]:
     arguments = ["--input", _write(folder / "few", sentences(3)), "--alignment", "--html", str(folder / "alignments.html")]
     assert main(["translate", str(run), *arguments, "--output", str(folder / "translations")]) == 0
     yield folder / "alignments.html"
+    assert main(["explain", str(run), "sun and moon", "--out", str(folder / "calculation.html")]) == 0
+    yield folder / "calculation.html"
 
 
 def _language(folder: Path) -> Iterator[Path]:

@@ -27,6 +27,7 @@ BUILT_IN = (
     Command("compare-attention", "Measure the error, time and memory of attention approximations on a trained model."),
     Command("names", "List the quantities of a model's forward pass, with their formulas and shapes."),
     Command("trace", "Read attention weights, residual streams and other quantities of a model on one input."),
+    Command("explain", "Write out the calculation of one token by hand, with the numbers of a model and an input."),
     Command("ablate", "Edit each head, neuron, position or key on its own, and measure how the model's answer changes."),
     Command("worked-examples", "Recompute the numbers that five articles on the Transformer print, and explain their errata."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),

@@ -35,6 +35,7 @@ def render_page(
     lead: str | None = None,
     above: Iterable[Element] = (),
     footer: str | None = None,
+    styles: Sequence[str] = (),
 ) -> str:
     """Render an HTML page; text from data is escaped.
 
@@ -45,6 +46,7 @@ def render_page(
         lead: a sentence below the heading.
         above: content before the first section.
         footer: the last line of the page.
+        styles: names of further style sheets of this package.
     """
     filled = [part for part in parts if part[2]]
     links = [node("a", name, href=f"#{anchor}") for anchor, name, _ in filled if anchor]
@@ -59,7 +61,7 @@ def render_page(
         node("meta", name="viewport", content="width=device-width, initial-scale=1"),
         node("meta", name="referrer", content="no-referrer"),
         node("title", title),
-        style_sheet("colors", "pictures", "page"),
+        style_sheet("colors", "pictures", "page", *styles),
     )
     body = node("body", header, main, node("footer", footer) if footer else None)
     return f"<!DOCTYPE html>\n{to_html(node('html', head, body, lang='en'))}\n"

@@ -238,14 +238,7 @@ def trace(
         ConfigError: a name, block, head or position does not exist; the message suggests the nearest names.
         DataError: a text exceeds the context window.
     """
-    given = getattr(model, "model", model)
-    network = getattr(given, "_orig_mod", given)  # of a compiled model
-    if not isinstance(network, Network):
-        raise ConfigError(f"expected a run or a model of transom, found {type(network).__name__}; load one with transom.load")
-    if isinstance(inputs, str) and network is model:
-        raise ConfigError(
-            "expected a batch or tensor for a model without a tokenizer, found a text; trace the run that transom.load returns"
-        )
+    given, network = find_network(model, inputs)
     batch = build_example_batch(model, inputs, None, "refuse").batch if isinstance(inputs, str) else network.as_batch(inputs)
     if temperature <= 0:
         raise ConfigError(f"temperature: expected a number above 0, found {temperature:g}")
@@ -300,6 +293,23 @@ def _named(known: Mapping[str, NamedQuantity], address: str) -> NamedQuantity:
     each = known[address.removesuffix(GRADIENT_SUFFIX)]
     row = each.quantity._replace(name=each.quantity.name + GRADIENT_SUFFIX, formula=f"gradient of: {each.quantity.formula}", alias="")
     return each._replace(address=address, quantity=row, cost="recomputed", alias="")
+
+
+def find_network(model: Any, inputs: Any) -> tuple[Any, Network]:
+    """Return the model of a run, which may be compiled, and the network in it.
+
+    Raises:
+        ConfigError: ``model`` is neither a run nor a model, or it has no tokenizer and ``inputs`` is a text.
+    """
+    given = getattr(model, "model", model)
+    network = getattr(given, "_orig_mod", given)  # of a compiled model
+    if not isinstance(network, Network):
+        raise ConfigError(f"expected a run or a model of transom, found {type(network).__name__}; load one with transom.load")
+    if isinstance(inputs, str) and network is model:
+        raise ConfigError(
+            "expected a batch or tensor for a model without a tokenizer, found a text; trace the run that transom.load returns"
+        )
+    return given, network
 
 
 def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blocks: Sequence[int] | None) -> list[str]:

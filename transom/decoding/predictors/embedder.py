@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.data.batch import LabeledTextBatch
+from transom.data.batch import Batch, ContrastiveBatch, LabeledTextBatch
+from transom.data.labeled.labeled_texts import labeled_text_batch
 from transom.decoding.inference import ProgressCallback, ignore_progress
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import LongTextPolicy
@@ -36,6 +37,11 @@ class Embeddings(NamedTuple):
 
 class Embedder(EncoderPredictor[EncoderOnlyTransformer]):
     """Embeds texts as vectors."""
+
+    def text_batch(self, tokens: Sequence[int]) -> tuple[Batch, list[str]]:
+        """Return a batch of a text paired with itself, given by its token IDs, and a note; see ``inspection.example_batch``."""
+        source = labeled_text_batch([tokens], [0], [0]).source
+        return ContrastiveBatch(source, source, (0,)), ["the text is paired with itself"]
 
     def embed_with_details(
         self,

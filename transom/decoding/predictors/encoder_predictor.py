@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transom.config.decoding import TextInferenceConfig
-from transom.data.batch import LabeledTextBatch
+from transom.data.batch import Batch, LabeledTextBatch
 from transom.data.labeled.labeled_texts import labeled_text_batch, labeled_text_batches
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item, unless_edited
@@ -79,7 +79,7 @@ class EncoderPredictor(Generic[Encoder]):
         """Return the token IDs of a text, without special tokens."""
         return self.tokenizer.encode(text)
 
-    def text_batch(self, tokens: Sequence[int]) -> tuple[LabeledTextBatch, list[str]]:
+    def text_batch(self, tokens: Sequence[int]) -> tuple[Batch, list[str]]:
         """Return a batch of one text, given by its token IDs, and no notes; see ``inspection.example_batch``."""
         return labeled_text_batch([tokens], [0], [0]), []
 

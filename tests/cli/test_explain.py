@@ -1,0 +1,106 @@
+"""``transom explain``: the hand calculation of a run's own numbers, in every format, on the terminal or in a file."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from tests.cli.conftest import Call, Trained
+from tests.inspection.evaluate_explanation import READERS, holds, text_lines
+from transom import explain
+from transom.errors import DataError
+from transom.tasks.load import load
+
+COLOR = re.compile(r"\x1b\[\d*m")
+
+
+def test_the_calculation_of_both_sides_is_printed_and_holds(transom: Call, trained: Trained) -> None:
+    outcome = transom("explain", trained.folder, "ab ba", "--head", "1", "--query", "0")
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert lines[0] == "Hand calculation: block 0, head 1, token 0 of the encoder and token 0 of the decoder"
+    assert lines[1].startswith("The target is the model's own translation: ")
+    found = text_lines(outcome.out)
+    assert len(found) > 100 and all(map(holds, found))
+    for part in (
+        r"\d+\. Encoder, tokens and embeddings\n  tokens: 0 \S+ \(id \d+\), ",
+        r"\d+\. Encoder, self-attention, head 1: scores of query 0",
+        r"\d+\. Decoder, cross-attention, head 1: output",
+        r"  checked: weights x V equals the kernel's head output; the largest difference is 0\.\d+ of the bound of rounding",
+        r"    p\(.+\) = \S+ / \S+ = 0\.\d+",
+    ):
+        assert re.search(part, outcome.out), part
+    assert "\x1b" not in outcome.out, "a file has no colors"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "format_"), [(".txt", "text"), (".md", "markdown"), (".tex", "latex"), (".html", "html"), (".json", "json")]
+)
+def test_the_suffix_of_the_file_or_the_option_gives_the_format(
+    suffix: str, format_: str, transom: Call, trained: Trained, tmp_path: Path
+) -> None:
+    file = tmp_path / f"calculation{suffix}"
+    asked = ("explain", trained.folder, "ab ba", "--stack", "encoder", "--dim", "5", "--temperature", "0.7", "--top", "2")
+    outcome = transom(*asked, "--out", file)
+    assert outcome.code == 0 and outcome.out == "" and re.search(rf"wrote \d+ steps to {re.escape(str(file))}", outcome.err)
+    content = file.read_text(encoding="utf-8")
+    printed = transom(*asked, "--format", format_)
+    assert printed.out == content
+    if format_ == "json":
+        assert transom(*asked, "--json").json == printed.json
+        assert printed.json["settings"]["dim"] == 5 and printed.json["notes"][0].startswith("the target is the model's own translation")
+    else:
+        lines = READERS[format_](content)
+        assert len(lines) > 20 and all(map(holds, lines))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), "expected TEXT or --input, found both or neither"),
+        (("ab", "--block", "1"), "block: expected a number from 0 to 0 of the encoder, found 1"),
+        (("ab", "--head", "2"), "head: expected a number from 0 to 1, found 2"),
+        (("ab", "--dim", "16"), "dim: expected a number from 0 to 15, found 16"),
+        (("ab", "--query", "50", "--stack", "encoder"), "query: expected the position of a token, from 0 to 2 in the encoder, found 50"),
+        (("ab", "--query", "50"), "choose one side with stack"),
+        (
+            ("ab", "--out", "calculation.pdf"),
+            "--out: expected a file that ends in .txt, .md, .tex, .html, .htm, .json, found calculation.pdf",
+        ),
+        (("ab", "--json", "--format", "html"), "--format: expected json with --json, found html"),
+    ],
+)
+def test_mistakes_are_one_line(options: tuple[str, ...], expected: str, transom: Call, trained: Trained) -> None:
+    assert expected in transom("explain", trained.folder, *options).error
+
+
+def test_a_text_that_is_too_long_is_truncated_and_noted(transom: Call, trained: Trained) -> None:
+    outcome = transom("explain", trained.folder, "ab " * 300, "--stack", "encoder", "--query", "0")
+    assert outcome.code == 0 and "was truncated to the context window of" in outcome.out
+    assert all(map(holds, text_lines(outcome.out)))
+
+
+def test_python_gives_what_the_command_prints(transom: Call, trained: Trained) -> None:
+    explanation = explain(load(trained.folder, "fp32"), "ab ba", head=1, query=0)
+    assert explanation.text() == transom("explain", trained.folder, "ab ba", "--head", "1", "--query", "0").out
+    fragment = explanation._repr_html_()
+    assert fragment.startswith('<div class="transom">') and all(section.title in fragment for section in explanation.sections)
+    with pytest.raises(DataError, match="expected at most 255 tokens, found 900"):
+        explain(load(trained.folder, "fp32"), "ab " * 300)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_a_terminal_shows_colors_unless_they_are_switched_off(environment: dict[str, str], colored: bool, trained: Trained) -> None:
+    words = ["-m", "transom", "explain", str(trained.folder), "ab", "--stack", "encoder"]
+    inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    terminal: Any
+    with pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=120, env=inherited | {"TERM": "xterm"} | environment) as terminal:
+        terminal.expect(pexpect.EOF)
+    assert terminal.exitstatus == 0 and bool(COLOR.search(terminal.before)) == colored
+    lines = text_lines(COLOR.sub("", terminal.before).replace("\r", ""))
+    assert len(lines) > 20 and all(map(holds, lines))

@@ -1,0 +1,124 @@
+"""``transom explain``: write out by hand how a model computes its numbers for one token."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from transom.checkpoints.output_paths import check_output_path
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import RunArgument
+from transom.cli.output import print_note
+from transom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transom.inspection.explain.explanation import Explanation
+
+EXAMPLES = """
+transom explain runs/en-de "A man sleeps." --block 0 --head 2 --query 3
+transom explain runs/en-de "A man sleeps." --stack decoder --out calculation.html
+transom explain runs/gpt "To be, or not" --dim 7 --temperature 0.7 --temperature 1
+transom explain runs/photos --input cat.jpg --query 5 --format latex
+"""
+
+Format = Literal["text", "markdown", "latex", "html", "json"]
+
+SUFFIXES: dict[str, Format] = {
+    ".txt": "text",
+    ".md": "markdown",
+    ".tex": "latex",
+    ".html": "html",
+    ".htm": "html",
+    ".json": "json",
+}
+"""Format of a file by its suffix."""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def explain(
+    run: RunArgument,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image or sound for such a model.")
+    ] = None,
+    block: Annotated[int, typer.Option("--block", min=0, help="Block, or layer of a recurrent model, from 0.")] = 0,
+    head: Annotated[int, typer.Option("--head", min=0, help="Attention head, from 0.")] = 0,
+    query: Annotated[
+        int | None,
+        typer.Option(
+            "--query", min=0, help="Position of the token, from 0. Default: the last token, or the class token if the model pools it."
+        ),
+    ] = None,
+    stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option("--stack", help="One side of a translator. Default: both.")] = None,
+    dim: Annotated[
+        int, typer.Option("--dim", min=0, help="Element of each vector that is worked out; in narrower vectors, modulo their width.")
+    ] = 0,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option("--temperature", min=1e-6, help="Divisor of the logits before the probabilities. Repeatable. Default: 0.5, 1 and 2."),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out.")] = 5,
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="Format of the output. Default: that of the suffix of --out, else text.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead: .txt, .md, .tex, .html or .json.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with all operands: the same as --format json.")] = False,
+) -> None:
+    """Print every step in the order of the data, as on paper: tokens, embeddings, mean and variance, query, key and value, dot products.
+
+    Then come the division by sqrt(d_k), mask, exponentials, weights, weighted values, concatenation, W_O, residual sums, feed-forward
+    network, logits, and probabilities at several temperatures. One element of each vector is worked out. Each line is label = expression =
+    result, and a calculator gives the printed result from the printed operands. Long sums end with the exact sum of the terms that are not
+    printed. Every step is compared with what the model computed.
+    """
+    if (text is None) == (input_file is None):
+        raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
+    chosen = _format(format_, out, as_json)
+    check_output_path(out, [run, input_file])
+    with gc_frozen_imports():
+        from transom.files.atomic_io import write_file
+        from transom.inspection.explain.explain import TEMPERATURES, explain_run
+        from transom.tasks.load import load
+
+    temperatures: Sequence[float] = temperature or TEMPERATURES
+    choices = {"block": block, "head": head, "query": query, "stack": stack, "dim": dim, "temperatures": temperatures, "top": top}
+    found = explain_run(load(run, "fp32"), text, input_file, **choices)
+    if out is not None:
+        write_file(out, _written(found, chosen, color=False).encode())
+        n = sum(len(section.steps) for section in found.sections)
+        print_note(f"wrote {n:,} steps to {out}")
+    else:
+        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        print(_written(found, chosen, color), end="")
+
+
+def _format(given: Format | None, out: Path | None, as_json: bool) -> Format:
+    """Return the format of the output.
+
+    Raises:
+        ConfigError: ``--json`` and ``--format`` contradict each other, or no format belongs to the suffix of the file.
+    """
+    if as_json and given not in (None, "json"):
+        raise ConfigError(f"--format: expected json with --json, found {given}; leave one of them out")
+    if as_json or given is not None:
+        return "json" if as_json or given is None else given
+    if out is None:
+        return "text"
+    if (suffix := out.suffix.lower()) not in SUFFIXES:
+        raise ConfigError(f"--out: expected a file that ends in {', '.join(SUFFIXES)}, found {out}; rename it, or give --format")
+    return SUFFIXES[suffix]
+
+
+def _written(found: "Explanation", chosen: Format, color: bool) -> str:
+    """Return the hand calculation in a format."""
+    if chosen == "text":
+        return found.text(color)
+    written: str = getattr(found, chosen)()
+    return written

@@ -1,0 +1,147 @@
+"""The sections of one Transformer block for one query."""
+
+from collections.abc import Sequence
+
+from transom.config.architecture import TransformerConfig
+from transom.inspection.activations import stream_after
+from transom.inspection.explain.attention import attention_sections
+from transom.inspection.explain.builder import Builder, number
+from transom.inspection.explain.expressions import Expression, Number
+from transom.inspection.explain.feed_forward import feed_forward_steps
+from transom.inspection.explain.norm import norm_steps
+from transom.layers.attention import Attention
+
+PARTS = {"attn": "resid_mid", "cross": "resid_cross", "ff": "resid_post"}
+"""Sub-layers of a block in order, with the residual stream after each."""
+
+
+class BlockSteps:
+    """Steps of one block and query.
+
+    Attributes:
+        b: the hand calculation.
+        stack: "encoder" or "decoder".
+        path: path of the block.
+        i: position of the query in its text.
+        query: index of the query in the tensors of the block; in a routed block, among the selected tokens.
+        positions: positions of the tokens that the block processes.
+        source: symbols of the tokens of the encoder, for cross-attention.
+        names: symbols of the tokens of the stack.
+    """
+
+    def __init__(self, b: Builder, stack: str, block: int, query: int, names: Sequence[str], source: Sequence[str]) -> None:
+        """Store what the steps read; ``names`` are the symbols of the tokens of the stack, ``source`` those of the encoder."""
+        self.b, self.stack, self.block, self.path, self.i = b, stack, block, f"{stack}.blocks.{block}", query
+        self.module = b.a.module(self.path)
+        self.names, self.source = names, source
+        self.positions, self.query = list(range(len(names))), query
+
+    def sections(self) -> None:
+        """Add all sections of the block."""
+        if self.module.depth is not None and not self._route():
+            return
+        config = self.b.a.model.config
+        assert isinstance(config, TransformerConfig)
+        if self.block and self.module.depth is None:
+            self.b.section(f"input of block {self.block}, token {self.i}")
+            self.b.note("block 0 precedes in the same way" if self.block == 1 else f"blocks 0 to {self.block - 1} precede in the same way")
+            self.b.values(f"X_{self.i}", "residual stream before the block", self.b.a[f"{self.path}.resid_pre"][0, self.query])
+        if config.norm_placement == "parallel":
+            self._parallel()
+        else:
+            for part in PARTS:
+                if getattr(self.module, part) is not None:
+                    self._sublayer(part, config.norm_placement)
+        if self.module.depth is not None:
+            self._mix()
+
+    def _route(self) -> bool:
+        """Add the score of the depth router; return whether it selects the token."""
+        a, b, i = self.b.a, self.b, self.i
+        b.section(f"depth router of block {self.block}")
+        x, score = stream_after(a, self.stack, self.block)[0, i], a[f"{self.path}.depth.score"][0, i]
+        b.values(f"X_{i}", "residual stream before the block", x)
+        b.linear(f"r_{i}", "score: r = w x", self.module.depth.map, x, 0, score)
+        selected = a[f"{self.path}.depth.selected"][0]
+        if not bool(selected[i]):
+            b.note(f"the score is not above 0: token {i} skips the block, and its residual stream stays as it is")
+            return False
+        self.positions = selected.nonzero()[:, 0].tolist()
+        self.query = self.positions.index(i)
+        b.note(f"the score is above 0: token {i} passes the block, with tokens {', '.join(map(str, self.positions))}")
+        return True
+
+    def _mix(self) -> None:
+        """Add the change of the block times the router's score."""
+        a, b, i = self.b.a, self.b, self.i
+        before, after = (a[f"{self.path}.{name}"][0, self.query] for name in ("resid_pre", "resid_post"))
+        d, r = b.at(len(before)), number(a[f"{self.path}.depth.score"][0, i])
+        x, y = number(before[d]), number(after[d])
+        b.calculate(f"X_{i}[{d}] (routed)", "x + r (Block(x) - x)", x + r * (y - x), stream_after(a, self.stack, self.block + 1)[0, i, d])
+
+    def _part(self, part: str) -> Number | None:
+        """Add the steps of a sub-layer; return the element of its output that is worked out, None if it is unknown."""
+        path, b = f"{self.path}.{part}", self.b
+        if part == "ff":
+            b.section(f"feed-forward network of token {self.i}")
+            return feed_forward_steps(b, path, (0, self.query), self.i)
+        if not isinstance(b.a.module(path), Attention):
+            b.section("attention")
+            b.note(f"the attention layer {type(b.a.module(path)).__name__} is not written out")
+            return None
+        cross = part == "cross"
+        keys = range(len(self.source)) if cross else self.positions
+        names = [(self.source if cross else self.names)[j] for j in keys]
+        return attention_sections(b, path, self.query, self.positions, list(keys), names)
+
+    def _sublayer(self, part: str, placement: str) -> None:
+        """Add norm, sub-layer and residual sum, in the order of the placement of the norms."""
+        a, b, i, residual = self.b.a, self.b, self.i, f"{self.path}.{part}_residual"
+        x = a[f"{self.path}.{self._stream_before(part)}"][0, self.query]
+        after, d = a[f"{self.path}.{PARTS[part]}"][0, self.query], b.at(len(x))
+        if placement != "post":
+            self._norm(f"{residual}.norm", f"norm before {_NAMES[part]}", "h")
+        y = self._part(part)
+        if placement == "sandwich":
+            path = f"{residual}.norm_out"
+            self._norm(path, f"norm after {_NAMES[part]}", "y'")
+            y = number(a[f"{path}.out"][0, self.query, d])
+        if y is None:
+            b.values(f"X_{i}", "residual stream after the sub-layer", after)
+            return
+        b.section(f"residual connection around {_NAMES[part]}")
+        if placement == "post":
+            b.calculate(f"(x + y)_{i}[{d}]", "x + sub-layer(x)", number(x[d]) + y, a[f"{residual}.norm.x"][0, self.query, d])
+            norm_steps(b, f"{residual}.norm", (0, self.query), f"X_{i}")
+        else:
+            b.calculate(f"X_{i}[{d}]", "x + sub-layer(norm(x))", number(x[d]) + y, after[d])
+            b.values(f"X_{i}", f"residual stream after {_NAMES[part]}", after)
+
+    def _stream_before(self, part: str) -> str:
+        """Return the name of the residual stream before a sub-layer."""
+        before = {"attn": "resid_pre", "cross": "resid_mid", "ff": "resid_mid" if self.module.cross is None else "resid_cross"}
+        return before[part]
+
+    def _norm(self, path: str, title: str, name: str) -> None:
+        """Add a section with the steps of a norm."""
+        self.b.section(title)
+        norm_steps(self.b, path, (0, self.query), f"{name}_{self.i}")
+
+    def _parallel(self) -> None:
+        """Add the norm, all sub-layers, and the sum of the stream and their outputs."""
+        a, b, i = self.b.a, self.b, self.i
+        self._norm(f"{self.path}.norm", "norm before all sub-layers", "h")
+        outputs = [self._part(part) for part in PARTS if getattr(self.module, part) is not None]
+        x, after = (a[f"{self.path}.{name}"][0, self.query] for name in ("resid_pre", "resid_post"))
+        d = b.at(len(x))
+        b.section("residual connection")
+        known = [each for each in outputs if each is not None]
+        if len(known) == len(outputs):
+            expression: Expression = number(x[d])
+            for each in known:
+                expression = expression + each
+            b.calculate(f"X_{i}[{d}]", "x + outputs of all sub-layers", expression, after[d])
+        b.values(f"X_{i}", "residual stream after the block", after)
+
+
+_NAMES = {"attn": "self-attention", "cross": "cross-attention", "ff": "the feed-forward network"}

@@ -1,0 +1,127 @@
+"""Collects the steps of a hand calculation, and compares each with the number that the model computed."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from transom.inspection.activations import Activations
+from transom.inspection.certify import rounding_error
+from transom.inspection.explain.expressions import Expression, Number, Product, Sum, dot
+from transom.inspection.explain.steps import Calculation, Note, Section, Values
+from transom.layers.lora import LoraLinear
+
+SAFETY = 2.0
+"""Factor between the first-order bound of the rounding error and the largest accepted difference."""
+
+
+class ExplanationError(RuntimeError):
+    """A written-out step does not give the number that the model computed: a bug of transom, or of a plugin."""
+
+
+class Builder:
+    """Sections of a hand calculation of the first row of a batch.
+
+    Attributes:
+        a: quantities of the pass.
+        dim: element of each vector that is worked out; in narrower vectors, ``dim`` modulo their width.
+        head: attention head.
+        tokens: symbols of the tokens per side, "source" and "target".
+        sections: sections so far.
+        worst: largest difference between a step and the model's number so far, as a multiple of its bound.
+        n_compared: number of steps that were compared.
+        prefix: beginning of the headings of further sections, such as ``decoder, ``.
+    """
+
+    def __init__(self, a: Activations, dim: int, head: int, tokens: dict[str, list[str]]) -> None:
+        self.a, self.dim, self.head, self.tokens = a, dim, head, tokens
+        self.sections: list[Section] = []
+        self._eps = rounding_error(next(a.model.parameters()).dtype)
+        self.worst, self.n_compared, self.prefix = 0.0, 0, ""
+
+    def section(self, title: str) -> None:
+        """Begin a section; its heading is the title after the prefix, with a capital first letter."""
+        heading = self.prefix + title
+        self.sections.append(Section(heading[:1].upper() + heading[1:], []))
+
+    def note(self, text: str) -> None:
+        """Add a sentence."""
+        self.sections[-1].steps.append(Note(text))
+
+    def check(self, text: str) -> None:
+        """Add a sentence on a comparison with what the model computed."""
+        self.sections[-1].steps.append(Note(text, "check"))
+
+    def values(self, label: str, formula: str, x: Tensor, names: Iterable[str] = ()) -> None:
+        """Show a vector."""
+        self.sections[-1].steps.append(Values(label, formula, tuple(x.double().tolist()), tuple(names)))
+
+    def calculate(self, label: str, formula: str, expression: Expression, traced: Tensor | None = None) -> Number:
+        """Add a step; return its value as an operand of later steps, with the error that it may have.
+
+        Args:
+            label: the quantity.
+            formula: its equation in symbols.
+            expression: operators and operands.
+            traced: the value that the model computed, of shape (); None if it is no quantity of the pass.
+
+        Raises:
+            ExplanationError: the value is further from the model's than rounding in the model's dtype explains.
+        """
+        expected = None if traced is None else traced.double().item()
+        self.sections[-1].steps.append(step := Calculation(label, formula, expression, expected))
+        if traced is None or expected is None:
+            return Number(step.value, step.error)
+        if step.value != expected:
+            eps = max(rounding_error(traced.dtype), self._eps)
+            limit = SAFETY * eps * step.error + torch.finfo(torch.float32).tiny
+            ratio = abs(step.value - expected) / limit
+            if not ratio <= 1.0:
+                raise ExplanationError(f"{label}: {step.value!r} by hand, {expected!r} in the model, {ratio:.3g} times the bound")
+            self.worst = max(self.worst, ratio)
+        self.n_compared += 1
+        return Number(expected, step.error)
+
+    def at(self, width: int) -> int:
+        """Return the index of the element that is worked out in vectors of ``width`` elements."""
+        return self.dim % width
+
+    def linear(self, label: str, formula: str, layer: nn.Module, x: Tensor, row: int, traced: Tensor | None) -> Number:
+        """Add a step for one output of a linear layer: the dot product of ``x`` with a column of W, and the bias if there is one.
+
+        Args:
+            label: the quantity.
+            formula: its equation without the bias.
+            layer: the linear layer; PyTorch stores the columns of W as rows.
+            x: input, one vector.
+            row: index of the output.
+            traced: the value that the model computed.
+        """
+        weight, bias = linear_weight(layer)
+        expression: Expression = dot(numbers(x), numbers(weight[row]))
+        if bias is not None:
+            expression, formula = expression + number(bias[row]), f"{formula} + b"
+        return self.calculate(label, formula, expression, traced)
+
+
+def linear_weight(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a linear layer, with its low-rank update if it has one."""
+    assert isinstance(layer, nn.Linear)
+    if isinstance(layer, LoraLinear):
+        return layer.merged_weight(layer.weight, layer.lora_a, layer.lora_b), layer.bias
+    return layer.weight, layer.bias
+
+
+def number(x: Tensor) -> Number:
+    """Return the value of a tensor of shape ()."""
+    return Number(x.double().item())
+
+
+def numbers(x: Tensor) -> list[Number]:
+    """Return the elements of a vector."""
+    return [Number(value) for value in x.double().tolist()]
+
+
+def weighted_sum(weights: Sequence[Expression], values: Sequence[Expression]) -> Sum:
+    """Return the sum of values times weights."""
+    return Sum([Product((weight, value)) for weight, value in zip(weights, values, strict=True)])

@@ -1,0 +1,248 @@
+"""Explain a forward pass: the articles' hand calculation for a model and an input of one's own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from transom.config.architecture import TransformerConfig
+from transom.config.vision import VisionTransformerConfig
+from transom.decoding.inference import eval_mode
+from transom.errors import ConfigError
+from transom.inspection.activations import Activations, sequences_of
+from transom.inspection.example_batch import build_example_batch
+from transom.inspection.explain.block import BlockSteps
+from transom.inspection.explain.builder import Builder
+from transom.inspection.explain.embedding import embedding_section, patch_section
+from transom.inspection.explain.explanation import Explanation
+from transom.inspection.explain.norm import norm_steps
+from transom.inspection.explain.output import output_sections
+from transom.inspection.explain.recurrent import recurrent_sections
+from transom.inspection.trace import find_network, token_symbols
+from transom.layers.observe import ActivationRecorder
+from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack
+from transom.layers.stack import Stack
+
+StackName = Literal["encoder", "decoder"]
+
+_SIDES = {"encoder": "source", "decoder": "target"}
+"""Side of a batch that a stack reads."""
+
+TEMPERATURES = (0.5, 1.0, 2.0)
+"""Temperatures of the probabilities by default."""
+
+
+def explain(
+    model: Any,
+    inputs: Any,
+    *,
+    block: int = 0,
+    head: int = 0,
+    query: int | None = None,
+    stack: StackName | None = None,
+    dim: int = 0,
+    temperatures: Sequence[float] = TEMPERATURES,
+    top: int = 5,
+) -> Explanation:
+    """Write out by hand how a model computes its numbers for one token: embedding, attention, feed-forward, logits, probabilities.
+
+    One element of each vector is worked out. Every step is compared with the number that the model computed, and printed with so many
+    digits that the printed operands give the printed result.
+
+    Args:
+        model: a run loaded by ``transom.load``, or a model.
+        inputs: a text, or for a model without a tokenizer a batch or tensor, of which the first row is explained. For a translator, the
+            target is its own translation of the text.
+        block: block, or layer of a recurrent model, from 0.
+        head: attention head, from 0.
+        query: position of the token, from 0; None for the last token, or the class token if the model pools it.
+        stack: "encoder" or "decoder" for one side of a translator; None for both.
+        dim: element of each vector that is worked out; in narrower vectors, ``dim`` modulo their width.
+        temperatures: divisors of the logits.
+        top: number of candidates whose logits and probabilities are worked out.
+
+    Raises:
+        ConfigError: an argument is out of range.
+        DataError: a text exceeds the context window.
+        CertificationError: attention weights do not give the head output that the kernel computed.
+        ExplanationError: a step does not give the number of the model.
+    """
+    _, network = find_network(model, inputs)
+    notes = list[str]()
+    if isinstance(inputs, str):
+        inputs, notes, _ = build_example_batch(model, inputs, None, "refuse")
+    return _Writer(model, network.as_batch(inputs), block, head, query, stack, dim, temperatures, top).write(tuple(notes))
+
+
+def explain_run(predictor: Any, text: str | None, file: Path | None, **options: Any) -> Explanation:
+    """Explain a loaded run on a text, which is truncated to the context window, or on a file.
+
+    Args:
+        predictor: a run loaded by ``transom.load``.
+        text: the text; None to read ``file``.
+        file: a text file, or an image or sound for such a model.
+        **options: further arguments of ``explain``.
+    """
+    example = build_example_batch(predictor, text, file)
+    explanation = explain(predictor, example.batch, **options)
+    return replace(explanation, notes=tuple(example.notes))
+
+
+class _Writer:
+    """Checks the choices, and writes the sections of the parts of a model in the order of the data flow."""
+
+    def __init__(
+        self,
+        run: Any,
+        batch: Any,
+        block: int,
+        head: int,
+        query: int | None,
+        stack: StackName | None,
+        dim: int,
+        temperatures: Sequence[float],
+        top: int,
+    ) -> None:
+        """Run the model on a batch; store and check the choices, which are the arguments of ``explain``."""
+        given, self.model = find_network(run, batch)
+        recorder = ActivationRecorder(["*"])
+        with torch.no_grad(), eval_mode(self.model):
+            logits = given(batch, recorder)
+        self.a = Activations(self.model, batch, recorder.activations | {"logits": logits})
+        self.run, self.block, self.dim, self.top = run, block, dim, top
+        self.temperatures = tuple(temperatures)
+        every = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
+        if stack is not None and stack not in every:
+            raise ConfigError(f"stack: expected {' or '.join(every) or 'none for this model'}, found {stack!r}")
+        self.stacks = every if stack is None else [stack]
+        symbols = token_symbols(run, batch)
+        self.tokens = {name: self._symbols(name, symbols) for name in every}
+        self.queries = self._queries(query)
+        for name in self.stacks:
+            _check_range("block", block, range(self._n_blocks(name)), f" of the {name}")
+        config = self.model.config
+        if self.stacks:
+            _check_range("head", head, range(config.n_heads if isinstance(config, TransformerConfig) else 1))
+        _check_range("dim", dim, range(int(getattr(config, "d_model", 1))))
+        if not self.temperatures or min(self.temperatures) <= 0:
+            raise ConfigError(f"temperatures: expected numbers above 0, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}")
+        if top < 1:
+            raise ConfigError(f"top: expected a number of candidates from 1, found {top}")
+        names = {_SIDES[name]: listed for name, listed in self.tokens.items()}
+        self.b = Builder(self.a, dim, head, names)
+
+    def write(self, notes: tuple[str, ...]) -> Explanation:
+        """Write all sections."""
+        with torch.no_grad(), eval_mode(self.model):
+            for name in self.stacks:
+                self.b.prefix = f"{name}, " if len(self.tokens) > 1 else ""
+                self._stack(name)
+            if not self.stacks or self.stacks[-1] == ("decoder" if hasattr(self.model, "decoder") else "encoder"):
+                last = self.stacks[-1] if self.stacks else "stem"
+                self._following(last)
+                output_sections(self.b, last, self.queries.get(last, 0), self.top, self.temperatures, self._symbol_of_logit())
+        where = " and ".join(f"token {query} of the {name}" for name, query in self.queries.items())
+        parts = f"block {self.block}, head {self.b.head}, {where}" if self.stacks else "pooling, logits and probabilities"
+        settings = {
+            "block": self.block,
+            "head": self.b.head,
+            "queries": self.queries,
+            "dim": self.dim,
+            "temperatures": list(self.temperatures),
+            "top": self.top,
+            "tokens": self.tokens,
+        }
+        summary = (
+            f"Of each vector element {self.dim} is worked out, in narrower vectors {self.dim} modulo their width."
+            f" {self.b.n_compared:,} steps were compared with the numbers that the model computed; the largest difference is"
+            f" {self.b.worst:.2g} of the bound of rounding."
+        )
+        return Explanation(f"Hand calculation: {parts}", settings, tuple(self.b.sections), summary, notes)
+
+    def _stack(self, name: str) -> None:
+        """Write embedding, block and, for the encoder of a translator, the final norm."""
+        b, query, names = self.b, self.queries[name], self.tokens[name]
+        own = {"encoder": "source_embedding", "decoder": "target_embedding"}[name]
+        embedding = own if hasattr(self.model, own) else "embedding"
+        if isinstance(self.model.config, VisionTransformerConfig):
+            patch_section(b, embedding, query)
+        else:
+            embedding_section(b, embedding, _SIDES[name], query)
+        source = self.tokens.get("encoder", [])
+        module = self.a.module(name)
+        if not isinstance(module, Stack):
+            recurrent_sections(b, name, self.block, query, source)
+            return
+        BlockSteps(b, name, self.block, query, names, source).sections()
+        if name == "encoder" and hasattr(self.model, "decoder"):
+            self._following(name)
+            if module.norm is not None:
+                b.section(f"final norm of token {query}")
+                norm_steps(b, f"{name}.norm", (0, query), f"h_{query}")
+
+    def _following(self, name: str) -> None:
+        """Note how many blocks follow the one that was written out."""
+        n = self._n_blocks(name) if self.stacks else 0
+        if n - 1 > self.block:
+            kind = "block" if isinstance(self.a.module(name), Stack) else "layer"
+            rest = f"{kind} {n - 1} follows" if n - 2 == self.block else f"{kind}s {self.block + 1} to {n - 1} follow"
+            self.b.note(f"{rest} in the same way")
+
+    def _n_blocks(self, name: str) -> int:
+        """Return the number of blocks or layers of a stack."""
+        module = self.a.module(name)
+        return len(module.layers if isinstance(module, RecurrentStack | RecurrentEncoder) else module.blocks)
+
+    def _symbols(self, name: str, known: Mapping[str, list[str]]) -> list[str]:
+        """Return a name for each token of a stack."""
+        config = self.model.config
+        if isinstance(config, VisionTransformerConfig):
+            n_class = config.n_positions - config.grid**2
+            return ["[class]"] * n_class + [f"patch {i}" for i in range(config.grid**2)]
+        return known.get(_SIDES[name]) or [str(token) for token in sequences_of(self.a, name).tokens[0].tolist()]
+
+    def _queries(self, query: int | None) -> dict[str, int]:
+        """Return the position of the token per stack.
+
+        Raises:
+            ConfigError: a stack has no token at this position.
+        """
+        valid = {name: self._positions(name) for name in self.stacks}
+        if query is None:
+            first = getattr(self.model.config, "pooling", "") == "cls"
+            return {name: positions[0 if first else -1] for name, positions in valid.items()}
+        if not all(query in positions for positions in valid.values()):
+            ranges = " and ".join(f"from {positions[0]} to {positions[-1]} in the {name}" for name, positions in valid.items())
+            one = "; choose one side with stack" if len(valid) > 1 else ""
+            raise ConfigError(f"query: expected the position of a token, {ranges}, found {query}{one}")
+        return dict.fromkeys(valid, query)
+
+    def _positions(self, name: str) -> list[int]:
+        """Return the positions of the tokens of a stack, padding excluded."""
+        if isinstance(self.model.config, VisionTransformerConfig):
+            return list(range(self.model.config.n_positions))
+        positions: list[int] = (sequences_of(self.a, name).segments[0] > 0).nonzero()[:, 0].tolist()
+        return positions
+
+    def _symbol_of_logit(self) -> Callable[[int], str]:
+        """Return the function that names the candidate of a logit."""
+        classes = getattr(self.model.config, "classes", None)
+        tokenizers = getattr(self.run, "tokenizers", None)
+        tokenizer = tokenizers.target if tokenizers else getattr(self.run, "tokenizer", None)
+        if classes:
+            return lambda index: str(classes[index])
+        if tokenizer is None or self.a["logits"].ndim < 3:
+            return str
+        return lambda index: str(tokenizer.symbols([index])[0])
+
+
+def _check_range(name: str, value: int, valid: range, where: str = "") -> None:
+    """Raise if a choice is not in its range.
+
+    Raises:
+        ConfigError: it is not; the message has the range.
+    """
+    if value not in valid:
+        raise ConfigError(f"{name}: expected a number from {valid.start} to {valid.stop - 1}{where}, found {value}")

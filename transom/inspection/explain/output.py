@@ -1,0 +1,159 @@
+"""The steps from the last residual stream to logits and probabilities, for each family of models."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from transom.inspection.activations import Activations, stack_output
+from transom.inspection.explain.builder import Builder, number, numbers
+from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exact, sigmoid, sqrt, tanh
+from transom.inspection.explain.feed_forward import gelu
+from transom.inspection.explain.norm import norm_steps
+from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
+from transom.layers.stack import Stack
+from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
+from transom.models.vision import ConvolutionalNetwork, VisionTransformer
+
+
+def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: Sequence[float], symbol: Callable[[int], str]) -> None:
+    """Add final norm, head, logits of the best candidates, and their probabilities.
+
+    Args:
+        b: the hand calculation.
+        stack: path of the last stack; "stem" for a convolutional network.
+        query: position whose logits are worked out; without effect where a text or image has one vector of logits.
+        top: number of candidates.
+        temperatures: divisors of the logits.
+        symbol: name of a candidate by its index.
+    """
+    a = b.a
+    pooled = _pooled_steps(b, stack, query)
+    hidden, logits = a["last_hidden"][0], a["logits"][0]
+    if not pooled:
+        hidden, logits = hidden[query], logits[query]
+    best = logits.topk(min(top, len(logits))).indices.tolist()
+    names = {c: symbol(c) for c in best}
+    b.section("logits")
+    b.values("h", "last hidden state", hidden)
+    if isinstance(a.model, TextEmbedderTransformer):
+        _similarities(b, hidden, logits, best)
+    else:
+        b.note(f"of {len(logits):,} logits the {len(best)} largest are worked out")
+        for c in best:
+            b.linear(f"z({names[c]})", "z = h W_U", a.model.unembedding, hidden, c, logits[c])
+    b.values("z", "logits", logits)
+    for temperature in temperatures if len(logits) > 1 else ():  # a text that is compared with itself alone has one logit
+        _probability_steps(b, logits, best, names, temperature)
+
+
+def _pooled_steps(b: Builder, stack: str, query: int) -> bool:
+    """Add the steps between the last block and the last hidden state; return whether a text or image has one vector of logits."""
+    a, model = b.a, b.a.model
+    if isinstance(model, ConvolutionalNetwork):
+        _convolutional_steps(b, model)
+        return True
+    pooled = isinstance(model, TextClassifierTransformer | TextEmbedderTransformer | VisionTransformer)
+    module = a.module(stack)
+    cls = pooled and getattr(model.config, "pooling", "") == "cls"
+    position = 0 if cls else query
+    if isinstance(module, Stack) and module.norm is not None:
+        b.section(f"final norm of token {position}")
+        norm_steps(b, f"{stack}.norm", (0, position), f"h_{position}")
+    if pooled:
+        _pool(b, stack, cls)
+    if isinstance(model, TextClassifierTransformer):
+        _pooler_steps(b, model.pooler)
+    if isinstance(model, TextEmbedderTransformer):
+        _unit_vector(b)
+    if isinstance(model, MaskedEncoderTransformer):
+        _transform_steps(b, model, query)
+    return pooled
+
+
+def _pool(b: Builder, stack: str, cls: bool) -> None:
+    """Add the pooling of the tokens' vectors: the first token's, or the mean."""
+    a = b.a
+    states, pooled = stack_output(a, stack)[0], a["pooled"][0]
+    b.section("pooling")
+    if cls:
+        b.note("the vector of the first token stands for the whole input")
+    else:
+        mask = getattr(a.batch, "source", None)
+        rows = states if mask is None else states[mask.segments[0] > 0]
+        d = b.at(len(pooled))
+        mean = Sum(numbers(rows[:, d])) / exact(len(rows))
+        b.calculate(f"pooled[{d}]", "mean over the tokens: sum_t h_t / n", mean, pooled[d])
+    b.values("pooled", "pooled vector", pooled)
+
+
+def _pooler_steps(b: Builder, pooler: nn.Linear) -> None:
+    """Add one element of tanh(pooled W + b)."""
+    pooled, out = b.a["pooled"][0], b.a["last_hidden"][0]
+    d = b.at(len(out))
+    x = b.linear(f"pre[{d}]", "pooled W", pooler, pooled, d, None)
+    b.calculate(f"h[{d}]", "h = tanh(pre)", tanh(x), out[d])
+
+
+def _unit_vector(b: Builder) -> None:
+    """Add the length of the pooled vector, and one element of the unit vector."""
+    pooled, out = b.a["pooled"][0], b.a["last_hidden"][0]
+    d = b.at(len(out))
+    length = b.calculate("length", "sqrt(sum_i x_i^2)", sqrt(Sum([Power(x, 2) for x in numbers(pooled)])))
+    b.calculate(f"h[{d}]", "unit vector: h = x / length", number(pooled[d]) / length, out[d])
+
+
+def _similarities(b: Builder, hidden: Tensor, logits: Tensor, best: Sequence[int]) -> None:
+    """Add the cosine similarity of the text with the texts of the other side, divided by the temperature of training."""
+    a = b.a
+    assert isinstance(a.model, TextEmbedderTransformer)
+    vectors, t = a.model.vectors(a.batch.target), exact(a.model.config.temperature)
+    b.note("the logits are cosine similarities with the texts of the other side, divided by the temperature of the model")
+    for c in best:
+        b.values(f"v_{c}", f"unit vector of text {c} of the other side", vectors[c])
+        b.calculate(f"z_{c}", "z = u . v / t", dot(numbers(hidden), numbers(vectors[c])) / t, logits[c])
+
+
+def _transform_steps(b: Builder, model: MaskedEncoderTransformer, query: int) -> None:
+    """Add BERT's transform before the output projection: norm of GELU(h W + b)."""
+    states, x = stack_output(b.a, "encoder")[0, query], b.a["transform_norm.x"][0, query]
+    d = b.at(len(x))
+    b.section(f"transform of token {query}")
+    b.values(f"h_{query}", "output of the encoder", states)
+    pre = b.linear(f"pre_{query}[{d}]", "h W", model.transform, states, d, None)
+    b.calculate(f"t_{query}[{d}]", "GELU: 0.5 x (1 + erf(x / sqrt(2)))", gelu(pre), x[d])
+    norm_steps(b, "transform_norm", (0, query), f"h'_{query}")
+
+
+def _convolutional_steps(b: Builder, model: ConvolutionalNetwork) -> None:
+    """Add pooling and hidden layer of a convolutional network; its convolutions are not written out."""
+    a = b.a
+    maps, pooled, out = a[f"stem.stages.{len(model.stem.stages) - 1}"][0], a["pooled"][0], a["last_hidden"][0]
+    c, d = b.at(len(pooled)), b.at(len(out))
+    b.section("pooling")
+    b.note("the convolutions are not written out; the last feature map has one value per channel, row and column")
+    values = numbers(maps[c].flatten())
+    b.values(f"map {c}", "channel of the last feature map, row by row", maps[c].flatten())
+    b.calculate(f"pooled[{c}]", "mean over rows and columns", Sum(values) / exact(len(values)), pooled[c])
+    b.values("pooled", "pooled vector", pooled)
+    x = b.linear(f"pre[{d}]", "pooled W", model.pooler, pooled, d, None)
+    b.calculate(f"h[{d}]", "h = max(0, pre)", Maximum((exact(0), x)), out[d])
+
+
+def _probability_steps(b: Builder, logits: Tensor, best: Sequence[int], names: Mapping[int, str], temperature: float) -> None:
+    """Add exponentials, sum and probabilities of the best candidates at one temperature; the sigmoid for several labels."""
+    a, tau = b.a, exact(temperature)
+    b.section(f"probabilities at temperature {temperature:g}")
+    scaled = Activations(a.model, a.batch, {"logits": logits[None]}, temperature)["probs"][0]
+    z = numbers(logits)
+    if getattr(a.model.config, "multi_label", False):
+        for c in best:
+            b.calculate(f"p({names[c]})", "1 / (1 + e^(-z / tau))", sigmoid(z[c] / tau), scaled[c])
+        return
+    labels = SoftmaxLabels(
+        lambda c: f"exp(z({names[c]}))",
+        lambda c: f"p({names[c]})",
+        "z",
+        f"sum over all {len(z):,} candidates",
+        "probability: exponential / sum",
+    )
+    softmax_steps(b, dict(enumerate(z)), best, labels, scaled, temperature)
