@@ -16,6 +16,7 @@ from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
 from transom.layers.approximations.approximate_attention import ApproximateAttention
 from transom.layers.attention import Attention
+from transom.layers.context import Part
 from transom.layers.position_encoding import Rotary
 
 MAX_KEYS = 16
@@ -55,7 +56,7 @@ class AttentionSteps:
         self.module: Attention = a.module(path)
         self.q, self.k, self.v, self.z = (a[f"{path}.{name}"][0] for name in "qkvz")
         self.group = b.head * self.k.shape[0] // self.q.shape[0]
-        self.inputs = AttentionInputs.of(a, path, [b.head], [query]) if is_exact(self.module) else None
+        self.inputs = AttentionInputs.of(a, path, [b.head], Part(queries=[query])) if is_exact(self.module) else None
         weights = a[f"{path}.weights"] if self.inputs is None else self.inputs.weights()
         self.weights = weights[0, b.head if self.inputs is None else 0, query if self.inputs is None else 0]
         largest = self.weights.topk(min(N_LARGEST, len(self.weights))).indices.tolist()
