@@ -1,6 +1,7 @@
 """Write and read safetensors files: tied tensors are stored once, a hash covers all, and sizes are checked before allocation."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -157,6 +158,27 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
     if file.metadata.sha256 is not None and hash_tensors({file.stored[name]: x for name, x in tensors.items()}) != file.metadata.sha256:
         raise CheckpointError(f"{path}: damaged, the hash of its tensors differs from the one in its metadata")
     return {name: tensors[name] for name in wanted}
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Map the tensors of a safetensors file into memory, without reading or checking them: a page is read when it is used.
+
+    Changes of a tensor are not written to the file.
+
+    Raises:
+        CheckpointError: the file is damaged or no safetensors file.
+        OSError: the file cannot be opened.
+    """
+    specs = _open(path).specs  # checks that the file is complete
+    with path.open("rb") as file:
+        n_header = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(n_header))
+    storage = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+    tensors = {}
+    for name, (dtype, shape) in specs.items():
+        start, end = (8 + n_header + offset for offset in header[name]["data_offsets"])
+        tensors[name] = torch.empty(0, dtype=torch.uint8).set_(storage, start, (end - start,)).view(dtype).view(shape)  # type: ignore[call-overload]
+    return tensors
 
 
 def read_weights(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from transom.layers.context import Part
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
 
-ROWS = 256
-"""Queries whose scores are computed at a time for the logsumexp of all queries."""
+MAX_ELEMENTS = 2**20
+"""Scores that are computed at a time for the logsumexp of all queries."""
 
 
 class AttentionMap:
@@ -55,9 +55,13 @@ class AttentionMap:
     @cached_property
     def logsumexp(self) -> Float[Tensor, "query"]:
         """Logarithm of the sum of exp(score) over the keys of each query, in float32 or wider; computed once, in one pass over the map."""
-        n = self.shape[0]
+        n, n_keys = self.shape
+        rows = max(MAX_ELEMENTS // n_keys, 1)
         with torch.no_grad(), eval_mode(self._a.model):
-            return torch.cat([self._inputs(slice(i, min(i + ROWS, n))).logsumexp()[self._text, 0] for i in range(0, n, ROWS)])
+            found = self._inputs(slice(0, 1)).logsumexp().new_empty(n)  # parts kept in a list would fragment the memory between them
+            for i in range(0, n, rows):
+                found[i : i + rows] = self._inputs(slice(i, i + rows)).logsumexp()[self._text, 0]
+        return found
 
     def tile(self, queries: slice = slice(None), keys: slice = slice(None)) -> Float[Tensor, "query key"]:
         """Compute exp(S_ij - logsumexp_i) for some queries and keys; 0 for a query that attends to nothing."""

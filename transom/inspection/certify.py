@@ -114,7 +114,7 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
     return Certificate(attention, ratio, len(z) * n_heads, worst, cause)
 
 
-MAX_ELEMENTS = 2**21
+MAX_ELEMENTS = 2**20
 """Elements of a map that are certified at a time: in float64 some ten matrices of this size are in memory."""
 
 

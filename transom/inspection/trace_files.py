@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from transom.checkpoints.tensors import serialize_tensors
+from transom.checkpoints.tensors import map_tensors, serialize_tensors
 from transom.data import batch as batches
 from transom.errors import CheckpointError
 from transom.files.atomic_io import write_file
@@ -86,10 +85,10 @@ class TraceWriter(ActivationRecorder):
 
 
 class MappedTensors(Mapping[str, Tensor]):
-    """Tensors of a folder by name; a tensor's pages are read from the disk when they are used."""
+    """Tensors of a folder by name, mapped into memory: a page is read from the disk when it is used."""
 
     def __init__(self, folder: Path, shards: Mapping[str, str]) -> None:
-        self._folder, self._shards = folder, shards
+        self._folder, self._shards, self._mapped = folder, shards, dict[str, Tensor]()
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor that is mapped into memory.
@@ -97,13 +96,13 @@ class MappedTensors(Mapping[str, Tensor]):
         Raises:
             CheckpointError: the shard is missing or broken.
         """
-        path = self._folder / self._shards[name]
-        try:
-            with safe_open(path, "pt") as shard:
-                x: Tensor = shard.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: expected a shard of a trace with {name}, found {error}; write the trace again") from None
-        return x
+        if name not in self._mapped:
+            path = self._folder / self._shards[name]
+            try:
+                self._mapped |= map_tensors(path)
+            except OSError as error:
+                raise CheckpointError(f"{path}: expected a shard of a trace, found {error.strerror}; write the trace again") from None
+        return self._mapped[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)
