@@ -112,7 +112,7 @@ def compare_steps(found: RecordedSearch, logits: Float[Tensor, "positions vocab"
     """
     worst, at, n_steps = 0.0, 1, 0
     own = logits.float().log_softmax(-1).cpu()
-    for t, step in enumerate(found.steps[: len(found.tokens) + 1]):  # a beam search may go on
+    for t, step in enumerate(found.steps[: len(found.tokens) + 1]):  # a beam search may continue
         row = next(i for i, each in enumerate(step.hypotheses) if each.tokens == found.tokens[:t])
         theirs, n_steps = step.log_probs[row].cpu(), t + 1
         difference = float((theirs - own[t])[theirs.isfinite()].abs().max())

@@ -16,7 +16,7 @@ class Statistics(NamedTuple):
 
     Attributes:
         axes: names of the axes that are kept.
-        n: number of values behind each statistic.
+        n: number of values from which each statistic is computed.
         mean: mean.
         std: population standard deviation.
         min: smallest value.

@@ -1,4 +1,4 @@
-"""How numbers and operators are written: as plain text, or as LaTeX."""
+"""Notation: how numbers and operators are written: as plain text, or as LaTeX."""
 
 import math
 
