@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 import transom
-from tests.models.combinations import ENCODERS, FAMILIES, SIZES, batch_for, described
+from tests.models.combinations import ENCODERS, FAMILIES, SET_TEXTS, SIZES, batch_for, described
 from tests.models.test_combinations import built
+from tests.tiers import every
 from transom.config.adapter import LoraConfig
 from transom.errors import ConfigError
 from transom.inspection.activations import Activations
 from transom.inspection.certify import FAULTS, CertificationError, certify
 from transom.inspection.derive_attention import AttentionInputs
+from transom.inspection.names import list_names
 from transom.layers.attention import attention_weights
 from transom.layers.lora import LoraLinear
 from transom.layers.observe import ActivationRecorder
@@ -199,7 +201,7 @@ def test_more_can_be_asked_for_later_if_it_is_stored() -> None:
     a = whole(model, batch)
     found = transom.trace(model, batch, ["logits"], store="all")[1]
     assert torch.equal(found.activations["decoder.blocks.1.attn.weights"], a["decoder.blocks.1.attn.weights"])
-    needed = transom.trace(model, batch, ["resid_post"])[1]
+    needed = transom.trace(model, batch, ["logits"])[1]
     with pytest.raises(ConfigError, match="a site that it follows from was not recorded"):
         needed.activations["decoder.blocks.1.attn.weights"]
 
@@ -274,3 +276,21 @@ def test_a_kernel_that_gives_nothing_is_named() -> None:
     a, address = whole(model.float(), batch), "decoder.blocks.0.attn"
     faulty = Activations(model, batch, {**a.recorded, f"{address}.z": torch.zeros_like(a[f"{address}.z"])})
     assert certify(faulty, address).cause == "the head outputs are 0"
+
+
+@pytest.mark.parametrize("number", every(3, [n for n, fields in enumerate(SET_TEXTS) if "recurrent" not in fields["kind"]]))
+def test_the_rest_follows_from_the_residual_streams(number: int) -> None:
+    """A trace of the streams alone gives every quantity of the pass, except in blocks where the stream is not enough."""
+    config = described(SET_TEXTS[number])
+    model, batch = built(config), batch_for(config)
+    a = whole(model, batch)
+    _, found = transom.trace(model, batch, ["logits"], store="residuals")
+    streams = {address for address in found.activations.recorded if ".resid" in address}
+    assert streams and not any(address.endswith((".q", ".z", ".norm.x", ".hidden")) for address in found.activations.recorded)
+    mixed = any(".value_residuals" in name for name, _ in model.named_modules() if name.endswith("value_residuals.0"))
+    for each in list_names(config):
+        expected, value = a.get(each.address), found.activations.get(each.address)
+        routed = any(getattr(module, "routed", False) for module in model.modules())
+        if expected is not None and not mixed and not routed and not each.address.startswith(("pooled", "last_hidden", "transform_norm")):
+            assert value is not None, each.address
+            assert torch.allclose(value.double(), expected.double(), rtol=1e-9, atol=1e-10), each.address

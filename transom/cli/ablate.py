@@ -42,7 +42,10 @@ class SweepOptions(NamedTuple):
     source: Annotated[
         str | None, typer.Option("--from", metavar="TEXT", help="Text from which positions are patched, or a file for such a model.")
     ]
-    stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option("--stack", help="Stack of a translator's blocks.")]
+    stack: Annotated[
+        Literal["encoder", "decoder"] | None,
+        typer.Option("--stack", help="Stack of a translator's blocks; needed for translators, except with --part cross."),
+    ]
     part: Annotated[
         Literal["attn", "cross"] | None, typer.Option("--part", help="Self-attention or cross-attention of heads and keys. Default: attn.")
     ]
@@ -69,6 +72,8 @@ class SweepOptions(NamedTuple):
             raise ConfigError(
                 f"--from: expected a text with --over positions, and none with the others, found --over {self.over or 'heads'}"
             )
+        if self.references and self.value not in ("mean", "resample"):
+            raise ConfigError(f"--reference: expected --value mean or resample, found --value {self.value or 'zero'}; give one of these")
         given = {name: value for name, value in self._asdict().items() if value is not None and name not in ("references", "blocks")}
         return {"over": "heads", **given, "blocks": indices_option("blocks", self.blocks), "texts": tuple(self.references or ())}
 
@@ -112,6 +117,8 @@ def ablate(
 
     loaded = load(run, precision)
     decodes = hasattr(loaded, "translate")
+    if decodes and options.stack is None and options.part != "cross":
+        raise ConfigError("--stack: expected encoder or decoder for a translator, found none; give one of them, or --part cross")
     with edits_in_force(loaded, edit, decodes) as edits, show_progress("edits", quiet=as_json) as notify:
         question = ask(loaded, text, input_file, answer)
         found = sweep(loaded, question.batch, target=question.target, notify=notify, **arguments)

@@ -60,7 +60,9 @@ def explain(
     ] = 0,
     temperature: Annotated[
         list[float] | None,
-        typer.Option("--temperature", min=1e-6, help="Divisor of the logits before the probabilities. Repeatable. Default: 0.5, 1 and 2."),
+        typer.Option(
+            "--temperature", min=1e-6, max=1e6, help="Divisor of the logits before the probabilities. Repeatable. Default: 0.5, 1 and 2."
+        ),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out.")] = 5,
     format_: Annotated[
@@ -107,6 +109,11 @@ def _format(given: Format | None, out: Path | None, as_json: bool) -> Format:
     """
     if as_json and given not in (None, "json"):
         raise ConfigError(f"--format: expected json with --json, found {given}; leave one of them out")
+    implied = None if out is None else SUFFIXES.get(out.suffix.lower())
+    if implied not in (None, "json" if as_json else given or implied):
+        raise ConfigError(
+            f"--out: expected a file for the format {'json' if as_json else given}, found {out}; rename it, or leave the format out"
+        )
     if as_json or given is not None:
         return "json" if as_json or given is None else given
     if out is None:

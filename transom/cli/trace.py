@@ -52,7 +52,7 @@ def trace(
     positions: Annotated[
         str | None, typer.Option("--positions", metavar="N,N", help="Positions of the tokens to read, from 0. Default: all.")
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", min=1e-6, help="Divisor of the logits before probs.")] = 1.0,
+    temperature: Annotated[float, typer.Option("--temperature", min=1e-6, max=1e6, help="Divisor of the logits before probs.")] = 1.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Save the tensors as a .safetensors file, by address.")] = None,
     edit: EditOption = None,
     precision: PrecisionOption = "fp32",
@@ -150,7 +150,7 @@ def _lines(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequen
         worst = max(certificates, key=lambda each: each.ratio)
         n_maps = sum(each.n_maps for each in certificates)
         yield ""
-        yield f"{n_maps:,} attention maps certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"
+        yield f"{n_maps:,} attention map{'' if n_maps == 1 else 's'} certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"
 
 
 def _labels(found: "Trace", address: str) -> dict[str, list[str]]:

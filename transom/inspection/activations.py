@@ -53,7 +53,7 @@ class Activations:
         self.model, self.batch, self.recorded, self.temperature = model, batch, recorded, temperature
         self.sites_read = set[str]()
         self._modules = dict(model.named_modules(remove_duplicate=False))
-        self._versions = [parameter._version for parameter in model.parameters()]
+        self._versions = _versions(model)
         self._derived: dict[str, Tensor | None] = {}
         self.gradients: SupportsGradients | None = None
         self.head: int | None = None
@@ -85,15 +85,20 @@ class Activations:
             self._derived[address] = None if self.gradients is None else self.gradients.get(address.removesuffix(GRADIENT_SUFFIX))
         if address not in self._derived:
             from transom.inspection.names import find_quantity  # the table lists the functions that read from this class
+            from transom.inspection.rerun import rerun_sites
 
             path = address.rpartition(".")[0]
             quantity = find_quantity(self._modules.get(path), address)
-            if quantity is None or quantity.derive is None:
+            if quantity is None:
                 return None
             self.require_unchanged_weights()
             try:
                 with torch.no_grad(), eval_mode(self.model):
-                    self._derived[address] = quantity.derive(self, path)
+                    if quantity.derive is None:
+                        self._derived |= {name: x for name, x in rerun_sites(self, address).items() if name not in self.recorded}
+                        self._derived.setdefault(address, None)
+                    else:
+                        self._derived[address] = quantity.derive(self, path)
             except NotRecordedError:
                 return None
         return self._derived[address]
@@ -102,9 +107,9 @@ class Activations:
         """Raise if the weights are no longer those of the pass.
 
         Raises:
-            ConfigError: a parameter has changed since, for example by an optimizer step.
+            ConfigError: a parameter or buffer has changed since, for example by an optimizer step.
         """
-        if [parameter._version for parameter in self.model.parameters()] != self._versions:
+        if _versions(self.model) != self._versions:
             raise ConfigError(
                 "expected the weights of the traced pass, found other ones, since the model was trained in between; read all quantities"
                 " before the next step, or trace again"
@@ -133,6 +138,11 @@ class Activations:
     def module(self, path: str) -> Any:
         """Return the module at a path."""
         return self._modules[path]
+
+
+def _versions(model: Network) -> list[int]:
+    """Return PyTorch's counters of the changes of all parameters and buffers."""
+    return [x._version for x in (*model.parameters(), *model.buffers())]
 
 
 def parent(path: str) -> str:

@@ -50,13 +50,13 @@ class AttentionMap:
         q, k = (a.of_heads(f"{attention}.{name}", module.n_heads, [head]) for name in "qk")
         if not 0 <= text < len(q):
             raise ConfigError(f"text: expected a number from 0 to {len(q) - 1}, found {text}")
-        self.shape = q.shape[2], k.shape[2]
+        self.shape, self._n_texts = (q.shape[2], k.shape[2]), len(q)
 
     @cached_property
     def logsumexp(self) -> Float[Tensor, "query"]:
         """Logarithm of the sum of exp(score) over the keys of each query, in float32 or wider; computed once, in one pass over the map."""
         n, n_keys = self.shape
-        rows = max(MAX_ELEMENTS // n_keys, 1)
+        rows = max(MAX_ELEMENTS // (n_keys * self._n_texts), 1)
         with torch.no_grad(), eval_mode(self._a.model):
             found = self._inputs(slice(0, 1)).logsumexp().new_empty(n)  # parts kept in a list would fragment the memory between them
             for i in range(0, n, rows):
@@ -71,7 +71,7 @@ class AttentionMap:
         return (s.to(lse) - lse.masked_fill(lse == -torch.inf, 0.0)[:, None]).exp()
 
     def certify(self) -> Certificate:
-        """Compare the map with the head output that the kernel computed, a block of queries at a time."""
+        """Compare the maps of this head, of all texts, with the head outputs that the kernel computed, a block of queries at a time."""
         return certify(self._a, self._attention, [self._head])
 
     def _inputs(self, queries: slice, keys: slice = slice(None)) -> AttentionInputs:
@@ -102,7 +102,8 @@ def attention_map(model: Any, inputs: Any, attention: str, head: int, text: int 
         head: index of the query head.
         text: index of the text in the batch.
     """
-    network: Network = getattr(model, "model", model)
+    given = getattr(model, "model", model)
+    network: Network = getattr(given, "_orig_mod", given)  # of a compiled model
     batch = network.as_batch(inputs)
     paths = [path for path, module in network.named_modules() if is_exact(module)]
     if attention not in paths:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.decoding.inference import eval_mode
+from transom.errors import ConfigError
 from transom.inspection.activations import Activations, NotRecordedError, feed_forward_input, join
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.inspection.derive_recurrent import cell, unroll
@@ -33,7 +34,7 @@ Loss = Callable[[Tensor], Tensor]
 def answers(model: Network, batch: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the symbols whose log-probability the default loss averages, and a mask that is True where they count.
 
-    These are the next tokens for models that generate text, and the most likely symbol or class for other models.
+    These are the next tokens for models that generate text, and the most likely symbols or classes for other models; padding has none.
     """
     if isinstance(model, LanguageModel):
         tokens, segments = batch.decoder_input.tokens, batch.decoder_input.segments
@@ -42,6 +43,8 @@ def answers(model: Network, batch: Any, logits: Tensor) -> tuple[Tensor, Tensor]
     if isinstance(model, Seq2SeqModel) and hasattr(batch, "labels"):
         return batch.labels, batch.loss_mask
     best = logits.argmax(-1)
+    if best.dim() == 2 and hasattr(batch, "source"):  # a symbol per token
+        return best, batch.source.segments > 0
     return best, torch.ones_like(best, dtype=torch.bool)
 
 
@@ -80,7 +83,7 @@ class Gradients:
         self.a, self.sites, self.outputs, self.inputs, self.answers = a, sites, outputs, inputs, answers
 
     def get(self, address: str) -> Tensor | None:
-        """Return the gradient of a quantity; None if it has none: whole numbers, and quantities on which the loss does not depend."""
+        """Return the gradient of a quantity; None if it has none, such as whole numbers. It is 0 where the loss does not depend on it."""
         from transom.inspection.names import owner_kind  # the table's kinds
 
         path, _, name = address.rpartition(".")
@@ -124,10 +127,12 @@ def gradient_pass(
     """
     edits = {address: _AddZeros(torch.zeros(())) for address in sites}
     recorder = ActivationRecorder(["*"], edits)
-    with torch.enable_grad(), eval_mode(network), _captured_calls(network) as (outputs, inputs):
+    with torch.inference_mode(False), torch.enable_grad(), eval_mode(network), _captured_calls(network) as (outputs, inputs):
         logits = network(batch, recorder)
         chosen = None if loss is not None else answers(network, batch, logits)
         scalar = loss(logits) if chosen is None else default_loss(network, logits, *chosen)  # type: ignore[misc]
+    if scalar.numel() != 1 or not scalar.requires_grad:
+        raise ConfigError("loss: expected a single number that depends on the logits, found another value; return a function of the logits")
     leaves = {address: edit.zeros for address, edit in edits.items() if edit.zeros is not None} | {"logits": logits}
     calls = [x for each in (*outputs.values(), *inputs.values()) for x in each]
     found = torch.autograd.grad(scalar, [*leaves.values(), *calls], allow_unused=True, materialize_grads=True)
@@ -201,12 +206,16 @@ def _class_token(g: Gradients, path: str) -> Tensor | None:
     return None if g.a.get(f"{path}.cls") is None else g.site(f"{path}.resid")[:, :1]
 
 
-def _patches(g: Gradients, path: str) -> Tensor | None:
-    calls = g.inputs.get(f"{path}.projection", [])  # pixels, unless a stem precedes, require no gradient
-    if calls:
-        return calls[0]
-    y = g.output(f"{path}.projection")
-    return None if y is None else y @ g.a.module(f"{path}.projection").weight
+def _patch(g: Gradients, path: str) -> Tensor:
+    """Return the gradient of the residual stream at the patches: the class token and positions are added to it."""
+    d = g.site(f"{path}.resid")
+    return d if g.a.get(f"{path}.cls") is None else d[:, 1:]
+
+
+def _patches(g: Gradients, path: str) -> Tensor:
+    """Multiply by the weight of the projection."""
+    d: Tensor = _patch(g, path) @ g.a.module(path).projection.weight
+    return d
 
 
 def _pooled(g: Gradients, path: str) -> Tensor | None:
@@ -409,7 +418,7 @@ _NORM: dict[str, Rule] = {"scale": _norm_scale, "normalized": _norm_normalized, 
 _RULES: dict[str, dict[str, Rule]] = {
     "model": {"pooled": _pooled, "last_hidden": _last_hidden, "probs": _probs, "log_probs": _log_probs},
     "embedding": {"token": _embedding_sum, "position": _positions, "sum": _embedding_sum},
-    "patch embedding": {"patches": _patches, "patch": _output("projection"), "cls": _class_token, "position": _positions},
+    "patch embedding": {"patches": _patches, "patch": _patch, "cls": _class_token, "position": _positions},
     "stack": {"out": _output()},
     "norm": {"out": _output()},
     "layer norm": {"mean": _norm_mean, "variance": _norm_square, **_NORM},

@@ -251,6 +251,10 @@ def trace(
     edited = [at.removesuffix(".z") for at in network.edits or () if at.endswith((".attn.z", ".cross.z"))]
     weights = [f"{path}.weights" for path in edited if f"{path}.weights" in chosen]
     if any(address.endswith(GRADIENT_SUFFIX) for address in chosen):  # runs the uncompiled model
+        if folder is not None:
+            raise ConfigError(
+                "folder: expected names without .grad, found gradients, which are kept in memory; trace them without a folder"
+            )
         all_sites = [each.address for each in known.values() if each.cost == "exists"]
         logits, activations = gradient_pass(network, batch, all_sites, loss, temperature)
     else:
@@ -280,7 +284,7 @@ def open_trace(model: Any, folder: str | Path) -> Trace:
     Raises:
         CheckpointError: the folder holds no trace, or one of other weights.
     """
-    network: Network = getattr(model, "model", model)
+    _, network = find_network(model, None)
     activations = read_activations(network, Path(folder))
     stored = [each for each in names_of(network.config) if each.address in activations.recorded]
     return Trace(activations, stored, tokens=token_symbols(model, activations.batch))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
@@ -57,16 +58,27 @@ class TraceWriter(ActivationRecorder):
     def __init__(self, patterns: Sequence[str], folder: Path, network: Network, batch: Any) -> None:
         """Write the batch; the sites that match ``patterns`` follow during the pass."""
         super().__init__(patterns)
-        self.folder, self._pending, self._bytes = folder, dict[str, Tensor](), 0
+        self.folder, self._pending, self._bytes, self._n_shards = folder, dict[str, Tensor](), 0, 0
+        self._unrolled = dict[str, Tensor]()
         tensors = dict[str, Tensor]()
         self.index = TraceIndex(weights=weights_digest(network), batch=_pack(batch, "batch", tensors), shards={})
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / INDEX).unlink(missing_ok=True)  # first, so that an earlier trace is never mixed with this one
+        for shard in folder.glob("sites-*.safetensors"):
+            shard.unlink()
         for name, x in tensors.items():
             self.keep(name, x)
         self.flush()
 
     def keep(self, address: str, x: Tensor) -> Tensor:
-        """Write ``x`` with the next shard; return an empty tensor, which takes its place in memory."""
+        """Write ``x`` with the next shard; return an empty tensor, which takes its place in memory.
+
+        A site in a loop over time steps is kept again at each step. It is written at the end, when it has all steps.
+        """
+        if address in self._unrolled or address in self._pending or address in self.index.shards:
+            self._pending.pop(address, None)
+            self._unrolled[address] = x.detach()
+            return x.new_empty(0)
         self._pending[address] = x.detach()
         self._bytes += x.numel() * x.element_size()
         if self._bytes >= SHARD_BYTES:
@@ -75,8 +87,11 @@ class TraceWriter(ActivationRecorder):
 
     def flush(self, complete: bool = False) -> None:
         """Write the pending tensors as a shard, then the index."""
+        if complete:
+            self._pending |= self._unrolled
         if self._pending:
-            name = f"sites-{len(set(self.index.shards.values())):05d}.safetensors"
+            name = f"sites-{self._n_shards:05d}.safetensors"
+            self._n_shards += 1
             write_file(self.folder / name, serialize_tensors({address: x.clone().contiguous() for address, x in self._pending.items()}))
             self.index.shards |= dict.fromkeys(self._pending, name)
             self._pending, self._bytes = {}, 0
@@ -99,9 +114,10 @@ class MappedTensors(Mapping[str, Tensor]):
         if name not in self._mapped:
             path = self._folder / self._shards[name]
             try:
-                self._mapped |= map_tensors(path)
+                found = map_tensors(path)
             except OSError as error:
                 raise CheckpointError(f"{path}: expected a shard of a trace, found {error.strerror}; write the trace again") from None
+            self._mapped |= {each: x for each, x in found.items() if self._shards.get(each) == path.name}
         return self._mapped[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -127,17 +143,21 @@ def read_activations(network: Network, folder: Path) -> Activations:
         raise CheckpointError(f"{path}: expected a trace of this model's weights, found one of others; load that model, or trace again")
     tensors = MappedTensors(folder, index.shards)
     recorded = MappedTensors(folder, {name: shard for name, shard in index.shards.items() if not name.startswith("batch.")})
-    return Activations(network, _unpack(index.batch, "batch", tensors), recorded)
+    return Activations(network, _unpack(index.batch, tensors), recorded)
 
 
 def weights_digest(network: Network) -> str:
-    """Return a digest of all parameters: of their names, shapes, sums and sums of squares."""
+    """Return a digest of all parameters and buffers, of their names, types, shapes and bytes."""
     digest = hashlib.sha256()
-    for name, p in network.named_parameters():
-        wide = p.detach().double()
-        digest.update(f"{name} {tuple(p.shape)} {wide.sum().item()!r} {wide.square().sum().item()!r}\n".encode())
+    for name, x in network.state_dict(keep_vars=True).items():
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        for part in x.detach().flatten().split(DIGEST_ELEMENTS):
+            digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
+
+DIGEST_ELEMENTS = 2**20
+"""Elements of a weight that are hashed at a time."""
 
 _CLASSES: dict[str, Any] = {
     name: each
@@ -158,12 +178,12 @@ def _pack(x: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     return {"value": json.loads(json.dumps(x))}
 
 
-def _unpack(described: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(described: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Rebuild what ``_pack`` described."""
     if "tensor" in described:
-        return tensors[name].clone()
+        return tensors[described["tensor"]].clone()
     if "class" in described:
-        values = {field: _unpack(value, f"{name}.{field}", tensors) for field, value in described["fields"].items()}
+        values = {field: _unpack(value, tensors) for field, value in described["fields"].items()}
         return _CLASSES[described["class"]](**values)
     value = described["value"]
     return tuple(value) if isinstance(value, list) else value

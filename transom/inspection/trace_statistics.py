@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from transom.config.vision import ImageClassifierConfig
+from transom.errors import ConfigError
 from transom.inspection.activations import sequences_of
 from transom.inspection.trace import Trace, trace
 
@@ -36,16 +37,21 @@ def trace_statistics(
 ) -> dict[str, Statistics]:
     """Trace batches one after another, and return the statistics of each quantity over texts and positions.
 
-    Padding is left out along the axis ``query``. Values that are not finite, such as masked scores, are left out too, and lower ``n``; with
-    axes to keep, all values must be finite.
+    Padding is left out along the axes ``query`` and ``key`` of quantities without the other of the two. Values that are not finite, such as
+    masked scores, are left out too, and lower ``n``; with axes to keep, all values must be finite.
 
     Args:
         model: a run or model, as for ``trace``.
         batches: batches or tensors, one pass each.
         names: names of quantities.
         keep: axes along which statistics are kept apart, such as ``n_heads`` or ``d_model``.
-        **options: further arguments of ``trace``.
+        **options: further arguments of ``trace``, but no positions.
+
+    Raises:
+        ConfigError: a quantity has values that are not finite, and axes are kept; or ``positions`` are given.
     """
+    if "positions" in options:
+        raise ConfigError("positions: expected none for statistics, which are over all tokens, found some; leave them out")
     found = dict[str, Statistics]()
     for batch in batches:
         _, traced = trace(model, batch, names, **options)
@@ -60,16 +66,29 @@ def _flatten(traced: Trace, address: str, keep: Sequence[str]) -> tuple[Tensor, 
     """Return the values as (n, kept axes), and the names of these axes."""
     x = traced[address]
     axes = traced.axes(address, x.ndim)
-    if "query" in axes and traced.positions is None and not isinstance(traced.activations.model.config, ImageClassifierConfig):
-        outputs = "decoder" if hasattr(traced.activations.model, "decoder") else "encoder"
-        segments = sequences_of(traced.activations, address if "." in address else outputs).segments
-        if segments.shape == (x.shape[0], x.shape[axes.index("query")]):
-            x = x.movedim(axes.index("query"), 1)[segments > 0]  # (tokens, other axes)
-            axes = ["tokens", *(axis for axis in axes[1:] if axis != "query")]
+    tokens = [axis for axis in ("query", "key") if axis in axes]
+    if tokens:
+        mask = _token_mask(traced, address, tokens[0])
+        if mask is not None and mask.shape == (x.shape[0], x.shape[axes.index(tokens[0])]):
+            x = x.movedim(axes.index(tokens[0]), 1)[mask]  # (tokens, other axes)
+            axes = ["tokens", *(axis for axis in axes[1:] if axis != tokens[0])]
     kept = [axis for axis in axes if axis in keep]
+    if kept and not bool(x.isfinite().all()):
+        raise ConfigError(f"{address}: expected finite values with axes to keep, found others; leave out keep")
     x = x.permute(*(i for i, axis in enumerate(axes) if axis not in keep), *(axes.index(axis) for axis in kept))
     x = x.reshape(-1, *x.shape[x.ndim - len(kept) :])
     return x if kept else x[x.isfinite()], tuple(kept)
+
+
+def _token_mask(traced: Trace, address: str, axis: str) -> Tensor | None:
+    """Return True at the tokens along an axis of a quantity, False at padding; None for images."""
+    a = traced.activations
+    if isinstance(a.model.config, ImageClassifierConfig):
+        return None
+    owner = address if "." in address else "decoder" if hasattr(a.model, "decoder") else "encoder"
+    if axis == "key" and ".cross." in address:
+        owner = "encoder"
+    return sequences_of(a, owner).segments > 0
 
 
 def _merge(before: Statistics | None, x: Tensor, kept: tuple[str, ...]) -> Statistics:

@@ -71,7 +71,9 @@ def _translation(run: Translator, batch: TranslationBatch, answer: str | None, n
         batch, notes = translation_batch([source], [target], [0]).to(run.model.device), ()
     labels = batch.labels[0]
     places = torch.arange(len(labels), device=labels.device)
-    return Question(batch, lambda logits: log_probabilities(logits)[:, places, labels].double().sum(1), answer or own, notes)
+    return Question(
+        batch, lambda logits: log_probabilities(logits)[:, places, labels].double().sum(1), own if answer is None else answer, notes
+    )
 
 
 def _continuation(run: Generator, prompt: list[int], text: str | None, answer: str | None) -> Question:

@@ -126,8 +126,10 @@ class _Writer:
         if self.stacks:
             _check_range("head", head, range(config.n_heads if isinstance(config, TransformerConfig) else 1))
         _check_range("dim", dim, range(int(getattr(config, "d_model", 1))))
-        if not self.temperatures or min(self.temperatures) <= 0:
-            raise ConfigError(f"temperatures: expected numbers above 0, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}")
+        if not self.temperatures or not all(1e-6 <= t <= 1e6 for t in self.temperatures):
+            raise ConfigError(
+                f"temperatures: expected numbers from 1e-6 to 1e6, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}"
+            )
         if top < 1:
             raise ConfigError(f"top: expected a number of candidates from 1, found {top}")
         names = {_SIDES[name]: listed for name, listed in self.tokens.items()}
@@ -155,7 +157,7 @@ class _Writer:
             "tokens": self.tokens,
         }
         summary = (
-            f"Of each vector element {self.dim} is worked out, in narrower vectors {self.dim} modulo their width."
+            f"Element {self.dim} of each vector is worked out{', or its remainder by the width of a narrower vector' if self.dim else ''}."
             f" {self.b.n_compared:,} steps were compared with the numbers that the model computed; the largest difference is"
             f" {self.b.worst:.2g} of the bound of rounding."
         )

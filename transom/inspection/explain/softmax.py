@@ -64,7 +64,7 @@ def softmax_steps(
     exponent = f"({labels.symbol} - max {labels.symbol})" if shift else labels.symbol
     exponent = exponent if temperature is None else f"({exponent} / tau)"
     if shift:
-        b.note(f"the largest score, {largest.number!r}, is subtracted first, which does not change the result")
+        b.note(f"the largest score, {largest.number:.6g}, is subtracted first, which does not change the result")
     terms = {j: power(score) for j, score in scores.items()}
     powers = {j: Number(term.value(), term.error()) for j, term in terms.items()}
     for j in shown:

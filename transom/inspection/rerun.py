@@ -1,0 +1,69 @@
+"""Sites that a trace did not record, by running a block again on its recorded input.
+
+A trace of the residual streams alone is small. Every other site of a block follows from the stream that enters it.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from transom.inspection.activations import Activations, NotRecordedError, stack_input
+from transom.layers.context import StackContext
+from transom.layers.observe import ActivationRecorder
+from transom.models.base import LanguageModel
+
+
+def rerun_sites(a: Activations, address: str) -> dict[str, Tensor]:
+    """Return the sites of the block that owns ``address``, or the input of the final norm of a stack.
+
+    Raises:
+        NotRecordedError: the site belongs to no block, the stream before the block was not recorded, or the stream is not enough: in blocks
+            with a depth router, and in stacks with value residuals.
+    """
+    stack, _, rest = address.partition(".blocks.")
+    if not rest and address.endswith(".norm.x"):
+        owner = address.removesuffix(".norm.x")
+        if not hasattr(a.module(owner), "blocks"):  # an embedding
+            return {address: a[f"{owner}.sum"]}
+        return {address: _recorded(a, f"{owner}.blocks.{len(a.module(owner).blocks) - 1}.resid_post")}
+    if not rest:
+        raise NotRecordedError(f"expected a recorded site, found {address!r}; name it in the trace")
+    number = int(rest.partition(".")[0])
+    block = a.module(f"{stack}.blocks.{number}")
+    if block.depth is not None or a.module(stack).value_residuals:
+        raise NotRecordedError(f"expected a site that follows from the residual stream, found {address!r}; name it in the trace")
+    before = f"{stack}.blocks.{number - 1}.resid_post"
+    x = a.recorded.get(f"{stack}.blocks.{number}.resid_pre")
+    if x is None:
+        x = _recorded(a, before) if number else stack_input(a, stack)
+    recorder = ActivationRecorder([f"{stack}.blocks.{number}.*"])
+    memory = a["encoder.out"] if block.cross is not None else None
+    block(x, _context(a, stack, recorder).for_block(number), memory, None)
+    return recorder.activations
+
+
+def _recorded(a: Activations, address: str) -> Tensor:
+    """Return a recorded site.
+
+    Raises:
+        NotRecordedError: it was not recorded.
+    """
+    if address not in a.recorded:
+        raise NotRecordedError(f"expected a recorded site, found {address!r}; name it in the trace")
+    return a.recorded[address]
+
+
+def _context(a: Activations, stack: str, recorder: ActivationRecorder) -> StackContext:
+    """Return the context of a pass through a stack."""
+    model: Any = a.model
+    if hasattr(model, "source_context"):
+        if stack == "encoder":
+            result: StackContext = model.source_context(a.batch.source, recorder)
+        else:
+            result = model.target_context(a.batch.decoder_input, a.batch.source.segments, recorder)
+        return result
+    if hasattr(a.batch, "pixels") and a.batch.pixels is not None:
+        result = model.context(a.batch.pixels, recorder)
+        return result
+    result = model.context(a.batch.decoder_input if isinstance(model, LanguageModel) else a.batch.source, recorder)
+    return result
