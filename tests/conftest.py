@@ -24,7 +24,7 @@ SECONDS = {
     "docs": 60,
     "doctests": 20,
     "files": 20,
-    "inspection": 110,
+    "inspection": 190,
     "kernels": 100,
     "lab": 20,
     "layers": 60,

@@ -211,8 +211,9 @@ def test_a_picture_is_patched_from_another(transom: Call, seeing: Path, photos: 
     ("options", "expected"),
     [
         ((), "expected TEXT or --input, found both or neither"),
-        (("ab",), "stack: expected encoder or decoder for a model with both, found none; set stack to one of them"),
+        (("ab",), "--stack: expected encoder or decoder for a translator, found none; give one of them, or --part cross"),
         (("ab", "--over", "positions"), "--from: expected a text with --over positions, and none with the others"),
+        (("ab", "--reference", "a b"), "--reference: expected --value mean or resample, found --value zero"),
         (("ab", "--part", "cross", "--value", "resample"), "texts: expected reference texts for resample, found none"),
         (("ab", "--stack", "decoder", "--blocks", "x"), "--blocks: expected whole numbers from 0, separated by commas, found 'x'"),
         (("ab ba " * 99, "--part", "cross"), "tokens"),

@@ -40,7 +40,7 @@ def test_a_trace_is_summarized_certified_and_saved(transom: Call, trained: Train
     assert outcome.code == 0
     assert re.search(r"^source: .*\[EOS\]$", outcome.out, re.M) and re.search(r"^target: \[SOS\]", outcome.out, re.M)
     assert re.search(
-        r"\d+ attention maps certified: the largest error is \S+ of its bound of rounding \(decoder.blocks.0.cross\)", outcome.out
+        r"\d+ attention maps? certified: the largest error is \S+ of its bound of rounding \(decoder.blocks.0.cross\)", outcome.out
     )
     saved = load_file(file)
     assert set(saved) == {"decoder.blocks.0.cross.weights", "decoder.blocks.0.resid_post", "encoder.blocks.0.resid_post"}

@@ -9,6 +9,7 @@ import torch
 
 from tests.models.combinations import SET_TEXTS, batch_for, described
 from tests.models.test_combinations import built
+from tests.tiers import every
 from transom.config.model import DecoderConfig
 from transom.data.batch import PaddedSequences, TranslationBatch
 from transom.errors import CheckpointError, ConfigError
@@ -24,7 +25,7 @@ from transom.models.build import build_model
 TRANSFORMERS = [number for number, fields in enumerate(SET_TEXTS) if fields["kind"] in ("seq2seq", "decoder", "encoder")]
 
 
-@pytest.mark.parametrize("number", TRANSFORMERS)
+@pytest.mark.parametrize("number", every(5, TRANSFORMERS))
 def test_tiles_make_up_the_whole_map(number: int) -> None:
     """In layers of scaled dot products, with masks, biases, softcaps, sinks, grouped heads and routers of depth."""
     config = described(SET_TEXTS[number])
@@ -128,3 +129,42 @@ def test_broken_folders_and_other_weights_are_refused(llama: tuple[Network, Any]
         next(model.parameters()).add_(1.0)
     with pytest.raises(CheckpointError, match=r"expected a trace of this model's weights, found one of others"):
         open_trace(model, tmp_path)
+
+
+@pytest.mark.parametrize("number", every(3, [n for n, fields in enumerate(SET_TEXTS) if "recurrent" in fields["kind"]]))
+def test_sites_of_a_loop_are_written_with_all_steps(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files, "SHARD_BYTES", 200)
+    config = described(SET_TEXTS[number])
+    model, batch = built(config), batch_for(config)
+    _, kept = trace(model, batch, ["logits"], store="all")
+    trace(model, batch, ["logits"], store="all", folder=tmp_path)
+    found = open_trace(model, tmp_path).activations.recorded
+    assert set(found) == set(kept.activations.recorded)
+    assert all(torch.equal(found[name], x) for name, x in kept.activations.recorded.items())
+
+
+def test_a_folder_holds_one_trace(llama: tuple[Network, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files, "SHARD_BYTES", 1)
+    model, batch = llama
+    trace(model, batch, store="all", folder=tmp_path)
+    many = len(list(tmp_path.glob("*.safetensors")))
+    _, kept = trace(model, torch.tensor([[3, 4]]), ["logits"], folder=tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) < many
+    assert torch.equal(open_trace(model, tmp_path)["logits"], kept["logits"])
+    with pytest.raises(ConfigError, match=r"folder: expected names without .grad, found gradients"):
+        trace(model, batch, ["logits.grad"], folder=tmp_path)
+
+
+def test_a_digest_is_that_of_all_weights(llama: tuple[Network, Any]) -> None:
+    """Of their order, and of buffers; not of the number of threads."""
+    model = llama[0]
+    digest, threads = trace_files.weights_digest(model), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert trace_files.weights_digest(model) == digest
+    finally:
+        torch.set_num_threads(threads)
+    with torch.no_grad():
+        weight = model.unembedding.weight
+        weight.copy_(weight.flip(0))
+    assert trace_files.weights_digest(model) != digest

@@ -227,8 +227,9 @@ def test_the_summary_and_the_certificate_say_what_was_compared() -> None:
         ({"dim": 12}, "dim: expected a number from 0 to 11, found 12"),
         ({"query": 4}, "query: expected the position of a token, from 0 to 3 in the decoder, found 4"),
         ({"stack": "encoder"}, "stack: expected decoder, found 'encoder'"),
-        ({"temperatures": [0.0]}, "temperatures: expected numbers above 0, found 0"),
-        ({"temperatures": []}, "temperatures: expected numbers above 0, found none"),
+        ({"temperatures": [0.0]}, "temperatures: expected numbers from 1e-6 to 1e6, found 0"),
+        ({"temperatures": [1.0, 1e300]}, "temperatures: expected numbers from 1e-6 to 1e6, found 1, 1e.300"),
+        ({"temperatures": []}, "temperatures: expected numbers from 1e-6 to 1e6, found none"),
         ({"top": 0}, "top: expected a number of candidates from 1, found 0"),
     ],
 )

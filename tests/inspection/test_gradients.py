@@ -251,13 +251,13 @@ def check_gradients(model: Network, batch: Any) -> set[str]:
 MAY_LACK = {"chosen", "selected", "router_probs", "position", "n_tokens"}
 
 
-@pytest.mark.parametrize("number", every(6, range(len(SET_TEXTS))), ids=lambda number: TEXTS[number])
+@pytest.mark.parametrize("number", every(9, range(len(SET_TEXTS))), ids=lambda number: TEXTS[number])
 def test_gradients_follow_the_chain_rule(number: int) -> None:
     config = described(SET_TEXTS[number])
     assert check_gradients(built(config), batch_for(config))
 
 
-@pytest.mark.parametrize("number", every(8, range(len(SET_NETWORKS))), ids=lambda number: IMAGES[number])
+@pytest.mark.parametrize("number", every(12, range(len(SET_NETWORKS))), ids=lambda number: IMAGES[number])
 def test_gradients_of_an_image_follow_the_chain_rule(number: int) -> None:
     config = described_network(SET_NETWORKS[number])
     assert check_gradients(built(config), image_batch(config))
@@ -307,3 +307,40 @@ def test_the_loss_of_a_text_is_that_of_its_next_tokens() -> None:
         expected[r, t] = logits[r, t].softmax(-1)
         expected[r, t, tokens[r, t + 1]] -= 1
     assert torch.allclose(found["logits.grad"], expected / len(pairs), **CLOSE)
+
+
+def test_frozen_models_have_the_same_gradients() -> None:
+    """Also before the first site: at the patches of an image."""
+    config = described_network(SET_NETWORKS[0])
+    model, batch = built(config), image_batch(config)
+    names = ["embedding.patches.grad", "embedding.patch.grad", "attn.weights.grad"]
+    model.requires_grad_()
+    expected = dict(trace(model, batch, names)[1])
+    _, found = trace(model.requires_grad_(False), batch, names)
+    assert not found.idle and all(torch.allclose(found[name], x, **CLOSE) for name, x in expected.items())
+
+
+def test_padding_has_no_gradient() -> None:
+    config = described(SET_TEXTS[14])  # a masked language model
+    model, batch = built(config), batch_for(config)
+    _, found = trace(model, batch, ["logits.grad"])
+    padding = batch.source.segments == 0
+    assert padding.any() and not found["logits.grad"][padding].any() and found["logits.grad"][~padding].any()
+
+
+def test_the_loss_must_depend_on_the_logits_also_in_inference_mode() -> None:
+    model, batch = decoder()
+    with pytest.raises(ConfigError, match="loss: expected a single number that depends on the logits"):
+        trace(model, batch, ["logits.grad"], loss=lambda logits: torch.zeros(()))
+    with torch.inference_mode():
+        _, found = trace(model, batch, ["attn.q.grad"])
+    assert all(bool(x.any()) for x in found.values())
+
+
+def test_statistics_of_batch_norm_that_change_are_noticed() -> None:
+    config = described(SET_TEXTS[14] | {"norm": "batchnorm", "norm_placement": "pre"})
+    model, batch = built(config), batch_for(config)
+    _, found = trace(model, batch, ["attn_residual.norm.out"])
+    next(module for module in model.modules() if isinstance(module, BatchNorm)).mean.add_(1.0)
+    with pytest.raises(ConfigError, match="the weights of the traced pass"):
+        dict(found)

@@ -336,7 +336,7 @@ def test_every_row_of_the_table_is_met() -> None:
     assert expected == met
 
 
-@pytest.mark.parametrize("number", every(11, range(len(SET_TEXTS))), ids=lambda number: TEXTS[number])
+@pytest.mark.parametrize("number", every(99, [5, *(n for n in range(len(SET_TEXTS)) if n != 5)]), ids=lambda number: TEXTS[number])
 @torch.no_grad()
 def test_a_name_follows_from_the_sites_that_it_requires(number: int) -> None:
     """With only those recorded, and the routers, the value is that of a pass with all sites."""

@@ -44,7 +44,7 @@ class SweepOptions(NamedTuple):
     ]
     stack: Annotated[
         Literal["encoder", "decoder"] | None,
-        typer.Option("--stack", help="Stack of a translator's blocks; needed for translators, except with --part cross."),
+        typer.Option("--stack", help="Stack of the blocks; needed for translators, except with --part cross."),
     ]
     part: Annotated[
         Literal["attn", "cross"] | None, typer.Option("--part", help="Self-attention or cross-attention of heads and keys. Default: attn.")

@@ -111,9 +111,8 @@ def _format(given: Format | None, out: Path | None, as_json: bool) -> Format:
         raise ConfigError(f"--format: expected json with --json, found {given}; leave one of them out")
     implied = None if out is None else SUFFIXES.get(out.suffix.lower())
     if implied not in (None, "json" if as_json else given or implied):
-        raise ConfigError(
-            f"--out: expected a file for the format {'json' if as_json else given}, found {out}; rename it, or leave the format out"
-        )
+        wanted = "json" if as_json else given
+        raise ConfigError(f"--out: expected a file for the format {wanted}, found {out}; rename it, or leave the format out")
     if as_json or given is not None:
         return "json" if as_json or given is None else given
     if out is None:

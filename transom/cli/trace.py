@@ -150,7 +150,8 @@ def _lines(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequen
         worst = max(certificates, key=lambda each: each.ratio)
         n_maps = sum(each.n_maps for each in certificates)
         yield ""
-        yield f"{n_maps:,} attention map{'' if n_maps == 1 else 's'} certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"
+        maps = f"{n_maps:,} attention map{'' if n_maps == 1 else 's'}"
+        yield f"{maps} certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"
 
 
 def _labels(found: "Trace", address: str) -> dict[str, list[str]]:

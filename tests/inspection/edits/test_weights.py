@@ -21,7 +21,7 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("features", FEATURES, ids=str)
+@pytest.mark.parametrize("features", every(3, FEATURES), ids=str)
 @pytest.mark.parametrize(
     "family", [FAMILIES[0], FAMILIES[3], FAMILIES[5], ENCODERS[0]], ids=lambda each: f"{each['kind']}-{each.get('mask')}"
 )
