@@ -1,5 +1,6 @@
 """Every named quantity equals what the modules of a real forward pass computed, or its formula in float64, in all families."""
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -351,3 +352,22 @@ def test_a_name_follows_from_the_sites_that_it_requires(number: int) -> None:
         expected = whole.get(each.address)
         assert (found is None) == (expected is None), each.address
         assert found is None or expected is None or torch.equal(found, expected), each.address
+
+
+@pytest.mark.parametrize("number", every(16, range(len(SET_TEXTS))), ids=lambda number: TEXTS[number])
+@torch.no_grad()
+def test_in_float32_every_quantity_is_near_that_in_float64(number: int) -> None:
+    """Within 1e-5 of the largest value of the quantity."""
+    config = described(SET_TEXTS[number])
+    model = built(config)
+    exact, _ = run(model, batch_for(config))
+    found, _ = run(copy.deepcopy(model).float(), batch_for(config))
+    for each in list_names(config):
+        expected, x = exact.get(each.address), found.get(each.address)
+        assert (expected is None) == (x is None), each.address
+        if expected is None or x is None or not expected.numel():
+            continue
+        finite = expected.isfinite()
+        assert torch.equal(finite, x.isfinite()), each.address
+        error = (x.double() - expected.double())[finite].abs()
+        assert not error.numel() or error.max() <= 1e-5 * expected.double()[finite].abs().max().clamp(min=1e-3), each.address

@@ -47,6 +47,7 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 SIZES = ["model.d_model=16", "model.n_heads=2", "model.d_ff=16", "model.n_encoder_layers=1", "model.n_decoder_layers=1"]
 
 
+@pytest.mark.long
 def test_a_probe_follows_the_weights_and_changes_none(tmp_path: Path) -> None:
     seen = dict[int, torch.Tensor]()
 

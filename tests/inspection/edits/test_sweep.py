@@ -10,6 +10,7 @@ import transom
 from tests.decoding.test_translator import translator
 from tests.inspection.edits.by_hand import MODELS, STACKS, build
 from tests.inspection.edits.test_scope import generator
+from tests.tiers import every
 from transom.config.data import TokenizerConfig
 from transom.data.tokenizer.special_tokens import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ def one_row(name: str) -> tuple[Network, Any, Any]:
     return model, first, second
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every(2, MODELS))
 @pytest.mark.parametrize(
     ("over", "options", "n"),
     [

@@ -9,6 +9,7 @@ import transom
 from tests.inspection.edits.by_hand import STACKS, build
 from tests.inspection.test_trace import SCORES, model_of
 from tests.models.combinations import ENCODERS, FAMILIES
+from tests.tiers import every
 from transom.layers.attention import repeat_kv
 from transom.layers.observe import ActivationRecorder
 
@@ -21,7 +22,7 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("features", every(3, FEATURES), ids=str)
+@pytest.mark.parametrize("features", every(4, FEATURES), ids=str)
 @pytest.mark.parametrize(
     "family", [FAMILIES[0], FAMILIES[3], FAMILIES[5], ENCODERS[0]], ids=lambda each: f"{each['kind']}-{each.get('mask')}"
 )
