@@ -82,8 +82,8 @@ def explain(
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
-    chosen = _format(format_, out, as_json)
     check_output_path(out, [run, input_file])
+    chosen = _format(format_, out, as_json)
     with gc_frozen_imports():
         from transom.files.atomic_io import write_file
         from transom.inspection.explain.explain import TEMPERATURES, explain_run
