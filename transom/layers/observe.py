@@ -154,9 +154,11 @@ class ActivationObserver:
     def record(self, address: str, x: Tensor) -> None:
         """Record ``x`` if the address matches a pattern; replace an earlier record of the address."""
         if self.wants(address):
-            if not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():  # all blocks share a graph, which must not read the prefix
+                self.activations[address] = x
+            else:
                 self._recorder.order.setdefault(self.prefix + address, len(self._recorder.order))
-            self.activations[address] = self._recorder.keep(self.prefix + address, x)
+                self.activations[address] = self._recorder.keep(self.prefix + address, x)
 
 
 def _relative_edits(recorder: "ActivationRecorder", edits: SiteEdits | None, prefix: str) -> dict[str, tuple[SiteEdit, ...]]:
@@ -222,7 +224,7 @@ class ActivationRecorder:
         self._n_passes = Counter[str]()
 
     def keep(self, address: str, x: Tensor) -> Tensor:
-        """Return what is recorded of ``x``: all of it; a subclass may keep a part."""
+        """Return what is recorded of ``x``: all of it; a subclass may keep a part. Compiled passes record all."""
         return x
 
     def start_pass(self, stack: str, edits: SiteEdits | None = None) -> ActivationObserver:
