@@ -11,8 +11,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -74,11 +76,16 @@ def train(name: str, steps: int) -> Network:
     return model.eval()
 
 
-class Fault:
-    """A fault of the recomputation: a change of the inputs from which maps are computed."""
+class Fault(NamedTuple):
+    """A fault of the recomputation.
 
-    def __init__(self, model: str, change: Callable[[AttentionInputs, Activations, str, Part], AttentionInputs]) -> None:
-        self.model, self.change = model, change
+    Attributes:
+        model: name of the model into which it is seeded.
+        change: changes the inputs from which maps are computed, given the pass, the layer and the part of the map.
+    """
+
+    model: str
+    change: Callable[..., AttentionInputs]
 
 
 def _mask(change: Callable[[Tensor], Tensor]) -> Callable[..., AttentionInputs]:
@@ -118,6 +125,10 @@ def _stale(i: AttentionInputs, a: Activations, path: str, part: Part) -> Attenti
     return i._replace(q=i.q + by[:, :, part.queries])
 
 
+def _rescaled(factor: float, i: AttentionInputs, *_: Any) -> AttentionInputs:
+    return i._replace(q=i.q * factor)
+
+
 def _next_token(mask: Tensor) -> Tensor:
     """Shift a mask by one key, so that every token sees the next one."""
     shifted = mask.roll(1, -1)
@@ -153,21 +164,20 @@ def _causal(a: Activations, part: Part) -> Tensor:
 
 
 @contextmanager
-def seeded(name: str) -> Iterator[None]:
-    """Seed a fault into the recomputation of maps."""
-    original, weights = AttentionInputs.of.__func__, AttentionInputs.weights  # type: ignore[attr-defined]
-    if name in MAP_FAULTS:
-        AttentionInputs.weights = lambda self: MAP_FAULTS[name](weights(self))  # type: ignore[method-assign]
-    else:
+def seeded(fault: str | Fault) -> Iterator[None]:
+    """Seed a fault, or the fault of a name, into the recomputation of maps."""
+    if isinstance(fault, str) and fault in MAP_FAULTS:
+        change, weights = MAP_FAULTS[fault], AttentionInputs.weights
+        with patch.object(AttentionInputs, "weights", lambda self: change(weights(self))):
+            yield
+        return
+    original, seed = AttentionInputs.of, FAULTS[fault] if isinstance(fault, str) else fault
 
-        def changed(cls: Any, a: Activations, path: str, heads: Any = None, part: Part = ALL_PAIRS) -> AttentionInputs:
-            return FAULTS[name].change(original(cls, a, path, heads, part), a, path, part)
+    def of(a: Activations, path: str, heads: Any = None, part: Part = ALL_PAIRS) -> AttentionInputs:
+        return seed.change(original(a, path, heads, part), a, path, part)
 
-        AttentionInputs.of = classmethod(changed)  # type: ignore[assignment,method-assign]
-    try:
+    with patch.object(AttentionInputs, "of", of):
         yield
-    finally:
-        AttentionInputs.of, AttentionInputs.weights = classmethod(original), weights  # type: ignore[assignment,method-assign]
 
 
 def traced(model: Network, seed: int) -> Any:
@@ -231,12 +241,10 @@ def smallest_in_bfloat16(steps: int) -> dict[str, float]:
         a = traced(model, -1)
         delta = 1.0
         for _ in range(40):
-            FAULTS["scaled"] = Fault("gpt2", lambda i, *_, d=delta: i._replace(q=i.q * (1 + d)))  # type: ignore[misc]
-            with seeded("scaled"):
+            with seeded(Fault("gpt2", partial(_rescaled, 1 + delta))):
                 if all(each.ok for each in a.certify()):
                     break
             delta /= 1.25
-        del FAULTS["scaled"]
         found[name] = delta * 1.25
     return found
 

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from benchmarks import families
 from benchmarks.families import CLASSES, Family
 from benchmarks.measure import describe_environment
-from benchmarks.shapes import BASE, LEARNING_RATE, TRAINING, Shape, random_tokens
+from benchmarks.ours import training_batch
+from benchmarks.shapes import BASE, LEARNING_RATE, TRAINING, Shape
 from transom.config.model import Seq2SeqConfig
-from transom.data.batch import Batch, ImageBatch, PaddedSequences, TranslationBatch
-from transom.data.tokenizer.special_tokens import SOS
+from transom.data.batch import Batch, ImageBatch
 from transom.models.build import build_model
 from transom.planning.hardware import best_seconds, measure_peak
 from transom.planning.precision import choose_threads
@@ -57,10 +57,7 @@ SHAPES: dict[str, Shape | Family] = {
 def build_batch(shape: Shape | Family) -> Batch:
     """Build the training batch of a shape."""
     if isinstance(shape, Shape):
-        source = PaddedSequences.pad(random_tokens(shape.pairs, shape.source, shape.vocab, 1).tolist())
-        labels = random_tokens(shape.pairs, shape.target, shape.vocab, 2)
-        target = PaddedSequences.pad(torch.cat([torch.full((shape.pairs, 1), SOS), labels[:, :-1]], 1).tolist())
-        return TranslationBatch(source, target, labels, tuple(range(shape.pairs)))
+        return training_batch(shape)
     if shape.name != "vit":
         return families.build_batch(shape)
     size: int = getattr(shape.config, "image_size", 0)
@@ -70,7 +67,8 @@ def build_batch(shape: Shape | Family) -> Batch:
 def exactness() -> dict[str, dict[str, float]]:
     """Return per family the largest relative differences between CPU and GPU of the losses and the weights of 20 float32 steps."""
     sizes = {"d_model": 128, "n_heads": 4, "d_ff": 256, "dropout": 0.0}
-    pairs = Seq2SeqConfig(source_vocab_size=500, target_vocab_size=500, n_encoder_layers=2, n_decoder_layers=2, **sizes)  # type: ignore[arg-type]
+    layers = {"source_vocab_size": 500, "target_vocab_size": 500, "n_encoder_layers": 2, "n_decoder_layers": 2}
+    pairs = Seq2SeqConfig.model_validate(sizes | layers)
     shapes: list[Shape | Family] = [Shape("transformer", pairs, 16)]
     for family in families.families(quick=False):
         own = {"llama": {"n_kv_heads": 2}, "bert": {"pooler_dropout": 0.0}}.get(family.name, {})

@@ -33,6 +33,14 @@ def fresh_model(shape: Shape) -> Seq2SeqTransformer:
     return cast(Seq2SeqTransformer, build_model(shape.config))
 
 
+def training_batch(shape: Shape) -> TranslationBatch:
+    """Build the training batch of a shape."""
+    source = PaddedSequences.pad(random_tokens(shape.pairs, shape.source, shape.vocab, 1).tolist())
+    labels = random_tokens(shape.pairs, shape.target, shape.vocab, 2)
+    target = PaddedSequences.pad(torch.cat([torch.full((shape.pairs, 1), SOS), labels[:, :-1]], 1).tolist())
+    return TranslationBatch(source, target, labels, tuple(range(shape.pairs)))
+
+
 def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
     """Return a training step in the precision that transom chooses on this machine; the step returns the mean label-smoothed loss."""
     model = fresh_model(shape).train()
@@ -40,10 +48,7 @@ def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
     train_step = TrainStep(
         model, build_optimizer(model, TRAINING.optimizer), TRAINING, precision.dtype, CrossEntropy(TRAINING.label_smoothing)
     )
-    source = PaddedSequences.pad(random_tokens(shape.pairs, shape.source, shape.vocab, 1).tolist())
-    labels = random_tokens(shape.pairs, shape.target, shape.vocab, 2)
-    target = PaddedSequences.pad(torch.cat([torch.full((shape.pairs, 1), SOS), labels[:, :-1]], 1).tolist())
-    batch = TranslationBatch(source, target, labels, tuple(range(shape.pairs)))
+    batch = training_batch(shape)
 
     def step() -> float:
         result = train_step.step([batch], LEARNING_RATE)

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -204,24 +205,25 @@ def peak_memory() -> Iterator[Callable[[], float]]:
         peak[0] = max(peak[0], resident())
 
 
+def map_passes(system: str, quick: bool, x: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return a plain pass of a system, with its fast attention, and one that gives the map of head 0 of block 0."""
+    length = x.shape[1]
+    if system == "transom":
+        model = gpt2(quick, length)
+        return lambda: model(x), lambda: trace(model, x, ["attn.weights"], blocks=[0], heads=[0])[1]["attn.weights"]
+    peer = hugging_face(quick, length)
+    if system == "transformers":
+        eager = hugging_face(quick, length, "eager")
+        return lambda: peer(x, use_cache=False), lambda: eager(x, output_attentions=True, use_cache=False).attentions[0][:, 0]
+    lens, name = transformer_lens(quick, length), "blocks.0.attn.hook_pattern"
+    return lambda: peer(x, use_cache=False), lambda: lens.run_with_cache(x, names_filter=name)[1][name][:, 0]
+
+
 @torch.no_grad()
 def map_of(system: str, quick: bool) -> dict[str, float]:
     """Return seconds and memory of a pass that gives one head's map, and of a plain pass, in MiB above the model."""
     length = 128 if quick else 2048
-    x = random_tokens(1, length, VOCAB, 1)
-    if system == "transom":
-        model = gpt2(quick, length)
-        plain: Callable[[], object] = lambda: model(x)  # noqa: E731
-        traced: Callable[[], Tensor] = lambda: trace(model, x, ["attn.weights"], blocks=[0], heads=[0])[1]["attn.weights"]  # noqa: E731
-    else:
-        peer = hugging_face(quick, length)
-        plain = lambda: peer(x, use_cache=False)  # noqa: E731
-        if system == "transformers":
-            eager = hugging_face(quick, length, "eager")
-            traced = lambda: eager(x, output_attentions=True, use_cache=False).attentions[0][:, 0]  # noqa: E731
-        else:
-            lens, name = transformer_lens(quick, length), "blocks.0.attn.hook_pattern"
-            traced = lambda: lens.run_with_cache(x, names_filter=name)[1][name][:, 0]  # noqa: E731
+    plain, traced = map_passes(system, quick, random_tokens(1, length, VOCAB, 1))
     plain()
     with peak_memory() as plain_peak:
         plain_seconds = seconds(plain)
@@ -266,7 +268,7 @@ def _use(one: Any) -> dict[str, float]:
         times = []
         for _ in range(N_TILES):
             i, j = torch.randint(0, one.shape[0] - tile + 1, (2,), generator=generator).tolist()
-            times.append(seconds(lambda i=i, j=j: one.tile(slice(i, i + tile), slice(j, j + tile))))  # type: ignore[misc]
+            times.append(seconds(partial(one.tile, slice(i, i + tile), slice(j, j + tile))))
         found |= {"tile_ms_median": statistics.median(times) * 1e3, "tile_ms_95": statistics.quantiles(times, n=20)[-1] * 1e3}
         start = time.perf_counter()
         certificate = one.certify()

@@ -194,6 +194,8 @@ def output_checks(a: Activations, model: Network) -> Iterator[Check]:
         yield "probs", torch.autograd.grad(log_probs.exp(), logits, a["probs.grad"])[0], d_logits
     if not isinstance(model, TextEmbedderTransformer):
         yield "last_hidden", a["last_hidden.grad"], d_logits @ model.unembedding.weight
+        if hasattr(model, "decoder") and (d := a.get("decoder.out.grad")) is not None:  # by autograd
+            yield "last_hidden", a["last_hidden.grad"], d
     else:
         y = a["encoder.out"].clone().requires_grad_()
         pooled = y[:, 0] if model.config.pooling == "cls" else mean_pool(y, a.batch.source)

@@ -9,7 +9,7 @@ import typer
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import PrecisionOption, RunArgument, expand_options
+from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, expand_options, require_one_input
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
 from transom.cli.trace import indices_option
 from transom.errors import ConfigError
@@ -82,11 +82,9 @@ class SweepOptions(NamedTuple):
 @expand_options
 def ablate(
     run: RunArgument,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)] = None,
+    text: TextArgument = None,
     *,
-    input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image or sound for such a model.")
-    ] = None,
+    input_file: InputFileOption = None,
     options: SweepOptions,
     answer: Annotated[
         str | None,
@@ -103,8 +101,7 @@ def ablate(
     The answer of a language model is a continuation, by default the most probable token; that of a translator is a whole translation.
     Many edited copies of the input are computed as one batch.
     """
-    if (text is None) == (input_file is None):
-        raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
+    require_one_input(text, input_file)
     arguments = options.arguments()
     check_output_path(out, [run, input_file])
     with gc_frozen_imports():

@@ -10,7 +10,7 @@ import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import RunArgument
+from transom.cli.options import InputFileOption, RunArgument, TextArgument, require_one_input
 from transom.cli.output import print_note
 from transom.errors import ConfigError
 
@@ -42,10 +42,8 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def explain(
     run: RunArgument,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)] = None,
-    input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image or sound for such a model.")
-    ] = None,
+    text: TextArgument = None,
+    input_file: InputFileOption = None,
     block: Annotated[int, typer.Option("--block", min=0, help="Block, or layer of a recurrent model, from 0.")] = 0,
     head: Annotated[int, typer.Option("--head", min=0, help="Attention head, from 0.")] = 0,
     query: Annotated[
@@ -80,8 +78,7 @@ def explain(
     result, and a calculator gives the printed result from the printed operands. Long sums end with the exact sum of the terms that are not
     printed. Every step is compared with what the model computed.
     """
-    if (text is None) == (input_file is None):
-        raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
+    require_one_input(text, input_file)
     check_output_path(out, [run, input_file])
     chosen = _format(format_, out, as_json)
     with gc_frozen_imports():

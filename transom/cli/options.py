@@ -23,6 +23,10 @@ SetOption = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the recipe, such as training.max_steps=300. Repeatable."),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that transom train --out RUN wrote.")]
+TextArgument = Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)]
+InputFileOption = Annotated[
+    Path | None, typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image or sound for such a model.")
+]
 SourceOption = Annotated[
     Path | None, typer.Option("--source", metavar="FILE", help="File of source sentences, one per line (may be gzipped).")
 ]
@@ -51,6 +55,16 @@ PairsOption = Annotated[
         "--pairs", metavar="FILE", help=f"{TABLES} file of source sentences and reference translations, in place of --source and --target."
     ),
 ]
+
+
+def require_one_input(text: str | None, input_file: Path | None) -> None:
+    """Raise unless either a text or a file is given.
+
+    Raises:
+        ConfigError: both or neither are given.
+    """
+    if (text is None) == (input_file is None):
+        raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
 
 
 def column_option(name: str, what: str) -> Any:

@@ -10,7 +10,7 @@ import typer
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import PrecisionOption, RunArgument
+from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, require_one_input
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
 from transom.errors import ConfigError
 
@@ -34,10 +34,8 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def trace(
     run: RunArgument,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)] = None,
-    input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image or sound for such a model.")
-    ] = None,
+    text: TextArgument = None,
+    input_file: InputFileOption = None,
     names: Annotated[
         str | None,
         typer.Option(
@@ -64,8 +62,7 @@ def trace(
     multiplied by the values they must give the output of each head, within rounding. A name may be an ending: attn.weights means those of
     all blocks. Positions apply to source and target. With --edit, layers whose head outputs are edited are not certified.
     """
-    if (text is None) == (input_file is None):
-        raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
+    require_one_input(text, input_file)
     check_output_path(out, [run, input_file])
     numbers = {name: indices_option(name, given) for name, given in (("blocks", blocks), ("heads", heads), ("positions", positions))}
     with gc_frozen_imports():

@@ -14,6 +14,7 @@ from torch import Tensor
 from transom.config.architecture import TransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
+from transom.layers.attention import repeat_kv
 from transom.layers.context import ALL_PAIRS, AttentionContext, Part
 from transom.layers.mixture_of_depths import DepthRouter, all_tokens, gather_selected
 from transom.layers.mixture_of_experts import all_experts
@@ -130,14 +131,43 @@ class Activations:
                     f"{address}: expected head {self.head}, the only one that was recorded, found {heads or 'all heads'}"
                 )
             return x
-        groups = n_heads // x.shape[1]
-        if heads is None:
-            return x if groups == 1 else x.repeat_interleave(groups, 1)
-        return x[:, [head // groups for head in heads]]
+        return heads_of(x, n_heads, heads)
 
     def module(self, path: str) -> Any:
         """Return the module at a path."""
         return self._modules[path]
+
+
+def find_network(model: Any, inputs: Any) -> tuple[Any, Network]:
+    """Return the model of a run, which may be compiled, and the network in it.
+
+    Raises:
+        ConfigError: ``model`` is neither a run nor a model, or it has no tokenizer and ``inputs`` is a text.
+    """
+    given = getattr(model, "model", model)
+    network = getattr(given, "_orig_mod", given)  # of a compiled model
+    if not isinstance(network, Network):
+        raise ConfigError(f"expected a run or a model of transom, found {type(network).__name__}; load one with transom.load")
+    if isinstance(inputs, str) and network is model:
+        raise ConfigError(
+            "expected a batch or tensor for a model without a tokenizer, found a text; trace the run that transom.load returns"
+        )
+    return given, network
+
+
+def heads_of(x: Tensor, n_heads: int, heads: Sequence[int] | None = None) -> Tensor:
+    """Select query heads of queries, keys, values or head outputs, (batch, heads, length, width).
+
+    Keys and values are repeated for the query heads that share them.
+
+    Args:
+        x: the tensor.
+        n_heads: number of query heads of the layer.
+        heads: query heads; None for all.
+    """
+    if heads is None:
+        return repeat_kv(x, n_heads)
+    return x[:, [head * x.shape[1] // n_heads for head in heads]]
 
 
 def _versions(model: Network) -> list[int]:

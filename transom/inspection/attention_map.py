@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations
+from transom.inspection.activations import Activations, find_network, heads_of
 from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.layers.attention import Attention
@@ -40,12 +40,7 @@ class AttentionMap:
         Raises:
             ConfigError: the layer computes no scaled dot products, or the head or text does not exist.
         """
-        module = dict(a.model.named_modules(remove_duplicate=False)).get(attention)
-        if not is_exact(module):
-            raise ConfigError(f"{attention}: expected a layer of scaled dot-product attention, found {type(module).__name__}")
-        assert isinstance(module, Attention)
-        if not 0 <= head < module.n_heads:
-            raise ConfigError(f"head: expected a number from 0 to {module.n_heads - 1}, found {head}")
+        module = _layer_with_head(a.model, attention, head)
         self._a, self._attention, self._head, self._text = a, attention, head, text
         q, k = (a.of_heads(f"{attention}.{name}", module.n_heads, [head]) for name in "qk")
         if not 0 <= text < len(q):
@@ -78,18 +73,30 @@ class AttentionMap:
         return AttentionInputs.of(self._a, self._attention, [self._head], Part(queries, keys))
 
 
+def _layer_with_head(network: Network, attention: str, head: int) -> Attention:
+    """Return an attention layer by its address.
+
+    Raises:
+        ConfigError: the layer computes no scaled dot products, or has no such head.
+    """
+    module = dict(network.named_modules(remove_duplicate=False)).get(attention)
+    if not is_exact(module):
+        raise ConfigError(f"{attention}: expected a layer of scaled dot-product attention, found {type(module).__name__}")
+    assert isinstance(module, Attention)
+    if not 0 <= head < module.n_heads:
+        raise ConfigError(f"head: expected a number from 0 to {module.n_heads - 1}, found {head}")
+    return module
+
+
 class _HeadRecorder(ActivationRecorder):
     """A recorder that keeps one head of an attention layer: its queries, keys, values and output."""
 
     def __init__(self, network: Network, attention: str, head: int) -> None:
         super().__init__([f"{attention}.{name}" for name in "qkvz"])
-        layer = network.get_submodule(attention)
-        assert isinstance(layer, Attention)
-        self.head, self.n_heads = head, layer.n_heads
+        self.head, self.n_heads = head, _layer_with_head(network, attention, head).n_heads
 
     def keep(self, address: str, x: Tensor) -> Tensor:
-        kept = self.head * x.shape[1] // self.n_heads
-        return x[:, kept : kept + 1].clone()  # a view would keep all heads in memory
+        return heads_of(x, self.n_heads, [self.head])
 
 
 def attention_map(model: Any, inputs: Any, attention: str, head: int, text: int = 0) -> AttentionMap:
@@ -102,8 +109,7 @@ def attention_map(model: Any, inputs: Any, attention: str, head: int, text: int 
         head: index of the query head.
         text: index of the text in the batch.
     """
-    given = getattr(model, "model", model)
-    network: Network = getattr(given, "_orig_mod", given)  # of a compiled model
+    _, network = find_network(model, inputs)
     batch = network.as_batch(inputs)
     paths = [path for path, module in network.named_modules() if is_exact(module)]
     if attention not in paths:

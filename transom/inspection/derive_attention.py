@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.inspection.activations import Activations, attention_context, sublayer_input
-from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights, repeat_kv
+from transom.inspection.activations import Activations, attention_context, heads_of, sublayer_input
+from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights
 from transom.layers.context import ALL_PAIRS, Part
 from transom.layers.lora import LoraLinear
 
@@ -61,10 +61,8 @@ class AttentionInputs(NamedTuple):
     @classmethod
     def select(cls, q: Tensor, k: Tensor, args: AttentionArgs, heads: Sequence[int] | None = None) -> Self:
         """Select heads of the queries and keys of a layer, and of its mask, bias and sinks; None selects all."""
-        groups = q.shape[1] // k.shape[1]
-        if heads is None:
-            return cls(q, repeat_kv(k, q.shape[1]), args)
-        return cls(q[:, list(heads)], k[:, [head // groups for head in heads]], _args_of_heads(args, heads))
+        n_heads = q.shape[1]
+        return cls(heads_of(q, n_heads, heads), heads_of(k, n_heads, heads), _args_of_heads(args, heads))
 
     def dot_products(self) -> Tensor:
         """Compute Q K^T, before the division by sqrt(d_k)."""

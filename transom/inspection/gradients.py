@@ -68,7 +68,6 @@ class Gradients:
         a: quantities of the same pass.
         sites: gradient per site.
         outputs: gradients of the outputs of each module, one per call, by its path.
-        inputs: gradients of the first input of each linear layer, one per call, by its path.
         answers: symbols of the default loss and the mask where they count; None with another loss.
     """
 
@@ -77,10 +76,9 @@ class Gradients:
         a: Activations,
         sites: Mapping[str, Tensor],
         outputs: Mapping[str, list[Tensor]],
-        inputs: Mapping[str, list[Tensor]],
         answers: tuple[Tensor, Tensor] | None,
     ) -> None:
-        self.a, self.sites, self.outputs, self.inputs, self.answers = a, sites, outputs, inputs, answers
+        self.a, self.sites, self.outputs, self.answers = a, sites, outputs, answers
 
     def get(self, address: str) -> Tensor | None:
         """Return the gradient of a quantity; None if it has none, such as whole numbers. It is 0 where the loss does not depend on it."""
@@ -127,20 +125,20 @@ def gradient_pass(
     """
     edits = {address: _AddZeros(torch.zeros(())) for address in sites}
     recorder = ActivationRecorder(["*"], edits)
-    with torch.inference_mode(False), torch.enable_grad(), eval_mode(network), _captured_calls(network) as (outputs, inputs):
+    with torch.inference_mode(False), torch.enable_grad(), eval_mode(network), _captured_outputs(network) as outputs:
         logits = network(batch, recorder)
-        chosen = None if loss is not None else answers(network, batch, logits)
-        scalar = loss(logits) if chosen is None else default_loss(network, logits, *chosen)  # type: ignore[misc]
+        chosen = answers(network, batch, logits)
+        scalar = default_loss(network, logits, *chosen) if loss is None else loss(logits)
     if scalar.numel() != 1 or not scalar.requires_grad:
         raise ConfigError("loss: expected a single number that depends on the logits, found another value; return a function of the logits")
     leaves = {address: edit.zeros for address, edit in edits.items() if edit.zeros is not None} | {"logits": logits}
-    calls = [x for each in (*outputs.values(), *inputs.values()) for x in each]
+    calls = [x for each in outputs.values() for x in each]
     found = torch.autograd.grad(scalar, [*leaves.values(), *calls], allow_unused=True, materialize_grads=True)
     of_sites, of_calls = dict(zip(leaves, found, strict=False)), iter(found[len(leaves) :])
-    of_outputs, of_inputs = ({path: [next(of_calls) for _ in each] for path, each in kind.items()} for kind in (outputs, inputs))
+    of_outputs = {path: [next(of_calls) for _ in each] for path, each in outputs.items()}
     recorded = {address: x.detach() for address, x in recorder.activations.items()} | {"logits": logits.detach()}
     a = Activations(network, batch, recorded, temperature)
-    a.gradients = Gradients(a, of_sites, of_outputs, of_inputs, chosen)
+    a.gradients = Gradients(a, of_sites, of_outputs, chosen if loss is None else None)
     return logits.detach(), a
 
 
@@ -152,20 +150,18 @@ def default_loss(model: Network, logits: Tensor, symbols: Tensor, mask: Tensor) 
 
 
 @contextmanager
-def _captured_calls(model: nn.Module) -> Iterator[tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]]:
-    """Collect the output of every call of a module, and the first input of every linear layer, as tensors of the graph."""
-    outputs, inputs = defaultdict[str, list[Tensor]](list), defaultdict[str, list[Tensor]](list)
+def _captured_outputs(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the output of every call of a module, as a tensor of the graph, by the module's path."""
+    outputs = defaultdict[str, list[Tensor]](list)
 
     def hook(path: str, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         x = result[0] if isinstance(result, tuple) else result
         if isinstance(x, Tensor) and x.requires_grad:
             outputs[path].append(x)
-        if isinstance(module, nn.Linear) and arguments[0].requires_grad:
-            inputs[path].append(arguments[0])
 
     handles = [module.register_forward_hook(partial(hook, path)) for path, module in model.named_modules()]
     try:
-        yield outputs, inputs
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
@@ -233,7 +229,9 @@ def _last_hidden(g: Gradients, path: str) -> Tensor:
     """Return the gradient of the input of the output projection; an embedder multiplies by the vectors of the other texts."""
     if isinstance(g.a.model, TextEmbedderTransformer):
         return g.a["logits.grad"] @ g.a.model.vectors(g.a.batch.target) / g.a.model.config.temperature
-    return g.inputs["unembedding"][0]
+    with torch.enable_grad():
+        h = g.a["last_hidden"].clone().requires_grad_()
+        return torch.autograd.grad(g.a.model.unembedding(h), h, g.a["logits.grad"])[0]
 
 
 def _log_probs(g: Gradients, path: str) -> Tensor | None:

@@ -3,7 +3,7 @@
 A trace of the residual streams alone is small. Every other site of a block follows from the stream that enters it.
 """
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from transom.inspection.activations import Activations, NotRecordedError, stack_
 from transom.layers.context import StackContext
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import LanguageModel
+from transom.models.vision import VisionTransformer
 
 
 def rerun_sites(a: Activations, address: str) -> dict[str, Tensor]:
@@ -55,15 +56,14 @@ def _recorded(a: Activations, address: str) -> Tensor:
 
 def _context(a: Activations, stack: str, recorder: ActivationRecorder) -> StackContext:
     """Return the context of a pass through a stack."""
-    model: Any = a.model
-    if hasattr(model, "source_context"):
-        if stack == "encoder":
-            result: StackContext = model.source_context(a.batch.source, recorder)
-        else:
-            result = model.target_context(a.batch.decoder_input, a.batch.source.segments, recorder)
-        return result
-    if hasattr(a.batch, "pixels") and a.batch.pixels is not None:
-        result = model.context(a.batch.pixels, recorder)
-        return result
-    result = model.context(a.batch.decoder_input if isinstance(model, LanguageModel) else a.batch.source, recorder)
-    return result
+    model, batch = cast(Any, a.model), a.batch
+    ctx: StackContext
+    if hasattr(model, "source_context") and stack == "encoder":
+        ctx = model.source_context(batch.source, recorder)
+    elif hasattr(model, "source_context"):
+        ctx = model.target_context(batch.decoder_input, batch.source.segments, recorder)
+    elif isinstance(model, VisionTransformer):
+        ctx = model.context(batch.pixels, recorder)
+    else:
+        ctx = model.context(batch.decoder_input if isinstance(model, LanguageModel) else batch.source, recorder)
+    return ctx

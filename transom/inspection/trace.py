@@ -12,7 +12,7 @@ from torch import Tensor
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import GRADIENT_SUFFIX, Activations, sequences_of
+from transom.inspection.activations import GRADIENT_SUFFIX, Activations, find_network, sequences_of
 from transom.inspection.attention_map import AttentionMap
 from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import SLICED_MAPS, AttentionInputs, is_exact
@@ -22,7 +22,6 @@ from transom.inspection.names import NamedQuantity, aliases_of, list_names, requ
 from transom.inspection.trace_files import read_activations, run_to_folder
 from transom.layers.context import ALL_PAIRS, Part
 from transom.layers.observe import ActivationRecorder
-from transom.models.base import Network
 
 Store = Literal["needed", "residuals", "qk", "all"]
 """Sites that a trace keeps: those that the names need, or more, so that other names can be asked for later."""
@@ -297,23 +296,6 @@ def _named(known: Mapping[str, NamedQuantity], address: str) -> NamedQuantity:
     each = known[address.removesuffix(GRADIENT_SUFFIX)]
     row = each.quantity._replace(name=each.quantity.name + GRADIENT_SUFFIX, formula=f"gradient of: {each.quantity.formula}", alias="")
     return each._replace(address=address, quantity=row, cost="recomputed", alias="")
-
-
-def find_network(model: Any, inputs: Any) -> tuple[Any, Network]:
-    """Return the model of a run, which may be compiled, and the network in it.
-
-    Raises:
-        ConfigError: ``model`` is neither a run nor a model, or it has no tokenizer and ``inputs`` is a text.
-    """
-    given = getattr(model, "model", model)
-    network = getattr(given, "_orig_mod", given)  # of a compiled model
-    if not isinstance(network, Network):
-        raise ConfigError(f"expected a run or a model of transom, found {type(network).__name__}; load one with transom.load")
-    if isinstance(inputs, str) and network is model:
-        raise ConfigError(
-            "expected a batch or tensor for a model without a tokenizer, found a text; trace the run that transom.load returns"
-        )
-    return given, network
 
 
 def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blocks: Sequence[int] | None) -> list[str]:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.errors import ConfigError
+from transom.inspection.activations import heads_of
 from transom.inspection.derive_attention import AttentionInputs
 from transom.layers.attention import Attention, AttentionArgs, attention_weights
 from transom.layers.context import AttentionContext
@@ -289,7 +290,7 @@ class AttentionEdit:
         weights, touched = self._weights(AttentionInputs.select(q, k, args, heads), changes, heads)
         if show:
             visit.observer.record(f"{self.path}.weights", weights)
-        v = v[:, [head * v.shape[1] // q.shape[1] for head in heads]]
+        v = heads_of(v, q.shape[1], heads)
         index = torch.tensor(heads, device=z.device)
         new = torch.where(touched, weights.to(v.dtype) @ v, z.index_select(1, index))
         return z.index_copy(1, index, new.to(z.dtype))

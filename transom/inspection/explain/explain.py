@@ -11,7 +11,7 @@ from transom.config.architecture import TransformerConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations, sequences_of
+from transom.inspection.activations import Activations, find_network, sequences_of
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.explain.block import BlockSteps
 from transom.inspection.explain.builder import Builder
@@ -20,7 +20,7 @@ from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.output import output_sections
 from transom.inspection.explain.recurrent import recurrent_sections
-from transom.inspection.trace import find_network, token_symbols
+from transom.inspection.trace import token_symbols
 from transom.layers.observe import ActivationRecorder
 from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack
 from transom.layers.stack import Stack
