@@ -183,7 +183,7 @@ def test_the_answer_of_an_instruction_tuned_model_follows_its_prompt(instruction
 
 @pytest.mark.parametrize("over", ["keys", "positions"])
 def test_keys_and_positions_are_listed_with_their_tokens(over: str, transom: Call, spoken: LanguageRun) -> None:
-    source = ("--from", "the moon") if over == "positions" else ()
+    source = ("--patch-from", "the moon") if over == "positions" else ()
     lines = transom("ablate", spoken.folder, "the star", "--over", over, *source).out.splitlines()
     assert lines[2].split()[:2] == ["position", "token"] and lines[3].split()[:2] == ["0", "[EOS]"]
     value = transom("ablate", spoken.folder, "the star", "--over", over, *source, "--json").json
@@ -203,7 +203,7 @@ def test_the_neurons_of_a_classifier_with_the_largest_changes_are_listed(transom
 
 def test_a_picture_is_patched_from_another(transom: Call, seeing: Path, photos: Path) -> None:
     dark, light = (next((photos / name).iterdir()) for name in ("dark", "light"))
-    value = transom("ablate", seeing, "--input", dark, "--over", "positions", "--from", light, "--answer", "light", "--json").json
+    value = transom("ablate", seeing, "--input", dark, "--over", "positions", "--patch-from", light, "--answer", "light", "--json").json
     assert value["answer"] == "light" and any(abs(row["change"]) > 1e-6 for row in value["rows"])
 
 
@@ -212,7 +212,7 @@ def test_a_picture_is_patched_from_another(transom: Call, seeing: Path, photos: 
     [
         ((), "expected TEXT or --input, found both or neither"),
         (("ab",), "--stack: expected encoder or decoder for a translator, found none; give one of them, or --part cross"),
-        (("ab", "--over", "positions"), "--from: expected a text with --over positions, and none with the others"),
+        (("ab", "--over", "positions"), "--patch-from: expected a text with --over positions, and none with the others"),
         (("ab", "--reference", "a b"), "--reference: expected --value mean or resample, found --value zero"),
         (("ab", "--part", "cross", "--value", "resample"), "texts: expected reference texts for resample, found none"),
         (("ab", "--stack", "decoder", "--blocks", "x"), "--blocks: expected whole numbers from 0, separated by commas, found 'x'"),

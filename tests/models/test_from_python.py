@@ -132,6 +132,9 @@ def test_tensors_that_do_not_fit_are_named() -> None:
         model(tokens, attention_mask=torch.ones(2, 2), decoder_tokens=tokens)
     with pytest.raises(TransomError, match=r"decoder_tokens: expected the target's token ids.*found none"):
         model(tokens)
+    long = torch.ones(1, model.config.max_seq_len + 1, dtype=torch.long)
+    with pytest.raises(TransomError, match=r"^tokens: expected texts of at most max_seq_len = \d+ tokens, found \d+; cut the text, or"):
+        model(tokens[:1], decoder_tokens=long)
     text = PaddedSequences.pad([[1, 5]])
     with pytest.raises(TransomError, match="attention_mask: expected only with a tensor of token ids, found with a batch"):
         model(TranslationBatch(text, text, text.tokens, (0,)), attention_mask=torch.ones(1, 2))

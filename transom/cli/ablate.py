@@ -21,7 +21,7 @@ EXAMPLES = """
 transom ablate runs/gpt "To be, or not to"
 transom ablate runs/gpt "To be, or not to" --answer " be" --value mean --reference "A rose is a rose."
 transom ablate runs/en-de "A man sleeps." --part cross --out heads.json
-transom ablate runs/en-de "A man sleeps." --over positions --from "A dog sleeps." --stack encoder
+transom ablate runs/en-de "A man sleeps." --over positions --patch-from "A dog sleeps." --stack encoder
 transom ablate runs/sst2 "A fine film." --over keys --json
 transom ablate runs/photos --input cat.jpg --over neurons --blocks 3
 """
@@ -37,10 +37,10 @@ class SweepOptions(NamedTuple):
 
     over: Annotated[
         Literal["heads", "neurons", "positions", "keys"] | None,
-        typer.Option("--over", help="Ablate each head or neuron, patch each position from --from, or hide each key. Default: heads."),
+        typer.Option("--over", help="Ablate each head or neuron, patch each position from --patch-from, or hide each key. Default: heads."),
     ]
     source: Annotated[
-        str | None, typer.Option("--from", metavar="TEXT", help="Text from which positions are patched, or a file for such a model.")
+        str | None, typer.Option("--patch-from", metavar="TEXT", help="Text from which positions are patched, or a file for such a model.")
     ]
     stack: Annotated[
         Literal["encoder", "decoder"] | None,
@@ -66,11 +66,11 @@ class SweepOptions(NamedTuple):
         """Return the arguments of ``sweep``.
 
         Raises:
-            ConfigError: --from does not fit --over, or the blocks are no whole numbers.
+            ConfigError: --patch-from does not fit --over, or the blocks are no whole numbers.
         """
         if (self.source is None) == (self.over == "positions"):
             raise ConfigError(
-                f"--from: expected a text with --over positions, and none with the others, found --over {self.over or 'heads'}"
+                f"--patch-from: expected a text with --over positions, and none with the others, found --over {self.over or 'heads'}"
             )
         if self.references and self.value not in ("mean", "resample"):
             raise ConfigError(f"--reference: expected --value mean or resample, found --value {self.value or 'zero'}; give one of these")
@@ -97,7 +97,7 @@ def ablate(
 ) -> None:
     """Print the change of the answer's log-probability in nats for each edit. A negative change makes the answer less probable.
 
-    --over positions is activation patching: the residual stream of one token after one block is replaced by that of the text of --from.
+    --over positions is activation patching: the residual stream of one token after one block is replaced by that of the --patch-from text.
     The answer of a language model is a continuation, by default the most probable token; that of a translator is a whole translation.
     Many edited copies of the input are computed as one batch.
     """

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TextModelConfig
+from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TextModelConfig, TransformerConfig
 from transom.errors import ConfigError, TransomError
 from transom.layers.context import ALL_PAIRS, AttentionContext, Part
 from transom.layers.observe import ActivationObserver, ActivationRecorder, SiteEdits
@@ -143,14 +143,29 @@ class Network(nn.Module, ABC):
         """Convert a tensor to a batch with ``make_batch``; return a batch unchanged.
 
         Raises:
-            TransomError: ``tensors`` are given although ``batch`` is not a tensor, or ``make_batch`` rejects the shapes.
+            TransomError: ``tensors`` are given although ``batch`` is not a tensor, ``make_batch`` rejects the shapes, or a text has more
+                tokens than the position table.
         """
         if isinstance(batch, Tensor):
-            return self.make_batch(batch, **tensors)
+            made = self.make_batch(batch, **tensors)
+            for text in (made.source, made.decoder_input):
+                self._check_length(text)
+            return made
         if tensors:
             names = ", ".join(tensors)
             raise TransomError(f"{names}: expected only with a tensor of token ids, found with a batch, which has its own; omit {names}")
         return batch
+
+    def _check_length(self, text: TokenSequences | None) -> None:
+        """Raise TransomError if a text has more tokens than the position table."""
+        c = self.config
+        if text is None or not isinstance(c, TransformerConfig) or not c.position_table or text.tokens.shape[1] <= c.n_positions:
+            return  # the length of the rows is known without waiting for a GPU
+        if (length := int(text.positions.max()) + 1) > c.n_positions:
+            raise TransomError(
+                f"tokens: expected texts of at most max_seq_len = {c.n_positions} tokens, found {length}; cut the text, or build the model"
+                " with a larger max_seq_len"
+            )
 
     def make_batch(self, tokens: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
         """Build a batch from token ids (batch, length) and a mask of the same shape: 1 at tokens, 0 at padding, left or right.
