@@ -1,18 +1,15 @@
 """Seed faults into one path of attention, kernel or recomputation, and count which the certificates of traced maps find.
 
-    python -m benchmarks.certification [--steps N] [--maps N] [--out FILE]
+    python -m benchmarks.certification [--steps N] [--maps N]
 
 Five small models are trained first: random weights have nearly uniform attention, in which many faults are small. Every fault is seeded
 alone, on a model that has the feature. False alarms are counted on maps of the same models without a fault.
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -20,19 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.measure import describe_environment
 from transom.config.model import DecoderConfig, Seq2SeqConfig
 from transom.data.batch import PaddedSequences, TranslationBatch
-from transom.inspection import activations, certify
+from transom.inspection import activations
 from transom.inspection.activations import Activations, sublayer_input
-from transom.inspection.derive_attention import AttentionInputs, is_exact
-from transom.inspection.trace import trace
-from transom.layers.context import ALL_PAIRS, Part
+from transom.inspection.derive_attention import AttentionInputs
+from transom.inspection.trace import map_owners, trace
+from transom.layers.attention import Attention, repeat_kv, scaled_dot_product_attention
+from transom.layers.context import ALL_PAIRS, AttentionContext, Part
 from transom.layers.position_encoding import apply_rotary
 from transom.models.base import Network
 from transom.models.build import build_model
-from transom.planning.hardware import measure_peak
-from transom.planning.precision import choose_threads
 
 VOCAB, LENGTH, ROWS = 40, 48, 8
 
@@ -185,14 +180,25 @@ def traced(model: Network, seed: int) -> Any:
     return trace(model, draw_batch(seed), ["*.weights"], store="all")[1]
 
 
-def find_faults(steps: int) -> dict[str, dict[str, float]]:
-    """Seed every fault, once into the recomputation and once into the kernel; return the largest ratio of a layer to its bound."""
-    found: dict[str, dict[str, float]] = {}
+def find_faults(steps: int) -> dict[str, dict[str, Any]]:
+    """Seed every fault, once into the recomputation and once into the kernel of each layer in turn.
+
+    Returns:
+        Per fault the largest ratio of a layer to its bound; for the kernel also the number of layers that were found out of all, and the
+        largest ratio of a layer without the fault.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for name in MODELS:
         model = train(name, steps)
         for fault in (fault for fault in (*FAULTS, *MAP_FAULTS) if fault_model(fault) == name):
-            recomputed, kernel = (max(ratios) for ratios in (recomputation_ratios(model, fault), kernel_ratios(model, fault)))
-            found[fault] = {"recomputation": recomputed, "kernel": kernel}
+            kernel = kernel_ratios(model, fault)
+            found[fault] = {
+                "recomputation": max(recomputation_ratios(model, fault)),
+                "kernel": max(own for own, _ in kernel),
+                "layers": len(kernel),
+                "layers_found": sum(own > 1 for own, _ in kernel),
+                "other_layers": max(others for _, others in kernel),
+            }
     return found
 
 
@@ -208,17 +214,33 @@ def recomputation_ratios(model: Network, fault: str) -> list[float]:
         return [each.ratio for each in found.certify()]
 
 
-def kernel_ratios(model: Network, fault: str) -> list[float]:
-    """Return the ratio of each layer with head outputs that a kernel with this fault would have computed."""
-    found = traced(model, -1)
-    a: Activations = found.activations
-    paths = [address.removesuffix(".weights") for address in found if is_exact(a.module(address.removesuffix(".weights")))]
-    with seeded(fault), torch.no_grad():
-        wrong = {
-            f"{path}.z": AttentionInputs.of(a, path).weights() @ a.of_heads(f"{path}.v", a.module(path).n_heads, None) for path in paths
-        }
-    faulty = Activations(model, a.batch, dict(a.recorded) | wrong)
-    return [certify.certify(faulty, path).ratio for path in paths]
+@contextmanager
+def faulty_kernel(a: Activations, fault: str, path: str) -> Iterator[None]:
+    """Let the kernel of one layer compute with a fault; ``a`` holds the same pass without it, from which inputs of other layers come."""
+    faulty, attend = a.module(path), Attention.attend
+
+    def attend_wrongly(self: Attention, q: Tensor, memory: Any, ctx: AttentionContext) -> Tensor:
+        if self is not faulty:
+            return attend(self, q, memory, ctx)
+        if fault in MAP_FAULTS:
+            return MAP_FAULTS[fault](attend(self, q, memory, ctx))  # Z = A V
+        k, v = (repeat_kv(x, self.n_heads) for x in memory)
+        i = FAULTS[fault].change(AttentionInputs(q, k, self.attention_args(ctx)), a, path, ALL_PAIRS)
+        return scaled_dot_product_attention(i.q, i.k, v, i.args)
+
+    with patch.object(Attention, "attend", attend_wrongly):
+        yield
+
+
+def kernel_ratios(model: Network, fault: str) -> list[tuple[float, float]]:
+    """Run the model once per attention layer, with the fault in the kernel of this layer; return its ratio and the largest of the others."""
+    clean, ratios = traced(model, -1), list[tuple[float, float]]()
+    for path in map_owners(clean):
+        with faulty_kernel(clean.activations, fault, path):
+            found = traced(model, -1)
+        by_layer = {each.address: each.ratio for each in found.certify()}
+        ratios.append((by_layer.pop(path), max(by_layer.values())))
+    return ratios
 
 
 def count_false_alarms(steps: int, n_maps: int) -> dict[str, float]:
@@ -249,24 +271,23 @@ def smallest_in_bfloat16(steps: int) -> dict[str, float]:
     return found
 
 
+def measure(steps: int, n_maps: int) -> dict[str, Any]:
+    """Run all parts and print them; return the results."""
+    result: dict[str, Any] = {"faults": find_faults(steps)}
+    for fault, ratios in result["faults"].items():
+        print(f"{fault:18s} " + "  ".join(f"{name}: {value:.3g}" for name, value in ratios.items()), flush=True)
+    result |= {"no_fault": count_false_alarms(steps, n_maps), "smallest_scale": smallest_in_bfloat16(steps)}
+    print(result["no_fault"], result["smallest_scale"], flush=True)
+    return result
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run all parts and print them."""
+    """Measure and print; ``python -m benchmarks.tracing`` does so too, and writes the results with its own."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.certification", description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="training steps of each model")
     parser.add_argument("--maps", type=int, default=10_000, help="maps to certify without a fault")
-    parser.add_argument("--out", type=Path, help="JSON file to write the results to")
     args = parser.parse_args(arguments)
-    threads = choose_threads().count
-    command = " ".join(["python -m benchmarks.certification", *(arguments or sys.argv[1:])])
-    result: dict[str, Any] = {"facts": describe_environment(command, threads, measure_peak())}
-    result["faults"] = find_faults(args.steps)
-    for fault, ratios in result["faults"].items():
-        print(f"{fault:18s} " + "  ".join(f"{path}: {ratio:.3g} times the bound" for path, ratio in ratios.items()), flush=True)
-    result |= {"no_fault": count_false_alarms(args.steps, args.maps), "smallest_scale": smallest_in_bfloat16(args.steps)}
-    print(result["no_fault"], result["smallest_scale"])
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {args.out}")
+    measure(args.steps, args.maps)
 
 
 if __name__ == "__main__":

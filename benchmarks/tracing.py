@@ -1,11 +1,12 @@
 """Measure what tracing costs, beside TorchLens, TransformerLens and nnsight, if they are installed.
 
-    python -m benchmarks.tracing [--parts off on map long] [--rounds N] [--quick] [--out FILE]
+    python -m benchmarks.tracing [--parts off on map long certification] [--rounds N] [--quick] [--out FILE]
 
 ``off``: forward passes of a model with and without the lines that name its sites. ``on``: a pass that records all residual streams, queries
 and keys, beside a plain pass of the same system. ``map``: one head's attention map at 2,048 tokens, with the time and the memory beyond a
 plain pass. ``long``: one head's map in a pass over 32,768 tokens, and from the files of a trace. The shape is GPT-2 small's, with a
 vocabulary of 1,000, so that logits do not hide the rest. ``map`` and ``long`` run in processes of their own, whose memory is measured.
+``certification`` seeds faults (``benchmarks/certification.py``).
 """
 
 import argparse
@@ -28,7 +29,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import certification
 from benchmarks.measure import describe_environment
 from benchmarks.shapes import random_tokens
 from transom.config.model import DecoderConfig
@@ -44,6 +47,10 @@ GPT2 = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072, "dropout": 
 QUICK = GPT2 | {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 64}
 TILE, N_TILES = 256, 100
 NAMES = ["embedding.resid", "resid_mid", "resid_post", "attn.q", "attn.k"]
+
+
+CERTIFICATION, QUICK_CERTIFICATION = (300, 10_000), (10, 100)
+"""Training steps of the models, and maps without a fault."""
 
 
 def gpt2(quick: bool, length: int = 1024, **fields: Any) -> Network:
@@ -128,7 +135,18 @@ def off(quick: bool, rounds: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     middle = sorted(logs)[len(logs) // 10 : -(len(logs) // 10) or None]  # without the tenth at either end, where the machine was disturbed
     error = statistics.stdev(middle) / math.sqrt(len(middle))
-    return {"ratio": math.exp(statistics.fmean(middle)), "upper_95": math.exp(statistics.fmean(middle) + 1.7 * error), "pairs": rounds}
+    found = {"ratio": math.exp(statistics.fmean(middle)), "upper_95": math.exp(statistics.fmean(middle) + 1.7 * error), "pairs": rounds}
+    with_sites = allocated_bytes(lambda: model(x))
+    with without_sites():
+        return found | {"allocated_bytes": with_sites, "extra_bytes": with_sites - allocated_bytes(lambda: model(x))}
+
+
+def allocated_bytes(work: Callable[[], object]) -> int:
+    """Return the bytes that PyTorch allocates during a call, all allocations together."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    return sum(max(event.nbytes(), 0) for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]")
 
 
 def on_systems(quick: bool, compiled: bool) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
@@ -288,7 +306,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the chosen parts and write the results as JSON."""
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracing", description=__doc__, formatter_class=form)
-    parts = ["off", "on", "map", "long"]
+    parts = ["off", "on", "map", "long", "certification"]
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts, help="parts to measure (default: all)")
     parser.add_argument("--rounds", type=int, default=30, help="pairs of passes")
     parser.add_argument("--no-compile", action="store_true", help="skip compiled passes")
@@ -314,6 +332,8 @@ def main(arguments: list[str] | None = None) -> None:
         result["map"] = {system: in_process(system, *quick) for system in systems}
     if "long" in args.parts:
         result["long"] = in_process("long", *quick)
+    if "certification" in args.parts:
+        result["certification"] = certification.measure(*(QUICK_CERTIFICATION if args.quick else CERTIFICATION))
     print(json.dumps(result, indent=1))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import transom
 from tests.models.combinations import ENCODERS, FAMILIES, SET_TEXTS, SIZES, batch_for, described
@@ -16,6 +16,7 @@ from transom.inspection.activations import Activations
 from transom.inspection.certify import FAULTS, CertificationError, certify
 from transom.inspection.derive_attention import AttentionInputs
 from transom.inspection.names import list_names
+from transom.kernels.attention import fused_attention_logsumexp
 from transom.layers.attention import attention_weights
 from transom.layers.lora import LoraLinear
 from transom.layers.observe import ActivationRecorder
@@ -260,6 +261,33 @@ def test_the_cause_of_a_fault_of_the_kernel_is_named(cause: str) -> None:
     faulty = Activations(model, batch, {**a.recorded, f"{address}.z": wrong})
     found = certify(faulty, address)
     assert not found.ok and found.cause == cause
+
+
+def test_row_sums_find_a_wrong_map_where_all_values_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = model_of(FAMILIES[0] | {"n_kv_heads": 6}, position="learned")
+    layer = model.get_submodule("decoder.blocks.1.attn")
+    with torch.no_grad():
+        layer.v.weight.zero_()
+    layer.v.bias = nn.Parameter(torch.ones_like(layer.v.weight[:, 0]))
+    a, address = whole(model.float(), batch), "decoder.blocks.1.attn"
+    assert certify(a, address).with_logsumexp and certify(a, address).ok
+    real_weights, real_sums = AttentionInputs.weights, AttentionInputs.logsumexp
+    sharper = FAULTS["the kernel did not divide the scores by sqrt(d_head)"]
+    monkeypatch.setattr(AttentionInputs, "weights", lambda i: real_weights(sharper(i)))
+    assert certify(a, address).ok, "A V alone: rows of a wrong map have the sum 1 too"
+    monkeypatch.setattr(AttentionInputs, "logsumexp", lambda i: real_sums(sharper(i)))
+    assert not certify(a, address).ok
+
+
+@pytest.mark.parametrize("fields", [{"position": "learned"}, {"position": "alibi"}, {"position": "rotary", "n_kv_heads": 2}], ids=str)
+def test_logsumexps_of_the_kernel_are_those_of_a_trace(fields: dict[str, Any]) -> None:
+    model, batch = model_of(FAMILIES[0], **fields)
+    a, address = whole(model, batch), "decoder.blocks.0.attn"
+    inputs = AttentionInputs.of(a, address)
+    found = fused_attention_logsumexp(inputs.q, inputs.k, a.of_heads(f"{address}.v", 6, None), inputs.args)
+    assert found is not None and torch.allclose(found[0], a[f"{address}.z"], atol=1e-12)
+    visible = inputs.visible_rows().expand_as(found[1])
+    assert visible.any() and torch.allclose(found[1][visible], a[f"{address}.logsumexp"][visible], atol=1e-12)
 
 
 def test_a_fault_of_a_feature_that_the_layer_lacks_is_no_cause() -> None:

@@ -3,7 +3,8 @@
 Kernels store no weights, so a map that is shown was recomputed from queries and keys. It is certified, that is, shown to be the map that
 the model used, if A V equals the kernel's head output Z, element by element, within the rounding errors of both computations:
 |A V - Z| <= rtol |Z| + floor + c eps (|A| |V|). The last term contains the weights of the map itself, so that neither a zero map nor one
-with a wrong sign passes.
+with a wrong sign passes. Where PyTorch's kernel gives the logarithm of its row sums, ln sum_j exp(S_ij), it is compared too: values that
+are equal hide a wrong map from A V.
 """
 
 import math
@@ -16,6 +17,7 @@ from torch import Tensor
 from transom.errors import TransomError
 from transom.inspection.activations import Activations
 from transom.inspection.derive_attention import AttentionInputs, is_exact
+from transom.kernels.attention import fused_attention_logsumexp
 from transom.layers.attention import Attention
 from transom.layers.context import Part
 
@@ -29,10 +31,11 @@ class Certificate(NamedTuple):
 
     Attributes:
         address: address of the layer.
-        ratio: largest error of an element of A V, as a multiple of its bound; at most 1 for certified weights.
+        ratio: largest error of an element of A V or of a row's logsumexp, as a multiple of its bound; at most 1 for certified weights.
         n_maps: number of maps: texts times heads.
         worst: (text, head, query) of the largest ratio.
         cause: likely cause of a ratio above 1; empty if the weights are certified, or if no usual fault explains the ratio.
+        with_logsumexp: whether row sums were compared with the kernel's.
     """
 
     address: str
@@ -40,6 +43,7 @@ class Certificate(NamedTuple):
     n_maps: int
     worst: tuple[int, int, int]
     cause: str = ""
+    with_logsumexp: bool = False
 
     @property
     def ok(self) -> bool:
@@ -74,8 +78,28 @@ def error_bound(weights: Tensor, v: Tensor, z: Tensor, magnitude: Tensor | None,
             has no scores.
         eps: relative rounding error of the dtype in which the kernel computed.
     """
-    c = 8.0 + math.sqrt(weights.shape[-1]) + (0.0 if magnitude is None else 4.0 * magnitude)
+    c = _roundings(weights.shape[-1], magnitude)
     return 2 * eps * z.abs() + c * eps * (weights.abs() @ v.abs()) + torch.finfo(torch.float32).tiny
+
+
+def _roundings(n_keys: int, magnitude: Tensor | None) -> Tensor | float:
+    """Return c, the number of roundings that the weights of a row contain."""
+    return 8.0 + math.sqrt(n_keys) + (0.0 if magnitude is None else 4.0 * magnitude)
+
+
+def logsumexp_ratios(inputs: AttentionInputs, v: Tensor, z: Tensor, bound: Tensor, eps: float) -> Tensor | None:
+    """Return the difference from the kernel's logsumexp as multiples of c eps (1 + |logsumexp|), (batch, heads, query).
+
+    The kernel runs once more. Its logsumexp counts if it also gives the head outputs ``z``, within ``bound``; None otherwise, or if the
+    kernel gives none.
+    """
+    found = fused_attention_logsumexp(inputs.q, inputs.k, v.to(inputs.q.dtype), inputs.args)
+    if found is None or not bool(((found[0].double() - z).abs() <= bound).all()):
+        return None
+    lse = found[1].double()
+    ours = inputs.logsumexp().double().masked_fill(~inputs.visible_rows(), 0.0)
+    c = _roundings(inputs.k.shape[2], inputs.score_magnitude()[..., 0])
+    return (ours - lse.masked_fill(~inputs.visible_rows(), 0.0)).abs() / (c * eps * (1 + lse.abs()))
 
 
 @torch.no_grad()
@@ -97,21 +121,24 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
     n_heads, eps = z.shape[1], rounding_error(z.dtype)
     v = v.double()
     step = max(MAX_ELEMENTS // max(len(z) * n_heads * v.shape[2], 1), 1)
-    ratio, worst, cause = 0.0, (0, 0, 0), ""
+    ratio, worst, cause, with_logsumexp = 0.0, (0, 0, 0), "", False
     for start in range(0, len(places), step):
         chunk = places[start : start + step]
         expected = z[:, :, chunk].double()
         inputs = AttentionInputs.of(a, attention, heads, Part(queries=chunk)) if is_exact(module) else None
         weights = _select(a[f"{attention}.weights"], heads, chunk).double() if inputs is None else inputs.weights().double()
         bound = error_bound(weights, v, expected, None if inputs is None else inputs.score_magnitude(), eps)
-        ratios = ((weights @ v - expected).abs() / bound).amax(-1).nan_to_num(nan=math.inf)
+        ratios = ((weights @ v - expected).abs() / bound).amax(-1)
+        if inputs is not None and (of_sums := logsumexp_ratios(inputs, v, expected, bound, eps)) is not None:
+            ratios, with_logsumexp = ratios.maximum(of_sums), True
+        ratios = ratios.nan_to_num(nan=math.inf)
         largest, flat = ratios.flatten().max(0)
         if float(largest) > ratio:
             ratio = float(largest)
             text, head, query = (int(index) for index in torch.unravel_index(flat, ratios.shape))
             worst = text, head if heads is None else heads[head], chunk[query]
             cause = "" if ratio <= 1.0 or inputs is None else likely_cause(inputs, v, expected, eps)
-    return Certificate(attention, ratio, len(z) * n_heads, worst, cause)
+    return Certificate(attention, ratio, len(z) * n_heads, worst, cause, with_logsumexp)
 
 
 MAX_ELEMENTS = 2**20

@@ -85,6 +85,10 @@ class AttentionInputs(NamedTuple):
             wide = torch.cat([wide, sinks.to(wide)[:, None, None].expand(len(wide), -1, wide.shape[2], 1)], -1)
         return wide.logsumexp(-1)
 
+    def visible_rows(self) -> Tensor:
+        """Return which queries attend to any key, (batch, heads, query) or broadcastable to it."""
+        return torch.ones_like(self.q[..., 0], dtype=torch.bool) if self.args.mask is None else self.args.mask.any(-1)
+
     def score_magnitude(self) -> Tensor:
         """Compute the largest sum of |q_i k_i| / sqrt(d_k), plus |bias|, over the visible keys of each query, in float64."""
         terms = (self.q.double().abs() * self.q.shape[-1] ** -0.5) @ self.k.double().abs().transpose(-2, -1)
