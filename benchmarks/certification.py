@@ -233,7 +233,7 @@ def faulty_kernel(a: Activations, fault: str, path: str) -> Iterator[None]:
 
 
 def kernel_ratios(model: Network, fault: str) -> list[tuple[float, float]]:
-    """Run the model once per attention layer, with the fault in the kernel of this layer; return its ratio and the largest of the others."""
+    """Run the model once per attention layer, with the fault in its kernel; return its ratio and the largest of the others."""
     clean, ratios = traced(model, -1), list[tuple[float, float]]()
     for path in map_owners(clean):
         with faulty_kernel(clean.activations, fault, path):

@@ -13,7 +13,7 @@ import transom
 from transom.config.model import DecoderConfig, Seq2SeqConfig
 from transom.config.recurrent import RecurrentDecoderConfig
 from transom.decoding import packed_linear as decoding_packed_linear
-from transom.inspection import activation_sites
+from transom.inspection import activation_sites, certify
 from transom.kernels import attention, norm, onednn_linear
 from transom.layers import dispatch
 from transom.training import weight_averaging
@@ -21,6 +21,7 @@ from transom.training import weight_averaging
 PACKING = {"_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise"}
 KNOWN = {
     "_softmax_backward_data",
+    "_scaled_dot_product_flash_attention_for_cpu",
     "_are_functorch_transforms_active",
     "_dynamo_marked_constant",
     "torch._C",
@@ -99,7 +100,7 @@ def gone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def without(holder: Any, wanted: str, *default: Any) -> Any:
         return default[0] if wanted == name else kept(holder, wanted, *default)
 
-    for module in (attention, dispatch, norm, activation_sites, onednn_linear, weight_averaging):
+    for module in (attention, certify, dispatch, norm, activation_sites, onednn_linear, weight_averaging):
         monkeypatch.setattr(module, "getattr", without, raising=False)
 
 
@@ -158,6 +159,15 @@ def test_the_moving_average_without_its_kernel(monkeypatch: pytest.MonkeyPatch) 
     weight_averaging.foreach_lerp_(found, weights, 0.3)
     for ours, theirs, old in zip(found, expected, averages, strict=True):
         assert torch.equal(ours, theirs) and not torch.equal(ours, old)
+
+
+def test_certificates_without_the_kernels_row_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model = transom.build({"kind": "decoder", "vocab_size": 9, "d_model": 8, "n_heads": 2, "d_ff": 12, "n_layers": 1}).eval()
+    found = transom.trace(model, torch.tensor([[1, 5, 6]]), ["attn.weights"])[1]
+    assert [(each.ok, each.with_logsumexp) for each in found.certify()] == [(True, True)]
+    gone(monkeypatch, "_scaled_dot_product_flash_attention_for_cpu")
+    assert [(each.ok, each.with_logsumexp) for each in found.certify()] == [(True, False)]
 
 
 def test_sites_without_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

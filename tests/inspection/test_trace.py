@@ -13,10 +13,9 @@ from tests.tiers import every
 from transom.config.adapter import LoraConfig
 from transom.errors import ConfigError
 from transom.inspection.activations import Activations
-from transom.inspection.certify import FAULTS, CertificationError, certify
+from transom.inspection.certify import FAULTS, CertificationError, certify, kernel_logsumexp
 from transom.inspection.derive_attention import AttentionInputs
 from transom.inspection.names import list_names
-from transom.kernels.attention import fused_attention_logsumexp
 from transom.layers.attention import attention_weights
 from transom.layers.lora import LoraLinear
 from transom.layers.observe import ActivationRecorder
@@ -284,7 +283,7 @@ def test_logsumexps_of_the_kernel_are_those_of_a_trace(fields: dict[str, Any]) -
     model, batch = model_of(FAMILIES[0], **fields)
     a, address = whole(model, batch), "decoder.blocks.0.attn"
     inputs = AttentionInputs.of(a, address)
-    found = fused_attention_logsumexp(inputs.q, inputs.k, a.of_heads(f"{address}.v", 6, None), inputs.args)
+    found = kernel_logsumexp(inputs, a.of_heads(f"{address}.v", 6, None))
     assert found is not None and torch.allclose(found[0], a[f"{address}.z"], atol=1e-12)
     visible = inputs.visible_rows().expand_as(found[1])
     assert visible.any() and torch.allclose(found[1][visible], a[f"{address}.logsumexp"][visible], atol=1e-12)

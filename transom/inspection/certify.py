@@ -17,7 +17,6 @@ from torch import Tensor
 from transom.errors import TransomError
 from transom.inspection.activations import Activations
 from transom.inspection.derive_attention import AttentionInputs, is_exact
-from transom.kernels.attention import fused_attention_logsumexp
 from transom.layers.attention import Attention
 from transom.layers.context import Part
 
@@ -87,13 +86,31 @@ def _roundings(n_keys: int, magnitude: Tensor | None) -> Tensor | float:
     return 8.0 + math.sqrt(n_keys) + (0.0 if magnitude is None else 4.0 * magnitude)
 
 
+def kernel_logsumexp(inputs: AttentionInputs, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return head outputs and ln sum_j exp(S_ij) from the kernel of ``F.scaled_dot_product_attention``; None where it gives no logsumexp.
+
+    The function runs this kernel on a CPU, but does not return its second result, which is 0 for a query that attends to nothing.
+    """
+    q, k, args = inputs
+    kernel = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)  # private
+    special = args.softcap is not None or args.sinks is not None or args.score is not None
+    if kernel is None or special or q.device.type != "cpu" or q.shape[3] != v.shape[3]:
+        return None
+    mask = None
+    if args.mask is not None or args.bias is not None:
+        mask = q.new_zeros(len(q), q.shape[1], q.shape[2], k.shape[2]) + (0 if args.bias is None else args.bias.to(q.dtype))
+        mask = mask if args.mask is None else mask.masked_fill_(~args.mask, -torch.inf)
+    z, logsumexp = kernel(q, k, v.to(q.dtype), 0.0, False, attn_mask=mask)
+    return z, logsumexp
+
+
 def logsumexp_ratios(inputs: AttentionInputs, v: Tensor, z: Tensor, bound: Tensor, eps: float) -> Tensor | None:
     """Return the difference from the kernel's logsumexp as multiples of c eps (1 + |logsumexp|), (batch, heads, query).
 
     The kernel runs once more. Its logsumexp counts if it also gives the head outputs ``z``, within ``bound``; None otherwise, or if the
     kernel gives none.
     """
-    found = fused_attention_logsumexp(inputs.q, inputs.k, v.to(inputs.q.dtype), inputs.args)
+    found = kernel_logsumexp(inputs, v)
     if found is None or not bool(((found[0].double() - z).abs() <= bound).all()):
         return None
     lse = found[1].double()

@@ -219,7 +219,10 @@ def fused_attention(
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute attention with PyTorch's fused kernel; equal to ``explicit_attention``, but softcap and sinks are not supported."""
     assert args.softcap is None and args.sinks is None, "the fused kernel supports neither softcap nor sinks"
-    mask = args.mask if args.bias is None else _additive_mask(q, args)
+    mask = args.mask
+    if args.bias is not None:
+        bias = args.bias.to(q.dtype)
+        mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     if k.shape[1] < q.shape[1] and q.shape[2] == 1 and (mask is None or mask.shape[-3] == 1):  # one decoding step: do not copy the cache
         grouped = q.view(len(q), k.shape[1], -1, q.shape[3])  # the query heads of a group become queries of one key head
         z = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, dropout_p=args.dropout)
@@ -228,33 +231,6 @@ def fused_attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=args.dropout)
 
 
-def _additive_mask(q: Tensor, args: AttentionArgs) -> Tensor:
-    """Return what the fused kernel adds to the scores: the bias, and minus infinity where the mask hides a key."""
-    bias = q.new_zeros(()) if args.bias is None else args.bias.to(q.dtype)
-    return bias if args.mask is None else bias.masked_fill(~args.mask, float("-inf"))
-
-
 def can_use_fused_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> bool:
     """Return whether ``fused_attention`` applies: no softcap, attention sinks or scores by a plugin."""
     return args.softcap is None and args.sinks is None and args.score is None
-
-
-def fused_attention_logsumexp(
-    q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch n_heads key d_head"],
-    v: Float[Tensor, "batch n_heads key d_value"],
-    args: AttentionArgs = DEFAULT_ARGS,
-) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query"]] | None:
-    """Return the result of ``fused_attention`` and ln sum_j exp(S_ij), both from PyTorch's kernel; None where it gives no logsumexp.
-
-    ``F.scaled_dot_product_attention`` runs this kernel on a CPU, but does not return its second result, which is 0 for a query that attends
-    to nothing.
-    """
-    kernel = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)  # private
-    if kernel is None or q.device.type != "cpu" or q.shape[3] != v.shape[3] or not can_use_fused_attention(q, k, v, args):
-        return None
-    mask = None
-    if args.mask is not None or args.bias is not None:
-        mask = _additive_mask(q, args).expand(len(q), q.shape[1], q.shape[2], k.shape[2])
-    z, logsumexp = kernel(q, k, v, 0.0, False, attn_mask=mask)
-    return z, logsumexp
