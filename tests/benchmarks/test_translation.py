@@ -110,7 +110,7 @@ def test_flops_and_bytes_match_a_count_by_hand() -> None:
     assert decoder + encoder <= task.flops < biases_and_more * (decoder + encoder)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_quick_run_records_results_and_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results" / "quick.json"
     translation.main(["--quick", "--train", "--decode", "--no-compile", "--rounds", "2", "--threads", "1", "--out", str(out)])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.killing import RECIPE, differences, run_to_the_end, run_with_kills
+from tests.tiers import tiers
 
 
 def recipe(folder: Path, steps: int, processes: int) -> Path:
@@ -13,8 +14,7 @@ def recipe(folder: Path, steps: int, processes: int) -> Path:
     return path
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", tiers([1, 2], long=[1]))
 def test_two_kills_change_nothing(processes: int, tmp_path: Path) -> None:
     path = recipe(tmp_path, 80, processes)
     seconds = run_to_the_end(path, tmp_path / "alone")

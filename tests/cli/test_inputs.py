@@ -14,7 +14,7 @@ import pexpect
 import pytest
 
 from tests.cli.conftest import Call, Trained, sets
-from tests.tiers import every
+from tests.tiers import every, tiers
 
 SMALL = ("model.d_model=16", "model.d_ff=16", "model.n_heads=2", "model.n_layers=1", "training.max_steps=2", "training.batch_tokens=512")
 TEXT = "the cat sat on the mat and the dog sat on the log\n"
@@ -205,7 +205,7 @@ def end(terminal: Any, press: Callable[[], object]) -> None:
     raise AssertionError("five times pressed, and still running")
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.chaos if seed % 4 else pytest.mark.long) for seed in range(100)])
+@pytest.mark.parametrize("seed", tiers(range(100), long=range(0, 100, 12)))
 def test_a_drawn_session_in_a_terminal_ends_as_the_person_ends_it(runs: dict[str, Path], seed: int) -> None:
     draw = random.Random(seed)
     command, environment = draw.choice([*LINES]), draw.choice(ENVIRONMENTS)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 import transom as package
+from tests.tiers import tiers
 from transom.config.recipe import load_recipe
 from transom.data.pairs.datasets import load_multilingual_data, load_translation_data
 from transom.training.translation_metrics import exact_match
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("rule", ["copy", "reverse", "sort"])
+@pytest.mark.parametrize("rule", tiers(["copy", "reverse", "sort"], long=["reverse"]))
 def test_every_held_out_sequence_is_right(rule: str, tmp_path: Path) -> None:
     package.train(rule, tmp_path / "run")
     recipe, base = load_recipe(rule)
@@ -21,7 +21,7 @@ def test_every_held_out_sequence_is_right(rule: str, tmp_path: Path) -> None:
     assert exact_match(package.load(tmp_path / "run").translate(test.source), test.target) == 1.0
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_phrasebook_in_both_directions(tmp_path: Path) -> None:
     package.train("phrasebook-both", tmp_path / "run", steps=1000)  # half of the recipe's
     recipe, base = load_recipe("phrasebook-both")

@@ -19,7 +19,7 @@ from tests.models.combinations import ENCODERS, FAMILIES, SET_ENCODERS, SET_TEXT
 from tests.models.test_combinations import built
 from tests.models.test_vision import SET_NETWORKS
 from tests.models.test_vision import described as described_network
-from tests.tiers import every
+from tests.tiers import every, tiers
 from transom.config.adapter import LoraConfig
 from transom.config.vision import ImageClassifierConfig
 from transom.errors import ConfigError
@@ -84,14 +84,13 @@ def check(explanation: Explanation) -> None:
 SETS = [*SET_TEXTS, *SET_NETWORKS]
 
 
-@pytest.mark.parametrize("number", every(12, range(len(SETS))), ids=lambda number: f"{number} {SETS[number]['kind']}")
+@pytest.mark.parametrize("number", every(12, range(len(SETS)), long=4), ids=lambda number: f"{number} {SETS[number]['kind']}")
 def test_every_printed_line_gives_its_result(number: int) -> None:
     model, batch = model_and_batch(SETS[number])
     check(transom.explain(model, batch, **choices(model, random.Random(number))))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", range(len(SET_WRITERS + SET_ENCODERS + SET_NETWORKS)))
+@pytest.mark.parametrize("number", tiers(range(len(SET_WRITERS + SET_ENCODERS + SET_NETWORKS)), long=range(0, 99, 3)))
 def test_every_combination_is_written_out(number: int) -> None:
     fields, draw = [*SET_WRITERS, *SET_ENCODERS, *SET_NETWORKS][number], random.Random(number)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):

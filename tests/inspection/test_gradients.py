@@ -253,13 +253,13 @@ def check_gradients(model: Network, batch: Any) -> set[str]:
 MAY_LACK = {"chosen", "selected", "router_probs", "position", "n_tokens"}
 
 
-@pytest.mark.parametrize("number", every(9, range(len(SET_TEXTS))), ids=lambda number: TEXTS[number])
+@pytest.mark.parametrize("number", every(9, range(len(SET_TEXTS)), long=3), ids=lambda number: TEXTS[number])
 def test_gradients_follow_the_chain_rule(number: int) -> None:
     config = described(SET_TEXTS[number])
     assert check_gradients(built(config), batch_for(config))
 
 
-@pytest.mark.parametrize("number", every(12, range(len(SET_NETWORKS))), ids=lambda number: IMAGES[number])
+@pytest.mark.parametrize("number", every(12, range(len(SET_NETWORKS)), long=3), ids=lambda number: IMAGES[number])
 def test_gradients_of_an_image_follow_the_chain_rule(number: int) -> None:
     config = described_network(SET_NETWORKS[number])
     assert check_gradients(built(config), image_batch(config))

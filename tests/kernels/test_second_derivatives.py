@@ -15,6 +15,7 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import PLAIN as VISION
 from tests.models.test_vision import SET_NETWORKS, batch_of
 from tests.models.test_vision import described as described_image
+from tests.tiers import tiers
 from transom.kernels.kernel_registry import KERNELS
 from transom.layers.attention import AttentionArgs, attention_scores, attention_weights, repeat_kv
 from transom.layers.dispatch import KERNEL_TABLE, Kernel, kernels_of
@@ -150,10 +151,9 @@ def test_of_long_rows_whose_tiles_are_chosen(monkeypatch: pytest.MonkeyPatch) ->
     assert agree(found) and ("block_sparse_attention", "tiles") in passed
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("fields", SET_WRITERS + SET_ENCODERS, ids=range(len(SET_WRITERS + SET_ENCODERS)))
-def test_of_every_set_combination(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = described_text(fields)
+@pytest.mark.parametrize("number", tiers(range(len(SET_WRITERS + SET_ENCODERS)), long=range(0, 99, 3)))
+def test_of_every_set_combination(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = described_text([*SET_WRITERS, *SET_ENCODERS][number])
     assert agree(both_ways(built(config).train(), batch_for(config), monkeypatch)[0])
 
 

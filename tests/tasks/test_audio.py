@@ -121,7 +121,7 @@ def test_frames_need_samples() -> None:
         SpectrogramTransformerConfig(seconds=0.001)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_packaged_recipe_knows_speakers_and_pitches_that_it_never_heard(tmp_path: Path) -> None:
     recipe = load_recipe("synthetic-sounds")[0]
     assert sit(recipe, tmp_path / "run").best["accuracy"] >= 99

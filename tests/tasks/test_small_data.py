@@ -12,6 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import transom
+from tests.tiers import tiers
 from transom.config.data import PhrasebookConfig
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 from transom.training.events import Event, Forecast, TrainingStarted, ValidationFinished
@@ -76,8 +77,7 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", RUNS)
+@pytest.mark.parametrize("recipe", tiers(RUNS, long=["translation", "text-classes", "text-pairs"]))
 def test_a_first_run_beats_the_trivial_baseline_within_a_minute(recipe: str, tmp_path: Path) -> None:
     events: list[Event] = []
     run = transom.train(recipe, tmp_path / "run", minutes=MINUTES, progress=False, callbacks=[events.append], **RUNS[recipe](tmp_path))
