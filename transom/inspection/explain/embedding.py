@@ -41,9 +41,21 @@ def embedding_section(b: Builder, path: str, side: str, query: int) -> None:
         _position_steps(b, path, position, query)
         b.values(f"P_{query}", f"position encoding of position {position}", p)
         b.calculate(f"X_{query}[{d}]", "X = E + P", number(token[d]) + number(p[d]), a[f"{path}.sum"][0, query, d])
+    else:
+        kind = getattr(getattr(a.model.config, "position", None), "kind", "none")
+        b.note(f"P: no position encoding is added to the embedding{_INSTEAD.get(kind, '')}")
     if module.norm is not None:
         norm_steps(b, f"{path}.norm", (0, query), f"X_{query}")
+    b.after_edits(f"X_{query}[{d}]", f"{path}.resid", (0, query, d))
     b.values(f"X_{query}", "residual stream before the first block", a[f"{path}.resid"][0, query])
+
+
+_INSTEAD = {
+    "rotary": "; queries and keys are rotated instead (RoPE)",
+    "alibi": "; a bias that falls with the distance is added to the scores instead (ALiBi)",
+    "relative": "; a learned bias of each distance is added to the scores instead",
+}
+"""Where positions act that are not added to the embedding, by the kind of the encoding."""
 
 
 def _position_steps(b: Builder, path: str, position: int, query: int) -> None:
@@ -88,9 +100,11 @@ def patch_section(b: Builder, path: str, query: int) -> None:
         b.linear(f"x_p{patch} E [{d}]", "x_p E", module.projection, x_p, d, start[d])
     if (positions := a.get(f"{path}.position")) is not None:
         b.values(f"P_{query}", f"position embedding of token {query}", positions[0, query])
-        b.calculate(
-            f"X_{query}[{d}]", "X = x_p E + P" if patch >= 0 else "X = x_cls + P", number(start[d]) + number(positions[0, query, d]), x[d]
-        )
+        formula = "X = x_p E + P" if patch >= 0 else "X = x_cls + P"
+        b.calculate(f"X_{query}[{d}]", formula, number(start[d]) + number(positions[0, query, d]), b.unedited(f"{path}.resid")[0, query, d])
+    else:
+        b.note("P: no position encoding is added to the patches")
+    b.after_edits(f"X_{query}[{d}]", f"{path}.resid", (0, query, d))
     b.values(f"X_{query}", "residual stream before the first block", x)
 
 

@@ -82,7 +82,7 @@ def _plain_steps(b: Builder, path: str, index: tuple[int, ...], position: int) -
     text, write = activation_of(module.activation)
     b.values(f"x_{i}", "input of the network", x)
     z = b.linear(f"pre_{i}[{u}]", "pre-activation: x W_1", module.up, x, u, pre[u])
-    b.calculate(f"hidden_{i}[{u}]", f"activation: {text}", write(z), hidden[u])
+    b.site(f"hidden_{i}[{u}]", f"activation: {text}", write(z), f"{path}.hidden", (*index, u))
     return _down(b, module, hidden, out, d, i)
 
 
@@ -96,7 +96,7 @@ def _gated_steps(b: Builder, path: str, index: tuple[int, ...], position: int) -
     z = b.linear(f"pre_{i}[{u}]", "pre-activation of the gate: x W_g", module.gate, x, u, pre[u])
     g = b.calculate(f"gate_{i}[{u}]", f"gate: {text}", write(z), gate[u])
     y = b.linear(f"up_{i}[{u}]", "x W_1", module.up, x, u, up[u])
-    b.calculate(f"hidden_{i}[{u}]", "hidden = gate * up", g * y, hidden[u])
+    b.site(f"hidden_{i}[{u}]", "hidden = gate * up", g * y, f"{path}.hidden", (*index, u))
     return _down(b, module, hidden, out, d, i)
 
 
@@ -114,9 +114,9 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
     a, i = b.a, position
     module: MixtureOfExperts = a.module(path)
     chosen, gates = [int(expert) for expert in a[f"{path}.chosen"][index]], a[f"{path}.gates"][index]
-    x, logits, out = feed_forward_input(a, path)[index], a[f"{path}.router"][index], a[f"{path}.out"][index]
+    x, out = feed_forward_input(a, path)[index], a[f"{path}.out"][index]
     b.values(f"x_{i}", "input of the router and the experts", x)
-    scores = _router_scores(b, module, x, logits, i)
+    scores = _router_scores(b, path, x, index, i)
     if module.bias is not None:
         b.values("balancing bias", "added to the scores for the choice only", module.bias)
     b.note(f"chosen experts, best first: {', '.join(map(str, chosen))}")
@@ -145,10 +145,13 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
     return b.calculate(f"y_{i}[{d}]", formula, expression, out[d])
 
 
-def _router_scores(b: Builder, module: MixtureOfExperts, x: Tensor, logits: Tensor, position: int) -> list[Number]:
+def _router_scores(b: Builder, path: str, x: Tensor, index: tuple[int, ...], position: int) -> list[Number]:
     """Add the router's logits and the score of each expert; return the scores."""
-    s = module.router_scores(logits)
-    steps = [b.linear(f"r_{position},{e}", "router: x W_r", module.router, x, e, logits[e]) for e in range(len(logits))]
+    module: MixtureOfExperts = b.a.module(path)
+    site = f"{path}.router"
+    s, before = module.router_scores(b.a[site][index]), b.unedited(site)[index]
+    steps = [b.linear(f"r_{position},{e}", "router: x W_r", module.router, x, e, before[e]) for e in range(len(before))]
+    steps = [b.after_edits(f"r_{position},{e}", site, (*index, e), step) for e, step in enumerate(steps)]
     if module.config.scoring_func == "sigmoid":
         return [b.calculate(f"s_{e}", "score: 1 / (1 + e^(-r))", sigmoid(step), s[e]) for e, step in enumerate(steps)]
     powers = [b.calculate(f"exp(r_{position},{e})", "exponentials: e^r", exp(step)) for e, step in enumerate(steps)]

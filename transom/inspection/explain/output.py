@@ -82,7 +82,8 @@ def _pool(b: Builder, stack: str, cls: bool) -> None:
         rows = states if mask is None else states[mask.segments[0] > 0]
         d = b.at(len(pooled))
         mean = Sum(numbers(rows[:, d])) / exact(len(rows))
-        b.calculate(f"pooled[{d}]", "mean over the tokens: sum_t h_t / n", mean, pooled[d])
+        b.calculate(f"pooled[{d}]", "mean over the tokens: sum_t h_t / n", mean, b.unedited("pooled")[0, d])
+    b.after_edits(f"pooled[{b.at(len(pooled))}]", "pooled", (0, b.at(len(pooled))))
     b.values("pooled", "pooled vector", pooled)
 
 
@@ -115,12 +116,12 @@ def _similarities(b: Builder, hidden: Tensor, logits: Tensor, best: Sequence[int
 
 def _transform_steps(b: Builder, model: MaskedEncoderTransformer, query: int) -> None:
     """Add BERT's transform before the output projection: norm of GELU(h W + b)."""
-    states, x = stack_output(b.a, "encoder")[0, query], b.a["transform_norm.x"][0, query]
-    d = b.at(len(x))
+    states = stack_output(b.a, "encoder")[0, query]
+    d = b.at(len(states))
     b.section(f"transform of token {query}")
     b.values(f"h_{query}", "output of the encoder", states)
     pre = b.linear(f"pre_{query}[{d}]", "h W", model.transform, states, d, None)
-    b.calculate(f"t_{query}[{d}]", "GELU: 0.5 x (1 + erf(x / sqrt(2)))", gelu(pre), x[d])
+    b.calculate(f"t_{query}[{d}]", "GELU: 0.5 x (1 + erf(x / sqrt(2)))", gelu(pre), b.unedited("transform_norm.x")[0, query, d])
     norm_steps(b, "transform_norm", (0, query), f"h'_{query}")
 
 
