@@ -7,6 +7,7 @@ from torch import Tensor
 from transom.config.components import SinusoidalConfig
 from transom.inspection.activations import sequences_of
 from transom.inspection.explain.builder import Builder, number
+from transom.inspection.explain.convolution import normalized_pixel, stem_steps
 from transom.inspection.explain.expressions import Call, Number, exact, sqrt
 from transom.inspection.explain.norm import norm_steps
 from transom.layers.position_encoding import Sinusoidal
@@ -109,13 +110,12 @@ def patch_section(b: Builder, path: str, query: int) -> None:
 
 
 def _pixel_steps(b: Builder, path: str, patch: int, side: int) -> None:
-    """Add the normalization of the first pixel of a patch; after a convolutional stem, a sentence."""
+    """Add the normalization of the first pixel of a patch, or the steps of the convolutional stem that give its first value."""
     a, module = b.a, b.a.module(path)
-    if len(module.stem.stages):
-        b.note("the patches are cut from the feature map of the convolutional stem, which is not written out")
-        return
     row, column = (patch // side) * module.patch_size, (patch % side) * module.patch_size
-    pixel, mean, std = a.batch.pixels[0, 0, row, column], module.pixels.mean[0], module.pixels.std[0]
-    expression = (number(pixel) - Number(mean)) / Number(std)
-    label = f"pixel ({row}, {column})"
-    b.calculate(label, "(pixel - mean) / std of the training images", expression, a[f"{path}.patches"][0, patch, 0])
+    if not len(module.stem.stages):
+        normalized_pixel(b, module.pixels, (0, row, column), a[f"{path}.patches"][0, patch, 0])
+        return
+    b.note("the patches are cut from the feature map of the convolutional stem; the first value of this patch:")
+    stem_steps(b, f"{path}.stem", module.pixels, (0, row, column))
+    b.section(f"embedding of patch {patch}")

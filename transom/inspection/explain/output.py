@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from transom.inspection.activations import Activations, stack_output
 from transom.inspection.explain.builder import Builder, number, numbers
+from transom.inspection.explain.convolution import stem_steps
 from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exact, sigmoid, sqrt, tanh
 from transom.inspection.explain.feed_forward import gelu
 from transom.inspection.explain.norm import norm_steps
@@ -126,15 +127,16 @@ def _transform_steps(b: Builder, model: MaskedEncoderTransformer, query: int) ->
 
 
 def _convolutional_steps(b: Builder, model: ConvolutionalNetwork) -> None:
-    """Add pooling and hidden layer of a convolutional network; its convolutions are not written out."""
+    """Add one value of each stage, pooling and hidden layer of a convolutional network."""
     a = b.a
     maps, pooled, out = a[f"stem.stages.{len(model.stem.stages) - 1}"][0], a["pooled"][0], a["last_hidden"][0]
     c, d = b.at(len(pooled)), b.at(len(out))
+    stem_steps(b, "stem", model.pixels, (c, maps.shape[1] // 2, maps.shape[2] // 2))
     b.section("pooling")
-    b.note("the convolutions are not written out; the last feature map has one value per channel, row and column")
+    b.note("the last feature map has one value per channel, row and column")
     values = numbers(maps[c].flatten())
     b.values(f"map {c}", "channel of the last feature map, row by row", maps[c].flatten())
-    b.calculate(f"pooled[{c}]", "mean over rows and columns", Sum(values) / exact(len(values)), pooled[c])
+    b.site(f"pooled[{c}]", "mean over rows and columns", Sum(values) / exact(len(values)), "pooled", (0, c))
     b.values("pooled", "pooled vector", pooled)
     x = b.linear(f"pre[{d}]", "pooled W", model.pooler, pooled, d, None)
     b.calculate(f"h[{d}]", "h = max(0, pre)", Maximum((exact(0), x)), out[d])
