@@ -108,8 +108,10 @@ class Builder:
             number: the element before the edits; None to read it.
             sites: what the edits did; None for all edits of the site.
         """
-        current = Number(self.unedited(address)[index].double().item()) if number is None else number
-        for site in self.edits.at(address) if sites is None else sites:
+        applied = self.edits.at(address) if sites is None else list(sites)
+        first = applied[0].before if applied else self.a[address]
+        current = Number(first[index].double().item()) if number is None else number
+        for site in applied:
             before, after = (x[index[:-1]] for x in (site.before, site.after))
             if torch.equal(before, after):
                 continue
