@@ -103,6 +103,16 @@ class AttentionSteps:
         b.values(f"x_{j}", "output of the encoder" if cross else "input of W_K and W_V", memory[self.best])
         self._project("k", module.k, memory[self.best], self.group, self.best)
         self._value(memory[self.best])
+        for name in "kv":
+            self._note_other_keys(name)
+
+    def _note_other_keys(self, name: str) -> None:
+        """Note the other keys whose key or value vectors were edited."""
+        for site in self.b.edits.at(f"{self.path}.{name}"):
+            changed = (site.before != site.after)[0, self.group].any(-1).nonzero()[:, 0].tolist()
+            others = ", ".join(str(self.keys[j]) for j in changed if j != self.best)
+            if others:
+                self.b.note(f"{edited_text(site.configs)}: {name} of key {others}")
 
     def _project(self, symbol: str, layer: nn.Module, x: Tensor, head: int, index: int) -> None:
         """Add the steps of one element of a query or key: projection, QK norm, rotation."""

@@ -114,7 +114,7 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
     a, i = b.a, position
     module: MixtureOfExperts = a.module(path)
     chosen, gates = [int(expert) for expert in a[f"{path}.chosen"][index]], a[f"{path}.gates"][index]
-    x, out = feed_forward_input(a, path)[index], a[f"{path}.out"][index]
+    x = feed_forward_input(a, path)[index]
     b.values(f"x_{i}", "input of the router and the experts", x)
     scores = _router_scores(b, path, x, index, i)
     if module.bias is not None:
@@ -125,11 +125,11 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
         total = b.calculate("sum", "sum of the scores of the chosen experts", Sum(weights))
         for rank, expert in enumerate(chosen):
             weights[rank] = b.calculate(f"g_{expert}", "gate: g = score / sum", weights[rank] / total, gates[rank])
-    outputs, d = [], b.at(len(out))
+    outputs, d = [], b.at(len(x))
     for rank, expert in enumerate(chosen):
         at = f"{path}.experts.{expert}"
         place = _row_of(a[f"{path}.chosen"], expert, index)
-        if rank == 0:
+        if rank == 0 or b.edits.at(f"{at}.hidden"):
             b.note(f"expert {expert}:")
             feed_forward_steps(b, at, (place,), i)
         else:
@@ -142,7 +142,8 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
         shared = feed_forward_steps(b, f"{path}.shared", (_flat(a[f"{path}.chosen"], index),), i)
         assert shared is not None
         expression, formula = expression + shared, f"{formula} + E_shared(x)"
-    return b.calculate(f"y_{i}[{d}]", formula, expression, out[d])
+    edited = any(address.startswith(f"{path}.") for address in b.edits.watched)  # a derived output would be that of the unedited layer
+    return b.calculate(f"y_{i}[{d}]", formula, expression, None if edited else a[f"{path}.out"][index][d])
 
 
 def _router_scores(b: Builder, path: str, x: Tensor, index: tuple[int, ...], position: int) -> list[Number]:
