@@ -35,7 +35,9 @@ MODELS: dict[str, dict[str, Any]] = {
             "d_model": 12,
             "cell": "gru",
             "bidirectional": True,
-            "attention": attention if attention == "additive" else {"kind": "luong", "score": "general", "input_feeding": attention == "fed"},
+            "attention": attention
+            if attention == "additive"
+            else {"kind": "luong", "score": "general", "input_feeding": attention == "fed"},
         }
         for attention in ("additive", "fed", "luong")
     },
@@ -54,8 +56,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("experts", {"kind": "ablate-neurons", "neurons": [0], "expert": 1, **BLOCK}),
     ("decoder", {"kind": "patch", "name": "decoder.blocks.0.resid_post", "text": "other"}),
     ("decoder", {"kind": "patch", "name": "decoder.blocks.0.attn.k", "text": "other", "positions": [1]}),
-    *(("decoder", {"kind": "scale", "name": f"decoder.blocks.0.{site}", "factor": 2.5}) for site in ("attn.q", "attn.k", "attn.v", "attn.z")),
-    *(("decoder", {"kind": "scale", "name": f"decoder.blocks.0.{site}", "factor": -0.5}) for site in ("resid_pre", "resid_mid", "ff.hidden")),
+    *(
+        ("decoder", {"kind": "scale", "name": f"decoder.blocks.0.{site}", "factor": 2.5})
+        for site in ("attn.q", "attn.k", "attn.v", "attn.z")
+    ),
+    *(
+        ("decoder", {"kind": "scale", "name": f"decoder.blocks.0.{site}", "factor": -0.5})
+        for site in ("resid_pre", "resid_mid", "ff.hidden")
+    ),
     ("decoder", {"kind": "scale", "name": "decoder.blocks.0.attn_residual.norm.x", "factor": 2.0}),
     ("decoder", {"kind": "scale", "name": "embedding.resid", "factor": 2.0}),
     ("decoder", {"kind": "scale", "name": "decoder.norm.x", "factor": 2.0}),
@@ -95,7 +103,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("recurrent", {"kind": "scale", "name": "decoder.layers.0.h", "factor": 2.0}),
     *((name, {"kind": "scale", "name": "decoder.layers.0.h", "factor": 2.0}) for name in ("additive", "fed", "luong")),
     *((name, {"kind": "scale", "name": "encoder.layers.0.h", "factor": 2.0}) for name in ("additive", "fed", "luong")),
-    *((name, {"kind": "scale", "name": f"decoder.cross.{site}", "factor": 2.0}) for name in ("additive", "fed", "luong") for site in "qkvz"),
+    *(
+        (name, {"kind": "scale", "name": f"decoder.cross.{site}", "factor": 2.0})
+        for name in ("additive", "fed", "luong")
+        for site in "qkvz"
+    ),
 ]
 
 
@@ -144,4 +156,6 @@ def test_an_edit_elsewhere_is_listed_and_changes_no_line_here() -> None:
         explanation = transom.explain(model, batch, head=2)
     check(explanation)
     assert explanation.text().count("edited: ") == 1
-    assert "sections" in explanation.data() and transom.explain(model, batch).data()["settings"].keys() == explanation.settings.keys() - {"edits"}
+    assert "sections" in explanation.data() and transom.explain(model, batch).data()["settings"].keys() == explanation.settings.keys() - {
+        "edits"
+    }

@@ -111,7 +111,9 @@ def _linear_steps(b: Builder, module: LinearAttention, x: QueryInputs) -> dict[i
         j: b.calculate(f"phi(q_{x.i}) . phi(k_{x.keys[j]})", "dot product of features: phi(q) . phi(k)", dot(q, rows[j])) for j in x.shown
     }
     return {
-        j: b.calculate(f"A_{x.i},{x.keys[j]} ({x.names[j]})", "weights: A = phi(q) . phi(k) / (phi(q) . s)", each / denominator, x.weights[j])
+        j: b.calculate(
+            f"A_{x.i},{x.keys[j]} ({x.names[j]})", "weights: A = phi(q) . phi(k) / (phi(q) . s)", each / denominator, x.weights[j]
+        )
         for j, each in products.items()
     }
 

@@ -347,7 +347,6 @@ class AttentionSteps:
         b.values(f"o_{self.i}", "output of the layer", out)
         return result
 
-
     def _scale(self) -> float:
         """Return the factor by which edits multiply the scores."""
         return float(self.module.d_head**0.5) if any(each.unscaled for each in self.changes) else 1.0

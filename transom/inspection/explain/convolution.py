@@ -78,7 +78,9 @@ def _stage_steps(b: Builder, path: str, n: int, stage: nn.Module, x: Tensor, tar
         found = _block_steps(b, block, maps[number_of_block][0], (out, *at))
     b.note(f"3 x 3 max pooling with stride 2: the window of row {row}, column {column} is around row {2 * row}, column {2 * column}")
     rows, columns = (range(max(2 * place - 1, 0), min(2 * place + 2, size)) for place, size in zip((row, column), last.shape, strict=True))
-    window = Maximum([found if (r, c) == at else number(last[r, c]) for r, c in sorted(((r, c) for r in rows for c in columns), key=at.__ne__)])
+    window = Maximum(
+        [found if (r, c) == at else number(last[r, c]) for r, c in sorted(((r, c) for r in rows for c in columns), key=at.__ne__)]
+    )
     b.site(f"map {channel} ({row}, {column})", "maximum of the window", window, f"{path}.stages.{n}", (0, channel, row, column))
 
 
@@ -90,15 +92,14 @@ def _block_steps(b: Builder, block: ConvBlock, x: Tensor, place: Place) -> Numbe
     rows, columns = (range(max(at - 1, 0), min(at + 2, size)) for at, size in zip((row, column), x.shape[1:], strict=True))
     weight = block.conv.weight[channel]
     products = [
-        Product((number(x[c, r, k]), number(weight[c, r - row + 1, k - column + 1])))
-        for c in range(len(x))
-        for r in rows
-        for k in columns
+        Product((number(x[c, r, k]), number(weight[c, r - row + 1, k - column + 1]))) for c in range(len(x)) for r in rows for k in columns
     ]
     where = f"{channel} ({row}, {column})"
     formula = f"convolution: sum over {len(x)} channels and 3 x 3 values of x w"
     y = b.calculate(f"conv {where}", formula, Sum(products), conv[channel, row, column])
-    hidden = b.calculate(f"relu {where}", "max(0, x)", relu(_norm_steps(b, block.norm, conv, y, place, normed)), F.relu(normed)[channel, row, column])
+    hidden = b.calculate(
+        f"relu {where}", "max(0, x)", relu(_norm_steps(b, block.norm, conv, y, place, normed)), F.relu(normed)[channel, row, column]
+    )
     return _attention_steps(b, block.attention, F.relu(normed), hidden, place)
 
 

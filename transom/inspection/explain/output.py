@@ -42,6 +42,8 @@ def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: 
         b.note(f"of {len(logits):,} logits the {len(best)} largest are worked out")
         for c in best:
             b.linear(f"z({names[c]})", "z = h W_U", a.model.unembedding, hidden, c, logits[c])
+        if any(isinstance(each, nn.Embedding) and each.weight is a.model.unembedding.weight for each in a.model.modules()):
+            b.note("W_U is tied: the row of a candidate is its row of the embedding table")
     b.values("z", "logits", logits)
     for temperature in temperatures if len(logits) > 1 else ():  # a text that is compared with itself alone has one logit
         _probability_steps(b, logits, best, names, temperature)
