@@ -23,7 +23,7 @@ MAX_ROWS = 16
 
 
 class QueryInputs(NamedTuple):
-    """What an approximation computes with, for one query of one head, in float32 or wider.
+    """Inputs of an approximation, for one query of one head, in float32 or wider.
 
     Attributes:
         q: the query.
@@ -88,8 +88,8 @@ def _linear_steps(b: Builder, module: LinearAttention, x: QueryInputs) -> dict[i
     """Add features, the sums over the keys, the normalizer, the output of the head, and the weights that these imply."""
     b.note("linear attention: the exponential of a score is replaced by a product of features, phi(q) . phi(k)")
     d, value = b.at(module.features), b.at(x.v.shape[1])
-    q, of_query = _features(b, module, f"q_{x.i}", x.q, d, True)
-    k, _ = _features(b, module, f"k_{x.keys[x.best]}", x.k[x.best], d, False)
+    q = _features(b, module, f"q_{x.i}", x.q, d, True)
+    k = _features(b, module, f"k_{x.keys[x.best]}", x.k[x.best], d, False)
     rows = [k if j == x.best else _feature_numbers(module, x.k[j], False) for j in range(len(x.k))]
     order = [*x.shown, *(j for j in range(len(x.k)) if j not in x.shown)]
     v = numbers(x.v[:, value])
@@ -118,8 +118,8 @@ def _linear_steps(b: Builder, module: LinearAttention, x: QueryInputs) -> dict[i
     }
 
 
-def _features(b: Builder, module: LinearAttention, name: str, x: Tensor, d: int, is_query: bool) -> tuple[list[Number], Tensor]:
-    """Add the steps of one feature of a query or key; return all features, as numbers with their errors and as the model computes them."""
+def _features(b: Builder, module: LinearAttention, name: str, x: Tensor, d: int, is_query: bool) -> list[Number]:
+    """Add the steps of one feature of a query or key; return all features."""
     compute = module.query_features if is_query else module.key_features
     features, expected = _feature_numbers(module, x, is_query), compute(x[None, None, None])[0, 0, 0]
     label = f"phi({name})[{d}]"
@@ -138,7 +138,7 @@ def _features(b: Builder, module: LinearAttention, name: str, x: Tensor, d: int,
             b.note("the features of a query are divided by the largest one, which cancels in the output")
             features[d] = b.calculate(label, "phi / max phi", before / (before if top == d else carried(phi[top])), expected[d])
     b.values(f"phi({name})", "features", expected)
-    return features, expected
+    return features
 
 
 def _feature_numbers(module: LinearAttention, x: Tensor, is_query: bool) -> list[Number]:
@@ -271,8 +271,8 @@ def _nystrom_steps(b: Builder, module: Nystrom, x: QueryInputs) -> dict[int, Num
     means[r][d] = b.calculate(f"k'_{r}[{d}]", f"landmark {r}: the mean of the keys {tokens}", mean)
     weights = _row_weights(b, x, means, p, "k'", "landmarks")
     b.note(
-        f"P is the pseudo-inverse of the landmarks' own weights. It is computed in {module.n_iterations} iterations over whole matrices, which"
-        " are not written out: P is shown as given. H, the weights from landmarks to keys, is a softmax like that above"
+        f"P is the pseudo-inverse of the landmarks' own weights. It is computed in {module.n_iterations} iterations over whole matrices,"
+        " which are not written out: P is shown as given. H, the weights from landmarks to keys, is a softmax like that above"
     )
     b.values(f"P[:, {r}]", "column of the pseudo-inverse", inverse[:, r])
     rows = [carried(dot(weights, numbers(inverse[:, at]))) for at in range(n)]

@@ -216,7 +216,7 @@ class AttentionSteps:
         if type(self.module) is not Attention:
             return None
         b, inputs = self.b, AttentionInputs.of(self.b.a, self.path)
-        b.note("the score function of a plugin has no formula that is known here: its scores are given, and the steps go on from them")
+        b.note("the score function of a plugin has no formula that is known here: its scores are given, and the steps continue from them")
         scores = inputs.scores()[0, b.head, self.query]
         b.values(f"S_{self.i}", "scores, after softcap and position bias if the layer has them", scores, self.names)
         self._note_shown()

@@ -69,10 +69,10 @@ def _stage_steps(b: Builder, path: str, n: int, stage: nn.Module, x: Tensor, tar
     at = _largest(last, row, column)
     b.section(f"convolutional stem, stage {n}")
     b.note(f"a feature map of {last.shape[0]} x {last.shape[1]} values per channel; outside of it are zeros")
-    assert isinstance(stage, nn.Sequential)
+    blocks = [block for block in stage.modules() if isinstance(block, ConvBlock)]
     found = Number(0.0)
-    for number_of_block, block in enumerate(stage):
-        out = channel if number_of_block == len(stage) - 1 else b.at(block.conv.out_channels)
+    for number_of_block, block in enumerate(blocks):
+        out = channel if number_of_block == len(blocks) - 1 else b.at(block.conv.out_channels)
         if n == 0 and number_of_block == 0:
             normalized_pixel(b, pixels, (0, *at), x[0, 0, at[0], at[1]])
         found = _block_steps(b, block, maps[number_of_block][0], (out, *at))

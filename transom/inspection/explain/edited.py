@@ -17,7 +17,7 @@ MAX_TEXT = 200
 
 
 class EditedSite(NamedTuple):
-    """What one edit did to the tensor of a site.
+    """Effect of one edit on the tensor of a site.
 
     Attributes:
         edit: the edit.

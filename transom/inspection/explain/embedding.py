@@ -56,7 +56,7 @@ _INSTEAD = {
     "alibi": "; a bias that falls with the distance is added to the scores instead (ALiBi)",
     "relative": "; a learned bias of each distance is added to the scores instead",
 }
-"""Where positions act that are not added to the embedding, by the kind of the encoding."""
+"""Places where positions act that are not added to the embedding, by the kind of the encoding."""
 
 
 def _position_steps(b: Builder, path: str, position: int, query: int) -> None:
