@@ -149,7 +149,7 @@ def test_files_with_mistakes_are_refused(content: str, expected: str, transom: C
 
 
 def test_the_help_shows_an_example_that_is_valid(transom: Call, tmp_path: Path) -> None:
-    for command in ("trace", "generate", "translate", "score", "classify", "evaluate", "fill", "tag", "embed", "ablate"):
+    for command in ("trace", "generate", "translate", "score", "classify", "evaluate", "fill", "tag", "embed", "explain", "ablate"):
         assert "--edit" in transom(command, "--help").out
     file = tmp_path / "edits.json"
     file.write_text(EXAMPLE)

@@ -78,6 +78,16 @@ def test_mistakes_are_one_line(options: tuple[str, ...], expected: str, transom:
     assert expected in transom("explain", trained.folder, *options).error
 
 
+def test_an_edit_is_a_line_of_its_own(transom: Call, trained: Trained, tmp_path: Path) -> None:
+    file = tmp_path / "edits.json"
+    file.write_text('{"version": 1, "edits": [{"kind": "unscaled-scores", "stack": "encoder", "blocks": [0]}]}', encoding="utf-8")
+    outcome = transom("explain", trained.folder, "ab ba", "--stack", "encoder", "--edit", file)
+    assert outcome.code == 0 and outcome.err.count("unscaled-scores") == 2  # announced, and counted
+    lines = text_lines(outcome.out)
+    assert outcome.out.count("  edited: unscaled-scores, stack encoder, blocks 0") == 2 and "sqrt(d_k)" not in outcome.out
+    assert len(lines) > 30 and all(map(holds, lines))
+
+
 def test_a_text_that_is_too_long_is_truncated_and_noted(transom: Call, trained: Trained) -> None:
     outcome = transom("explain", trained.folder, "ab " * 300, "--stack", "encoder", "--query", "0")
     assert outcome.code == 0 and "was truncated to the context window of" in outcome.out

@@ -46,7 +46,8 @@ def edits_in_force(predictor: Any, files: Sequence[Path] | None, decodes: bool =
         yield records
         return
     from transom.inspection.edits.files import dump_edits
-    from transom.inspection.edits.scope import EditNeverFiredError, describe_edit, edits
+    from transom.inspection.edits.schemas import describe_edit
+    from transom.inspection.edits.scope import EditNeverFiredError, edits
 
     run = getattr(predictor, "classifier", predictor)
     scopes = [edits(run, file) for file in files]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from transom.checkpoints.output_paths import check_output_path
+from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import InputFileOption, RunArgument, TextArgument, require_one_input
 from transom.cli.output import print_note
@@ -22,6 +23,7 @@ transom explain runs/en-de "A man sleeps." --block 0 --head 2 --query 3
 transom explain runs/en-de "A man sleeps." --stack decoder --out calculation.html
 transom explain runs/gpt "To be, or not" --dim 7 --temperature 0.7 --temperature 1
 transom explain runs/photos --input cat.jpg --query 5 --format latex
+transom explain runs/gpt "To be, or not" --edit without-head-2.json
 """
 
 Format = Literal["text", "markdown", "latex", "html", "json"]
@@ -66,6 +68,7 @@ def explain(
     format_: Annotated[
         Format | None, typer.Option("--format", help="Format of the output. Default: that of the suffix of --out, else text.")
     ] = None,
+    edit: EditOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead: .txt, .md, .tex, .html or .json.")
     ] = None,
@@ -76,7 +79,7 @@ def explain(
     Then come the division by sqrt(d_k), mask, exponentials, weights, weighted values, concatenation, W_O, residual sums, feed-forward
     network, logits, and probabilities at several temperatures. One element of each vector is worked out. Each line is label = expression =
     result, and a calculator gives the printed result from the printed operands. Long sums end with the exact sum of the terms that are not
-    printed. Every step is compared with what the model computed.
+    printed. Every step is compared with what the model computed. With --edit, lines that begin with "edited" show what an edit changes.
     """
     require_one_input(text, input_file)
     check_output_path(out, [run, input_file])
@@ -88,7 +91,9 @@ def explain(
 
     temperatures: Sequence[float] = temperature or TEMPERATURES
     choices = {"block": block, "head": head, "query": query, "stack": stack, "dim": dim, "temperatures": temperatures, "top": top}
-    found = explain_run(load(run, "fp32"), text, input_file, **choices)
+    predictor = load(run, "fp32")
+    with edits_in_force(predictor, edit):
+        found = explain_run(predictor, text, input_file, **choices)
     if out is not None:
         write_file(out, _written(found, chosen, color=False).encode())
         n = sum(len(section.steps) for section in found.sections)

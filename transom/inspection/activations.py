@@ -215,12 +215,13 @@ def stream_after(a: Activations, stack: str, n_blocks: int) -> Tensor:
         return a[f"{path}.resid_post"]
     x, r, selected = stream_after(a, stack, n_blocks - 1), a[f"{path}.depth.score"], a[f"{path}.depth.selected"]
     if router.path is all_tokens:
-        change = (a[f"{path}.resid_post"] - a[f"{path}.resid_pre"]) * selected[..., None]
+        change = (a[f"{path}.resid_post"] - x) * selected[..., None]
     elif not selected.any():
         return x
     else:
         gathered = gather_selected(selected)
-        change = (a[f"{path}.resid_post"] - a[f"{path}.resid_pre"]) * gathered.valid[..., None]
+        read = x.gather(1, gathered.indices[..., None].expand(-1, -1, x.shape[-1]))  # before edits of resid_pre
+        change = (a[f"{path}.resid_post"] - read) * gathered.valid[..., None]
         change = torch.zeros_like(x, dtype=change.dtype).scatter(1, gathered.indices[..., None].expand_as(change), change)
     return x + r[..., None].to(x.dtype) * change.to(x.dtype)
 

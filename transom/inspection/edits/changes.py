@@ -12,6 +12,7 @@ from torch import Tensor
 from transom.errors import ConfigError
 from transom.inspection.activations import heads_of
 from transom.inspection.derive_attention import AttentionInputs
+from transom.inspection.edits.schemas import EditConfig
 from transom.layers.attention import Attention, AttentionArgs, attention_weights
 from transom.layers.context import AttentionContext
 from transom.layers.observe import Visit
@@ -21,12 +22,13 @@ class Counter:
     """Counts how often an edit was applied to a tensor.
 
     Attributes:
+        config: the edit; None for a change that is built without one.
         longest: largest number of positions that the edit has seen; 0 if no pass reached its site. Unknown in a compiled pass.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, config: EditConfig | None = None) -> None:
         """Start at 0; passes of a compiled model count on ``device``."""
-        self.longest, self._n, self._lock = 0, 0, Lock()
+        self.config, self.longest, self._n, self._lock = config, 0, 0, Lock()
         with torch.inference_mode(False):
             self._n_compiled = torch.zeros((), dtype=torch.long, device=device)
 
@@ -287,7 +289,7 @@ class AttentionEdit:
         every = show or len(named) < len(changes)
         heads = list(range(q.shape[1])) if every else sorted({head for each in named for head in each})
         args = _arguments(visit.module, visit.ctx)
-        weights, touched = self._weights(AttentionInputs.select(q, k, args, heads), changes, heads)
+        weights, touched = self.weights(AttentionInputs.select(q, k, args, heads), changes, heads)
         if show:
             visit.observer.record(f"{self.path}.weights", weights)
         v = heads_of(v, q.shape[1], heads)
@@ -295,7 +297,7 @@ class AttentionEdit:
         new = torch.where(touched, weights.to(v.dtype) @ v, z.index_select(1, index))
         return z.index_copy(1, index, new.to(z.dtype))
 
-    def _weights(
+    def weights(
         self, inputs: AttentionInputs, changes: Sequence[AttentionChange], heads: Sequence[int]
     ) -> tuple[Float[Tensor, "batch heads query key"], Bool[Tensor, "#batch heads #query 1"]]:
         """Compute the changed weights of some heads; also return True at the queries whose weights are changed."""

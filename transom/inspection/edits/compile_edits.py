@@ -57,7 +57,7 @@ def compile_edit(config: schemas.EditConfig, network: Network, references: Refer
     Raises:
         ConfigError: the model has no such block, head, neuron or tensor, or a source of values does not fit.
     """
-    counter = Counter(network.device)
+    counter = Counter(network.device, config)
     compiler = _Compiler(network, references, counter)
     try:
         return CompiledEdit(config, counter, compiler.sites(config))

@@ -170,3 +170,14 @@ class EditFile(Schema):
 
     version: Literal[1] = Field(description="version of the file format")
     edits: Annotated[tuple[AnyEdit, ...], AfterValidator(_not_empty)] = Field(strict=False, description="edits, applied in this order")
+
+
+def describe_edit(edit: EditConfig) -> str:
+    """Return the kind of an edit and its fields in short.
+
+    >>> describe_edit(AblateHeads(blocks=(0,), heads=(1, 2)))
+    'ablate-heads, blocks 0, heads 1 2'
+    """
+    fields = edit.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})
+    parts = [f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in fields.items()]
+    return ", ".join([edit.kind, *parts])

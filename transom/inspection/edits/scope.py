@@ -11,7 +11,7 @@ from transom.errors import ConfigError, TransomError
 from transom.inspection.edits.compile_edits import CompiledEdit, compile_edit, merge_edits
 from transom.inspection.edits.files import load_edits, parse_edits
 from transom.inspection.edits.references import References
-from transom.inspection.edits.schemas import VERSION, EditConfig
+from transom.inspection.edits.schemas import VERSION, EditConfig, describe_edit
 from transom.models.base import Network
 
 
@@ -91,18 +91,6 @@ def _reason(edit: CompiledEdit, network: Network) -> str:
     if block is not None and getattr(network.get_submodule(block[0]), "depth", None) is not None:
         return f"no pass reached {address}, whose block processes only the tokens that its router selects; choose another text or block"
     return f"no pass reached {address}; run the model inside the with block"
-
-
-def describe_edit(edit: EditConfig) -> str:
-    """Return the kind of an edit and its fields in short.
-
-    >>> from transom.inspection.edits.schemas import AblateHeads
-    >>> describe_edit(AblateHeads(blocks=(0,), heads=(1, 2)))
-    'ablate-heads, blocks 0, heads 1 2'
-    """
-    fields = edit.model_dump(mode="json", exclude_defaults=True, exclude={"kind"})
-    parts = [f"{name} {' '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in fields.items()]
-    return ", ".join([edit.kind, *parts])
 
 
 def edits(

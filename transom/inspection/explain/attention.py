@@ -1,21 +1,24 @@
 """The steps of one head of an attention layer for one query."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from transom.config.components import RotaryConfig
-from transom.inspection.activations import attention_context, parent, sublayer_input
+from transom.inspection.activations import Activations, attention_context, parent, sublayer_input
 from transom.inspection.certify import certify
 from transom.inspection.derive_attention import AttentionInputs, attention_memory, is_exact
+from transom.inspection.edits.changes import AttentionChange, AttentionEdit
+from transom.inspection.explain.approximations import QueryInputs, approximation_steps, queries_of_sequence, visible_keys
 from transom.inspection.explain.builder import Builder, number, numbers, weighted_sum
+from transom.inspection.explain.edited import configs_of, edited_text
 from transom.inspection.explain.expressions import Call, Expression, Number, dot, exact, sqrt, tanh
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
 from transom.layers.approximations.approximate_attention import ApproximateAttention
-from transom.layers.attention import Attention
+from transom.layers.attention import Attention, attention_weights
 from transom.layers.context import Part
 from transom.layers.position_encoding import Rotary
 
@@ -57,11 +60,30 @@ class AttentionSteps:
         self.q, self.k, self.v, self.z = (a[f"{path}.{name}"][0] for name in "qkvz")
         self.group = b.head * self.k.shape[0] // self.q.shape[0]
         self.inputs = AttentionInputs.of(a, path, [b.head], Part(queries=[query])) if is_exact(self.module) else None
-        weights = a[f"{path}.weights"] if self.inputs is None else self.inputs.weights()
-        self.weights = weights[0, b.head if self.inputs is None else 0, query if self.inputs is None else 0]
+        self.edits = b.edits.at(f"{path}.z")
+        self.changes = self._changes()
+        if self.changes:
+            self.weights = self._edited_weights()[0][0, 0, query]
+        elif self.inputs is None:
+            self.weights = a[f"{path}.weights"][0, b.head, query]
+        else:
+            self.weights = self.inputs.weights()[0, 0, 0]
         largest = self.weights.topk(min(N_LARGEST, len(self.weights))).indices.tolist()
         self.shown = list(range(len(self.keys))) if len(self.keys) <= MAX_KEYS else sorted(largest)
         self.best = int(self.weights.argmax())
+
+    def _changes(self) -> list[AttentionChange]:
+        """Return the edits of the weights of this head that change those of the query."""
+        if self.inputs is None or not self.edits or not isinstance(edit := self.edits[0].edit, AttentionEdit):
+            return []
+        changes = [each for each in edit.changes if each.heads is None or self.b.head in each.heads]
+        return changes if changes and bool(self._edited_weights(changes)[1].expand(1, 1, self.q.shape[1], 1)[0, 0, self.query]) else []
+
+    def _edited_weights(self, changes: Sequence[AttentionChange] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the changed weights of the head, and True at the queries that a change concerns."""
+        chosen = tuple(self.changes if changes is None else changes)
+        edit = AttentionEdit(self.path.rpartition(".")[2], chosen)
+        return edit.weights(AttentionInputs.of(self.b.a, self.path, [self.b.head]), chosen, [self.b.head])
 
     def label(self, symbol: str, key: int) -> str:
         """Return the label of a score of a key."""
@@ -81,13 +103,23 @@ class AttentionSteps:
         b.values(f"x_{j}", "output of the encoder" if cross else "input of W_K and W_V", memory[self.best])
         self._project("k", module.k, memory[self.best], self.group, self.best)
         self._value(memory[self.best])
+        for name in "kv":
+            self._note_other_keys(name)
+
+    def _note_other_keys(self, name: str) -> None:
+        """Note the other keys whose key or value vectors were edited."""
+        for site in self.b.edits.at(f"{self.path}.{name}"):
+            changed = (site.before != site.after)[0, self.group].any(-1).nonzero()[:, 0].tolist()
+            others = ", ".join(str(self.keys[j]) for j in changed if j != self.best)
+            if others:
+                self.b.note(f"{edited_text(site.configs)}: {name} of key {others}")
 
     def _project(self, symbol: str, layer: nn.Module, x: Tensor, head: int, index: int) -> None:
         """Add the steps of one element of a query or key: projection, QK norm, rotation."""
         a, path, module, width = self.b.a, self.path, self.module, self.module.d_head
         position = self.i if symbol == "q" else self.keys[index]
         norm, d, b = getattr(module, f"{symbol}_norm"), self.b.at(width), self.b
-        rotary, final = attention_context(a, path).rotary, a[f"{path}.{symbol}"][0, head, index]
+        rotary, site = attention_context(a, path).rotary, f"{path}.{symbol}"
         projected, name = a[f"{path}.{symbol}_proj"][0, head, index], f"{symbol}_{position}"
         b.linear(f"{name}[{d}]", f"{symbol} = x W_{symbol.upper()}", layer, x, head * width + d, projected[d])
         before = projected
@@ -96,8 +128,9 @@ class AttentionSteps:
             before = a[f"{path}.{symbol}_norm.out"][0, head, index]
         if rotary is not None:
             row = 0 if rotary.cos.shape[2] == 1 else index
-            self._rotate(name, position, before, final, rotary.cos[0, 0, row], rotary.sin[0, 0, row])
-        b.values(name, "query of this head" if symbol == "q" else "key of this head", final)
+            self._rotate(name, position, before, b.unedited(site)[0, head, index], rotary.cos[0, 0, row], rotary.sin[0, 0, row])
+        b.after_edits(f"{name}[{d}]", site, (0, head, index, d))
+        b.values(name, "query of this head" if symbol == "q" else "key of this head", a[site][0, head, index])
 
     def _rotate(self, name: str, position: int, before: Tensor, after: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Add the rotation of one element of a query or key (RoPE), with its angle."""
@@ -112,6 +145,8 @@ class AttentionSteps:
             text = f"{position} * {options.rope_theta:g}^(-{2 * pair}/{2 * n})"
             b.calculate(f"cos theta_{pair}", f"theta = {text}", Call("cos", angle), cos[pair])
             b.calculate(f"sin theta_{pair}", f"theta = {text}", Call("sin", angle), sin[pair])
+        else:
+            b.note(f"cos theta_{pair} and sin theta_{pair} are those of the position encoding, whose frequencies are scaled")
         x, y, c, s = (number(each) for each in (before[pair], before[pair + n], cos[pair], sin[pair]))
         rotated: Expression
         if d < n:
@@ -123,7 +158,7 @@ class AttentionSteps:
     def _value(self, x: Tensor) -> None:
         """Add the steps of one element of a value."""
         a, b, path, width, j = self.b.a, self.b, self.path, self.module.d_value, self.keys[self.best]
-        d, own, mixed = b.at(width), a[f"{path}.v_proj"][0, self.group, self.best], self.v[self.group, self.best]
+        d, own, site = b.at(width), a[f"{path}.v_proj"][0, self.group, self.best], (0, self.group, self.best)
         b.linear(f"v_{j}[{d}]", "v = x W_V", self.module.v, x, self.group * width + d, own[d])
         stack, _, rest = path.partition(".blocks.")
         block = int(rest.partition(".")[0])
@@ -131,25 +166,29 @@ class AttentionSteps:
         if block and len(residuals) and not path.endswith(".cross"):
             first, (lambda_1, lambda_2) = a[f"{stack}.blocks.0.attn.v_proj"][0, self.group, j, d], residuals[block - 1].weight
             mix = Number(float(lambda_1)) * number(first) + Number(float(lambda_2)) * number(own[d])
-            b.calculate(f"v_{j}[{d}] (mixed)", "v' = lambda_1 v of block 0 + lambda_2 v", mix, mixed[d])
-        b.values(f"v_{j}", "value of this head", mixed)
+            b.calculate(f"v_{j}[{d}] (mixed)", "v' = lambda_1 v of block 0 + lambda_2 v", mix, b.unedited(f"{path}.v")[site][d])
+        b.after_edits(f"v_{j}[{d}]", f"{path}.v", (*site, d))
+        b.values(f"v_{j}", "value of this head", self.v[self.group, self.best])
 
     def scores(self) -> list[Number] | None:
         """Add the score of each key; return all scores, minus infinity where masked; None if the layer has no scores."""
         if self.inputs is None:
-            return None
-        inputs, b, n = self.inputs, self.b, len(self.keys)
-        scores, masked = inputs.scores()[0, 0, 0], inputs.masked_scores()[0, 0, 0]
-        if len(self.shown) < n:
-            b.note(f"of {n:,} keys the {len(self.shown)} with the largest weights are worked out; sums hold all keys")
-        q, k, products = numbers(inputs.q[0, 0, 0]), inputs.k[0, 0], inputs.dot_products()[0, 0, 0]
-        steps = {j: number(products[j]) for j in self.shown}
-        for j in self.shown:
-            formula = "dot product of query and key: q . k"
-            steps[j] = b.calculate(f"q_{self.i} . k_{self.keys[j]}", formula, dot(q, numbers(k[j])), products[j])
-        bias = None if inputs.args.bias is None else inputs.args.bias[0, 0, 0].expand(n)
-        softcap = inputs.args.softcap
-        for j in self.shown:
+            return self._plugin_scores()
+        b, n, inputs = self.b, len(self.keys), self.inputs
+        unscaled = any(each.unscaled for each in self.changes)
+        if unscaled:
+            inputs = inputs._replace(q=inputs.q * inputs.q.shape[-1] ** 0.5)
+        scores, dots = inputs.scores()[0, 0, 0], self.inputs.dot_products()[0, 0, 0]
+        self._note_shown()
+        q, k = numbers(self.inputs.q[0, 0, 0]), self.inputs.k[0, 0]
+        steps = {
+            j: b.calculate(f"q_{self.i} . k_{self.keys[j]}", "dot product of query and key: q . k", dot(q, numbers(k[j])), dots[j])
+            for j in self.shown
+        }
+        bias, softcap = None if inputs.args.bias is None else inputs.args.bias[0, 0, 0].expand(n), inputs.args.softcap
+        if unscaled:
+            b.note(f"{self._edited_text(lambda each: each.unscaled)}: S = q . k")
+        for j in () if unscaled else self.shown:
             last = softcap is None and bias is None
             formula = "S = q . k / sqrt(d_k)"
             steps[j] = b.calculate(self.label("S", j), formula, steps[j] / sqrt(exact(len(q))), scores[j] if last else None)
@@ -161,28 +200,72 @@ class AttentionSteps:
         if bias is not None:
             for j in self.shown:
                 steps[j] = b.calculate(self.label("S", j), "position bias: S + bias", steps[j] + number(bias[j]), scores[j])
-        return self._mask(steps, masked)
+        return self._mask(steps, scores, inputs.args.mask)
 
-    def _mask(self, steps: dict[int, Number], masked: Tensor) -> list[Number]:
-        """Add the mask; return the masked scores of all keys."""
-        hidden = [j for j in self.shown if torch.isinf(masked[j])]
-        for j in hidden:
-            self.b.calculate(self.label("S", j), "mask: minus infinity hides a key", steps[j] + NEGATIVE_INFINITY, masked[j])
-        if self.inputs is not None and self.inputs.args.mask is not None and not hidden:
-            self.b.note("the mask hides none of these keys from this query")
+    def _note_shown(self) -> None:
+        """Note how many keys are worked out."""
+        if len(self.shown) < (n := len(self.keys)):
+            self.b.note(f"of {n:,} keys the {len(self.shown)} with the largest weights are worked out; sums hold all keys")
+
+    def _edited_text(self, which: Callable[[AttentionChange], bool]) -> str:
+        """Return the line that shows some edits of the weights."""
+        return edited_text(configs_of([each for each in self.changes if which(each)]))
+
+    def _plugin_scores(self) -> list[Number] | None:
+        """Show the scores of a plugin's score function; None for layers without scores."""
+        if type(self.module) is not Attention:
+            return None
+        b, inputs = self.b, AttentionInputs.of(self.b.a, self.path)
+        b.note("the score function of a plugin has no formula that is known here: its scores are given, and the steps continue from them")
+        scores = inputs.scores()[0, b.head, self.query]
+        b.values(f"S_{self.i}", "scores, after softcap and position bias if the layer has them", scores, self.names)
+        self._note_shown()
+        row = AttentionInputs.of(b.a, self.path, [b.head], Part(queries=[self.query]))
+        return self._mask({j: number(scores[j]) for j in self.shown}, scores, row.args.mask)
+
+    def _mask(self, steps: dict[int, Number], scores: Tensor, mask: Tensor | None) -> list[Number]:
+        """Add the mask, and keys that an edit hides; return the masked scores of all keys.
+
+        Args:
+            steps: scores that are worked out.
+            scores: scores of all keys.
+            mask: True at visible keys, broadcastable to (1, 1, 1, key); None if every key is visible.
+        """
+        b, n = self.b, len(self.keys)
+        own = torch.zeros(n, dtype=torch.bool) if mask is None else ~mask[0, 0, 0].expand(n).cpu()
+        after = any(each.zero_after for each in self.changes)
+        hidden = {j: "mask: minus infinity hides a key" for j in range(n) if bool(own[j])}
+        text = self._edited_text(lambda each: each.keys is not None)
+        hidden |= {j: f"{text}: minus infinity hides a key" for j in range(n) if self._knocked_out(j)}
+        self.hidden = list(hidden)
+        masked = scores if after else scores.masked_fill(torch.tensor([j in hidden for j in range(n)], device=scores.device), -math.inf)
+        if after:
+            b.note(f"{self._edited_text(lambda each: each.zero_after)}: the mask acts after the softmax, which is over all keys")
+        elif not hidden:
+            b.note("no mask: every key is visible" if mask is None else "the mask hides no key from this query")
+        elif not any(j in hidden for j in self.shown):
+            b.note("the mask hides none of these keys from this query")
         every = numbers(masked)
         for j, step in steps.items():
-            every[j] = Number(every[j].number, None if j in hidden else step.bound)
+            every[j] = Number(every[j].number, step.bound)
+            if j in hidden and not after:
+                b.calculate(self.label("S", j), hidden[j], step + NEGATIVE_INFINITY, masked[j])
+                every[j] = NEGATIVE_INFINITY
         return every
+
+    def _knocked_out(self, key: int) -> bool:
+        """Return whether an edit hides a key from the query."""
+        head = torch.tensor([self.b.head], device=self.q.device)
+        found = (each.hides(head, self.q.shape[1], len(self.keys)) for each in self.changes)
+        return any(bool(each[0, 0, self.query, key]) for each in found if each is not None)
 
     def softmax(self, scores: list[Number] | None) -> list[Number]:
         """Add exponentials, their sum and the weights; return the weights of all keys."""
         b = self.b
         if scores is None:
             if isinstance(self.module, ApproximateAttention):
-                b.note(f"{type(self.module.approximation).__name__} computes no scores; the weights that it implies:")
-            else:
-                b.note("the scores of a plugin are not written out; the weights:")
+                return self._approximate(self.module)
+            b.note(f"{type(self.module).__name__}, a plugin, computes attention in its own way, which is not written out; its weights:")
             b.values(f"A_{self.i}", "attention weights", self.weights, self.names)
             return numbers(self.weights)
         if all(math.isinf(score.number) for score in scores):
@@ -195,37 +278,92 @@ class AttentionSteps:
             "sum of the exponentials",
             "weights: A = e^S / sum",
         )
-        sinks = None if self.inputs is None else self.inputs.args.sinks
-        sink = None if sinks is None else number(sinks[0])
-        return list(softmax_steps(b, dict(enumerate(scores)), self.shown, labels, self.weights, sink=sink).values())
+        sink = None if self.module.sinks is None else number(self.module.sinks[b.head])
+        if not any(each.zero_after for each in self.changes) or not self.hidden:
+            return list(softmax_steps(b, dict(enumerate(scores)), self.shown, labels, self.weights, sink=sink).values())
+        args = AttentionInputs.of(b.a, self.path, [b.head]).args._replace(mask=None)
+        before = attention_weights(torch.tensor([[[[score.number for score in scores]]]]), args)[0, 0, 0]
+        found = list(softmax_steps(b, dict(enumerate(scores)), self.shown, labels, before, sink=sink).values())
+        formula = f"{self._edited_text(lambda each: each.zero_after)}: weights of masked keys times 0"
+        for j in self.hidden:
+            if j in self.shown:
+                b.calculate(f"{labels.weight(j)} (edited)", formula, found[j] * exact(0), self.weights[j])
+            found[j] = Number(0.0)
+        return found
+
+    def _approximate(self, module: ApproximateAttention) -> list[Number]:
+        """Add the steps of an approximation of attention; return the weights of all keys."""
+        b, path = self.b, self.path
+        visible = visible_keys(b, path, self.query)
+        if not visible:
+            b.note("the query sees no key: all weights are 0")
+            return numbers(self.weights)
+        self._note_shown()
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        queries, k = self.q[b.head].to(wide), self.k[self.group][visible].to(wide)
+        inputs = QueryInputs(
+            queries[self.query],
+            queries[queries_of_sequence(b, path, self.query)],
+            k,
+            self.v[self.group][visible].to(wide),
+            self.i,
+            [self.keys[j] for j in visible],
+            [self.names[j] for j in visible],
+            [at for at, j in enumerate(visible) if j in self.shown],
+            visible.index(self.best) if self.best in visible else 0,
+            self.weights[visible],
+            b.unedited(f"{path}.z")[0, b.head, self.query],
+        )
+        weights = numbers(self.weights)
+        for at, weight in approximation_steps(b, module.approximation, inputs).items():
+            weights[visible[at]] = weight
+        return weights
 
     def output(self, weights: list[Number]) -> Number:
         """Add weighted values, the certificate, the concatenation of the heads and W_O; return one element of the layer's output."""
         b, a, path, head = self.b, self.b.a, self.path, self.b.head
-        z = self.z[head, self.query]
+        index = (0, head, self.query)
+        z = (self.edits[0].after if self.changes else b.unedited(f"{path}.z"))[index]
         d, dim = b.at(len(z)), b.at(a[f"{path}.out"].shape[-1])
-        magnitude = 0.0 if self.inputs is None else float(self.inputs.score_magnitude()[0])
+        magnitude = 0.0 if self.inputs is None else float(self.inputs.score_magnitude()[0]) * max(self._scale(), 1.0)
         # The kernel computed the scores anew: their rounding errors are relative errors of its weights.
         kernel = [Number(each.number, each.error() + abs(each.number) * (8.0 + 4.0 * magnitude)) for each in weights]
         values = numbers(self.v[self.group, :, d])
         used = [j for j, weight in enumerate(kernel) if weight.number] or self.shown  # a hidden key has the weight 0
         ordered = sorted(used, key=lambda j: j not in self.shown)
         expression = weighted_sum([kernel[j] for j in ordered], [values[j] for j in ordered])
-        b.calculate(f"z_{self.i}[{d}]", "weighted values: z = sum_j A_j v_j", expression, z[d])
-        b.values(f"z_{self.i}", f"output of head {head}", z)
-        certificate = certify(a, path, [head], [self.query])
-        certificate.check()
-        b.check(
-            f"checked: weights x V equals the kernel's head output; the largest difference is {certificate.ratio:.2g} of the bound of"
-            " rounding"
-        )
+        label = f"z_{self.i}[{d}]"
+        result = b.calculate(label, "weighted values: z = sum_j A_j v_j", expression, z[d])
+        self._certify()
+        b.after_edits(label, f"{path}.z", (*index, d), result, self.edits[1:] if self.changes else None)
+        b.values(f"z_{self.i}", f"output of head {head}", self.z[head, self.query])
         concat, out = a[f"{path}.concat"][0, self.query], a[f"{path}.out"][0, self.query]
         b.values("concat", f"outputs of the {self.z.shape[0]} heads, one after another", concat)
         result = number(out[dim])
         if isinstance(self.module.o, nn.Linear):
             result = b.linear(f"o_{self.i}[{dim}]", "o = concat W_O", self.module.o, concat, dim, out[dim])
+        else:
+            b.note("the layer has no W_O: its output is the concatenation")
         b.values(f"o_{self.i}", "output of the layer", out)
         return result
+
+    def _scale(self) -> float:
+        """Return the factor by which edits multiply the scores."""
+        return float(self.module.d_head**0.5) if any(each.unscaled for each in self.changes) else 1.0
+
+    def _certify(self) -> None:
+        """Add the comparison of weights times V with the kernel's head output, where no edit has replaced it."""
+        b, a, z = self.b, self.b.a, f"{self.path}.z"
+        if self.changes:
+            b.note("the weights are edited, so that the kernel's own head output was replaced by this one")
+            return
+        kernel = Activations(a.model, a.batch, {**a.recorded, z: b.unedited(z)})
+        certificate = certify(kernel, self.path, [b.head], [self.query])
+        certificate.check()
+        b.check(
+            f"checked: weights x V equals the kernel's head output; the largest difference is {certificate.ratio:.2g} of the bound of"
+            " rounding"
+        )
 
 
 def attention_sections(b: Builder, path: str, query: int, positions: Sequence[int], keys: Sequence[int], names: Sequence[str]) -> Number:

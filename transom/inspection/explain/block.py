@@ -45,7 +45,8 @@ class BlockSteps:
         if self.block and self.module.depth is None:
             self.b.section(f"input of block {self.block}, token {self.i}")
             self.b.note("block 0 precedes in the same way" if self.block == 1 else f"blocks 0 to {self.block - 1} precede in the same way")
-            self.b.values(f"X_{self.i}", "residual stream before the block", self.b.a[f"{self.path}.resid_pre"][0, self.query])
+        if self.module.depth is None:
+            self._before()
         if config.norm_placement == "parallel":
             self._parallel()
         else:
@@ -55,13 +56,25 @@ class BlockSteps:
         if self.module.depth is not None:
             self._mix()
 
+    def _before(self) -> None:
+        """Add the edits of the residual stream before the block, and after the first one the stream itself."""
+        b, site = self.b, f"{self.path}.resid_pre"
+        x = b.a[site][0, self.query]
+        edited = bool(b.edits.at(site))
+        if edited and not self.block:
+            b.section("input of block 0")
+        b.after_edits(f"X_{self.i}[{b.at(len(x))}]", site, (0, self.query, b.at(len(x))))
+        if edited or self.block:
+            b.values(f"X_{self.i}", "residual stream before the block", x)
+
     def _route(self) -> bool:
         """Add the score of the depth router; return whether it selects the token."""
         a, b, i = self.b.a, self.b, self.i
         b.section(f"depth router of block {self.block}")
-        x, score = stream_after(a, self.stack, self.block)[0, i], a[f"{self.path}.depth.score"][0, i]
+        x, site = stream_after(a, self.stack, self.block)[0, i], f"{self.path}.depth.score"
         b.values(f"X_{i}", "residual stream before the block", x)
-        b.linear(f"r_{i}", "score: r = w x", self.module.depth.map, x, 0, score)
+        score = b.linear(f"r_{i}", "score: r = w x", self.module.depth.map, x, 0, b.unedited(site)[0, i])
+        b.after_edits(f"r_{i}", site, (0, i), score)
         selected = a[f"{self.path}.depth.selected"][0]
         if not bool(selected[i]):
             b.note(f"the score is not above 0: token {i} skips the block, and its residual stream stays as it is")
@@ -69,12 +82,14 @@ class BlockSteps:
         self.positions = selected.nonzero()[:, 0].tolist()
         self.query = self.positions.index(i)
         b.note(f"the score is above 0: token {i} passes the block, with tokens {', '.join(map(str, self.positions))}")
+        if b.edits.at(f"{self.path}.resid_pre"):
+            self._before()
         return True
 
     def _mix(self) -> None:
         """Add the change of the block times the router's score."""
         a, b, i = self.b.a, self.b, self.i
-        before, after = (a[f"{self.path}.{name}"][0, self.query] for name in ("resid_pre", "resid_post"))
+        before, after = b.unedited(f"{self.path}.resid_pre")[0, self.query], a[f"{self.path}.resid_post"][0, self.query]
         d, r = b.at(len(before)), number(a[f"{self.path}.depth.score"][0, i])
         x, y = number(before[d]), number(after[d])
         b.calculate(f"X_{i}[{d}] (routed)", "x + r (Block(x) - x)", x + r * (y - x), stream_after(a, self.stack, self.block + 1)[0, i, d])
@@ -98,7 +113,8 @@ class BlockSteps:
         """Add norm, sub-layer and residual sum, in the order of the placement of the norms."""
         a, b, i, residual = self.b.a, self.b, self.i, f"{self.path}.{part}_residual"
         x = a[f"{self.path}.{self._stream_before(part)}"][0, self.query]
-        after, d = a[f"{self.path}.{PARTS[part]}"][0, self.query], b.at(len(x))
+        stream = f"{self.path}.{PARTS[part]}"
+        after, d = a[stream][0, self.query], b.at(len(x))
         if placement != "post":
             self._norm(f"{residual}.norm", f"norm before {_NAMES[part]}", "h")
         y = self._part(part)
@@ -111,10 +127,12 @@ class BlockSteps:
             return
         b.section(f"residual connection around {_NAMES[part]}")
         if placement == "post":
-            b.calculate(f"(x + y)_{i}[{d}]", "x + sub-layer(x)", number(x[d]) + y, a[f"{residual}.norm.x"][0, self.query, d])
+            summed = b.unedited(f"{residual}.norm.x")[0, self.query, d]
+            b.calculate(f"(x + y)_{i}[{d}]", "x + sub-layer(x)", number(x[d]) + y, summed)
             norm_steps(b, f"{residual}.norm", (0, self.query), f"X_{i}")
+            b.after_edits(f"X_{i}[{d}]", stream, (0, self.query, d))
         else:
-            b.calculate(f"X_{i}[{d}]", "x + sub-layer(norm(x))", number(x[d]) + y, after[d])
+            b.site(f"X_{i}[{d}]", "x + sub-layer(norm(x))", number(x[d]) + y, stream, (0, self.query, d))
             b.values(f"X_{i}", f"residual stream after {_NAMES[part]}", after)
 
     def _stream_before(self, part: str) -> str:
@@ -132,7 +150,8 @@ class BlockSteps:
         a, b, i = self.b.a, self.b, self.i
         self._norm(f"{self.path}.norm", "norm before all sub-layers", "h")
         outputs = [self._part(part) for part in PARTS if getattr(self.module, part) is not None]
-        x, after = (a[f"{self.path}.{name}"][0, self.query] for name in ("resid_pre", "resid_post"))
+        stream = f"{self.path}.resid_post"
+        x, after = a[f"{self.path}.resid_pre"][0, self.query], a[stream][0, self.query]
         d = b.at(len(x))
         b.section("residual connection")
         known = [each for each in outputs if each is not None]
@@ -140,7 +159,7 @@ class BlockSteps:
             expression: Expression = number(x[d])
             for each in known:
                 expression = expression + each
-            b.calculate(f"X_{i}[{d}]", "x + outputs of all sub-layers", expression, after[d])
+            b.site(f"X_{i}[{d}]", "x + outputs of all sub-layers", expression, stream, (0, self.query, d))
         b.values(f"X_{i}", "residual stream after the block", after)
 
 

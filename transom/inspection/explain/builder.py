@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 from transom.inspection.activations import Activations
 from transom.inspection.certify import rounding_error
-from transom.inspection.explain.expressions import Expression, Number, Product, Sum, dot
+from transom.inspection.edits.changes import ResidualEdit
+from transom.inspection.edits.schemas import Scale
+from transom.inspection.explain.edited import EditedSite, EditedSites, edited_text
+from transom.inspection.explain.expressions import Expression, Number, Product, Sum, dot, exact
 from transom.inspection.explain.steps import Calculation, Note, Section, Values
 from transom.layers.lora import LoraLinear
 
@@ -31,10 +34,11 @@ class Builder:
         worst: largest difference between a step and the model's number so far, as a multiple of its bound.
         n_compared: number of steps that were compared.
         prefix: beginning of the headings of further sections, such as ``decoder, ``.
+        edits: edits of the pass.
     """
 
-    def __init__(self, a: Activations, dim: int, head: int, tokens: dict[str, list[str]]) -> None:
-        self.a, self.dim, self.head, self.tokens = a, dim, head, tokens
+    def __init__(self, a: Activations, dim: int, head: int, tokens: dict[str, list[str]], edits: EditedSites) -> None:
+        self.a, self.dim, self.head, self.tokens, self.edits = a, dim, head, tokens, edits
         self.sections: list[Section] = []
         self._eps = rounding_error(next(a.model.parameters()).dtype)
         self.worst, self.n_compared, self.prefix = 0.0, 0, ""
@@ -82,6 +86,47 @@ class Builder:
         self.n_compared += 1
         return Number(expected, step.error)
 
+    def unedited(self, address: str, step: int | None = None) -> Tensor:
+        """Return the tensor of a site before its edits; ``step`` is the time step of a loop that visits the site once per step."""
+        sites = self.edits.at(address, step)
+        return sites[0].before if sites else self.a[address]
+
+    def site(self, label: str, formula: str, expression: Expression, address: str, index: tuple[int, ...]) -> Number:
+        """Add a step that gives an element of a site, and a line per edit of the site; return the element after the edits."""
+        computed = self.calculate(label, formula, expression, self.unedited(address)[index])
+        return self.after_edits(label, address, index, computed)
+
+    def after_edits(
+        self, label: str, address: str, index: tuple[int, ...], number: Number | None = None, sites: Sequence[EditedSite] | None = None
+    ) -> Number:
+        """Add a line per edit that changed the vector of an element of a site; return the element after the edits.
+
+        Args:
+            label: the element.
+            address: address of the site.
+            index: index of the element.
+            number: the element before the edits; None to read it.
+            sites: what the edits did; None for all edits of the site.
+        """
+        applied = self.edits.at(address) if sites is None else list(sites)
+        first = applied[0].before if applied else self.a[address]
+        current = Number(first[index].double().item()) if number is None else number
+        for site in applied:
+            before, after = (x[index[:-1]] for x in (site.before, site.after))
+            if torch.equal(before, after):
+                continue
+            text, new = edited_text(site.configs), after[index[-1]]
+            if torch.equal(before[index[-1]], new):
+                self.note(f"{text}; {label} keeps its value, other elements do not")
+                continue
+            expression: Expression = Number(new.double().item())
+            if isinstance(site.edit, ResidualEdit):
+                expression = current - Number(self.a[f"{_block_of(address)}.{site.edit.input}"][index].double().item())
+            elif isinstance(config := site.configs[0], Scale):
+                expression = current * exact(config.factor)
+            current = self.calculate(f"{label} (edited)", text, expression, new)
+        return current
+
     def at(self, width: int) -> int:
         """Return the index of the element that is worked out in vectors of ``width`` elements."""
         return self.dim % width
@@ -101,7 +146,15 @@ class Builder:
         expression: Expression = dot(numbers(x), numbers(weight[row]))
         if bias is not None:
             expression, formula = expression + number(bias[row]), f"{formula} + b"
+        if isinstance(layer, LoraLinear):
+            formula = f"{formula}, where W includes the low-rank update {layer.scale:g} B A"
         return self.calculate(label, formula, expression, traced)
+
+
+def _block_of(address: str) -> str:
+    """Return the path of the block of a site."""
+    stack, _, rest = address.partition(".blocks.")
+    return f"{stack}.blocks.{rest.partition('.')[0]}"
 
 
 def linear_weight(layer: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ from torch import Tensor
 from transom.config.components import SinusoidalConfig
 from transom.inspection.activations import sequences_of
 from transom.inspection.explain.builder import Builder, number
+from transom.inspection.explain.convolution import normalized_pixel, stem_steps
 from transom.inspection.explain.expressions import Call, Number, exact, sqrt
 from transom.inspection.explain.norm import norm_steps
 from transom.layers.position_encoding import Sinusoidal
@@ -41,9 +42,21 @@ def embedding_section(b: Builder, path: str, side: str, query: int) -> None:
         _position_steps(b, path, position, query)
         b.values(f"P_{query}", f"position encoding of position {position}", p)
         b.calculate(f"X_{query}[{d}]", "X = E + P", number(token[d]) + number(p[d]), a[f"{path}.sum"][0, query, d])
+    else:
+        kind = getattr(getattr(a.model.config, "position", None), "kind", "none")
+        b.note(f"P: no position encoding is added to the embedding{_INSTEAD.get(kind, '')}")
     if module.norm is not None:
         norm_steps(b, f"{path}.norm", (0, query), f"X_{query}")
+    b.after_edits(f"X_{query}[{d}]", f"{path}.resid", (0, query, d))
     b.values(f"X_{query}", "residual stream before the first block", a[f"{path}.resid"][0, query])
+
+
+_INSTEAD = {
+    "rotary": "; queries and keys are rotated instead (RoPE)",
+    "alibi": "; a bias that falls with the distance is added to the scores instead (ALiBi)",
+    "relative": "; a learned bias of each distance is added to the scores instead",
+}
+"""Places where positions act that are not added to the embedding, by the kind of the encoding."""
 
 
 def _position_steps(b: Builder, path: str, position: int, query: int) -> None:
@@ -88,20 +101,21 @@ def patch_section(b: Builder, path: str, query: int) -> None:
         b.linear(f"x_p{patch} E [{d}]", "x_p E", module.projection, x_p, d, start[d])
     if (positions := a.get(f"{path}.position")) is not None:
         b.values(f"P_{query}", f"position embedding of token {query}", positions[0, query])
-        b.calculate(
-            f"X_{query}[{d}]", "X = x_p E + P" if patch >= 0 else "X = x_cls + P", number(start[d]) + number(positions[0, query, d]), x[d]
-        )
+        formula = "X = x_p E + P" if patch >= 0 else "X = x_cls + P"
+        b.calculate(f"X_{query}[{d}]", formula, number(start[d]) + number(positions[0, query, d]), b.unedited(f"{path}.resid")[0, query, d])
+    else:
+        b.note("P: no position encoding is added to the patches")
+    b.after_edits(f"X_{query}[{d}]", f"{path}.resid", (0, query, d))
     b.values(f"X_{query}", "residual stream before the first block", x)
 
 
 def _pixel_steps(b: Builder, path: str, patch: int, side: int) -> None:
-    """Add the normalization of the first pixel of a patch; after a convolutional stem, a sentence."""
+    """Add the normalization of the first pixel of a patch, or the steps of the convolutional stem that give its first value."""
     a, module = b.a, b.a.module(path)
-    if len(module.stem.stages):
-        b.note("the patches are cut from the feature map of the convolutional stem, which is not written out")
-        return
     row, column = (patch // side) * module.patch_size, (patch % side) * module.patch_size
-    pixel, mean, std = a.batch.pixels[0, 0, row, column], module.pixels.mean[0], module.pixels.std[0]
-    expression = (number(pixel) - Number(mean)) / Number(std)
-    label = f"pixel ({row}, {column})"
-    b.calculate(label, "(pixel - mean) / std of the training images", expression, a[f"{path}.patches"][0, patch, 0])
+    if not len(module.stem.stages):
+        normalized_pixel(b, module.pixels, (0, row, column), a[f"{path}.patches"][0, patch, 0])
+        return
+    b.note("the patches are cut from the feature map of the convolutional stem; the first value of this patch:")
+    stem_steps(b, f"{path}.stem", module.pixels, (0, row, column))
+    b.section(f"embedding of patch {patch}")

@@ -15,6 +15,7 @@ from transom.inspection.activations import Activations, find_network, sequences_
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.explain.block import BlockSteps
 from transom.inspection.explain.builder import Builder
+from transom.inspection.explain.edited import EditedSites, edited_text
 from transom.inspection.explain.embedding import embedding_section, patch_section
 from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.norm import norm_steps
@@ -107,9 +108,9 @@ class _Writer:
     ) -> None:
         """Run the model on a batch; store and check the choices, which are the arguments of ``explain``."""
         given, self.model = find_network(run, batch)
-        recorder = ActivationRecorder(["*"])
-        with torch.no_grad(), eval_mode(self.model):
-            logits = given(batch, recorder)
+        recorder, edits = ActivationRecorder(["*"]), EditedSites(self.model.edits)
+        with torch.no_grad(), eval_mode(self.model), edits.watch(self.model):
+            logits = (self.model if edits.watched else given)(batch, recorder)
         self.a = Activations(self.model, batch, recorder.activations | {"logits": logits})
         self.run, self.block, self.dim, self.top = run, block, dim, top
         self.temperatures = tuple(temperatures)
@@ -133,10 +134,15 @@ class _Writer:
         if top < 1:
             raise ConfigError(f"top: expected a number of candidates from 1, found {top}")
         names = {_SIDES[name]: listed for name, listed in self.tokens.items()}
-        self.b = Builder(self.a, dim, head, names)
+        self.b = Builder(self.a, dim, head, names, edits)
 
     def write(self, notes: tuple[str, ...]) -> Explanation:
         """Write all sections."""
+        edits = self.b.edits.configs()
+        if edits:
+            self.b.section("edits")
+        for config in edits:
+            self.b.note(edited_text([config]))
         with torch.no_grad(), eval_mode(self.model):
             for name in self.stacks:
                 self.b.prefix = f"{name}, " if len(self.tokens) > 1 else ""
@@ -156,6 +162,8 @@ class _Writer:
             "top": self.top,
             "tokens": self.tokens,
         }
+        if edits:
+            settings["edits"] = [config.model_dump(mode="json") for config in edits]
         summary = (
             f"Element {self.dim} of each vector is worked out{', or its remainder by the width of a narrower vector' if self.dim else ''}."
             f" {self.b.n_compared:,} steps were compared with the numbers that the model computed; the largest difference is"

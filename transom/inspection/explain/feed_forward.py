@@ -82,7 +82,7 @@ def _plain_steps(b: Builder, path: str, index: tuple[int, ...], position: int) -
     text, write = activation_of(module.activation)
     b.values(f"x_{i}", "input of the network", x)
     z = b.linear(f"pre_{i}[{u}]", "pre-activation: x W_1", module.up, x, u, pre[u])
-    b.calculate(f"hidden_{i}[{u}]", f"activation: {text}", write(z), hidden[u])
+    b.site(f"hidden_{i}[{u}]", f"activation: {text}", write(z), f"{path}.hidden", (*index, u))
     return _down(b, module, hidden, out, d, i)
 
 
@@ -96,7 +96,7 @@ def _gated_steps(b: Builder, path: str, index: tuple[int, ...], position: int) -
     z = b.linear(f"pre_{i}[{u}]", "pre-activation of the gate: x W_g", module.gate, x, u, pre[u])
     g = b.calculate(f"gate_{i}[{u}]", f"gate: {text}", write(z), gate[u])
     y = b.linear(f"up_{i}[{u}]", "x W_1", module.up, x, u, up[u])
-    b.calculate(f"hidden_{i}[{u}]", "hidden = gate * up", g * y, hidden[u])
+    b.site(f"hidden_{i}[{u}]", "hidden = gate * up", g * y, f"{path}.hidden", (*index, u))
     return _down(b, module, hidden, out, d, i)
 
 
@@ -114,9 +114,9 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
     a, i = b.a, position
     module: MixtureOfExperts = a.module(path)
     chosen, gates = [int(expert) for expert in a[f"{path}.chosen"][index]], a[f"{path}.gates"][index]
-    x, logits, out = feed_forward_input(a, path)[index], a[f"{path}.router"][index], a[f"{path}.out"][index]
+    x = feed_forward_input(a, path)[index]
     b.values(f"x_{i}", "input of the router and the experts", x)
-    scores = _router_scores(b, module, x, logits, i)
+    scores = _router_scores(b, path, x, index, i)
     if module.bias is not None:
         b.values("balancing bias", "added to the scores for the choice only", module.bias)
     b.note(f"chosen experts, best first: {', '.join(map(str, chosen))}")
@@ -125,11 +125,11 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
         total = b.calculate("sum", "sum of the scores of the chosen experts", Sum(weights))
         for rank, expert in enumerate(chosen):
             weights[rank] = b.calculate(f"g_{expert}", "gate: g = score / sum", weights[rank] / total, gates[rank])
-    outputs, d = [], b.at(len(out))
+    outputs, d = [], b.at(len(x))
     for rank, expert in enumerate(chosen):
         at = f"{path}.experts.{expert}"
         place = _row_of(a[f"{path}.chosen"], expert, index)
-        if rank == 0:
+        if rank == 0 or b.edits.at(f"{at}.hidden"):
             b.note(f"expert {expert}:")
             feed_forward_steps(b, at, (place,), i)
         else:
@@ -142,13 +142,17 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
         shared = feed_forward_steps(b, f"{path}.shared", (_flat(a[f"{path}.chosen"], index),), i)
         assert shared is not None
         expression, formula = expression + shared, f"{formula} + E_shared(x)"
-    return b.calculate(f"y_{i}[{d}]", formula, expression, out[d])
+    edited = any(address.startswith(f"{path}.") for address in b.edits.watched)  # a derived output would be that of the unedited layer
+    return b.calculate(f"y_{i}[{d}]", formula, expression, None if edited else a[f"{path}.out"][index][d])
 
 
-def _router_scores(b: Builder, module: MixtureOfExperts, x: Tensor, logits: Tensor, position: int) -> list[Number]:
+def _router_scores(b: Builder, path: str, x: Tensor, index: tuple[int, ...], position: int) -> list[Number]:
     """Add the router's logits and the score of each expert; return the scores."""
-    s = module.router_scores(logits)
-    steps = [b.linear(f"r_{position},{e}", "router: x W_r", module.router, x, e, logits[e]) for e in range(len(logits))]
+    module: MixtureOfExperts = b.a.module(path)
+    site = f"{path}.router"
+    s, before = module.router_scores(b.a[site][index]), b.unedited(site)[index]
+    steps = [b.linear(f"r_{position},{e}", "router: x W_r", module.router, x, e, before[e]) for e in range(len(before))]
+    steps = [b.after_edits(f"r_{position},{e}", site, (*index, e), step) for e, step in enumerate(steps)]
     if module.config.scoring_func == "sigmoid":
         return [b.calculate(f"s_{e}", "score: 1 / (1 + e^(-r))", sigmoid(step), s[e]) for e, step in enumerate(steps)]
     powers = [b.calculate(f"exp(r_{position},{e})", "exponentials: e^r", exp(step)) for e, step in enumerate(steps)]

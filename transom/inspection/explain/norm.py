@@ -19,10 +19,12 @@ def norm_steps(b: Builder, path: str, index: Index, name: str) -> None:
     """
     a, module = b.a, b.a.module(path)
     x, out = a[f"{path}.x"][index], a[f"{path}.out"][index]
-    if type(module) is Norm:
-        return
     d = b.at(len(x))
     label = f"{name}[{d}]"
+    b.after_edits(f"x[{d}]", f"{path}.x", (*index, d))
+    if type(module) is Norm:
+        b.note("there is no norm here: the vector stays as it is")
+        return
     b.values("x", "input of the norm", x)
     if isinstance(module, DynamicTanh):
         hidden = b.calculate("tanh", "tanh(alpha x)", tanh(number(module.alpha) * number(x[d])), a[f"{path}.normalized"][index][d])

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from transom.inspection.activations import Activations, stack_output
 from transom.inspection.explain.builder import Builder, number, numbers
+from transom.inspection.explain.convolution import stem_steps
 from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exact, sigmoid, sqrt, tanh
 from transom.inspection.explain.feed_forward import gelu
 from transom.inspection.explain.norm import norm_steps
@@ -41,6 +42,8 @@ def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: 
         b.note(f"of {len(logits):,} logits the {len(best)} largest are worked out")
         for c in best:
             b.linear(f"z({names[c]})", "z = h W_U", a.model.unembedding, hidden, c, logits[c])
+        if any(isinstance(each, nn.Embedding) and each.weight is a.model.unembedding.weight for each in a.model.modules()):
+            b.note("W_U is tied: the row of a candidate is its row of the embedding table")
     b.values("z", "logits", logits)
     for temperature in temperatures if len(logits) > 1 else ():  # a text that is compared with itself alone has one logit
         _probability_steps(b, logits, best, names, temperature)
@@ -82,7 +85,8 @@ def _pool(b: Builder, stack: str, cls: bool) -> None:
         rows = states if mask is None else states[mask.segments[0] > 0]
         d = b.at(len(pooled))
         mean = Sum(numbers(rows[:, d])) / exact(len(rows))
-        b.calculate(f"pooled[{d}]", "mean over the tokens: sum_t h_t / n", mean, pooled[d])
+        b.calculate(f"pooled[{d}]", "mean over the tokens: sum_t h_t / n", mean, b.unedited("pooled")[0, d])
+    b.after_edits(f"pooled[{b.at(len(pooled))}]", "pooled", (0, b.at(len(pooled))))
     b.values("pooled", "pooled vector", pooled)
 
 
@@ -115,25 +119,26 @@ def _similarities(b: Builder, hidden: Tensor, logits: Tensor, best: Sequence[int
 
 def _transform_steps(b: Builder, model: MaskedEncoderTransformer, query: int) -> None:
     """Add BERT's transform before the output projection: norm of GELU(h W + b)."""
-    states, x = stack_output(b.a, "encoder")[0, query], b.a["transform_norm.x"][0, query]
-    d = b.at(len(x))
+    states = stack_output(b.a, "encoder")[0, query]
+    d = b.at(len(states))
     b.section(f"transform of token {query}")
     b.values(f"h_{query}", "output of the encoder", states)
     pre = b.linear(f"pre_{query}[{d}]", "h W", model.transform, states, d, None)
-    b.calculate(f"t_{query}[{d}]", "GELU: 0.5 x (1 + erf(x / sqrt(2)))", gelu(pre), x[d])
+    b.calculate(f"t_{query}[{d}]", "GELU: 0.5 x (1 + erf(x / sqrt(2)))", gelu(pre), b.unedited("transform_norm.x")[0, query, d])
     norm_steps(b, "transform_norm", (0, query), f"h'_{query}")
 
 
 def _convolutional_steps(b: Builder, model: ConvolutionalNetwork) -> None:
-    """Add pooling and hidden layer of a convolutional network; its convolutions are not written out."""
+    """Add one value of each stage, pooling and hidden layer of a convolutional network."""
     a = b.a
     maps, pooled, out = a[f"stem.stages.{len(model.stem.stages) - 1}"][0], a["pooled"][0], a["last_hidden"][0]
     c, d = b.at(len(pooled)), b.at(len(out))
+    stem_steps(b, "stem", model.pixels, (c, maps.shape[1] // 2, maps.shape[2] // 2))
     b.section("pooling")
-    b.note("the convolutions are not written out; the last feature map has one value per channel, row and column")
+    b.note("the last feature map has one value per channel, row and column")
     values = numbers(maps[c].flatten())
     b.values(f"map {c}", "channel of the last feature map, row by row", maps[c].flatten())
-    b.calculate(f"pooled[{c}]", "mean over rows and columns", Sum(values) / exact(len(values)), pooled[c])
+    b.site(f"pooled[{c}]", "mean over rows and columns", Sum(values) / exact(len(values)), "pooled", (0, c))
     b.values("pooled", "pooled vector", pooled)
     x = b.linear(f"pre[{d}]", "pooled W", model.pooler, pooled, d, None)
     b.calculate(f"h[{d}]", "h = max(0, pre)", Maximum((exact(0), x)), out[d])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from transom.inspection.activations import stack_input
+from transom.inspection.activations import Activations, stack_input
 from transom.inspection.certify import certify
 from transom.inspection.derive_recurrent import UnrolledLayer, decoder_state, unroll
 from transom.inspection.explain.attention import MAX_KEYS, N_LARGEST
@@ -29,6 +29,7 @@ class CellSteps:
 
     Attributes:
         b: the hand calculation.
+        a: quantities of the pass; the states of the layer are those that its recurrence read.
         path: path of the layer.
         t: position of the token in its text.
         at: index of the token in the order in which the layer reads.
@@ -37,11 +38,11 @@ class CellSteps:
         before: state before the step.
     """
 
-    def __init__(self, b: Builder, path: str, t: int) -> None:
+    def __init__(self, b: Builder, a: Activations, path: str, t: int) -> None:
         """Collect input, previous state and weights."""
-        self.b, self.path, self.t = b, path, t
-        self.module: RecurrentLayer = b.a.module(path)
-        self.unrolled: UnrolledLayer = unroll(b.a, path)
+        self.b, self.a, self.path, self.t = b, a, path, t
+        self.module: RecurrentLayer = a.module(path)
+        self.unrolled: UnrolledLayer = unroll(a, path)
         order = self.unrolled.order
         self.at = t if order is None else int(order[0, t, 0])
         self.x, self.before = self.unrolled.x[0, self.at], self.unrolled.before[0, self.at]
@@ -51,7 +52,7 @@ class CellSteps:
 
     def quantity(self, name: str) -> Tensor:
         """Return a gate or state of this step."""
-        return self.b.a[f"{self.path}.{name}"][0, self.t, self.u]
+        return self.a[f"{self.path}.{name}"][0, self.t, self.u]
 
     def add(self, h: Tensor) -> None:
         """Add all steps; ``h`` is the state after this step as the kernel computed it."""
@@ -65,7 +66,6 @@ class CellSteps:
         else:
             pre = self._linear("pre", 0, "x W + h_before U", self.quantity("pre"))
             b.calculate(f"h_{t}[{self.u}]", "h = tanh(pre)", tanh(pre), h[self.u])
-        b.values(f"h_{t}", "state after this token", h)
 
     def _linear(self, name: str, gate: int, formula: str, traced: Tensor | None = None) -> Number:
         """Add the sum of both products and both biases of one unit of a gate."""
@@ -95,7 +95,7 @@ class CellSteps:
             return self.unrolled.initial_c[0, self.u]
         order = self.unrolled.order
         previous = self.at - 1 if order is None else int(order[0, self.at - 1, 0])
-        return self.b.a[f"{self.path}.c"][0, previous, self.u]
+        return self.a[f"{self.path}.c"][0, previous, self.u]
 
     def _gru(self, h: Tensor) -> None:
         """Add gates, candidate and state of a GRU."""
@@ -137,21 +137,30 @@ def recurrent_sections(b: Builder, stack: str, layer: int, t: int, names: Sequen
     if isinstance(module, AdditiveDecoder):
         _attention_sections(b, stack, t, names, f"the state of the last layer before token {t}")
     b.section(f"layer {layer}, token {t}")
-    h = b.a[f"{stack}.layers.{layer}.h"][0, t]
     path = f"{stack}.layers.{layer}"
+    site, loops = f"{path}.h", isinstance(module, AdditiveDecoder | InputFeedingDecoder)
+    sites = b.edits.at(site, t if loops else None)
+    h = (sites[0].before if sites else b.a[site])[0, t]
+    start = 0
     if isinstance(module, RecurrentEncoder):
         half = module.layers[layer].forward_rnn.rnn.hidden_size
         backward = b.at(len(h)) >= half
         b.note(f"states: {half} units that read forwards" + (f", then {len(h) - half} that read backwards" if len(h) > half else ""))
+        start = half if backward else 0
         path, h = f"{path}.{'backward_rnn' if backward else 'forward_rnn'}", h[half:] if backward else h[:half]
-    elif isinstance(module, AdditiveDecoder | InputFeedingDecoder) and layer == 0:
+    elif loops and layer == 0:
         b.note(
             "the input is the embedding and "
             + ("the context vector" if isinstance(module, AdditiveDecoder) else "the attentional vector of the step before")
         )
     if isinstance(module, PlainDecoder) and t == 0:
         _bridge_steps(b, module, layer)
-    CellSteps(b, path, t).add(h)
+    # An edit inside a loop over time steps changes the next step too; one of a whole layer's states does not.
+    a = b.a if loops or not sites else Activations(b.a.model, b.a.batch, {**b.a.recorded, site: sites[0].before})
+    steps = CellSteps(b, a, path, t)
+    steps.add(h)
+    b.after_edits(f"h_{t}[{steps.u}]", site, (0, t, start + steps.u), number(h[steps.u]), sites)
+    b.values(f"h_{t}", "state after this token", b.a[site][0, t, start : start + len(h)])
     if isinstance(module, LuongDecoder):
         _attention_sections(b, stack, t, names, f"the state of the last layer after token {t}")
         _attentional_steps(b, stack, module, t)
@@ -178,10 +187,15 @@ def _attention_sections(b: Builder, stack: str, t: int, names: Sequence[str], qu
     q, k, v, z = a[f"{path}.q"][0, 0, t], a[f"{path}.k"][0, 0], a[f"{path}.v"][0, 0], a[f"{path}.z"][0, 0, t]
     weights = a[f"{path}.weights"][0, 0, t]
     b.section(f"attention over the source, token {t}")
-    b.values("q", f"query: {query}" + ("" if isinstance(module.q, nn.Identity) else ", projected"), q)
+    loops = isinstance(a.module(stack), AdditiveDecoder | InputFeedingDecoder)
     d = b.at(k.shape[1])
+    b.after_edits(f"q[{d}]", f"{path}.q", (0, 0, t, d), None, b.edits.at(f"{path}.q", t if loops else None))
+    b.values("q", f"query: {query}" + ("" if isinstance(module.q, nn.Identity) else ", projected"), q)
     if isinstance(module.k, nn.Linear):
-        b.linear(f"k_0[{d}]", "key: k = h W", module.k, v[0], d, k[0, d])
+        memory = b.unedited(f"{path}.v")[0, 0, 0]
+        b.linear(f"k_0[{d}]", "key: k = h W", module.k, memory, d, b.unedited(f"{path}.k")[0, 0, 0, d])
+    b.after_edits(f"k_0[{d}]", f"{path}.k", (0, 0, 0, d))
+    b.after_edits(f"v_0[{b.at(v.shape[1])}]", f"{path}.v", (0, 0, 0, b.at(v.shape[1])))
     b.values("k_0", "key of source token 0", k[0])
     visible = (a.batch.source.segments[0] > 0).nonzero()[:, 0].tolist()
     largest = sorted(weights.topk(min(N_LARGEST, len(weights))).indices.tolist())
@@ -193,13 +207,17 @@ def _attention_sections(b: Builder, stack: str, t: int, names: Sequence[str], qu
     final = softmax_steps(b, scores, shown, labels, weights)
     ordered, d = sorted(visible, key=lambda j: j not in shown), b.at(len(z))
     context = weighted_sum([final[j] for j in ordered], [number(v[j, d]) for j in ordered])
-    b.calculate(f"c_{t}[{d}]", "context vector: c = sum_j A_j h_j", context, z[d])
-    certificate = certify(a, path, None, [t])
+    sites = b.edits.at(f"{path}.z", t if loops else None)
+    before = (sites[0].before if sites else a[f"{path}.z"])[0, 0, t]
+    computed = b.calculate(f"c_{t}[{d}]", "context vector: c = sum_j A_j h_j", context, before[d])
+    kernel = a if not sites else Activations(a.model, a.batch, {**a.recorded, f"{path}.z": sites[0].before})
+    certificate = certify(kernel, path, None, [t])
     certificate.check()
     b.check(
         "checked: weights x V equals the context vector of the pass; the largest difference is"
         f" {certificate.ratio:.2g} of the bound of rounding"
     )
+    b.after_edits(f"c_{t}[{d}]", f"{path}.z", (0, 0, t, d), computed, sites)
     b.values(f"c_{t}", "context vector", z)
 
 

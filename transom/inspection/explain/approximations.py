@@ -1,0 +1,281 @@
+"""The steps of approximations of attention for one query: linear attention, Performer, Linformer and Nystromformer."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transom.inspection.activations import attention_context
+from transom.inspection.explain.builder import Builder, number, numbers, weighted_sum
+from transom.inspection.explain.expressions import Expression, Number, Power, Sum, dot, exact, exp, sqrt
+from transom.inspection.explain.feed_forward import relu
+from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
+from transom.layers.approximations.approximation import Approximation, dense_mask
+from transom.layers.approximations.linear_attention import MAX_EXPONENT, FeatureMapAttention, LinearAttention, Performer
+from transom.layers.approximations.linformer import Linformer
+from transom.layers.approximations.nystrom import Nystrom, pseudo_inverse
+from transom.layers.attention import attention_scores, attention_weights
+
+MAX_ROWS = 16
+"""Projected rows or landmarks whose scores are worked out; of more, those with the largest weights."""
+
+
+class QueryInputs(NamedTuple):
+    """Inputs of an approximation, for one query of one head, in float32 or wider.
+
+    Attributes:
+        q: the query.
+        queries: all queries of its sequence.
+        k: the keys that it sees.
+        v: their values.
+        i: position of the query in its text.
+        keys: position of each visible key in its text.
+        names: symbol of each visible key.
+        shown: indices, among the visible keys, of those that are worked out.
+        best: index, among the visible keys, of the one with the largest weight.
+        weights: implied weight of each visible key, as the model's own reference computes it.
+        z: output of the head.
+    """
+
+    q: Tensor
+    queries: Tensor
+    k: Tensor
+    v: Tensor
+    i: int
+    keys: list[int]
+    names: list[str]
+    shown: list[int]
+    best: int
+    weights: Tensor
+    z: Tensor
+
+
+def visible_keys(b: Builder, path: str, query: int) -> list[int]:
+    """Return the indices of the keys that a query of an approximate attention layer sees."""
+    q, k = b.a[f"{path}.q"], b.a[f"{path}.k"]
+    seen = dense_mask(q, k, attention_context(b.a, path))[0]
+    return [int(j) for j in seen[query].nonzero()[:, 0]]
+
+
+def queries_of_sequence(b: Builder, path: str, query: int) -> list[int]:
+    """Return the indices of the queries that see the same keys as a query."""
+    q, k = b.a[f"{path}.q"], b.a[f"{path}.k"]
+    seen = dense_mask(q, k, attention_context(b.a, path))[0]
+    return [int(j) for j in (seen == seen[query]).all(-1).nonzero()[:, 0]]
+
+
+def approximation_steps(b: Builder, module: Approximation, x: QueryInputs) -> dict[int, Number]:
+    """Add the steps of an approximation; return the weights of the visible keys that are worked out."""
+    if isinstance(module, LinearAttention):
+        return _linear_steps(b, module, x)
+    if isinstance(module, Linformer):
+        return _linformer_steps(b, module, x)
+    if isinstance(module, Nystrom):
+        return _nystrom_steps(b, module, x)
+    b.note(f"{type(module).__name__} is a plugin's approximation, whose formula is not known here: its steps are not written out")
+    b.values(f"A_{x.i}", "weights that it implies", x.weights, x.names)
+    return {}
+
+
+def carried(expression: Expression) -> Number:
+    """Return the value of an expression that is not printed, with its error."""
+    return Number(expression.value(), expression.error())
+
+
+def _linear_steps(b: Builder, module: LinearAttention, x: QueryInputs) -> dict[int, Number]:
+    """Add features, the sums over the keys, the normalizer, the output of the head, and the weights that these imply."""
+    b.note("linear attention: the exponential of a score is replaced by a product of features, phi(q) . phi(k)")
+    d, value = b.at(module.features), b.at(x.v.shape[1])
+    q = _features(b, module, f"q_{x.i}", x.q, d, True)
+    k = _features(b, module, f"k_{x.keys[x.best]}", x.k[x.best], d, False)
+    rows = [k if j == x.best else _feature_numbers(module, x.k[j], False) for j in range(len(x.k))]
+    order = [*x.shown, *(j for j in range(len(x.k)) if j not in x.shown)]
+    v = numbers(x.v[:, value])
+    formula = f"sums over the {len(x.k)} visible keys: S = sum_j phi(k_j) v_j"
+    sums = [weighted_sum([rows[j][f] for j in order], [v[j] for j in order]) for f in range(module.features)]
+    totals = [Sum([rows[j][f] for j in order]) for f in range(module.features)]
+    shown = b.calculate(f"S[{d}, {value}]", formula, sums[d])
+    total = b.calculate(f"s[{d}]", "their normalizer: s = sum_j phi(k_j)", totals[d])
+    top = dot(q, [shown if f == d else carried(each) for f, each in enumerate(sums)])
+    bottom = dot(q, [total if f == d else carried(each) for f, each in enumerate(totals)])
+    numerator = b.calculate(f"(phi(q) S)[{value}]", "numerator: phi(q) S", top)
+    denominator = b.calculate("phi(q) . s", "denominator: phi(q) . s", bottom)
+    if not denominator.number:
+        b.note("the denominator is 0: the output of the head is 0")
+        return {}
+    b.calculate(f"z_{x.i}[{value}]", "output of the head: numerator / denominator", numerator / denominator, x.z[value])
+    b.note("the same output as a weighted sum of values, with the weights that the features imply:")
+    products = {
+        j: b.calculate(f"phi(q_{x.i}) . phi(k_{x.keys[j]})", "dot product of features: phi(q) . phi(k)", dot(q, rows[j])) for j in x.shown
+    }
+    return {
+        j: b.calculate(
+            f"A_{x.i},{x.keys[j]} ({x.names[j]})", "weights: A = phi(q) . phi(k) / (phi(q) . s)", each / denominator, x.weights[j]
+        )
+        for j, each in products.items()
+    }
+
+
+def _features(b: Builder, module: LinearAttention, name: str, x: Tensor, d: int, is_query: bool) -> list[Number]:
+    """Add the steps of one feature of a query or key; return all features."""
+    compute = module.query_features if is_query else module.key_features
+    features, expected = _feature_numbers(module, x, is_query), compute(x[None, None, None])[0, 0, 0]
+    label = f"phi({name})[{d}]"
+    if isinstance(module, Performer):
+        features[d] = _performer_steps(b, module, name, x, d, is_query, expected[d])
+    else:
+        assert isinstance(module, FeatureMapAttention)
+        text, write = FEATURE_MAPS[module.feature_map]
+        phi = [write(each) for each in numbers(x)]
+        largest = max((each.value() for each in phi), default=0.0)
+        if not is_query or not largest:
+            features[d] = b.calculate(label, f"features: {text}", phi[d], expected[d])
+        else:
+            before = b.calculate(f"{label} (before)", f"features: {text}", phi[d])
+            top = max(range(len(phi)), key=lambda f: phi[f].value())
+            b.note("the features of a query are divided by the largest one, which cancels in the output")
+            features[d] = b.calculate(label, "phi / max phi", before / (before if top == d else carried(phi[top])), expected[d])
+    b.values(f"phi({name})", "features", expected)
+    return features
+
+
+def _feature_numbers(module: LinearAttention, x: Tensor, is_query: bool) -> list[Number]:
+    """Return all features of a query or key with their errors."""
+    if isinstance(module, Performer):
+        logs = [carried(_log_feature(_scaled(x), w, carried(_half_norm(_scaled(x))))) for w in module.w]
+        largest = max(logs, key=lambda each: each.number)
+        return [carried(exp(each - largest)) if is_query else carried(exp(_clamped(each))) for each in logs]
+    assert isinstance(module, FeatureMapAttention)
+    phi = [carried(FEATURE_MAPS[module.feature_map][1](each)) for each in numbers(x)]
+    largest = max(phi, key=lambda each: each.number)
+    return [carried(each / largest) for each in phi] if is_query and largest.number else phi
+
+
+def _elu_plus_one(x: Expression) -> Expression:
+    """Write x + 1 from 0 on, and e^x below, where the exponent is at least -60."""
+    if x.value() >= 0:
+        return x + exact(1)
+    return exp(x if x.value() >= -MAX_EXPONENT else exact(-MAX_EXPONENT))
+
+
+FEATURE_MAPS: dict[str, tuple[str, Callable[[Expression], Expression]]] = {
+    "relu": ("phi(x) = max(0, x)", relu),
+    "elu": ("phi(x) = elu(x) + 1: x + 1 from 0 on, e^x below", _elu_plus_one),
+}
+"""Equation of each feature map, and the function that writes it out."""
+
+
+def _scaled(x: Tensor) -> list[Number]:
+    """Return x / d_k^(1/4), as the Performer's features read it."""
+    root = sqrt(sqrt(exact(len(x))))
+    return [carried(each / root) for each in numbers(x)]
+
+
+def _half_norm(x: Sequence[Expression]) -> Expression:
+    """Write |x|^2 / 2."""
+    return Sum([Power(each, 2) for each in x]) / exact(2)
+
+
+def _log_feature(x: Sequence[Expression], w: Tensor, half_norm: Expression) -> Expression:
+    """Write w . x - |x|^2 / 2."""
+    return dot(numbers(w), x) - half_norm
+
+
+def _clamped(x: Number) -> Number:
+    """Limit an exponent of the features of a key."""
+    return x if abs(x.number) <= MAX_EXPONENT else exact(math.copysign(MAX_EXPONENT, x.number))
+
+
+def _performer_steps(b: Builder, module: Performer, name: str, x: Tensor, d: int, is_query: bool, expected: Tensor) -> Number:
+    """Add the steps of one random feature of the Performer."""
+    scaled, e = _scaled(x), b.at(len(x))
+    scaled[e] = b.calculate(f"{name}'[{e}]", "x' = x / d_k^(1/4)", number(x[e]) / sqrt(sqrt(exact(len(x)))))
+    half = b.calculate(f"|{name}'|^2 / 2", "sum_e x'_e^2 / 2", _half_norm(scaled))
+    log = b.calculate(f"log phi({name})[{d}]", "random projection: w . x' - |x'|^2 / 2", _log_feature(scaled, module.w[d], half))
+    label = f"phi({name})[{d}]"
+    if not is_query:
+        if abs(log.number) > MAX_EXPONENT:
+            b.note(f"exponents of keys are limited to {MAX_EXPONENT:g}")
+        return b.calculate(label, "features: e^(log phi)", exp(_clamped(log)), expected)
+    logs = [carried(_log_feature(scaled, w, half)) for w in module.w]
+    largest = max(logs, key=lambda each: each.number)
+    b.note(f"the largest exponent of this query, {largest.number:.6g}, is subtracted, which cancels in the output")
+    return b.calculate(label, "features: e^(log phi - max log phi)", exp(log - (log if largest is logs[d] else largest)), expected)
+
+
+def _shown_rows(p: Tensor) -> list[int]:
+    """Return the indices of the projected rows or landmarks that are worked out."""
+    return list(range(len(p))) if len(p) <= MAX_ROWS else sorted(p.topk(MAX_ROWS).indices.tolist())
+
+
+def _row_weights(b: Builder, x: QueryInputs, projected: Sequence[Sequence[Number]], p: Tensor, symbol: str, what: str) -> list[Number]:
+    """Add the scores of the query with projected keys or landmarks, and their softmax; return the weights of all."""
+    shown = _shown_rows(p)
+    if len(shown) < len(p):
+        b.note(f"of {len(p)} {what} the {len(shown)} with the largest weights are worked out; sums hold all")
+    q, root = numbers(x.q), sqrt(exact(len(x.q)))
+    scores = {r: carried(carried(dot(q, projected[r])) / root) for r in range(len(p))}
+    products = {r: b.calculate(f"q_{x.i} . {symbol}_{r}", f"dot product with {what}: q . {symbol}", dot(q, projected[r])) for r in shown}
+    for r, product in products.items():
+        scores[r] = b.calculate(f"S_{x.i},{r}", f"S = q . {symbol} / sqrt(d_k)", product / root)
+    labels = SoftmaxLabels(
+        lambda r: f"exp(S_{x.i},{r})", lambda r: f"p_{r}", "S", "sum of the exponentials", f"weights of the {what}: p = e^S / sum"
+    )
+    return list(softmax_steps(b, scores, shown, labels, p).values())
+
+
+def _linformer_steps(b: Builder, module: Linformer, x: QueryInputs) -> dict[int, Number]:
+    """Add a projected key and value, the softmax over the projected keys, and the weights that these imply."""
+    columns = torch.arange(len(x.k))
+    e, f = (layer.weight[:, columns].to(x.k) for layer in (module.e, module.f))
+    p = attention_weights(attention_scores(x.q[None, None, None], (e @ x.k)[None, None]))[0, 0, 0]
+    r, d, value = int(p.argmax()), b.at(x.k.shape[1]), b.at(x.v.shape[1])
+    b.note(f"Linformer: E and F map the keys and values of the {len(x.k)} tokens to {len(e)} rows")
+    order = [*x.shown, *(j for j in range(len(x.k)) if j not in x.shown)]
+
+    def row(weights: Tensor, of: Tensor) -> Expression:
+        return weighted_sum([number(weights[j]) for j in order], [number(of[j]) for j in order])
+
+    keys = [[carried(row(e[at], x.k[:, c])) for c in range(x.k.shape[1])] for at in range(len(e))]
+    values = [carried(row(f[at], x.v[:, value])) for at in range(len(f))]
+    keys[r][d] = b.calculate(f"k'_{r}[{d}]", "projected keys: k'_r = sum_j E_rj k_j", row(e[r], x.k[:, d]))
+    weights = _row_weights(b, x, keys, p, "k'", "projected keys")
+    values[r] = b.calculate(f"v'_{r}[{value}]", "projected values: v'_r = sum_j F_rj v_j", row(f[r], x.v[:, value]))
+    total = weighted_sum(weights, values)
+    b.calculate(f"z_{x.i}[{value}]", "output of the head: z = sum_r p_r v'_r", total, x.z[value])
+    b.note("the same output as a weighted sum of values, with the weights that the projections imply, which need not sum to 1:")
+    return {j: _implied(b, x, j, weights, numbers(f[:, j]), "weights: A_j = sum_r p_r F_rj") for j in x.shown}
+
+
+def _implied(b: Builder, x: QueryInputs, j: int, left: Sequence[Expression], right: Sequence[Expression], formula: str) -> Number:
+    """Add the implied weight of one key."""
+    return b.calculate(f"A_{x.i},{x.keys[j]} ({x.names[j]})", formula, dot(left, right), x.weights[j])
+
+
+def _nystrom_steps(b: Builder, module: Nystrom, x: QueryInputs) -> dict[int, Number]:
+    """Add a landmark, the softmax over the landmarks, the row that the pseudo-inverse gives, and the implied weights."""
+    length = len(x.k)
+    n = min(module.n_landmarks, length)
+    runs = [[token for token in range(length) if token * n // length == landmark] for landmark in range(n)]
+    landmark_keys, landmark_queries = (torch.stack([of[run].mean(0) for run in runs])[None, None] for of in (x.k, x.queries))
+    p = attention_weights(attention_scores(x.q[None, None, None], landmark_keys))[0, 0, 0]
+    inverse = pseudo_inverse(attention_weights(attention_scores(landmark_queries, landmark_keys)), module.n_iterations)[0, 0]
+    to_keys = attention_weights(attention_scores(landmark_queries, x.k[None, None]))[0, 0]
+    r, d = int(p.argmax()), b.at(x.k.shape[1])
+    b.note(f"Nystromformer: {n} landmarks, the means of queries and of keys over runs of tokens")
+    means = [[carried(Sum(numbers(x.k[run, c])) / exact(len(run))) for c in range(x.k.shape[1])] for run in runs]
+    mean = Sum(numbers(x.k[runs[r], d])) / exact(len(runs[r]))
+    tokens = ", ".join(str(x.keys[token]) for token in runs[r])
+    means[r][d] = b.calculate(f"k'_{r}[{d}]", f"landmark {r}: the mean of the keys {tokens}", mean)
+    weights = _row_weights(b, x, means, p, "k'", "landmarks")
+    b.note(
+        f"P is the pseudo-inverse of the landmarks' own weights. It is computed in {module.n_iterations} iterations over whole matrices,"
+        " which are not written out: P is shown as given. H, the weights from landmarks to keys, is a softmax like that above"
+    )
+    b.values(f"P[:, {r}]", "column of the pseudo-inverse", inverse[:, r])
+    rows = [carried(dot(weights, numbers(inverse[:, at]))) for at in range(n)]
+    rows[r] = b.calculate(f"g_{r}", "g = p P", dot(weights, numbers(inverse[:, r])))
+    b.values(f"H[:, {x.keys[x.best]}]", f"weights from the landmarks to key {x.keys[x.best]}", to_keys[:, x.best])
+    return {j: _implied(b, x, j, rows, numbers(to_keys[:, j]), "weights: A_j = sum_l g_l H_lj") for j in x.shown}
