@@ -11,6 +11,7 @@ from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, expand_options, require_one_input
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
+from transom.cli.terminal_width import fit_text, split_columns
 from transom.cli.trace import indices_option
 from transom.errors import ConfigError
 
@@ -132,26 +133,26 @@ def ablate(
 
 def _lines(found: "SweepResult", over: str, part: str, answer: str, tokens: dict[str, list[str]]) -> Iterator[str]:
     """Format the changes as a table, one row per block and one column per head, position or key; neurons as a list."""
-    yield f"answer {answer!r}: log p {found.log_p:.4f}; change of log p by each edit, in nats"
+    yield fit_text(f"answer {answer!r}: log p {found.log_p:.4f}; change of log p by each edit, in nats")
     yield ""
     if over == "neurons":
         largest = sorted(found.rows, key=lambda row: -abs(row.change))[:MAX_NEURONS_SHOWN]
         rows = [["block", "neuron", "change"], *([row.block, str(row.number), f"{row.change:+.4f}"] for row in largest)]
         yield from align_columns(rows)
         if len(found.rows) > len(largest):
-            yield f"{len(found.rows):,} neurons; the {len(largest)} with the largest changes are shown, --out FILE has all"
+            yield fit_text(f"{len(found.rows):,} neurons; the {len(largest)} with the largest changes are shown, --out FILE has all")
         return
     numbers = sorted({row.number for row in found.rows})
     changes = {(row.block, row.number): row.change for row in found.rows}
     blocks = list(dict.fromkeys(row.block for row in found.rows))
     if over == "heads":
-        yield from align_columns(
+        yield from split_columns(
             [["block", *(f"head {n}" for n in numbers)], *([block, *(f"{changes[block, n]:+.4f}" for n in numbers)] for block in blocks)]
         )
         return
     labels = _labels(over, part, blocks[0], tokens, len(numbers))
     rows = [["position", "token", *blocks], *([str(n), labels[n], *(f"{changes[b, n]:+.4f}" for b in blocks)] for n in numbers)]
-    yield from align_columns(rows, n_left=2)
+    yield from split_columns(rows, n_left=2)
 
 
 def _labels(over: str, part: str, block: str, tokens: dict[str, list[str]], n: int) -> Sequence[str]:

@@ -12,6 +12,7 @@ from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import InputFileOption, RunArgument, TextArgument, require_one_input
 from transom.cli.output import print_note
+from transom.cli.terminal_width import terminal_width
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ def explain(
     choices = {"block": block, "head": head, "query": query, "stack": stack, "dim": dim, "temperatures": temperatures, "top": top}
     found = explain_run(load(run, "fp32"), text, input_file, **choices)
     if out is not None:
-        write_file(out, _written(found, chosen, color=False).encode())
+        write_file(out, _written(found, chosen, color=False, width=None).encode())
         n = sum(len(section.steps) for section in found.sections)
         print_note(f"wrote {n:,} steps to {out}")
     else:
         color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        print(_written(found, chosen, color), end="")
+        print(_written(found, chosen, color, terminal_width()), end="")
 
 
 def _format(given: Format | None, out: Path | None, as_json: bool) -> Format:
@@ -119,9 +120,9 @@ def _format(given: Format | None, out: Path | None, as_json: bool) -> Format:
     return SUFFIXES[suffix]
 
 
-def _written(found: "Explanation", chosen: Format, color: bool) -> str:
-    """Return the hand calculation in a format."""
+def _written(found: "Explanation", chosen: Format, color: bool, width: int | None) -> str:
+    """Return the hand calculation in a format; plain text is wrapped."""
     if chosen == "text":
-        return found.text(color)
+        return found.text(color, width)
     written: str = getattr(found, chosen)()
     return written

@@ -11,7 +11,8 @@ from transom.checkpoints.output_paths import check_output_path
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, require_one_input
-from transom.cli.output import JsonOption, align_columns, print_note, print_result
+from transom.cli.output import JsonOption, print_note, print_result
+from transom.cli.terminal_width import fit_columns, fit_text, split_columns
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,14 +133,14 @@ MAX_SHOWN = 400
 def _lines(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequence[Any]) -> Iterable[str]:
     """Format tokens, a summary of each tensor, small tensors in full, and the certificates."""
     for side, tokens in found.tokens.items():
-        yield f"{side}: {' '.join(tokens)}"
+        yield fit_text(f"{side}: {' '.join(tokens)}")
     rows: list[tuple[str, ...]] = [("name", "shape", "mean", "std", "min", "max")]
     for address, x in tensors.items():
         finite = x.double()[x.isfinite()]
         statistics = (finite.mean(), finite.std(correction=0), finite.min(), finite.max()) if finite.numel() else ()
         shape = ", ".join(f"{axis}={size}" for axis, size in zip(found.axes(address, x.ndim), x.shape, strict=True))
         rows.append((address, f"({shape})", *(f"{each:.4g}" for each in statistics), *("-",) * (4 - len(statistics))))
-    yield from ["", *align_columns(rows, n_left=2)]
+    yield from ["", *fit_columns(rows, n_left=2)]
     for address, x in tensors.items():
         if x.ndim >= 2 and x.numel() <= MAX_SHOWN:
             yield from ["", address, *_matrices(x, found.axes(address, x.ndim), _labels(found, address))]
@@ -148,7 +149,7 @@ def _lines(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequen
         n_maps = sum(each.n_maps for each in certificates)
         yield ""
         maps = f"{n_maps:,} attention map{'' if n_maps == 1 else 's'}"
-        yield f"{maps} certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"
+        yield fit_text(f"{maps} certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})")
 
 
 def _labels(found: "Trace", address: str) -> dict[str, list[str]]:
@@ -171,4 +172,4 @@ def _matrices(x: "Tensor", axes: Sequence[str], labels: Mapping[str, list[str]])
             yield f"  {', '.join(f'{axis} {i}' for axis, i in zip(axes, index, strict=False))}"
         head = [f"{axes[-2]} / {axes[-1]}", *named(-1)]
         table = [[label, *(f"{value:.4g}" for value in row)] for label, row in zip(named(-2), x[index].tolist(), strict=True)]
-        yield from (f"    {line}" for line in align_columns([head, *table]))
+        yield from split_columns([head, *table], indent=4)

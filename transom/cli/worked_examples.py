@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.output import JsonOption, align_columns, print_result
+from transom.cli.output import JsonOption, print_result
+from transom.cli.terminal_width import fit_columns, fit_text
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def _lines(results: "Sequence[Result]", articles: set[str], errata: bool) -> Ite
     from transom.lab.report import conceptual_lines, errata_lines, summary_lines, table_rows
 
     if errata:
-        yield from errata_lines(results)
-        yield from ("", "formulas and statements", *conceptual_lines(articles))
+        lines = (*errata_lines(results), "", "formulas and statements", *conceptual_lines(articles))
+        yield from map(fit_text, lines)
     else:
-        yield from align_columns(table_rows(results), n_left=6)
-    yield from ("", *summary_lines(results))
+        yield from fit_columns(table_rows(results), n_left=6, n_title=3)
+    yield from ("", *map(fit_text, summary_lines(results)))
