@@ -6,10 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_path
+from transom.checkpoints.output_paths import check_output_file
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, expand_options, require_one_input
+from transom.cli.options import (
+    InputFileOption,
+    PrecisionOption,
+    RunArgument,
+    TextArgument,
+    expand_options,
+    option_errors,
+    require_one_input,
+)
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
 from transom.cli.terminal_width import fit_text, split_columns
 from transom.cli.trace import indices_option
@@ -29,6 +37,9 @@ transom ablate runs/photos --input cat.jpg --over neurons --blocks 3
 
 MAX_NEURONS_SHOWN = 20
 """Number of neurons that are printed, those with the largest changes."""
+
+OPTION_OF = {"stack": "--stack", "blocks": "--blocks", "part": "--part", "texts": "--reference", "value": "--value"}
+"""Option of each argument of ``sweep`` that its errors name."""
 
 app = typer.Typer(add_completion=False)
 
@@ -67,12 +78,21 @@ class SweepOptions(NamedTuple):
         """Return the arguments of ``sweep``.
 
         Raises:
-            ConfigError: --patch-from does not fit --over, or the blocks are no whole numbers.
+            ConfigError: an option does not fit --over, a text is empty, or the blocks are no whole numbers.
         """
+        over = self.over or "heads"
+        for name, chosen, fitting in (
+            ("--part", self.part, ("heads", "keys")),
+            ("--value", self.value, ("heads", "neurons")),
+            ("--site", self.site, ("positions",)),
+        ):
+            if chosen is not None and over not in fitting:
+                raise ConfigError(f"{name}: expected it with --over {' or '.join(fitting)} only, found --over {over}; leave it out")
+        for name, text in (("--patch-from", self.source), *(("--reference", text) for text in self.references or ())):
+            if text is not None and not text.strip():
+                raise ConfigError(f"{name}: expected a text of at least one token, found none; give one")
         if (self.source is None) == (self.over == "positions"):
-            raise ConfigError(
-                f"--patch-from: expected a text with --over positions, and none with the others, found --over {self.over or 'heads'}"
-            )
+            raise ConfigError(f"--patch-from: expected a text with --over positions, and none with the others, found --over {over}")
         if self.references and self.value not in ("mean", "resample"):
             raise ConfigError(f"--reference: expected --value mean or resample, found --value {self.value or 'zero'}; give one of these")
         given = {name: value for name, value in self._asdict().items() if value is not None and name not in ("references", "blocks")}
@@ -104,7 +124,7 @@ def ablate(
     """
     require_one_input(text, input_file)
     arguments = options.arguments()
-    check_output_path(out, [run, input_file])
+    check_output_file(out, [run, input_file])
     with gc_frozen_imports():
         from transom.files.atomic_io import json_bytes, write_file
         from transom.inspection.edits.answers import ask
@@ -118,8 +138,10 @@ def ablate(
     if decodes and options.stack is None and options.part != "cross":
         raise ConfigError("--stack: expected encoder or decoder for a translator, found none; give one of them, or --part cross")
     with edits_in_force(loaded, edit, decodes) as edits, show_progress("edits", quiet=as_json) as notify:
-        question = ask(loaded, text, input_file, answer)
-        found = sweep(loaded, question.batch, target=question.target, notify=notify, **arguments)
+        with option_errors(text="TEXT"):
+            question = ask(loaded, text, input_file, answer)
+        with option_errors(**OPTION_OF):
+            found = sweep(loaded, question.batch, target=question.target, notify=notify, **arguments)
     for note in question.notes:
         print_note(note)
     tokens = token_symbols(loaded, question.batch)

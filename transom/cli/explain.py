@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_path
+from transom.checkpoints.output_paths import check_output_file
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, RunArgument, TextArgument, require_one_input
+from transom.cli.options import InputFileOption, RunArgument, TextArgument, option_errors, require_one_input
 from transom.cli.output import print_note
 from transom.cli.terminal_width import terminal_width
 from transom.errors import ConfigError
@@ -63,7 +63,9 @@ def explain(
             "--temperature", min=1e-6, max=1e6, help="Divisor of the logits before the probabilities. Repeatable. Default: 0.5, 1 and 2."
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out.")] = 5,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out; all if there are fewer.")
+    ] = 5,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Format of the output. Default: that of the suffix of --out, else text.")
     ] = None,
@@ -80,8 +82,8 @@ def explain(
     printed. Every step is compared with what the model computed.
     """
     require_one_input(text, input_file)
-    check_output_path(out, [run, input_file])
     chosen = _format(format_, out, as_json)
+    check_output_file(out, [run, input_file])
     with gc_frozen_imports():
         from transom.files.atomic_io import write_file
         from transom.inspection.explain.explain import TEMPERATURES, explain_run
@@ -89,7 +91,9 @@ def explain(
 
     temperatures: Sequence[float] = temperature or TEMPERATURES
     choices = {"block": block, "head": head, "query": query, "stack": stack, "dim": dim, "temperatures": temperatures, "top": top}
-    found = explain_run(load(run, "fp32"), text, input_file, **choices)
+    predictor, named = load(run, "fp32"), {name: f"--{name}" for name in choices}
+    with option_errors(text="TEXT", **named):
+        found = explain_run(predictor, text, input_file, **choices)
     if out is not None:
         write_file(out, _written(found, chosen, color=False, width=None).encode())
         n = sum(len(section.steps) for section in found.sections)

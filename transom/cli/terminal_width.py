@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
+from typing import Any
 
 from transom.cli.output import align_columns
 
@@ -23,7 +24,7 @@ def fit_text(line: str) -> str:
     return line if width is None else textwrap.fill(line, width, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2), **_WHOLE)
 
 
-_WHOLE = {"break_long_words": False, "break_on_hyphens": False}
+_WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 """Options of ``textwrap`` that keep names and numbers whole."""
 
 

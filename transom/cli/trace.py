@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_path
+from transom.checkpoints.output_paths import check_output_file
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, require_one_input
+from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, option_errors, require_one_input
 from transom.cli.output import JsonOption, print_note, print_result
 from transom.cli.terminal_width import fit_columns, fit_text, split_columns
 from transom.errors import ConfigError
@@ -64,7 +64,9 @@ def trace(
     all blocks. Positions apply to source and target. With --edit, layers whose head outputs are edited are not certified.
     """
     require_one_input(text, input_file)
-    check_output_path(out, [run, input_file])
+    check_output_file(out, [run, input_file])
+    if out is not None and out.suffix != ".safetensors":
+        raise ConfigError(f"--out: expected a file that ends in .safetensors, found {out}; rename it, or print JSON with --json")
     numbers = {name: indices_option(name, given) for name, given in (("blocks", blocks), ("heads", heads), ("positions", positions))}
     with gc_frozen_imports():
         from transom.checkpoints.tensors import serialize_tensors
@@ -75,7 +77,8 @@ def trace(
     predictor = load(run, precision)
     wanted = None if names is None else [name.strip() for name in names.split(",")]
     with edits_in_force(predictor, edit) as edits:
-        found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
+        with option_errors(text="TEXT", **{name: f"--{name}" for name in numbers}):
+            found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
     for note in notes:
         print_note(note)
     if found.idle:
@@ -116,14 +119,17 @@ def indices_option(name: str, given: str | None) -> list[int] | None:
     """Parse a list of indices such as ``0,3``.
 
     Raises:
-        ConfigError: an index is no whole number from 0.
+        ConfigError: an index is no whole number from 0, or is there twice.
     """
     if given is None:
         return None
     parts = [part.strip() for part in given.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 7 for part in parts):
         raise ConfigError(f"--{name}: expected whole numbers from 0, separated by commas, found {given!r}; such as --{name} 0,3")
-    return [int(part) for part in parts]
+    numbers = [int(part) for part in parts]
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+        raise ConfigError(f"--{name}: expected each number once, found {twice[0]} {numbers.count(twice[0])} times; leave it out")
+    return numbers
 
 
 MAX_SHOWN = 400

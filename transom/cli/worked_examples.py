@@ -36,16 +36,17 @@ def worked_examples(
     Inputs that an article assumes are "given". docs/worked-examples.md has the same numbers as a lesson.
     """
     with gc_frozen_imports():
-        from transom.lab.examples import load_articles
-        from transom.lab.report import to_records
+        from transom.lab.examples import ERRATUM, load_articles
+        from transom.lab.report import to_record, to_records
         from transom.lab.worked_examples import check_all
 
     numbers = [each.number for each in load_articles()]
     wanted = numbers if article is None else [article.zfill(3)]
-    if wanted[0] not in numbers:
+    if article == "" or wanted[0] not in numbers:
         raise ConfigError(f"--article: expected the number of an article, from {numbers[0]} to {numbers[-1]}, found {article!r}")
     results = [result for result in check_all().values() if result.example.article in wanted]
-    print_result(to_records(results), as_json, _lines(results, set(wanted), errata))
+    shown = [result for result in results if result.verdict == ERRATUM] if errata else results
+    print_result({**to_records(results), "examples": list(map(to_record, shown))}, as_json, _lines(results, set(wanted), errata))
 
 
 def _lines(results: "Sequence[Result]", articles: set[str], errata: bool) -> Iterable[str]:

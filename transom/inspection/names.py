@@ -411,10 +411,12 @@ def select_names(known: Iterable[str], wanted: Iterable[str], aliases: Mapping[s
         where: where the names are listed, for the message.
 
     Raises:
-        ConfigError: a name matches nothing; the message has the three nearest.
+        ConfigError: a name is empty or matches nothing; the message has the three nearest.
     """
     known, chosen = list(known), set[str]()
     for pattern in wanted:
+        if not pattern.strip():
+            raise ConfigError(f"expected the name of a quantity, found an empty one; leave it out, or give a name {where}")
         found = [address for name, address in (*((each, each) for each in known), *aliases.items()) if _fits(name, pattern)]
         if not found:
             endings = dict.fromkeys(ending for address in known for ending in (address, ".".join(address.split(".")[-2:])))

@@ -21,7 +21,7 @@ def grouped(steps: Sequence[Step]) -> Iterator[tuple[str, Step]]:
         before = formula
 
 
-OPERATOR = re.compile(r" (?=[-+*/=] )|(?<=, )")
+OPERATOR = re.compile(r" (?=[-+=] )|(?<=, )")
 """Places at which an equation can continue on the next line."""
 
 
