@@ -26,12 +26,17 @@ from tests.models.combinations import (
 from tests.models.test_combinations import built
 from tests.models.test_vision import PLAIN, SET_NETWORKS
 from tests.models.test_vision import described as described_network
+from tests.size import ROOT
 from tests.tiers import every
+from transom.config.model import AnyModel
+from transom.config.schema import allowed_schemas, kinds
 from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import ImageBatch
 from transom.errors import ConfigError
 from transom.inspection.activations import Activations, sequences_of
+from transom.inspection.names import FAMILIES as FAMILIES_OF_MODELS
 from transom.inspection.names import QUANTITIES, families_of, list_names, owner_kind, required_sites, select_names
+from transom.inspection.vocabulary import names_page
 from transom.layers.attention import Attention, repeat_kv
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import GatedFeedForward
@@ -347,6 +352,11 @@ def test_the_families_of_every_row_are_those_that_have_it() -> None:
             met.setdefault((each.kind, each.quantity.name), set()).add(config.kind)
     expected = {(kind, row.name): set(families_of(kind, row)) for kind, rows in QUANTITIES.items() for row in rows}
     assert expected == met
+
+
+def test_the_page_of_names_is_current() -> None:
+    assert (ROOT / "docs" / "names.md").read_text(encoding="utf-8") == names_page(), "run `make docs`"
+    assert set(FAMILIES_OF_MODELS) == {kind for option in allowed_schemas(AnyModel) for kind in kinds(option)}
 
 
 @pytest.mark.parametrize("number", every(99, [5, *(n for n in range(len(SET_TEXTS)) if n != 5)]), ids=lambda number: TEXTS[number])

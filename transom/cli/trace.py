@@ -76,9 +76,8 @@ def trace(
 
     predictor = load(run, precision)
     wanted = None if names is None else [name.strip() for name in names.split(",")]
-    with edits_in_force(predictor, edit) as edits:
-        with option_errors(text="TEXT", **{name: f"--{name}" for name in numbers}):
-            found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
+    with edits_in_force(predictor, edit) as edits, option_errors(text="TEXT", **{name: f"--{name}" for name in numbers}):
+        found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
     for note in notes:
         print_note(note)
     if found.idle:

@@ -35,7 +35,9 @@ def render_text(title: str, lead: str, sections: Sequence[Section], color: bool 
         return f"{code}{text}{END}" if color else text
 
     def fill(text: str) -> str:
-        return text if width is None else textwrap.fill(text, width, subsequent_indent=" " * 6, break_long_words=False)
+        return (
+            text if width is None else textwrap.fill(text, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+        )
 
     lines = [paint(BOLD, fill(title)), fill(lead)]
     for number, section in enumerate(sections, 1):
