@@ -82,8 +82,8 @@ def explain(
     printed. Every step is compared with what the model computed.
     """
     require_one_input(text, input_file)
-    chosen = _format(format_, out, as_json)
     check_output_file(out, [run, input_file])
+    chosen = _format(format_, out, as_json)
     with gc_frozen_imports():
         from transom.files.atomic_io import write_file
         from transom.inspection.explain.explain import TEMPERATURES, explain_run
