@@ -32,6 +32,7 @@ NAVIGATION = {
         "docs/components",
         "docs/extending",
         "docs/security",
+        "docs/names",
         "docs/worked-examples",
         "benchmarks/README",
         "CHANGELOG",

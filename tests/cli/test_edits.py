@@ -135,9 +135,24 @@ def test_an_edit_that_never_fired_ends_the_command_with_a_line(transom: Call, tr
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("nothing", "expected JSON, found "),
+        ("nothing", "edits.json: expected JSON, found a mistake at line 1, column 1; transom trace --help shows an example"),
+        ("", "edits.json: expected JSON, found an empty file"),
+        ("[]", "edits.json: expected an object such as "),
+        ('{"version": 1, "edits": [{"kind": "scale", "name": "resid_post", "factor": NaN}]}', "found NaN, which is not JSON"),
+        (
+            '{"version": 1, "edits": [{"kind": "ablate-heads", "heads": [0, 0]}]}',
+            "edits.0.heads: expected each number once, found 0 2 times",
+        ),
+        (
+            '{"version": 1, "edits": [{"kind": "patch", "name": "resid_post", "text": ""}]}',
+            "edits.json: edits.0: text: expected a text of at",
+        ),
         ('{"version": 1, "edits": [{"kind": "scale"}]}', "missing field edits.0.name"),
-        ('{"version": 1, "edits": [{"kind": "ablate-heads", "stack": "decoder", "heads": [9]}]}', "heads: expected indices from 0 to 1"),
+        (
+            '{"version": 1, "edits": [{"kind": "ablate-heads", "stack": "decoder", "heads": [9]}]}',
+            "edits.json: edits.0: ablate-heads: heads: expected indices from 0 to 1",
+        ),
+        ('{"version": 1, "edits": [{"kind": "set", "name": "logits", "value": 0}]}', "found logits, which is the output of the model; "),
         ('{"version": 1, "edits": [{"kind": "scale", "name": "crss.z", "factor": 1}]}', "the nearest are cross.z, "),
     ],
 )
@@ -146,6 +161,17 @@ def test_files_with_mistakes_are_refused(content: str, expected: str, transom: C
     file.write_text(content)
     for command in ("translate", "trace"):
         assert expected in transom(command, trained.folder, "ab", "--edit", file).error
+
+
+def test_of_many_edits_the_first_are_printed_and_one_that_changes_no_value_is_allowed(
+    transom: Call, trained: Trained, write: Write
+) -> None:
+    same = {"kind": "scale", "name": "logits", "factor": 1} | {"name": "decoder.blocks.0.resid_post"}
+    outcome = transom("trace", trained.folder, "ab", "--names", "logits", "--edit", write(*[same] * 300), "--json")
+    plain = transom("trace", trained.folder, "ab", "--names", "logits", "--json")
+    assert outcome.json["quantities"] == plain.json["quantities"] and len(outcome.json["edits"]) == 300
+    lines = outcome.err.splitlines()
+    assert lines.count("... and 290 more edits") == 2 and len(lines) == 22 + len(plain.err.splitlines())
 
 
 def test_the_help_shows_an_example_that_is_valid(transom: Call, tmp_path: Path) -> None:
@@ -214,7 +240,15 @@ def test_a_picture_is_patched_from_another(transom: Call, seeing: Path, photos: 
         (("ab",), "--stack: expected encoder or decoder for a translator, found none; give one of them, or --part cross"),
         (("ab", "--over", "positions"), "--patch-from: expected a text with --over positions, and none with the others"),
         (("ab", "--reference", "a b"), "--reference: expected --value mean or resample, found --value zero"),
-        (("ab", "--part", "cross", "--value", "resample"), "texts: expected reference texts for resample, found none"),
+        (("ab", "--part", "cross", "--value", "resample"), "--reference: expected reference texts for resample, found none"),
+        (("ab", "--part", "cross", "--value", "mean", "--reference", ""), "--reference: expected a text of at least one token, found none"),
+        (("ab", "--part", "cross", "--over", "neurons"), "--part: expected it with --over heads or keys only, found --over neurons"),
+        (("ab", "--stack", "decoder", "--site", "resid_mid"), "--site: expected it with --over positions only, found --over heads"),
+        (("ab", "--stack", "decoder", "--over", "keys", "--value", "mean"), "--value: expected it with --over heads or neurons only, "),
+        (("ab", "--part", "cross", "--blocks", "9"), "--blocks: expected indices from 0 to 0, found 9"),
+        (("ab", "--part", "cross", "--stack", "encoder"), "--part: expected blocks with cross-attention, found none in the encoder"),
+        (("ab", "--part", "cross", "--out", "missing/x.json"), "found no folder missing; create it first"),
+        (("", "--part", "cross"), "TEXT: expected a text of at least one token, found none"),
         (("ab", "--stack", "decoder", "--blocks", "x"), "--blocks: expected whole numbers from 0, separated by commas, found 'x'"),
         (("ab ba " * 99, "--part", "cross"), "tokens"),
     ],

@@ -62,11 +62,16 @@ def test_the_suffix_of_the_file_or_the_option_gives_the_format(
     ("options", "expected"),
     [
         ((), "expected TEXT or --input, found both or neither"),
-        (("ab", "--block", "1"), "block: expected a number from 0 to 0 of the encoder, found 1"),
-        (("ab", "--head", "2"), "head: expected a number from 0 to 1, found 2"),
-        (("ab", "--dim", "16"), "dim: expected a number from 0 to 15, found 16"),
-        (("ab", "--query", "50", "--stack", "encoder"), "query: expected the position of a token, from 0 to 2 in the encoder, found 50"),
-        (("ab", "--query", "50"), "choose one side with stack"),
+        (("ab", "--block", "1"), "--block: expected a number from 0 to 0 of the encoder, found 1"),
+        (("ab", "--head", "2"), "--head: expected a number from 0 to 1, found 2"),
+        (("ab", "--dim", "16"), "--dim: expected a number from 0 to 15, found 16"),
+        (("ab", "--query", "50", "--stack", "encoder"), "--query: expected the position of a token, from 0 to 2 in the encoder, found 50"),
+        (("ab", "--query", "50"), "choose one side, the encoder or the decoder"),
+        (("ab", "--query", "-1"), "invalid value for '--query': expected a number greater than or equal to 0; see transom explain --help"),
+        (("ab", "--query", "x"), "invalid value for '--query': expected a whole number; see transom explain --help"),
+        (("ab", "--stack", "left"), "invalid value for '--stack': 'left' is not one of 'encoder', 'decoder'; see transom explain --help"),
+        (("",), "TEXT: expected a text of at least one token, found none"),
+        (("ab", "--out", "missing/x.html"), "expected an output file in a folder that exists, found no folder missing; create it first"),
         (
             ("ab", "--out", "calculation.pdf"),
             "--out: expected a file that ends in .txt, .md, .tex, .html, .htm, .json, found calculation.pdf",
@@ -92,6 +97,15 @@ def test_a_text_that_is_too_long_is_truncated_and_noted(transom: Call, trained: 
     outcome = transom("explain", trained.folder, "ab " * 300, "--stack", "encoder", "--query", "0")
     assert outcome.code == 0 and "was truncated to the context window of" in outcome.out
     assert all(map(holds, text_lines(outcome.out)))
+
+
+@pytest.mark.parametrize("width", [50, 80, 100])
+def test_wrapped_lines_fit_and_are_the_same_calculation(width: int, trained: Trained) -> None:
+    explanation = explain(load(trained.folder, "fp32"), "ab ba", head=1, query=0)
+    wrapped, words = explanation.text(width=width), explanation.text().split()
+    assert max(map(len, wrapped.splitlines())) <= width and wrapped.split() == words
+    assert text_lines(wrapped) == text_lines(explanation.text())
+    assert re.search(r"\n {8}[+=] ", wrapped)
 
 
 def test_python_gives_what_the_command_prints(transom: Call, trained: Trained) -> None:

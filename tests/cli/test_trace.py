@@ -14,16 +14,29 @@ def test_names_are_listed_once_for_all_blocks_or_each(transom: Call, trained: Tr
     lines = transom("names", trained.folder).out.splitlines()
     row = next(line for line in lines if line.startswith("decoder.blocks.N.cross.weights "))
     assert re.fullmatch(
-        r"\S+ +A +\(batch, n_heads=2, query, key\) +recomputed +softmax of the masked scores +decoder\.N\.cross_attn\.hook_pattern", row
+        r"\S+ +decoder\.N\.cross_attn\.hook_pattern +A +\(batch, n_heads=2, query, key\) +recomputed +softmax of the masked scores", row
     )
     each = transom("names", trained.folder, "cross.weights", "--each").out.splitlines()
     assert [line.split()[0] for line in each[1:]] == ["decoder.blocks.0.cross.weights"]
     (record,) = transom("names", trained.folder, "decoder.0.cross_attn.hook_pattern", "--json").json
+    assert "seq2seq" in record["families"] and "recurrent-seq2seq" not in record["families"]
     assert (record["name"], record["cost"], record["axes"]) == (
         "decoder.blocks.0.cross.weights",
         "recomputed",
         ["batch", "n_heads", "query", "key"],
     )
+
+
+def test_without_a_run_the_names_of_all_models_are_listed_with_their_families(transom: Call) -> None:
+    lines = transom("names").out.splitlines()
+    (row,) = (line for line in lines if line.startswith("block ") and " resid_cross " in line)
+    assert re.fullmatch(
+        r"block +resid_cross +hook_resid_mid_cross +X +\(batch, query, d_model\) +exists +seq2seq +residual stream after cross-attention",
+        row,
+    )
+    records = transom("names", "--json").json
+    assert len(records) == len(lines) - 1 and all(record["families"] for record in records)
+    assert {family for record in records if record["name"] == "logits" for family in record["families"]} >= {"decoder", "convolutional"}
 
 
 def test_an_unknown_name_is_answered_with_the_three_nearest(transom: Call, trained: Trained) -> None:
@@ -60,14 +73,30 @@ def test_a_trace_is_summarized_certified_and_saved(transom: Call, trained: Train
     [
         ((), "expected TEXT or --input, found both or neither"),
         (("a", "--heads", "x"), "--heads: expected whole numbers from 0, separated by commas, found 'x'"),
-        (("a", "--heads", "99"), "heads: expected indices from 0 to 1, found 99"),
-        (("a", "--blocks", "5"), "blocks: expected indices from 0 to 0, found 5"),
-        (("a", "--positions", "50"), "positions: expected indices from 0 to "),
+        (("a", "--heads", "0,1,0"), "--heads: expected each number once, found 0 2 times"),
+        (("a", "--heads", "99"), "--heads: expected indices from 0 to 1, found 99"),
+        (("a", "--blocks", "5"), "--blocks: expected indices from 0 to 0, found 5"),
+        (("a", "--positions", "50"), "--positions: expected indices from 0 to "),
+        (("",), "TEXT: expected a text of at least one token, found none"),
+        (("a", "--names", "logits,,probs"), "expected the name of a quantity, found an empty one"),
+        (("a", "--temperature", "x"), "invalid value for '--temperature': expected a number; see transom trace --help"),
+        (("a", "--temperature", "0"), "invalid value for '--temperature': expected a number greater than or equal to 0.000001; see "),
+        (
+            ("a", "--out", "missing/x.safetensors"),
+            "expected an output file in a folder that exists, found no folder missing; create it first",
+        ),
+        (("a", "--out", "."), "expected a new output file, found a folder"),
+        (("a", "--out", "x.json"), "--out: expected a file that ends in .safetensors, found x.json"),
     ],
 )
 def test_mistakes_are_one_line(options: tuple[str, ...], expected: str, transom: Call, trained: Trained) -> None:
     outcome = transom("trace", trained.folder, *options)
     assert outcome.code == 2 and expected in outcome.error
+
+
+def test_an_empty_name_and_blocks_without_a_run_are_refused(transom: Call, trained: Trained) -> None:
+    assert "expected the name of a quantity, found an empty one" in transom("names", trained.folder, "").error
+    assert "--each: expected a run, whose blocks are listed, found none; give RUN" in transom("names", "--each").error
 
 
 def test_a_file_of_the_run_is_not_overwritten(transom: Call, trained: Trained) -> None:

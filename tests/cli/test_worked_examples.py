@@ -34,3 +34,9 @@ def test_an_unknown_article_is_refused(transom: Call) -> None:
     told = transom("worked-examples", "--article", "7")
     assert told.code == 2
     assert "--article: expected the number of an article, from 000 to 004, found '7'" in told.error
+    assert "found ''" in transom("worked-examples", "--article", "").error
+
+
+def test_json_of_the_errata_has_no_other_examples(transom: Call) -> None:
+    found = transom("worked-examples", "--errata", "--json").json
+    assert len(found["examples"]) == found["counts"]["erratum"] == 72 and found["counts"]["agrees at the printed precision"] > 0

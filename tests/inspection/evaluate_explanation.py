@@ -108,8 +108,9 @@ def _split(text: str) -> Line:
 
 
 def text_lines(page: str) -> list[Line]:
-    """Return the calculations of a text: lines indented by four spaces."""
-    return [_split(line.strip()) for line in page.splitlines() if line.startswith("    ")]
+    """Return the calculations of a text: lines indented by four spaces, which lines indented by eight continue."""
+    whole = page.replace(f"\n{' ' * 8}", " ")
+    return [_split(line.strip()) for line in whole.splitlines() if re.match(r" {4}\S", line)]
 
 
 def markdown_lines(page: str) -> list[Line]:

@@ -239,7 +239,9 @@ def test_choices_out_of_range_are_refused(options: dict[str, Any], expected: str
 
 def test_a_position_must_exist_on_both_sides() -> None:
     model, batch = model_and_batch(SIZES | FAMILIES[0] | {"d_ff": 8})
-    with pytest.raises(ConfigError, match="from 0 to 4 in the encoder and from 0 to 3 in the decoder, found 4; choose one side with stack"):
+    with pytest.raises(
+        ConfigError, match="from 0 to 4 in the encoder and from 0 to 3 in the decoder, found 4; choose one side, the encoder or the decoder"
+    ):
         transom.explain(model, batch, query=4)
     assert transom.explain(model, batch, query=4, stack="encoder").settings["queries"] == {"encoder": 4}
 

@@ -17,20 +17,26 @@ from tests.models.combinations import (
     SET_ENCODERS,
     SET_TEXTS,
     SET_WRITERS,
+    SIZES,
     batch_for,
     combinations,
     described,
     recurrent,
 )
 from tests.models.test_combinations import built
-from tests.models.test_vision import SET_NETWORKS
+from tests.models.test_vision import PLAIN, SET_NETWORKS
 from tests.models.test_vision import described as described_network
+from tests.size import ROOT
 from tests.tiers import every
+from transom.config.model import AnyModel
+from transom.config.schema import allowed_schemas, kinds
 from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import ImageBatch
 from transom.errors import ConfigError
 from transom.inspection.activations import Activations, sequences_of
-from transom.inspection.names import QUANTITIES, list_names, owner_kind, required_sites, select_names
+from transom.inspection.names import FAMILIES as FAMILIES_OF_MODELS
+from transom.inspection.names import QUANTITIES, families_of, list_names, owner_kind, required_sites, select_names
+from transom.inspection.vocabulary import names_page
 from transom.layers.attention import Attention, repeat_kv
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import GatedFeedForward
@@ -42,7 +48,6 @@ from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.layers.recurrent.recurrent_layers import RecurrentLayer, RecurrentStack
 from transom.layers.vision.patch_embedding import PatchEmbedding
 from transom.models.base import Network
-from transom.models.build import build_model
 from transom.models.encoder import TextEmbedderTransformer
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
@@ -325,16 +330,33 @@ def test_the_shapes_are_those_of_a_pass_and_no_weights_are_drawn() -> None:
     assert shapes["logits"][-1] == shapes["probs"][-1] and shapes["logits"][0] == 1
 
 
+COMPONENTS: list[dict[str, Any]] = [
+    {"norm": "layernorm", "feed_forward": "relu", "position": "learned", "depth": {"kind": "mod", "capacity": 0.5, "every": 1}},
+    {"norm": "rmsnorm", "feed_forward": "swiglu", "attention": {"approximation": "linear"}},
+    {"norm": "batchnorm", "feed_forward": {"kind": "moe", "n_experts": 2, "top_k": 2}},
+    {"norm": "dyt"},
+    {"norm": "none"},
+]
+"""Components that have quantities of their own, for each family of Transformers."""
+
+
 @pytest.mark.long
-def test_every_row_of_the_table_is_met() -> None:
-    """No row is left that no model has."""
-    met = set[tuple[str, str]]()
-    for config in [*map(described, SET_TEXTS + SET_WRITERS + SET_ENCODERS), *map(described_network, SET_NETWORKS)]:
-        model = build_model(config.model_copy())
-        kinds = {path: owner_kind(module, path) for path, module in model.named_modules(remove_duplicate=False)}
-        met |= {(kinds[each.address.rpartition(".")[0]] or "", each.quantity.name) for each in list_names(config)}
-    expected = {(kind, row.name) for kind, rows in QUANTITIES.items() for row in rows}
+def test_the_families_of_every_row_are_those_that_have_it() -> None:
+    """No row is left that no model has, and no family that a row does not name."""
+    met = dict[tuple[str, str], set[str]]()
+    families = {fields["kind"]: SIZES | fields for fields in reversed(FAMILIES + ENCODERS)}
+    texts = [family | more for family in families.values() for more in COMPONENTS]
+    images = [PLAIN | more for more in COMPONENTS]
+    for config in [*map(described, SET_WRITERS + SET_ENCODERS + texts), *map(described_network, SET_NETWORKS + images)]:
+        for each in list_names(config):
+            met.setdefault((each.kind, each.quantity.name), set()).add(config.kind)
+    expected = {(kind, row.name): set(families_of(kind, row)) for kind, rows in QUANTITIES.items() for row in rows}
     assert expected == met
+
+
+def test_the_page_of_names_is_current() -> None:
+    assert (ROOT / "docs" / "names.md").read_text(encoding="utf-8") == names_page(), "run `make docs`"
+    assert set(FAMILIES_OF_MODELS) == {kind for option in allowed_schemas(AnyModel) for kind in kinds(option)}
 
 
 @pytest.mark.parametrize("number", every(99, [5, *(n for n in range(len(SET_TEXTS)) if n != 5)], long=4), ids=lambda number: TEXTS[number])

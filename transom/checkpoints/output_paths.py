@@ -31,6 +31,19 @@ def check_output_path(output: Path | None, inputs: Iterable[Path | None] = ()) -
             raise ConfigError(f"{output}: expected a new output file, found the input {file}; give another path")
 
 
+def check_output_file(output: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+    """Check an output file as ``check_output_path`` does, and that its folder exists; call this before reading or computing anything.
+
+    Raises:
+        ConfigError: the file would replace an input or a file of a run, is a folder, or is to be written to a folder that does not exist.
+    """
+    check_output_path(output, inputs)
+    if output is not None and output.is_dir():
+        raise ConfigError(f"{output}: expected a new output file, found a folder; give the name of a file")
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"{output}: expected an output file in a folder that exists, found no folder {output.parent}; create it first")
+
+
 def owning_run(location: Path) -> Path | None:
     """Return the run folder if a resolved path names a file or checkpoint of a run, existing or not; None for other paths."""
     from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK, contains_run

@@ -6,11 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_path
+from transom.checkpoints.output_paths import check_output_file
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, expand_options, require_one_input
+from transom.cli.options import (
+    InputFileOption,
+    PrecisionOption,
+    RunArgument,
+    TextArgument,
+    expand_options,
+    option_errors,
+    require_one_input,
+)
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
+from transom.cli.terminal_width import fit_text, split_columns
 from transom.cli.trace import indices_option
 from transom.errors import ConfigError
 
@@ -28,6 +37,9 @@ transom ablate runs/photos --input cat.jpg --over neurons --blocks 3
 
 MAX_NEURONS_SHOWN = 20
 """Number of neurons that are printed, those with the largest changes."""
+
+OPTION_OF = {"stack": "--stack", "blocks": "--blocks", "part": "--part", "texts": "--reference", "value": "--value"}
+"""Option of each argument of ``sweep`` that its errors name."""
 
 app = typer.Typer(add_completion=False)
 
@@ -66,12 +78,21 @@ class SweepOptions(NamedTuple):
         """Return the arguments of ``sweep``.
 
         Raises:
-            ConfigError: --patch-from does not fit --over, or the blocks are no whole numbers.
+            ConfigError: an option does not fit --over, a text is empty, or the blocks are no whole numbers.
         """
+        over = self.over or "heads"
+        for name, chosen, fitting in (
+            ("--part", self.part, ("heads", "keys")),
+            ("--value", self.value, ("heads", "neurons")),
+            ("--site", self.site, ("positions",)),
+        ):
+            if chosen is not None and over not in fitting:
+                raise ConfigError(f"{name}: expected it with --over {' or '.join(fitting)} only, found --over {over}; leave it out")
+        for name, text in (("--patch-from", self.source), *(("--reference", text) for text in self.references or ())):
+            if text is not None and not text.strip():
+                raise ConfigError(f"{name}: expected a text of at least one token, found none; give one")
         if (self.source is None) == (self.over == "positions"):
-            raise ConfigError(
-                f"--patch-from: expected a text with --over positions, and none with the others, found --over {self.over or 'heads'}"
-            )
+            raise ConfigError(f"--patch-from: expected a text with --over positions, and none with the others, found --over {over}")
         if self.references and self.value not in ("mean", "resample"):
             raise ConfigError(f"--reference: expected --value mean or resample, found --value {self.value or 'zero'}; give one of these")
         given = {name: value for name, value in self._asdict().items() if value is not None and name not in ("references", "blocks")}
@@ -103,7 +124,7 @@ def ablate(
     """
     require_one_input(text, input_file)
     arguments = options.arguments()
-    check_output_path(out, [run, input_file])
+    check_output_file(out, [run, input_file])
     with gc_frozen_imports():
         from transom.files.atomic_io import json_bytes, write_file
         from transom.inspection.edits.answers import ask
@@ -117,8 +138,10 @@ def ablate(
     if decodes and options.stack is None and options.part != "cross":
         raise ConfigError("--stack: expected encoder or decoder for a translator, found none; give one of them, or --part cross")
     with edits_in_force(loaded, edit, decodes) as edits, show_progress("edits", quiet=as_json) as notify:
-        question = ask(loaded, text, input_file, answer)
-        found = sweep(loaded, question.batch, target=question.target, notify=notify, **arguments)
+        with option_errors(text="TEXT"):
+            question = ask(loaded, text, input_file, answer)
+        with option_errors(**OPTION_OF):
+            found = sweep(loaded, question.batch, target=question.target, notify=notify, **arguments)
     for note in question.notes:
         print_note(note)
     tokens = token_symbols(loaded, question.batch)
@@ -132,26 +155,26 @@ def ablate(
 
 def _lines(found: "SweepResult", over: str, part: str, answer: str, tokens: dict[str, list[str]]) -> Iterator[str]:
     """Format the changes as a table, one row per block and one column per head, position or key; neurons as a list."""
-    yield f"answer {answer!r}: log p {found.log_p:.4f}; change of log p by each edit, in nats"
+    yield fit_text(f"answer {answer!r}: log p {found.log_p:.4f}; change of log p by each edit, in nats")
     yield ""
     if over == "neurons":
         largest = sorted(found.rows, key=lambda row: -abs(row.change))[:MAX_NEURONS_SHOWN]
         rows = [["block", "neuron", "change"], *([row.block, str(row.number), f"{row.change:+.4f}"] for row in largest)]
         yield from align_columns(rows)
         if len(found.rows) > len(largest):
-            yield f"{len(found.rows):,} neurons; the {len(largest)} with the largest changes are shown, --out FILE has all"
+            yield fit_text(f"{len(found.rows):,} neurons; the {len(largest)} with the largest changes are shown, --out FILE has all")
         return
     numbers = sorted({row.number for row in found.rows})
     changes = {(row.block, row.number): row.change for row in found.rows}
     blocks = list(dict.fromkeys(row.block for row in found.rows))
     if over == "heads":
-        yield from align_columns(
+        yield from split_columns(
             [["block", *(f"head {n}" for n in numbers)], *([block, *(f"{changes[block, n]:+.4f}" for n in numbers)] for block in blocks)]
         )
         return
     labels = _labels(over, part, blocks[0], tokens, len(numbers))
     rows = [["position", "token", *blocks], *([str(n), labels[n], *(f"{changes[b, n]:+.4f}" for b in blocks)] for n in numbers)]
-    yield from align_columns(rows, n_left=2)
+    yield from split_columns(rows, n_left=2)
 
 
 def _labels(over: str, part: str, block: str, tokens: dict[str, list[str]], n: int) -> Sequence[str]:

@@ -8,7 +8,7 @@ import typer
 
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import CompareAttentionTooLong, PrecisionOption, RunArgument, reject_options
+from transom.cli.options import CompareAttentionTooLong, PrecisionOption, RunArgument, option_errors, reject_options
 from transom.cli.output import JsonOption, align_columns, print_result
 from transom.errors import ConfigError
 
@@ -91,7 +91,8 @@ def compare_attention(
     if isinstance(loaded, SupportsFileInput):
         reject_options({"--too-long": too_long}, "a model of texts", f"a model of {loaded.NOUN}s")
     with num_threads_set_to(threads.count), show_progress("layers", quiet=as_json) as notify:
-        read = build_example_batch(loaded, text, input_file, too_long or "truncate")
+        with option_errors(text="--text"):
+            read = build_example_batch(loaded, text, input_file, too_long or "truncate")
         comparison = compare_attention_methods(loaded.model, read.batch, ComparisonSettings(**sizes, repeats=repeats, seed=seed), notify)
     notes = [*read.notes, *comparison.notes, threads.reason]
     if out is not None:

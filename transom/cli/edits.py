@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.cli.output import print_note
+from transom.cli.output import one_line, print_note
 
 EXAMPLE = '{"version": 1, "edits": [{"kind": "ablate-heads", "blocks": [0], "heads": [2]}]}'
 """A file of edits."""
@@ -24,6 +24,18 @@ EditOption = Annotated[
         ),
     ),
 ]
+
+
+MAX_SHOWN = 10
+"""Number of edits of a file that are printed."""
+
+
+def _print_first(lines: Sequence[str]) -> None:
+    """Print the first lines to standard error, and how many follow."""
+    for line in lines[:MAX_SHOWN]:
+        print_note(one_line(line))
+    if len(lines) > MAX_SHOWN:
+        print_note(f"... and {len(lines) - MAX_SHOWN:,} more edits")
 
 
 @contextmanager
@@ -52,8 +64,7 @@ def edits_in_force(predictor: Any, files: Sequence[Path] | None, decodes: bool =
     run = getattr(predictor, "classifier", predictor)
     scopes = [edits(run, file) for file in files]
     for file, scope in zip(files, scopes, strict=True):
-        for edit in scope.edits:
-            print_note(f"{file}: {describe_edit(edit)}")
+        _print_first([f"{file}: {describe_edit(edit)}" for edit in scope.edits])
     if decodes:
         print_note("edited models decode without a cache: every step reads the whole text, since the fast decoders cannot be edited")
     try:
@@ -62,8 +73,8 @@ def edits_in_force(predictor: Any, files: Sequence[Path] | None, decodes: bool =
                 stack.enter_context(scope)
             yield records
             for file, scope in zip(files, scopes, strict=True):
-                for edit, n in zip(scope.edits, scope.fired, strict=True):
-                    records.append({**dump_edits([edit])["edits"][0], "fired": n})
-                    print_note(f"{file}: {describe_edit(edit)}: applied {n:,} times")
+                counted = list(zip(scope.edits, scope.fired, strict=True))
+                records += [{**dump_edits([edit])["edits"][0], "fired": n} for edit, n in counted]
+                _print_first([f"{file}: {describe_edit(edit)}: applied {n:,} times" for edit, n in counted])
     except EditNeverFiredError as error:
         raise EditNeverFiredError(f"{', '.join(map(str, files))}: {error}") from None

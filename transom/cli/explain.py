@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_path
+from transom.checkpoints.output_paths import check_output_file
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, RunArgument, TextArgument, require_one_input
+from transom.cli.options import InputFileOption, RunArgument, TextArgument, option_errors, require_one_input
 from transom.cli.output import print_note
+from transom.cli.terminal_width import terminal_width
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def explain(
             "--temperature", min=1e-6, max=1e6, help="Divisor of the logits before the probabilities. Repeatable. Default: 0.5, 1 and 2."
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out.")] = 5,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out; all if there are fewer.")
+    ] = 5,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Format of the output. Default: that of the suffix of --out, else text.")
     ] = None,
@@ -82,7 +85,7 @@ def explain(
     printed. Every step is compared with what the model computed. With --edit, lines that begin with "edited" show what an edit changes.
     """
     require_one_input(text, input_file)
-    check_output_path(out, [run, input_file])
+    check_output_file(out, [run, input_file])
     chosen = _format(format_, out, as_json)
     with gc_frozen_imports():
         from transom.files.atomic_io import write_file
@@ -91,16 +94,16 @@ def explain(
 
     temperatures: Sequence[float] = temperature or TEMPERATURES
     choices = {"block": block, "head": head, "query": query, "stack": stack, "dim": dim, "temperatures": temperatures, "top": top}
-    predictor = load(run, "fp32")
-    with edits_in_force(predictor, edit):
+    predictor, named = load(run, "fp32"), {name: f"--{name}" for name in choices}
+    with option_errors(text="TEXT", **named), edits_in_force(predictor, edit):
         found = explain_run(predictor, text, input_file, **choices)
     if out is not None:
-        write_file(out, _written(found, chosen, color=False).encode())
+        write_file(out, _written(found, chosen, color=False, width=None).encode())
         n = sum(len(section.steps) for section in found.sections)
         print_note(f"wrote {n:,} steps to {out}")
     else:
         color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        print(_written(found, chosen, color), end="")
+        print(_written(found, chosen, color, terminal_width()), end="")
 
 
 def _format(given: Format | None, out: Path | None, as_json: bool) -> Format:
@@ -124,9 +127,9 @@ def _format(given: Format | None, out: Path | None, as_json: bool) -> Format:
     return SUFFIXES[suffix]
 
 
-def _written(found: "Explanation", chosen: Format, color: bool) -> str:
-    """Return the hand calculation in a format."""
+def _written(found: "Explanation", chosen: Format, color: bool, width: int | None) -> str:
+    """Return the hand calculation in a format; plain text is wrapped."""
     if chosen == "text":
-        return found.text(color)
+        return found.text(color, width)
     written: str = getattr(found, chosen)()
     return written

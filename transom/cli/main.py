@@ -30,6 +30,13 @@ COMPLETION_VARIABLE = "_TRANSOM_COMPLETE"
 SUCCESS, INTERNAL_ERROR, USER_ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
 
 _LINE_BREAKS = re.compile(r"\s*\n\s*")
+_PARSER_WORDING = (
+    ("Input should be a valid integer, unable to parse string as an integer", "expected a whole number"),
+    ("Input should be a valid number, unable to parse string as a number", "expected a number"),
+    ("Input should be ", "expected a number "),
+    ("Value error, ", ""),
+)
+"""Wording of the parser of options, and what is printed instead."""
 _SUGGESTIONS = re.compile(r" \(Possible options: ([^)]*)\)")
 
 
@@ -149,6 +156,8 @@ def _format_usage_error(error: TyperException) -> str:
     message = (
         _SUGGESTIONS.sub(r"; did you mean \1?", _LINE_BREAKS.sub(" ", error.format_message())).replace(". Did you", "; did you").rstrip(".")
     )
+    for found, wording in _PARSER_WORDING:
+        message = message.replace(found, wording)
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "transom"
     return f"{message[:1].lower()}{message[1:]}{' ' if message.endswith('?') else '; '}see {path} --help"

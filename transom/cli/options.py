@@ -1,6 +1,8 @@
 """Options shared by several commands."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import update_wrapper, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -10,7 +12,7 @@ import typer
 
 from transom.config.arguments import data_arguments
 from transom.config.task_options import TABLES, DataOption
-from transom.errors import ConfigError
+from transom.errors import ConfigError, TransomError
 
 if TYPE_CHECKING:
     from transom.config.data import PairFilesConfig, TextFilesConfig
@@ -65,6 +67,22 @@ def require_one_input(text: str | None, input_file: Path | None) -> None:
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
+
+
+@contextmanager
+def option_errors(**options: str) -> Iterator[None]:
+    """Begin a message about an argument of a function with the option or argument of the command line that sets it.
+
+    Args:
+        **options: option or argument per argument of the functions that the block calls, such as ``blocks="--blocks"``.
+    """
+    try:
+        yield
+    except TransomError as error:
+        found = re.match(rf"(?:[a-z-]+: )?({'|'.join(options)}): ", str(error))  # the message on an edit begins with its kind
+        if found is None:
+            raise
+        raise type(error)(f"{options[found[1]]}: {str(error)[found.end() :]}") from None
 
 
 def column_option(name: str, what: str) -> Any:

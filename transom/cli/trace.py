@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_path
+from transom.checkpoints.output_paths import check_output_file
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, require_one_input
-from transom.cli.output import JsonOption, align_columns, print_note, print_result
+from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, option_errors, require_one_input
+from transom.cli.output import JsonOption, print_note, print_result
+from transom.cli.terminal_width import fit_columns, fit_text, split_columns
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def trace(
     all blocks. Positions apply to source and target. With --edit, layers whose head outputs are edited are not certified.
     """
     require_one_input(text, input_file)
-    check_output_path(out, [run, input_file])
+    check_output_file(out, [run, input_file])
+    if out is not None and out.suffix != ".safetensors":
+        raise ConfigError(f"--out: expected a file that ends in .safetensors, found {out}; rename it, or print JSON with --json")
     numbers = {name: indices_option(name, given) for name, given in (("blocks", blocks), ("heads", heads), ("positions", positions))}
     with gc_frozen_imports():
         from transom.checkpoints.tensors import serialize_tensors
@@ -73,7 +76,7 @@ def trace(
 
     predictor = load(run, precision)
     wanted = None if names is None else [name.strip() for name in names.split(",")]
-    with edits_in_force(predictor, edit) as edits:
+    with edits_in_force(predictor, edit) as edits, option_errors(text="TEXT", **{name: f"--{name}" for name in numbers}):
         found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
     for note in notes:
         print_note(note)
@@ -115,14 +118,17 @@ def indices_option(name: str, given: str | None) -> list[int] | None:
     """Parse a list of indices such as ``0,3``.
 
     Raises:
-        ConfigError: an index is no whole number from 0.
+        ConfigError: an index is no whole number from 0, or is there twice.
     """
     if given is None:
         return None
     parts = [part.strip() for part in given.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 7 for part in parts):
         raise ConfigError(f"--{name}: expected whole numbers from 0, separated by commas, found {given!r}; such as --{name} 0,3")
-    return [int(part) for part in parts]
+    numbers = [int(part) for part in parts]
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+        raise ConfigError(f"--{name}: expected each number once, found {twice[0]} {numbers.count(twice[0])} times; leave it out")
+    return numbers
 
 
 MAX_SHOWN = 400
@@ -132,14 +138,14 @@ MAX_SHOWN = 400
 def _lines(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequence[Any]) -> Iterable[str]:
     """Format tokens, a summary of each tensor, small tensors in full, and the certificates."""
     for side, tokens in found.tokens.items():
-        yield f"{side}: {' '.join(tokens)}"
+        yield fit_text(f"{side}: {' '.join(tokens)}")
     rows: list[tuple[str, ...]] = [("name", "shape", "mean", "std", "min", "max")]
     for address, x in tensors.items():
         finite = x.double()[x.isfinite()]
         statistics = (finite.mean(), finite.std(correction=0), finite.min(), finite.max()) if finite.numel() else ()
         shape = ", ".join(f"{axis}={size}" for axis, size in zip(found.axes(address, x.ndim), x.shape, strict=True))
         rows.append((address, f"({shape})", *(f"{each:.4g}" for each in statistics), *("-",) * (4 - len(statistics))))
-    yield from ["", *align_columns(rows, n_left=2)]
+    yield from ["", *fit_columns(rows, n_left=2)]
     for address, x in tensors.items():
         if x.ndim >= 2 and x.numel() <= MAX_SHOWN:
             yield from ["", address, *_matrices(x, found.axes(address, x.ndim), _labels(found, address))]
@@ -148,7 +154,7 @@ def _lines(found: "Trace", tensors: Mapping[str, "Tensor"], certificates: Sequen
         n_maps = sum(each.n_maps for each in certificates)
         yield ""
         maps = f"{n_maps:,} attention map{'' if n_maps == 1 else 's'}"
-        yield f"{maps} certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})"
+        yield fit_text(f"{maps} certified: the largest error is {worst.ratio:.2g} of its bound of rounding ({worst.address})")
 
 
 def _labels(found: "Trace", address: str) -> dict[str, list[str]]:
@@ -171,4 +177,4 @@ def _matrices(x: "Tensor", axes: Sequence[str], labels: Mapping[str, list[str]])
             yield f"  {', '.join(f'{axis} {i}' for axis, i in zip(axes, index, strict=False))}"
         head = [f"{axes[-2]} / {axes[-1]}", *named(-1)]
         table = [[label, *(f"{value:.4g}" for value in row)] for label, row in zip(named(-2), x[index].tolist(), strict=True)]
-        yield from (f"    {line}" for line in align_columns([head, *table]))
+        yield from split_columns([head, *table], indent=4)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.output import JsonOption, align_columns, print_result
+from transom.cli.output import JsonOption, print_result
+from transom.cli.terminal_width import fit_columns, fit_text
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,16 +36,17 @@ def worked_examples(
     Inputs that an article assumes are "given". docs/worked-examples.md has the same numbers as a lesson.
     """
     with gc_frozen_imports():
-        from transom.lab.examples import load_articles
-        from transom.lab.report import to_records
+        from transom.lab.examples import ERRATUM, load_articles
+        from transom.lab.report import to_record, to_records
         from transom.lab.worked_examples import check_all
 
     numbers = [each.number for each in load_articles()]
     wanted = numbers if article is None else [article.zfill(3)]
-    if wanted[0] not in numbers:
+    if article == "" or wanted[0] not in numbers:
         raise ConfigError(f"--article: expected the number of an article, from {numbers[0]} to {numbers[-1]}, found {article!r}")
     results = [result for result in check_all().values() if result.example.article in wanted]
-    print_result(to_records(results), as_json, _lines(results, set(wanted), errata))
+    shown = [result for result in results if result.verdict == ERRATUM] if errata else results
+    print_result({**to_records(results), "examples": list(map(to_record, shown))}, as_json, _lines(results, set(wanted), errata))
 
 
 def _lines(results: "Sequence[Result]", articles: set[str], errata: bool) -> Iterable[str]:
@@ -52,8 +54,8 @@ def _lines(results: "Sequence[Result]", articles: set[str], errata: bool) -> Ite
     from transom.lab.report import conceptual_lines, errata_lines, summary_lines, table_rows
 
     if errata:
-        yield from errata_lines(results)
-        yield from ("", "formulas and statements", *conceptual_lines(articles))
+        lines = (*errata_lines(results), "", "formulas and statements", *conceptual_lines(articles))
+        yield from map(fit_text, lines)
     else:
-        yield from align_columns(table_rows(results), n_left=6)
-    yield from ("", *summary_lines(results))
+        yield from fit_columns(table_rows(results), n_left=6, n_title=3)
+    yield from ("", *map(fit_text, summary_lines(results)))

@@ -73,10 +73,10 @@ def build_example_batch(
         return ExampleBatch(predictor.file_batch(file).to(model.device), [])
     if not isinstance(predictor, SupportsTextInput):
         raise DataError(f"expected a model of texts or files, found a model of kind {model.config.kind!r}; give another run")
-    whole = "\n".join(read_lines(file, allow_empty=True)) if file is not None else check_text(text or "", "--text")
+    whole = "\n".join(read_lines(file, allow_empty=True)) if file is not None else check_text(text or "", "text")
     row, most = predictor.encode(whole), model.config.max_seq_len - 1
     if not row:
-        raise DataError(f"{file or '--text'}: expected a text of at least one token, found none")
+        raise DataError(f"{file or 'text'}: expected a text of at least one token, found none")
     ((truncated, *_), _, (n_dropped_tokens,)), notes = split_windows([row], most, too_long), list[str]()
     if n_dropped_tokens:
         notes.append(f"the text of {len(row):,} tokens was truncated to the context window of {most:,} tokens")

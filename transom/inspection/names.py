@@ -37,6 +37,14 @@ Derive = Callable[[Activations, str], Tensor | None]
 
 Cost = Literal["exists", "derived", "recomputed"]
 
+VISION = ("vision-transformer",)
+TEXT = ("seq2seq", "decoder", "encoder", "text-classifier", "token-tagger", "text-embedder")
+RECURRENT = ("recurrent-seq2seq", "recurrent-decoder")
+TRANSFORMERS = (*TEXT, *VISION)
+FAMILIES = (*TRANSFORMERS, *RECURRENT, "convolutional")
+FAMILY_GROUPS = {"all": FAMILIES, "Transformers": TRANSFORMERS, "text Transformers": TEXT, "text models": (*TEXT, *RECURRENT)}
+"""Families of models, by their ``model.kind``, and names of groups of them."""
+
 
 class Quantity(NamedTuple):
     """A row of the table.
@@ -49,6 +57,7 @@ class Quantity(NamedTuple):
         derive: function that computes the quantity; None for a site.
         recomputed: whether ``derive`` contains a matrix product.
         alias: name in TransformerLens, after the block and module; empty if it has none.
+        only: families that have the quantity, if not all that have a module of this kind.
     """
 
     name: str
@@ -58,6 +67,7 @@ class Quantity(NamedTuple):
     derive: Derive | None = None
     recomputed: bool = False
     alias: str = ""
+    only: tuple[str, ...] = ()
 
     @property
     def cost(self) -> Cost:
@@ -70,17 +80,23 @@ def _gate(name: str) -> Derive:
     return lambda a, path: recurrent.gates(a, path).get(name)
 
 
+POOLED = ("text-classifier", "text-embedder", *VISION, "convolutional")
+"""Families that pool the vectors of all tokens or places."""
+
+CROSSED, ATTENDING = ("seq2seq",), ("recurrent-seq2seq",)
+"""Families with cross-attention, and with attention of a recurrent decoder."""
+
 _STREAM, _HEADS, _MAP = "batch query d_model", "batch n_heads query d_head", "batch n_heads query key"
 
 _SCORES, _NORMALIZED = "hook_attn_scores", "hook_normalized"
 
 
-def _norm(*statistics: Quantity, out: tuple[str, str] = ("x", "")) -> tuple[Quantity, ...]:
-    """Return the rows of a norm: its input, its own quantities, and its output with formula and name in TransformerLens."""
+def _norm(*statistics: Quantity, out: tuple[str, str] = ("x", ""), symbol: str = "") -> tuple[Quantity, ...]:
+    """Return the rows of a norm: its input, its own quantities, and its output with formula, name in TransformerLens and symbol."""
     return (
         Quantity("x", "x", "input of the norm", "*axes width"),
         *statistics,
-        Quantity("out", "", out[0], "*axes width", layers.norm_out, alias=out[1]),
+        Quantity("out", symbol, out[0], "*axes width", layers.norm_out, alias=out[1]),
     )
 
 
@@ -94,15 +110,15 @@ _COMMON_ATTENTION = (
 )
 
 _ATTENTION_OUTPUT = (
-    Quantity("z", "O", "A V: output of each head", "batch n_heads query d_value", alias="hook_z"),
-    Quantity("concat", "O", "Concat(z_1, ..., z_h)", "batch query width", attention.concat),
-    Quantity("head_out", "", "z_h W_O_h: output of a head", "batch n_heads query d_model", attention.head_out, True, "hook_result"),
-    Quantity("out", "O", "Concat(z_1, ..., z_h) W_O: output of the layer", _STREAM, attention.out, True, "hook_attn_out"),
+    Quantity("z", "Z_h", "A V: output of each head", "batch n_heads query d_value", alias="hook_z"),
+    Quantity("concat", "Z_concat", "Concat(Z_1, ..., Z_h)", "batch query width", attention.concat),
+    Quantity("head_out", "", "Z_h W_O_h: output of a head", "batch n_heads query d_model", attention.head_out, True, "hook_result"),
+    Quantity("out", "O", "Concat(Z_1, ..., Z_h) W_O: output of the layer", _STREAM, attention.out, True, "hook_attn_out"),
 )
 
 QUANTITIES: dict[str, tuple[Quantity, ...]] = {
     "model": (
-        Quantity("pooled", "", "pooled vector of a text or image", "batch d_model", layers.pooled),
+        Quantity("pooled", "", "pooled vector of a text or image", "batch d_model", layers.pooled, only=POOLED),
         Quantity("last_hidden", "H", "vectors that the output projection maps to logits", "*positions d_model", layers.last_hidden, True),
         Quantity("logits", "Z", "H W_U: scores of all symbols or classes", "*positions vocab"),
         Quantity("probs", "f", "softmax(Z / tau); sigmoid for several labels", "*positions vocab", layers.probs),
@@ -110,7 +126,7 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
     ),
     "embedding": (
         Quantity("token", "E", "token embeddings, times sqrt(d_model) if scaled", _STREAM, layers.token_embedding, alias="hook_embed"),
-        Quantity("position", "P", "position embeddings", "batch query d_model", layers.position_embedding, alias="hook_pos_embed"),
+        Quantity("position", "P", "position embeddings", _STREAM, layers.position_embedding, alias="hook_pos_embed", only=TEXT),
         Quantity("sum", "E + P", "sum of token and position embeddings", _STREAM, layers.embedding_sum),
         Quantity("resid", "X", "residual stream before the first block", _STREAM),
     ),
@@ -126,7 +142,7 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
     "block": (
         Quantity("resid_pre", "X", "residual stream before the block", _STREAM, alias="hook_resid_pre"),
         Quantity("resid_mid", "X", "residual stream after self-attention", _STREAM, alias="hook_resid_mid"),
-        Quantity("resid_cross", "X", "residual stream after cross-attention", _STREAM, alias="hook_resid_mid_cross"),
+        Quantity("resid_cross", "X", "residual stream after cross-attention", _STREAM, alias="hook_resid_mid_cross", only=CROSSED),
         Quantity("resid_post", "X", "residual stream after the block", _STREAM, alias="hook_resid_post"),
     ),
     "depth router": (
@@ -137,20 +153,22 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
     "layer norm": _norm(
         Quantity("mean", "mu", "mean of each vector", "*axes", layers.norm_mean),
         Quantity("variance", "sigma^2", "biased variance of each vector", "*axes", layers.norm_variance),
-        Quantity("scale", "", "sqrt(sigma^2 + eps)", "*axes", layers.norm_scale, alias="hook_scale"),
+        Quantity("scale", "sigma", "sqrt(sigma^2 + eps)", "*axes", layers.norm_scale, alias="hook_scale"),
         Quantity("normalized", "x_hat", "(x - mu) / sqrt(sigma^2 + eps)", "*axes width", layers.norm_normalized),
         out=("gamma x_hat + beta", _NORMALIZED),
+        symbol="LN(x)",
     ),
     "RMS norm": _norm(
         Quantity("mean_square", "", "mean of the squares of each vector", "*axes", layers.norm_mean_square),
         Quantity("scale", "", "sqrt(mean(x^2) + eps)", "*axes", layers.norm_scale, alias="hook_scale"),
         Quantity("normalized", "x_hat", "x / sqrt(mean(x^2) + eps)", "*axes width", layers.norm_normalized, alias=_NORMALIZED),
         out=("gamma x_hat", ""),
+        symbol="RMSNorm(x)",
     ),
     "batch norm": _norm(
         Quantity("mean", "mu", "running mean of each feature", "*axes", layers.norm_mean),
         Quantity("variance", "sigma^2", "running variance of each feature", "*axes", layers.norm_variance),
-        Quantity("scale", "", "sqrt(sigma^2 + eps)", "*axes", layers.norm_scale),
+        Quantity("scale", "sigma", "sqrt(sigma^2 + eps)", "*axes", layers.norm_scale),
         Quantity("normalized", "x_hat", "(x - mu) / sqrt(sigma^2 + eps)", "*axes width", layers.norm_normalized),
         out=("gamma x_hat + beta", ""),
     ),
@@ -161,8 +179,8 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
     "attention": (
         *_COMMON_ATTENTION,
         Quantity("dot_products", "S", "Q K^T", _MAP, attention.attention_map("dot_products"), True),
-        Quantity("scores", "", "Q K^T / sqrt(d_k), then softcap and position bias", _MAP, attention.attention_map("scores"), True),
-        Quantity("masked_scores", "", "scores; minus infinity where masked", _MAP, attention.attention_map("masked_scores"), True, _SCORES),
+        Quantity("scores", "s_ij", "Q K^T / sqrt(d_k), then softcap and position bias", _MAP, attention.attention_map("scores"), True),
+        Quantity("masked_scores", "S + M", "scores; -infinity where masked", _MAP, attention.attention_map("masked_scores"), True, _SCORES),
         Quantity("logsumexp", "", "ln sum_j exp(scores_ij)", "batch n_heads query", attention.attention_map("logsumexp"), True),
         Quantity("weights", "A", "softmax of the masked scores", _MAP, attention.weights, True, "hook_pattern"),
         *_ATTENTION_OUTPUT,
@@ -181,9 +199,9 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
         Quantity("z", "c_t", "sum_j a_tj h_j: context vector", "batch 1 query d_model"),
     ),
     "feed-forward": (
-        Quantity("pre", "", "X W_1 + b_1: pre-activation", "*axes d_ff", layers.up, True, "hook_pre"),
-        Quantity("hidden", "", "f(X W_1 + b_1): hidden units", "*axes d_ff", alias="hook_post"),
-        Quantity("out", "", "hidden W_2 + b_2: output", "*axes d_model", layers.down, True, "hook_mlp_out"),
+        Quantity("pre", "h_1", "X W_1 + b_1: pre-activation", "*axes d_ff", layers.up, True, "hook_pre"),
+        Quantity("hidden", "f(h_1)", "f(X W_1 + b_1): hidden units", "*axes d_ff", alias="hook_post"),
+        Quantity("out", "h_2", "f(h_1) W_2 + b_2: output", "*axes d_model", layers.down, True, "hook_mlp_out"),
     ),
     "gated feed-forward": (
         Quantity("pre", "", "X W_g: pre-activation of the gate", "*axes d_ff", layers.gate_pre, True, "hook_pre"),
@@ -200,8 +218,8 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
         Quantity("out", "", "sum_i g_i E_i(x) + E_shared(x): output", _STREAM, layers.experts_out, True, "hook_mlp_out"),
     ),
     "recurrent stack": (
-        Quantity("attentional", "h~_t", "tanh(W_c [c_t; h_t])", "batch query d_model", recurrent.attentional, True),
-        Quantity("maxout", "t_t", "maxout of [s_t; y_{t-1}; c_t]", "batch query d_model", recurrent.maxout, True),
+        Quantity("attentional", "h~_t", "tanh(W_c [c_t; h_t])", "batch query d_model", recurrent.attentional, True, only=ATTENDING),
+        Quantity("maxout", "t_t", "maxout of [s_t; y_{t-1}; c_t]", "batch query d_model", recurrent.maxout, True, only=ATTENDING),
         Quantity("out", "h_t", "output of the stack", "batch query d_model", recurrent.recurrent_out),
     ),
     "recurrent encoder layer": (Quantity("h", "h_t", "states, both directions concatenated", "batch query d_model"),),
@@ -219,6 +237,18 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
     ),
 }
 """Quantities by the kind of module that owns them."""
+
+OWNER_FAMILIES: dict[str, tuple[str, ...]] = {
+    "model": FAMILIES,
+    "embedding": FAMILY_GROUPS["text models"],
+    "patch embedding": VISION,
+    "stem stages": (*VISION, "convolutional"),
+    "source attention": ATTENDING,
+    "recurrent stack": RECURRENT,
+    "recurrent encoder layer": ATTENDING,
+    "recurrent layer": RECURRENT,
+}
+"""Families that can have a kind of module; the other kinds are those of Transformers."""
 
 OWNERS: tuple[tuple[type[nn.Module], str], ...] = (
     (Network, "model"),
@@ -251,6 +281,7 @@ class NamedQuantity(NamedTuple):
 
     Attributes:
         address: path of the owner and name.
+        kind: kind of the module that owns it, a key of ``QUANTITIES``.
         quantity: row of the table.
         shape: shape for one source of 3 tokens and one target of 2, or one image.
         cost: "exists", "derived" or "recomputed" in this model.
@@ -258,6 +289,7 @@ class NamedQuantity(NamedTuple):
     """
 
     address: str
+    kind: str
     quantity: Quantity
     shape: tuple[int, ...]
     cost: Cost
@@ -269,6 +301,16 @@ def owner_kind(module: nn.Module, path: str) -> str | None:
     if path.endswith("stem.stages"):
         return "stem stages"
     return next((kind for owner, kind in OWNERS if isinstance(module, owner)), None)
+
+
+def families_of(kind: str, row: Quantity) -> tuple[str, ...]:
+    """Return the families of models, by ``model.kind``, that have a quantity with some choice of components.
+
+    Args:
+        kind: kind of the module that owns the quantity, a key of ``QUANTITIES``.
+        row: row of the table.
+    """
+    return row.only or OWNER_FAMILIES.get(kind, TRANSFORMERS)
 
 
 def find_quantity(owner: nn.Module | None, address: str) -> Quantity | None:
@@ -289,10 +331,10 @@ def list_names(config: ModelConfig) -> list[NamedQuantity]:
     """
     with fake_pass(config) as a:
         found = list[NamedQuantity]()
-        for address, row in _candidates(a):
+        for address, kind, row in _candidates(a):
             cost = "exists" if address in a.recorded else row.cost
             if (x := a.get(address)) is not None:
-                found.append(NamedQuantity(address, row, tuple(x.shape), cost, transformer_lens_name(a.model, address, row)))
+                found.append(NamedQuantity(address, kind, row, tuple(x.shape), cost, transformer_lens_name(a.model, address, row)))
         return found
 
 
@@ -304,14 +346,15 @@ def required_sites(config: ModelConfig, addresses: Iterable[str]) -> list[str]:
         return sorted(a.sites_read)
 
 
-def _candidates(a: Activations) -> Iterator[tuple[str, Quantity]]:
-    """Yield the address and row of everything that the modules of a model may have."""
+def _candidates(a: Activations) -> Iterator[tuple[str, str, Quantity]]:
+    """Yield the address, kind of owner and row of everything that the modules of a model may have."""
     for path, module in a.model.named_modules():
-        for row in QUANTITIES.get(owner_kind(module, path) or "", ()):
+        kind = owner_kind(module, path) or ""
+        for row in QUANTITIES.get(kind, ()):
             if row.name == "*":
-                yield from ((address, row) for address in a.recorded if address.startswith(f"{path}."))
+                yield from ((address, kind, row) for address in a.recorded if address.startswith(f"{path}."))
             else:
-                yield join(path, row.name), row
+                yield join(path, row.name), kind, row
 
 
 _PARTS = {
@@ -368,10 +411,12 @@ def select_names(known: Iterable[str], wanted: Iterable[str], aliases: Mapping[s
         where: where the names are listed, for the message.
 
     Raises:
-        ConfigError: a name matches nothing; the message has the three nearest.
+        ConfigError: a name is empty or matches nothing; the message has the three nearest.
     """
     known, chosen = list(known), set[str]()
     for pattern in wanted:
+        if not pattern.strip():
+            raise ConfigError(f"expected the name of a quantity, found an empty one; leave it out, or give a name {where}")
         found = [address for name, address in (*((each, each) for each in known), *aliases.items()) if _fits(name, pattern)]
         if not found:
             endings = dict.fromkeys(ending for address in known for ending in (address, ".".join(address.split(".")[-2:])))

@@ -51,7 +51,9 @@ def test_a_mistake_is_one_line_with_its_place(edit: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("{", "expected JSON, found Expecting property name"),
+        ("{", "expected JSON, found a mistake at line 1, column 2; "),
+        ("", "expected JSON, found an empty file; "),
+        ("\ufeff{}", "expected JSON, found a byte-order mark before it; "),
         ("[]", "expected an object such as {"),
         ('{"edits": [{"kind": "scale", "name": "x", "factor": 1}]}', "missing field version"),
         ('{"version": 2, "edits": [{"kind": "scale", "name": "x", "factor": 1}]}', "version: expected 1, found 2"),

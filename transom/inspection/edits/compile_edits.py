@@ -117,9 +117,9 @@ class _Compiler:
             raise ConfigError(f"stack: expected {' or '.join(found)}, found {config.stack!r}")
         crossed = [name for name in found if getattr(self.network, name).blocks[0].cross is not None]
         if part == "cross" and (not crossed or config.stack not in (None, *crossed)):
-            raise ConfigError(f"expected blocks with cross-attention, found none in the {config.stack or found[0]}; leave out cross")
+            raise ConfigError(f"part: expected blocks with cross-attention, found none in the {config.stack or found[0]}; leave it out")
         if config.stack is None and len(found) > 1 and part != "cross":
-            raise ConfigError("stack: expected encoder or decoder for a model with both, found none; set stack to one of them")
+            raise ConfigError("stack: expected encoder or decoder for a model with both, found none; give one of them")
         return config.stack or (crossed[0] if part == "cross" else found[0])
 
     def _blocks(self, config: schemas.BlockEditConfig, part: str) -> dict[str, Any]:
@@ -194,9 +194,8 @@ class _Compiler:
         if not addresses:
             row = self.known[wanted[0]]
             near = select_nearest(wanted[0], self.site_rows)
-            raise ConfigError(
-                f"name: expected a tensor of the pass, found {wanted[0]}, which is {row.cost} from others; the nearest are {near}"
-            )
+            what = "the output of the model" if row.cost == "exists" else f"{row.cost} from others"
+            raise ConfigError(f"name: expected a tensor of the pass, found {wanted[0]}, which is {what}; the nearest are {near}")
         chosen = {"n_heads": config.heads, "positions": config.positions, "neurons": config.neurons}
         values = self.references.patch_values(config, addresses) if isinstance(config, schemas.Patch) else {}
         found = dict[str, SiteEdit]()

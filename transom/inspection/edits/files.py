@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,25 @@ def load_edits(path: str | Path) -> tuple[EditConfig, ...]:
     except ValueError as error:
         if isinstance(error, EditFileError):
             raise
-        raise EditFileError(f"{path}: expected JSON, found {error}; transom trace --help shows an example") from None
+        raise EditFileError(f"{path}: expected JSON, found {_json_problem(error)}; transom trace --help shows an example") from None
     if not isinstance(raw, Mapping):
         example = '{"version": 1, "edits": [{"kind": "ablate-heads", "blocks": [0], "heads": [2]}]}'
-        raise EditFileError(f"{path}: expected an object such as {example}, found {type(raw).__name__}")
+        raise EditFileError(f"{path}: expected an object such as {example}, found {'a list' if isinstance(raw, list) else raw!r:.40}")
     return parse_edits(raw, str(path))
+
+
+def _json_problem(error: ValueError) -> str:
+    """Return a noun phrase for what is wrong with the text of a file."""
+    match error:
+        case UnicodeDecodeError():
+            return f"a byte that is not UTF-8 at position {error.start:,}"
+        case JSONDecodeError(doc=doc) if not doc.strip():
+            return "an empty file"
+        case JSONDecodeError(doc=doc) if doc.startswith("\ufeff"):
+            return "a byte-order mark before it"
+        case JSONDecodeError():
+            return f"a mistake at line {error.lineno}, column {error.colno}"
+    return str(error)
 
 
 def parse_edits(raw: Mapping[str, Any], origin: str = "edits") -> tuple[EditConfig, ...]:

@@ -19,7 +19,14 @@ def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False), AfterValidator(_not_empty)]
+def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(values)) < len(values):
+        twice = next(value for value in values if values.count(value) > 1)
+        raise ValueError(f"expected each number once, found {twice} {values.count(twice)} times; leave it out")
+    return _not_empty(values)
+
+
+Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False), AfterValidator(_distinct)]
 Stack = Literal["encoder", "decoder"]
 Values = Literal["zero", "mean", "resample"]
 

@@ -1,8 +1,8 @@
 """Put edits in force for every pass of a model inside a ``with`` block."""
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,15 @@ class EditNeverFiredError(TransomError):
     """An edit of a scope changed nothing, because no pass reached its sites or positions."""
 
 
+@contextmanager
+def error_place(place: str) -> Iterator[None]:
+    """Begin the messages of errors with a place, such as a file."""
+    try:
+        yield
+    except TransomError as error:
+        raise type(error)(f"{place}: {error}") from None
+
+
 class EditScope(AbstractContextManager["EditScope"]):
     """Edits in force for every pass of one model; scopes can be nested, and an inner one applies after the outer ones.
 
@@ -31,7 +40,10 @@ class EditScope(AbstractContextManager["EditScope"]):
     def __init__(self, network: Network, edits: Sequence[EditConfig], references: References) -> None:
         """Compile ``edits`` for ``network``; reference texts run now, without edits."""
         self._network, self.edits = network, tuple(edits)
-        self._compiled: list[CompiledEdit] = [compile_edit(each, network, references) for each in edits]
+        self._compiled: list[CompiledEdit] = []
+        for number, each in enumerate(edits):
+            with error_place(f"edits.{number}"):
+                self._compiled.append(compile_edit(each, network, references))
         self._outer: Any = None
         self._in_force = False
 
@@ -120,4 +132,6 @@ def edits(
     else:
         listed = [each.model_dump() if isinstance(each, EditConfig) else each for each in edits]
         configs = parse_edits({"version": VERSION, "edits": listed})
-    return EditScope(network, configs, References(None if given is model else model, network, inputs))
+    references = References(None if given is model else model, network, inputs)
+    with error_place(str(edits)) if isinstance(edits, str | Path) else nullcontext():
+        return EditScope(network, configs, references)

@@ -225,7 +225,7 @@ class _Writer:
             return {name: positions[0 if first else -1] for name, positions in valid.items()}
         if not all(query in positions for positions in valid.values()):
             ranges = " and ".join(f"from {positions[0]} to {positions[-1]} in the {name}" for name, positions in valid.items())
-            one = "; choose one side with stack" if len(valid) > 1 else ""
+            one = "; choose one side, the encoder or the decoder" if len(valid) > 1 else ""
             raise ConfigError(f"query: expected the position of a token, {ranges}, found {query}{one}")
         return dict.fromkeys(valid, query)
 

@@ -27,9 +27,14 @@ class Explanation:
     summary: str
     notes: tuple[str, ...] = ()
 
-    def text(self, color: bool = False) -> str:
-        """Return plain text; with ``color``, headings and results have the colors of a terminal."""
-        return render_text(self.title, self.lead, self.sections, color)
+    def text(self, color: bool = False, width: int | None = None) -> str:
+        """Return plain text.
+
+        Args:
+            color: give headings and results the colors of a terminal.
+            width: number of columns to which long lines are wrapped; None for whole lines.
+        """
+        return render_text(self.title, self.lead, self.sections, color, width)
 
     def markdown(self) -> str:
         """Return a Markdown document."""

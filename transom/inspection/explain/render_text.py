@@ -1,5 +1,7 @@
 """A hand calculation as plain text, Markdown and LaTeX."""
 
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from transom.inspection.explain.notation import TEXT, Latex
@@ -19,26 +21,61 @@ def grouped(steps: Sequence[Step]) -> Iterator[tuple[str, Step]]:
         before = formula
 
 
-def render_text(title: str, lead: str, sections: Sequence[Section], color: bool = False) -> str:
-    """Return plain text; every line of a calculation is ``label = expression = result``, indented by four spaces."""
+OPERATOR = re.compile(r" (?=[-+=] )|(?<=, )")
+"""Places at which an equation can continue on the next line."""
+
+
+def render_text(title: str, lead: str, sections: Sequence[Section], color: bool = False, width: int | None = None) -> str:
+    """Return plain text; every line of a calculation is ``label = expression = result``, indented by four spaces.
+
+    With a ``width``, longer calculations continue before an operator, indented by eight spaces, and other lines by six.
+    """
 
     def paint(code: str, text: str) -> str:
         return f"{code}{text}{END}" if color else text
 
-    lines = [paint(BOLD, title), lead]
+    def fill(text: str) -> str:
+        return (
+            text if width is None else textwrap.fill(text, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+        )
+
+    lines = [paint(BOLD, fill(title)), fill(lead)]
     for number, section in enumerate(sections, 1):
-        lines += ["", paint(BOLD, f"{number}. {section.title}")]
+        lines += ["", paint(BOLD, fill(f"{number}. {section.title}"))]
         for formula, step in grouped(section.steps):
             if formula:
-                lines.append(paint(DIM, f"  {formula}"))
+                lines.append(paint(DIM, fill(f"  {formula}")))
             if isinstance(step, Calculation):
-                expression, result = step.write(TEXT)
-                lines.append(f"    {paint(CYAN, escape_control_characters(step.label))} = {expression} = {paint(GREEN, result)}")
+                label, (expression, result) = escape_control_characters(step.label), step.write(TEXT)
+                equation = "\n        ".join(wrap_equation(f"{label} =", f"{expression} = {result}", width))
+                lines.append(f"    {paint(CYAN, label)}{equation[len(label) : -len(result)]}{paint(GREEN, result)}")
             elif isinstance(step, Values):
-                lines.append(f"  {paint(CYAN, step.label)}, {step.formula}: {escape_control_characters(step.write(TEXT))}")
+                text = fill(f"  {step.label}, {step.formula}: {escape_control_characters(step.write(TEXT))}")
+                lines.append(f"  {paint(CYAN, step.label)}{text[2 + len(step.label) :]}")
             else:
-                lines.append(f"  {escape_control_characters(step.text)}")
+                lines.append(fill(f"  {escape_control_characters(step.text)}"))
     return "\n".join(lines) + "\n"
+
+
+def wrap_equation(start: str, rest: str, width: int | None) -> list[str]:
+    """Break an equation that is indented by four spaces, and by eight on further lines, before operators and after commas.
+
+    Args:
+        start: the label and its equals sign, which are not broken.
+        rest: expression and result.
+        width: largest number of columns; None for one line.
+
+    >>> wrap_equation("q_0 =", "0.5 * 0.25 + 1.5 * (-2) = -2.875", 24)
+    ['q_0 = 0.5 * 0.25', '+ 1.5 * (-2)', '= -2.875']
+    """
+    lines = [start]
+    for piece in OPERATOR.split(rest) if width is not None else [rest]:
+        joined = f"{lines[-1]} {piece.strip()}"
+        if width is not None and len(joined) > width - 8 and lines[-1] != start:
+            lines.append(piece.strip())
+        else:
+            lines[-1] = joined
+    return lines
 
 
 def render_markdown(title: str, lead: str, sections: Sequence[Section]) -> str:
