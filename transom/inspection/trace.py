@@ -22,6 +22,7 @@ from transom.inspection.gradients import Loss, gradient_pass
 from transom.inspection.names import NamedQuantity, aliases_of, list_names, required_sites, select_names
 from transom.inspection.trace_files import TraceRequest, read_activations, run_to_folder
 from transom.layers.context import ALL_PAIRS, Part
+from transom.layers.mixture_of_depths import gather_selected
 from transom.layers.observe import ActivationRecorder
 
 Store = Literal["needed", "residuals", "qk", "all"]
@@ -41,7 +42,7 @@ DEFAULT_NAMES = ("resid_post", "attn.weights", "cross.weights", "h", "pooled", "
 class Trace(Mapping[str, Tensor]):
     """Quantities of one forward pass by address; each is computed when it is read, with the weights of the pass.
 
-    In a block with a depth router the positions are those of the selected tokens.
+    In a block with a depth router the positions are those of the selected tokens; ``token_positions`` gives those in the text.
 
     Attributes:
         quantities: address, meaning and cost of each quantity.
@@ -119,6 +120,28 @@ class Trace(Mapping[str, Tensor]):
         address = name if name in self.quantities else self._resolve(name)
         return axes_of(self.quantities[address].quantity.axes, self[address].ndim if n is None else n, address)
 
+    def token_positions(self, name: str) -> Tensor:
+        """Return where in the batch the tokens of a quantity with an axis ``query`` or ``tokens`` are.
+
+        In a block with a depth router the axis ``query`` has the selected tokens of each text. The axis ``tokens`` of an expert has the
+        tokens that were sent to it.
+
+        Returns:
+            Text and position of each token, (batch, query, 2) or (tokens, 2); position -1 where a text has fewer selected tokens.
+
+        Raises:
+            ConfigError: the quantity has neither axis.
+        """
+        address = name if name in self.quantities else self._resolve(name)
+        each = self.quantities[address]
+        axes = axes_of(each.quantity.axes, len(each.shape), address)
+        if "query" not in axes and "tokens" not in axes:
+            raise ConfigError(
+                f"expected a quantity with an axis query or tokens, found {name!r}, whose axes are {', '.join(axes)}; name another"
+            )
+        found = _token_positions(self.activations, address)
+        return found if self.positions is None or "query" not in axes else found[:, list(self.positions)]
+
     def map(self, attention: str, head: int, text: int = 0) -> AttentionMap:
         """Return the attention weights of one head, which are computed tile by tile: for long texts.
 
@@ -171,6 +194,19 @@ def _n_positions(a: Activations, address: str) -> int:
     if routed and getattr(a.module(routed), "depth", None) is not None and ".depth." not in address:
         return int(a[f"{routed}.depth.selected"].sum(1).max())
     return sequences_of(a, address).tokens.shape[1]
+
+
+def _token_positions(a: Activations, address: str) -> Tensor:
+    """Return text and position of the tokens of a quantity: (batch, query, 2), or for experts (tokens, 2)."""
+    places = torch.arange(_n_positions(a, address), device=a.model.device).expand(len(a["logits"]), -1)
+    block = re.match(r"(.*\.blocks\.\d+)\.", address)
+    if block is not None and ".depth." not in address and getattr(a.module(block[1]), "depth", None) is not None:
+        selected = gather_selected(a[f"{block[1]}.depth.selected"])
+        places = selected.indices.masked_fill(~selected.valid, -1)
+    found = torch.stack([torch.arange(len(places), device=places.device)[:, None].expand_as(places), places], -1)
+    if (expert := re.match(r"(.*)\.experts\.(\d+)\.", address)) is not None:
+        return found[(a[f"{expert[1]}.chosen"] == int(expert[2])).any(-1)]
+    return found.flatten(0, 1) if ".shared." in address else found
 
 
 def map_owners(addresses: Iterable[str]) -> list[str]:
