@@ -16,7 +16,6 @@ from transom.config.model import DecoderConfig
 from transom.data.batch import PaddedSequences, TranslationBatch
 from transom.errors import CheckpointError, ConfigError
 from transom.inspection import trace_files
-from transom.inspection.activations import stream_after
 from transom.inspection.attention_map import AttentionMap, attention_map
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.inspection.trace import open_trace, trace
@@ -223,22 +222,4 @@ def test_a_map_reads_the_queries_of_its_text_only(number: int, monkeypatch: pyte
     for path, whole in wholes.items():
         for text in range(len(whole)):
             assert torch.allclose(found.map(path, 0, text).tile(), whole[text, 0], rtol=1e-10, atol=1e-12)
-    assert len(shapes) == 2 * sum(map(len, wholes.values())) and set(shapes) <= {1}
-
-
-@pytest.mark.parametrize("number", every(5, TRANSFORMERS))
-def test_positions_of_selected_tokens_are_those_in_the_text(number: int) -> None:
-    """At these, the stream of a routed block is that of the block before."""
-    config = described(SET_TEXTS[number])
-    model, batch = built(config), batch_for(config)
-    _, found = trace(model, batch, ["resid_pre", "resid_post", "*.experts.*.hidden"], store="all")
-    for address in found:
-        places = found.token_positions(address)
-        if address.endswith("resid_pre") and not address.endswith("blocks.0.resid_pre"):
-            stack, _, rest = address.partition(".blocks.")
-            before = stream_after(found.activations, stack, int(rest.partition(".")[0]))
-            real = places[..., 1] >= 0
-            assert torch.equal(found[address][real], before[places[..., 0], places[..., 1]][real])
-        if ".experts." in address:
-            up = found.activations.module(address.rpartition(".")[0]).up
-            assert len(places) == len(found[address]) and up is not None
+    assert set(shapes) == ({1} if exact else set())

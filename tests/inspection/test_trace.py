@@ -294,3 +294,27 @@ def test_the_rest_follows_from_the_residual_streams(number: int) -> None:
         if expected is not None and not mixed and not routed and not each.address.startswith(("pooled", "last_hidden", "transform_norm")):
             assert value is not None, each.address
             assert torch.allclose(value.double(), expected.double(), rtol=1e-9, atol=1e-10), each.address
+
+
+def test_positions_of_selected_tokens_are_those_in_the_text() -> None:
+    """There, the stream is that of the embedding, and an expert's hidden units follow from the input of the mixture."""
+    experts = {"kind": "moe", "expert": {"kind": "relu"}, "n_experts": 3, "top_k": 2}
+    model, batch = model_of(FAMILIES[3], depth={"kind": "mod", "capacity": 0.5, "every": 1}, feed_forward=experts)
+    torch.nn.init.normal_(model.get_parameter("decoder.blocks.0.depth.map.weight"))
+    block = "decoder.blocks.0"
+    names = [f"{block}.resid_pre", f"{block}.ff.experts.*.hidden", f"{block}.ff_residual.norm.out", "embedding.resid", f"{block}.attn.k"]
+    _, found = transom.trace(model, batch, names)
+    text, position = found.token_positions(f"{block}.resid_pre").unbind(-1)
+    real = position >= 0
+    assert 0 < int(real.sum()) < found["embedding.resid"][..., 0].numel() and not real.all()
+    assert torch.equal(found[f"{block}.resid_pre"][real], found["embedding.resid"][text[real], position[real]])
+    x = torch.zeros_like(found["embedding.resid"]).index_put((text[real], position[real]), found[f"{block}.ff_residual.norm.out"][real])
+    for address in (address for address in found if ".experts." in address):
+        text, position = found.token_positions(address).unbind(-1)
+        expert, real = found.activations.module(address.removesuffix(".hidden")), position >= 0
+        assert torch.allclose(found[address][real], expert.up(x[text[real], position[real]]).relu())
+    assert found.token_positions("embedding.resid")[1].tolist() == [[1, place] for place in range(x.shape[1])]
+    with pytest.raises(ConfigError, match=r"found 'attn.k', whose axes are batch, kv_heads, key, d_head; name another"):
+        found.token_positions("attn.k")
+    _, part = transom.trace(model, batch, names[:1], positions=[1])
+    assert torch.equal(part.token_positions("resid_pre"), found.token_positions(f"{block}.resid_pre")[:, [1]])
