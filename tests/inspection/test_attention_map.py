@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import transom
 from tests.models.combinations import SET_TEXTS, batch_for, described
 from tests.models.test_combinations import built
 from tests.tiers import every
@@ -15,7 +17,7 @@ from transom.data.batch import PaddedSequences, TranslationBatch
 from transom.errors import CheckpointError, ConfigError
 from transom.inspection import trace_files
 from transom.inspection.attention_map import AttentionMap, attention_map
-from transom.inspection.derive_attention import is_exact
+from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.inspection.trace import open_trace, trace
 from transom.inspection.trace_files import MappedTensors
 from transom.layers.observe import ActivationRecorder
@@ -77,10 +79,11 @@ def test_a_trace_in_files_is_the_one_in_memory(llama: tuple[Network, Any], tmp_p
     again, found = trace(model, batch, ["*.weights", "probs"], store="all", folder=tmp_path / "t")
     assert torch.equal(logits, again) and len(list((tmp_path / "t").glob("*.safetensors"))) > 3
     assert list(found) == list(kept) and all(torch.equal(found[name], kept[name]) for name in kept)
-    opened = open_trace(model, tmp_path / "t")
-    assert set(opened) == set(kept.activations.recorded)
-    assert all(torch.equal(opened[name], kept.activations.recorded[name]) for name in opened)
-    assert torch.equal(opened.activations["decoder.blocks.1.attn.weights"], kept["decoder.blocks.1.attn.weights"])
+    opened, recorded = open_trace(model, tmp_path / "t"), kept.activations.recorded
+    assert list(opened) == list(kept) and all(torch.equal(opened[name], kept[name]) for name in kept)
+    assert set(opened.activations.recorded) == set(recorded)
+    assert all(torch.equal(opened.activations[name], x) for name, x in recorded.items())
+    assert opened.certify() == kept.certify() and len(opened.certify()) == 2
     assert opened.map("decoder.blocks.0.attn", 3).certify().ok
 
 
@@ -96,15 +99,17 @@ def test_what_was_written_before_a_crash_is_read(llama: tuple[Network, Any], tmp
 
     handle = model.get_submodule("decoder.blocks.1.ff").register_forward_pre_hook(fail)
     with pytest.raises(Crash):
-        trace(model, batch, store="all", folder=tmp_path)
+        trace(model, batch, ["*"], store="all", folder=tmp_path)
     handle.remove()
     assert json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["complete"] is False
     opened = open_trace(model, tmp_path)
     recorder = ActivationRecorder(["*"])
     with torch.no_grad():
         model.eval()(batch, recorder)
-    assert "decoder.blocks.1.attn.z" in opened and "decoder.blocks.1.ff.hidden" not in opened
-    assert all(torch.equal(opened[name], recorder.activations[name]) for name in opened)
+    assert "decoder.blocks.1.ff.hidden" not in opened.activations.recorded and "logits" not in opened
+    assert {"decoder.blocks.1.attn.weights", "decoder.blocks.1.attn.z", "decoder.blocks.1.attn.out"} <= set(opened)
+    assert all(torch.equal(opened[name], x) for name, x in recorder.activations.items() if name in opened)
+    assert len(dict(opened)) == len(opened) and [each.ok for each in opened.certify()] == [True, True]
     assert opened.map("decoder.blocks.1.attn", 2).certify().ok
 
 
@@ -114,6 +119,9 @@ def test_broken_folders_and_other_weights_are_refused(llama: tuple[Network, Any]
         open_trace(model, tmp_path)
     trace(model, batch, folder=tmp_path)
     (tmp_path / "trace.json").write_text('{"version": 1}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"trace.json: expected a trace of format 2, found format 1; write the trace again"):
+        open_trace(model, tmp_path)
+    (tmp_path / "trace.json").write_text('{"version": 2}', encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"found Field required"):
         open_trace(model, tmp_path)
     trace(model, batch, folder=tmp_path)
@@ -168,3 +176,50 @@ def test_a_digest_is_that_of_all_weights(llama: tuple[Network, Any]) -> None:
         weight = model.unembedding.weight
         weight.copy_(weight.flip(0))
     assert trace_files.weights_digest(model) != digest
+
+
+def test_a_folder_gives_the_same_trace_again(llama: tuple[Network, Any], tmp_path: Path) -> None:
+    """Heads, positions, temperature and edited layers are those of the pass, also where they are no longer in force."""
+    model, batch = llama
+    options: dict[str, Any] = {"heads": [3, 0], "positions": [5, 2], "temperature": 0.5}
+    names = ["attn.weights", "attn.q", "probs"]
+    with transom.edits(model, [{"kind": "ablate-heads", "blocks": [1], "heads": [2]}]):
+        _, kept = trace(model, batch, names, **options)
+        trace(model, batch, names, **options, folder=tmp_path)
+    opened = open_trace(model, tmp_path)
+    assert list(opened) == list(kept) and all(torch.equal(opened[name], kept[name]) for name in kept)
+    assert (opened.heads, opened.positions, opened.activations.temperature) == ([3, 0], [5, 2], 0.5)
+    assert torch.equal(opened["probs"], (2 * opened.activations["logits"][:, [5, 2]]).softmax(-1))
+    assert opened.edited == {"decoder.blocks.1.attn"} == kept.edited
+    assert [(each.address, each.ok, each.n_maps) for each in opened.certify()] == [("decoder.blocks.0.attn", True, 4)]
+
+
+def test_a_folder_keeps_the_symbols_of_the_tokens(llama: tuple[Network, Any], tmp_path: Path) -> None:
+    """They are read without the tokenizer of the run."""
+    model, batch = llama
+    run = SimpleNamespace(model=model, tokenizer=SimpleNamespace(symbols=lambda tokens: [f"<{token}>" for token in tokens]))
+    _, kept = trace(run, batch, ["logits"], folder=tmp_path)
+    assert kept.tokens["target"][:2] == ["<3>", "<4>"]
+    assert open_trace(model, tmp_path).tokens == kept.tokens
+
+
+@pytest.mark.parametrize("number", every(5, TRANSFORMERS))
+def test_a_map_reads_the_queries_of_its_text_only(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of other texts are not computed, and the map is that of the text alone."""
+    config = described(SET_TEXTS[number])
+    model, batch = built(config), batch_for(config)
+    _, found = trace(model, batch, ["*.weights"], store="all")
+    exact = [path for path in (address.removesuffix(".weights") for address in found) if is_exact(model.get_submodule(path))]
+    shapes, scores = list[int](), AttentionInputs.scores
+
+    def counted(inputs: AttentionInputs) -> torch.Tensor:
+        s = scores(inputs)
+        shapes.append(s.shape[0])
+        return s
+
+    wholes = {path: found[f"{path}.weights"] for path in exact}
+    monkeypatch.setattr(AttentionInputs, "scores", counted)
+    for path, whole in wholes.items():
+        for text in range(len(whole)):
+            assert torch.allclose(found.map(path, 0, text).tile(), whole[text, 0], rtol=1e-10, atol=1e-12)
+    assert set(shapes) == ({1} if exact else set())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.inspection.test_names import IMAGES, TEXTS, image_batch, module_outputs
 from tests.models.combinations import SET_TEXTS, batch_for, described
@@ -18,6 +19,7 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import SET_NETWORKS
 from tests.models.test_vision import described as described_network
 from tests.tiers import every
+from transom.config.model import DecoderConfig
 from transom.errors import ConfigError
 from transom.inspection.activations import Activations, sequences_of
 from transom.inspection.derive_recurrent import unroll
@@ -32,6 +34,7 @@ from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.layers.recurrent.recurrent_layers import RecurrentLayer
 from transom.layers.vision.patch_embedding import PatchEmbedding
 from transom.models.base import Network
+from transom.models.build import build_model
 from transom.models.encoder import TextEmbedderTransformer, mean_pool
 
 CLOSE: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10}
@@ -346,3 +349,47 @@ def test_statistics_of_batch_norm_that_change_are_noticed() -> None:
     next(module for module in model.modules() if isinstance(module, BatchNorm)).mean.add_(1.0)
     with pytest.raises(ConfigError, match="the weights of the traced pass"):
         dict(found)
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = function(*arguments, **(options or {}))
+        if isinstance(result, Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("number", every(3, [n for n, fields in enumerate(SET_TEXTS) if fields["kind"] in ("decoder", "seq2seq")]))
+def test_gradients_of_maps_for_heads_and_positions_are_parts_of_the_whole(number: int) -> None:
+    config = described(SET_TEXTS[number])
+    model, batch = built(config), batch_for(config)
+    names = [f"*.{name}.grad" for name in ("weights", "scores", "masked_scores", "logsumexp", "dot_products")]
+    listed = {each.address for each in list_names(config)}
+    names = [name for name in names if any(address.endswith(name[1:-5]) for address in listed)]
+    _, whole = trace(model, batch, names)
+    heads, positions = [1, 0], [1, 0]
+    _, part = trace(model, batch, names, heads=heads, positions=positions)
+    assert list(part) == list(whole)
+    for address, x in part.items():
+        expected = whole[address][:, heads if whole[address].shape[1] > 1 else [0, 0]][:, :, positions]
+        assert torch.allclose(x, expected, rtol=1e-10, atol=1e-12), address
+
+
+def test_gradients_of_a_row_of_a_long_map_take_the_memory_of_a_row() -> None:
+    """No tensor of the size of a map is made, nor of all heads."""
+    n = 512
+    fields = {"vocab_size": 20, "d_model": 32, "n_layers": 1, "n_heads": 4, "d_ff": 32, "max_seq_len": n, "dropout": 0.0}
+    model = build_model(DecoderConfig.model_validate(fields | {"position": {"kind": "rotary"}, "attention": {"softcap": 5.0}}))
+    tokens = torch.randint(4, 20, (1, n), generator=torch.Generator().manual_seed(1))
+    names = [f"attn.{name}.grad" for name in ("weights", "scores", "masked_scores", "logsumexp", "dot_products")]
+    _, whole = trace(model, tokens, names)
+    expected = {address: x[:, 2:3, 5:6] for address, x in whole.items()}
+    _, found = trace(model, tokens, names, heads=[2], positions=[5])
+    with _LargestTensor() as largest:
+        values = dict(found)
+    assert largest.elements <= 4 * n * 8  # queries, keys or values of all heads
+    assert all(torch.allclose(x, expected[address], rtol=1e-4, atol=1e-9) for address, x in values.items())

@@ -321,3 +321,35 @@ def test_the_rest_follows_from_the_residual_streams(number: int) -> None:
         if expected is not None and not mixed and not routed and not each.address.startswith(("pooled", "last_hidden", "transform_norm")):
             assert value is not None, each.address
             assert torch.allclose(value.double(), expected.double(), rtol=1e-9, atol=1e-10), each.address
+
+
+def test_positions_of_selected_tokens_are_those_in_the_text() -> None:
+    """There, the stream before the first block is the embedding."""
+    model, batch = model_of(FAMILIES[3], depth={"kind": "mod", "capacity": 0.5, "every": 1})
+    torch.nn.init.normal_(model.get_parameter("decoder.blocks.0.depth.map.weight"), generator=torch.Generator().manual_seed(1))
+    names = ["decoder.blocks.0.resid_pre", "embedding.resid", "decoder.blocks.0.attn.k"]
+    _, found = transom.trace(model, batch, names)
+    places, x = found.token_positions("resid_pre"), found["embedding.resid"]
+    real = places[..., 1] >= 0
+    text, position = places[real].unbind(-1)
+    assert 0 < len(text) < x[..., 0].numel()
+    assert torch.equal(found["resid_pre"][real], x[text, position])
+    assert found.token_positions("embedding.resid")[1].tolist() == [[1, place] for place in range(x.shape[1])]
+    with pytest.raises(ConfigError, match=r"found 'attn.k', whose axes are batch, kv_heads, key, d_head; name another"):
+        found.token_positions("attn.k")
+    _, part = transom.trace(model, batch, names[:1], positions=[1])
+    assert torch.equal(part.token_positions("resid_pre"), places[:, [1]])
+
+
+def test_positions_of_the_tokens_of_an_expert_are_those_in_the_text() -> None:
+    """Its hidden units follow from the input of the mixture at these."""
+    experts = {"kind": "moe", "expert": {"kind": "relu"}, "n_experts": 3, "top_k": 2, "n_shared_experts": 1}
+    model, batch = model_of(FAMILIES[3], feed_forward=experts)
+    _, found = transom.trace(model, batch, ["*.experts.*.hidden", "*.shared.hidden", "*.ff_residual.norm.out"], blocks=[0])
+    x, n_experts = found["ff_residual.norm.out"], 0
+    for address in (address for address in found if address.endswith(".hidden")):
+        text, position = found.token_positions(address).unbind(-1)
+        expert = found.activations.module(address.removesuffix(".hidden"))
+        assert torch.allclose(found[address], expert.up(x[text, position]).relu())
+        n_experts += 1
+    assert n_experts == 4 - len(found.idle)

@@ -4,8 +4,10 @@ The forward pass exposes few tensors, its sites. Every other quantity of the tab
 computed here with the layers' own functions when it is asked for. Expressions are those of a model in evaluation mode, without dropout.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +18,7 @@ from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
 from transom.layers.attention import repeat_kv
 from transom.layers.context import ALL_PAIRS, AttentionContext, Part
+from transom.layers.embedding import to_autocast_dtype
 from transom.layers.mixture_of_depths import DepthRouter, all_tokens, gather_selected
 from transom.layers.mixture_of_experts import all_experts
 from transom.models.base import LanguageModel, Network, SequencesLike
@@ -36,6 +39,30 @@ class SupportsGradients(Protocol):
         """Return the gradient of a quantity; None if it has none."""
         ...
 
+    def of_map(self, address: str, heads: Sequence[int] | None, part: Part) -> Tensor | None:
+        """Return the gradient of scores or weights of an attention layer for some query heads and rows."""
+        ...
+
+
+def autocast_dtype(model: Network) -> torch.dtype | None:
+    """Return the dtype of matrix products in the ``torch.autocast`` context that is in force on the model's device; None without one."""
+    device = model.device.type
+    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if enabled else None
+
+
+@contextmanager
+def autocast_as(model: Network, dtype: torch.dtype | None) -> Iterator[None]:
+    """Compute matrix products in ``dtype`` under ``torch.autocast`` inside the context, or with None without autocast.
+
+    Casts of weights are not cached: in an outer autocast context, a training step would read those of a pass without gradients.
+    """
+    if dtype is None and autocast_dtype(model) is None:
+        yield
+    else:
+        with torch.autocast(model.device.type, dtype, enabled=dtype is not None, cache_enabled=False):
+            yield
+
 
 class Activations:
     """Quantities by address, such as ``decoder.blocks.0.attn.weights``. Derived quantities are computed once and kept.
@@ -45,6 +72,8 @@ class Activations:
         batch: its input.
         recorded: the recorded sites, and ``logits``.
         temperature: divisor of the logits before ``probs`` and ``log_probs``.
+        autocast: dtype of matrix products under ``torch.autocast`` during the pass, in which derived quantities are computed too; None
+            without autocast. Initially that of the context in which the object is created.
         sites_read: addresses in ``recorded`` that were read so far.
         head: the only query head whose queries, keys, values and head outputs were recorded; None if all were.
         gradients: gradients of quantities, whose addresses end in ``.grad``; None if no backward pass was run.
@@ -55,6 +84,7 @@ class Activations:
         self.sites_read = set[str]()
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._versions = _versions(model)
+        self.autocast = autocast_dtype(model)
         self._derived: dict[str, Tensor | None] = {}
         self.gradients: SupportsGradients | None = None
         self.head: int | None = None
@@ -80,7 +110,7 @@ class Activations:
         """
         if address in self.recorded:
             self.sites_read.add(address)
-            return self.recorded[address]
+            return self.without_padding(address, self.recorded[address])
         if address not in self._derived and address.endswith(GRADIENT_SUFFIX):
             self.require_unchanged_weights()
             self._derived[address] = None if self.gradients is None else self.gradients.get(address.removesuffix(GRADIENT_SUFFIX))
@@ -94,7 +124,7 @@ class Activations:
                 return None
             self.require_unchanged_weights()
             try:
-                with torch.no_grad(), eval_mode(self.model):
+                with self.as_in_pass():
                     if quantity.derive is None:
                         self._derived |= {name: x for name, x in rerun_sites(self, address).items() if name not in self.recorded}
                         self._derived.setdefault(address, None)
@@ -103,6 +133,19 @@ class Activations:
             except NotRecordedError:
                 return None
         return self._derived[address]
+
+    @contextmanager
+    def as_in_pass(self) -> Iterator[None]:
+        """Compute as the pass did inside the context: in evaluation mode, under the same autocast; without gradients."""
+        with torch.no_grad(), eval_mode(self.model), autocast_as(self.model, self.autocast):
+            yield
+
+    def without_padding(self, address: str, x: Tensor) -> Tensor:
+        """Drop the rows of zeros by which a batch of an expert is padded in 16-bit dtypes on a CPU; return other quantities unchanged."""
+        expert = re.match(r"(.*)\.experts\.(\d+)\.", address)
+        if expert is None or self.module(expert[1]).path is all_experts or (chosen := self.get(f"{expert[1]}.chosen")) is None:
+            return x
+        return x[: int((chosen == int(expert[2])).any(-1).sum())]
 
     def require_unchanged_weights(self) -> None:
         """Raise if the weights are no longer those of the pass.
@@ -197,9 +240,10 @@ def sequences_of(a: Activations, path: str) -> SequencesLike:
 
 
 def stack_input(a: Activations, stack: str) -> Tensor:
-    """Return the embedded tokens that enter a stack, before dropout."""
+    """Return the embedded tokens that enter a stack, before dropout, in the dtype of the residual stream."""
     own = {"encoder": "source_embedding", "decoder": "target_embedding"}[stack]
-    return a[f"{own}.resid" if hasattr(a.model, own) else "embedding.resid"]
+    with a.as_in_pass():
+        return to_autocast_dtype(a[f"{own}.resid" if hasattr(a.model, own) else "embedding.resid"])
 
 
 def stream_after(a: Activations, stack: str, n_blocks: int) -> Tensor:
@@ -240,15 +284,33 @@ def stack_output(a: Activations, stack: str) -> Tensor:
     return stream_after(a, stack, len(module.blocks))
 
 
-def attention_context(a: Activations, attention: str, part: Part = ALL_PAIRS) -> AttentionContext:
-    """Return mask, bias and rotary tables of an attention layer in this pass, as dense matrices of some queries and keys."""
+def attention_context(a: Activations, attention: str, part: Part = ALL_PAIRS, text: int | None = None) -> AttentionContext:
+    """Return mask, bias and rotary tables of an attention layer in this pass, as dense matrices of some queries and keys.
+
+    Args:
+        a: activations of the pass.
+        attention: address of the layer.
+        part: queries and keys.
+        text: index of the only text whose matrices are returned; None for those of all texts.
+    """
     block = parent(attention)
     router = getattr(a.module(block), "depth", None)
     if not isinstance(router, DepthRouter):
-        return a.model.attention_context(attention, a.batch, part)
+        return a.model.attention_context(attention, a.batch if text is None else select_text(a.batch, text), part)
     ctx = _routed_context(a, attention, router)
     mask, bias = (None if x is None else _restrict(x, part) for x in (ctx.mask, ctx.bias))
+    if text is not None:
+        mask, bias = (x if x is None or len(x) == 1 else x[text : text + 1] for x in (mask, bias))
     return replace(ctx, mask=mask, bias=bias)
+
+
+def select_text(batch: Any, text: int) -> Any:
+    """Return a batch, or the sequences in it, of one text; what all texts share, such as a single row of positions, stays."""
+    if isinstance(batch, Tensor | tuple):
+        return batch if len(batch) == 1 else batch[text : text + 1]
+    if not is_dataclass(batch) or isinstance(batch, type):
+        return batch
+    return replace(batch, **{field.name: select_text(getattr(batch, field.name), text) for field in fields(batch)})
 
 
 def _restrict(x: Tensor, part: Part) -> Tensor:

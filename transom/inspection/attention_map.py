@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations, find_network, heads_of
+from transom.inspection.activations import Activations, autocast_as, autocast_dtype, find_network, heads_of
 from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.layers.attention import Attention
@@ -45,24 +45,24 @@ class AttentionMap:
         q, k = (a.of_heads(f"{attention}.{name}", module.n_heads, [head]) for name in "qk")
         if not 0 <= text < len(q):
             raise ConfigError(f"text: expected a number from 0 to {len(q) - 1}, found {text}")
-        self.shape, self._n_texts = (q.shape[2], k.shape[2]), len(q)
+        self.shape = q.shape[2], k.shape[2]
 
     @cached_property
     def logsumexp(self) -> Float[Tensor, "query"]:
         """Logarithm of the sum of exp(score) over the keys of each query, in float32 or wider; computed once, in one pass over the map."""
         n, n_keys = self.shape
-        rows = max(MAX_ELEMENTS // (n_keys * self._n_texts), 1)
-        with torch.no_grad(), eval_mode(self._a.model):
+        rows = max(MAX_ELEMENTS // n_keys, 1)
+        with self._a.as_in_pass():
             found = self._inputs(slice(0, 1)).logsumexp().new_empty(n)  # parts kept in a list would fragment the memory between them
             for i in range(0, n, rows):
-                found[i : i + rows] = self._inputs(slice(i, i + rows)).logsumexp()[self._text, 0]
+                found[i : i + rows] = self._inputs(slice(i, i + rows)).logsumexp()[0, 0]
         return found
 
     def tile(self, queries: slice = slice(None), keys: slice = slice(None)) -> Float[Tensor, "query key"]:
         """Compute exp(S_ij - logsumexp_i) for some queries and keys; 0 for a query that attends to nothing."""
         lse = self.logsumexp[queries]
-        with torch.no_grad(), eval_mode(self._a.model):
-            s = self._inputs(queries, keys).masked_scores()[self._text, 0]
+        with self._a.as_in_pass():
+            s = self._inputs(queries, keys).masked_scores()[0, 0]
         return (s.to(lse) - lse.masked_fill(lse == -torch.inf, 0.0)[:, None]).exp()
 
     def certify(self) -> Certificate:
@@ -70,7 +70,7 @@ class AttentionMap:
         return certify(self._a, self._attention, [self._head])
 
     def _inputs(self, queries: slice, keys: slice = slice(None)) -> AttentionInputs:
-        return AttentionInputs.of(self._a, self._attention, [self._head], Part(queries, keys))
+        return AttentionInputs.of(self._a, self._attention, [self._head], Part(queries, keys), self._text)
 
 
 def _layer_with_head(network: Network, attention: str, head: int) -> Attention:
@@ -115,7 +115,7 @@ def attention_map(model: Any, inputs: Any, attention: str, head: int, text: int 
     if attention not in paths:
         raise ConfigError(f"expected the address of an attention layer, found {attention!r}; choose one of {', '.join(paths[:4])}, ...")
     recorder = _HeadRecorder(network, attention, head)
-    with torch.no_grad(), eval_mode(network):
+    with torch.no_grad(), eval_mode(network), autocast_as(network, autocast_dtype(network)):
         network.last_hidden_state(batch, recorder)
     a = Activations(network, batch, recorder.activations)
     a.head = head

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.inspection.activations import Activations, attention_context, heads_of, sublayer_input
+from transom.inspection.activations import Activations, attention_context, autocast_as, heads_of, sublayer_input
 from transom.layers.attention import Attention, AttentionArgs, attention_scores, attention_weights
 from transom.layers.context import ALL_PAIRS, Part
+from transom.layers.embedding import to_autocast_dtype
 from transom.layers.lora import LoraLinear
 
 
@@ -52,11 +53,19 @@ class AttentionInputs(NamedTuple):
     args: AttentionArgs
 
     @classmethod
-    def of(cls, a: Activations, path: str, heads: Sequence[int] | None = None, part: Part = ALL_PAIRS) -> Self:
-        """Select heads, queries and keys of the layer at ``path``; without ``heads``, all heads."""
-        module = a.module(path)
-        q, k = (a.of_heads(f"{path}.{name}", module.n_heads, heads)[:, :, rows] for name, rows in zip("qk", part, strict=True))
-        return cls(q, k, _args_of_heads(module.attention_args(attention_context(a, path, part)), heads))
+    def of(cls, a: Activations, path: str, heads: Sequence[int] | None = None, part: Part = ALL_PAIRS, text: int | None = None) -> Self:
+        """Select heads, queries and keys of the layer at ``path``, of one or all texts; without ``heads``, all heads.
+
+        Queries and keys have the dtype in which the kernel read them under the autocast of the pass.
+        """
+        module, texts = a.module(path), slice(None) if text is None else slice(text, text + 1)
+        with a.as_in_pass():
+            q, k = (
+                to_autocast_dtype(a.of_heads(f"{path}.{name}", module.n_heads, heads)[texts][:, :, rows])
+                for name, rows in zip("qk", part, strict=True)
+            )
+            args = module.attention_args(attention_context(a, path, part, text))
+        return cls(q, k, _args_of_heads(args, heads))
 
     @classmethod
     def select(cls, q: Tensor, k: Tensor, args: AttentionArgs, heads: Sequence[int] | None = None) -> Self:
@@ -131,12 +140,14 @@ def weights(a: Activations, path: str) -> Tensor:
 
 
 def implied_weights(a: Activations, path: str) -> Tensor:
-    """Compute the weights that an approximation of attention implies."""
-    module = a.module(path)
-    if not module.approximation.supports_packing:  # one sequence per row
-        result: Tensor = module.approximation.unmasked_weights(a[f"{path}.q"], a[f"{path}.k"])
-        return result
-    return weights(a, path)
+    """Compute the weights that an approximation of attention implies, in float32 or wider, without autocast, as the approximation."""
+    module, q, k = a.module(path), a[f"{path}.q"], a[f"{path}.k"]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    with autocast_as(a.model, None):
+        if not module.approximation.supports_packing:  # one sequence per row
+            result: Tensor = module.approximation.unmasked_weights(q.to(wide), k.to(wide))
+            return result
+        return weights(a, path)
 
 
 def concat(a: Activations, path: str) -> Tensor:

@@ -5,7 +5,7 @@ chain rule, with the forward pass's own values: dA = dZ V^T and dS = A (dA - row
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations, NotRecordedError, feed_forward_input, join
+from transom.inspection.activations import Activations, NotRecordedError, autocast_as, autocast_dtype, feed_forward_input, heads_of, join
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.inspection.derive_recurrent import cell, unroll
-from transom.layers.attention import repeat_kv
+from transom.layers.context import ALL_PAIRS, Part
 from transom.layers.embedding import Embedding
 from transom.layers.norm import BatchNorm
 from transom.layers.observe import ActivationRecorder, Edit, Visit
@@ -82,16 +82,25 @@ class Gradients:
 
     def get(self, address: str) -> Tensor | None:
         """Return the gradient of a quantity; None if it has none, such as whole numbers. It is 0 where the loss does not depend on it."""
+        return self._derive(address, {})
+
+    def of_map(self, address: str, heads: Sequence[int] | None, part: Part) -> Tensor | None:
+        """Return the gradient of scores or weights of an attention layer for some query heads and rows, which alone are computed."""
+        return self._derive(address, {"heads": heads, "part": part})
+
+    def _derive(self, address: str, options: Mapping[str, Any]) -> Tensor | None:
+        """Apply the rule of a quantity, with options of the rule."""
         from transom.inspection.names import owner_kind  # the table's kinds
 
         path, _, name = address.rpartition(".")
         kind = owner_kind(self.a.module(path), path)
         derive = RULES.get((str(kind), name))
-        with torch.no_grad(), eval_mode(self.a.model):
+        with self.a.as_in_pass():
             if derive is None:
-                return self.sites.get(address)
+                x = self.sites.get(address)
+                return None if x is None else self.a.without_padding(address, x)
             try:
-                return derive(self, path)
+                return derive(self, path, **options)
             except NotRecordedError:  # no token was sent to this expert or block
                 return None
 
@@ -103,12 +112,14 @@ class Gradients:
         """
         if address not in self.sites:
             raise NotRecordedError(f"expected a site that the pass reached, found {address!r}; name another quantity")
-        return self.sites[address]
+        return self.a.without_padding(address, self.sites[address])
 
     def output(self, path: str) -> Tensor | None:
         """Return the gradient of a module's output; None if the module was not called once. An embedder calls it for both of its texts."""
         calls = self.outputs.get(path, [])
-        return calls[0] if len(calls) == 1 or (calls and isinstance(self.a.model, TextEmbedderTransformer)) else None
+        if len(calls) != 1 and not (calls and isinstance(self.a.model, TextEmbedderTransformer)):
+            return None
+        return self.a.without_padding(f"{path}.out", calls[0])
 
 
 def gradient_pass(
@@ -125,15 +136,17 @@ def gradient_pass(
     """
     edits = {address: _AddZeros(torch.zeros(())) for address in sites}
     recorder = ActivationRecorder(["*"], edits)
-    with torch.inference_mode(False), torch.enable_grad(), eval_mode(network), _captured_outputs(network) as outputs:
-        logits = network(batch, recorder)
+    with torch.inference_mode(False), torch.enable_grad(), eval_mode(network), autocast_as(network, autocast_dtype(network)):
+        with _captured_outputs(network) as outputs:
+            logits = network(batch, recorder)
         chosen = answers(network, batch, logits)
         scalar = default_loss(network, logits, *chosen) if loss is None else loss(logits)
     if scalar.numel() != 1 or not scalar.requires_grad:
         raise ConfigError("loss: expected a single number that depends on the logits, found another value; return a function of the logits")
     leaves = {address: edit.zeros for address, edit in edits.items() if edit.zeros is not None} | {"logits": logits}
     calls = [x for each in outputs.values() for x in each]
-    found = torch.autograd.grad(scalar, [*leaves.values(), *calls], allow_unused=True, materialize_grads=True)
+    with autocast_as(network, None):  # as in training: products of the backward pass have the dtype of those of the forward pass
+        found = torch.autograd.grad(scalar, [*leaves.values(), *calls], allow_unused=True, materialize_grads=True)
     of_sites, of_calls = dict(zip(leaves, found, strict=False)), iter(found[len(leaves) :])
     of_outputs = {path: [next(of_calls) for _ in each] for path, each in outputs.items()}
     recorded = {address: x.detach() for address, x in recorder.activations.items()} | {"logits": logits.detach()}
@@ -167,8 +180,8 @@ def _captured_outputs(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
             handle.remove()
 
 
-Rule = Callable[[Gradients, str], Tensor | None]
-"""Computes the gradient of a quantity of the module at a path."""
+Rule = Callable[..., Tensor | None]
+"""Computes the gradient of a quantity of the module at a path; those of maps also take query heads, and query rows as a ``Part``."""
 
 
 def _output(part: str = "") -> Rule:
@@ -278,31 +291,46 @@ def _norm_square(g: Gradients, path: str) -> Tensor | None:
     return None if d is None else d / (2 * g.a[f"{path}.scale"])
 
 
-def _weights(g: Gradients, path: str) -> Tensor:
-    """Compute dA = dZ V^T."""
+Heads = Sequence[int] | None
+"""Query heads; None for all."""
+
+
+def _weights(g: Gradients, path: str, heads: Heads = None, part: Part = ALL_PAIRS) -> Tensor:
+    """Compute dA = dZ V^T, per head and row."""
     d_z = g.site(f"{path}.z")
-    return d_z @ repeat_kv(g.a[f"{path}.v"], d_z.shape[1]).transpose(-2, -1).to(d_z)
+    v = heads_of(g.a[f"{path}.v"], d_z.shape[1], heads)
+    return heads_of(d_z, d_z.shape[1], heads)[:, :, part.queries] @ v.transpose(-2, -1).to(d_z)
 
 
-def _scores(g: Gradients, path: str) -> Tensor:
+def _forward_weights(g: Gradients, path: str, heads: Heads, part: Part) -> Tensor:
+    """Return the attention weights of the pass, of which an exact layer computes those of the heads and rows only."""
+    address = f"{path}.weights"
+    if (heads, part) != (None, ALL_PAIRS) and is_exact(g.a.module(path)) and address not in g.a.recorded:
+        return AttentionInputs.of(g.a, path, heads, part).weights()
+    weights = g.a[address]
+    return heads_of(weights, weights.shape[1], heads)[:, :, part.queries]
+
+
+def _scores(g: Gradients, path: str, heads: Heads = None, part: Part = ALL_PAIRS) -> Tensor:
     """Compute dS = A (dA - rowsum(A dA)), which is 0 where a key is masked."""
-    weights, d = g.a[f"{path}.weights"], _weights(g, path)
+    weights, d = _forward_weights(g, path, heads, part), _weights(g, path, heads, part)
     return weights * (d - (weights * d).sum(-1, keepdim=True))
 
 
-def _logsumexp(g: Gradients, path: str) -> Tensor:
+def _logsumexp(g: Gradients, path: str, heads: Heads = None, part: Part = ALL_PAIRS) -> Tensor:
     """Compute -rowsum(A dA): A = exp(S - logsumexp)."""
-    return -(g.a[f"{path}.weights"] * _weights(g, path)).sum(-1)
+    return -(_forward_weights(g, path, heads, part) * _weights(g, path, heads, part)).sum(-1)
 
 
-def _dot_products(g: Gradients, path: str) -> Tensor | None:
+def _dot_products(g: Gradients, path: str, heads: Heads = None, part: Part = ALL_PAIRS) -> Tensor | None:
     """Divide dS by sqrt(d_k); with a softcap also multiply by its derivative."""
     module = g.a.module(path)
     if not is_exact(module):
         return None
-    scale, d = module.d_head**-0.5, _scores(g, path)
+    scale, d = module.d_head**-0.5, _scores(g, path, heads, part)
     if module.softcap is not None:
-        d = d * (1 - torch.tanh(AttentionInputs.of(g.a, path).dot_products() * scale / module.softcap).square())
+        s = AttentionInputs.of(g.a, path, heads, part).dot_products() * scale
+        d = d * (1 - torch.tanh(s / module.softcap).square())
     return d * scale
 
 

@@ -1,6 +1,7 @@
 """Trace a probe batch during training, every N steps."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from transom.inspection.trace import Trace, trace
@@ -11,7 +12,8 @@ from transom.training.events import Event, StepFinished, TrainingStarted
 class TraceProbe:
     """A training callback that traces a batch after every ``every`` steps: ``transom.train(recipe, out, callbacks=[TraceProbe(...)])``.
 
-    The pass runs without dropout and draws no random numbers, so that the run's weights are those of a run without the callback.
+    The pass has the precision of the run, such as bf16 under autocast. It runs without dropout and draws no random numbers, so that the
+    run's weights are those of a run without the callback.
 
     Attributes:
         steps: steps that were traced.
@@ -31,18 +33,21 @@ class TraceProbe:
         """
         self._names, self._use, self._every, self._batch, self._options = list(names), use, every, batch, options
         self._model: Network | None = None
+        self._autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.steps = list[int]()
 
     def __call__(self, event: Event) -> None:
         """Trace after the steps that are due."""
         match event:
             case TrainingStarted():
-                self._model = event.model
+                self._model, self._autocast = event.model, event.autocast
                 if self._batch is None and event.first_batch is not None:
                     self._batch = event.first_batch()
             case StepFinished() if self._model is not None and (event.step == 1 or event.step % self._every == 0):
                 batch = self._batch.to(self._model.device)
                 self.steps.append(event.step)
-                self._use(event.step, trace(self._model, batch, self._names, **self._options)[1])
+                with self._autocast():
+                    _, traced = trace(self._model, batch, self._names, **self._options)
+                self._use(event.step, traced)
             case _:
                 pass

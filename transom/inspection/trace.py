@@ -12,15 +12,17 @@ from torch import Tensor
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import GRADIENT_SUFFIX, Activations, find_network, sequences_of
+from transom.inspection.activation_sites import fake_pass
+from transom.inspection.activations import GRADIENT_SUFFIX, Activations, autocast_as, autocast_dtype, find_network, sequences_of
 from transom.inspection.attention_map import AttentionMap
 from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import SLICED_MAPS, AttentionInputs, is_exact
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.gradients import Loss, gradient_pass
 from transom.inspection.names import NamedQuantity, aliases_of, list_names, required_sites, select_names
-from transom.inspection.trace_files import read_activations, run_to_folder
+from transom.inspection.trace_files import TraceRequest, read_activations, run_to_folder
 from transom.layers.context import ALL_PAIRS, Part
+from transom.layers.mixture_of_depths import gather_selected
 from transom.layers.observe import ActivationRecorder
 
 Store = Literal["needed", "residuals", "qk", "all"]
@@ -40,7 +42,7 @@ DEFAULT_NAMES = ("resid_post", "attn.weights", "cross.weights", "h", "pooled", "
 class Trace(Mapping[str, Tensor]):
     """Quantities of one forward pass by address; each is computed when it is read, with the weights of the pass.
 
-    In a block with a depth router the positions are those of the selected tokens.
+    In a block with a depth router the positions are those of the selected tokens; ``token_positions`` gives those in the text.
 
     Attributes:
         quantities: address, meaning and cost of each quantity.
@@ -89,13 +91,9 @@ class Trace(Mapping[str, Tensor]):
             ConfigError: the name fits no quantity of the trace, or several, or the weights have changed since the pass.
         """
         address = name if name in self.quantities else self._resolve(name)
-        row, path, a = self.quantities[address].quantity, address.rpartition(".")[0], self.activations
-        if (self.heads or self.positions) and row.name in SLICED_MAPS and is_exact(a.module(path)) and address not in a.recorded:
-            with torch.no_grad(), eval_mode(a.model):
-                part = ALL_PAIRS if self.positions is None else Part(queries=list(self.positions))
-                x: Tensor = getattr(AttentionInputs.of(a, path, self.heads, part), row.name)()
-            return x
-        x = a[address]
+        if (self.heads or self.positions) and (part := self._part_of_map(address)) is not None:
+            return part
+        x = self.activations[address]
         for axis, axis_name in enumerate(self.axes(address, x.ndim)):
             if axis_name == "n_heads" and self.heads is not None:
                 x = x.index_select(axis, torch.tensor(self.heads, device=x.device))
@@ -103,10 +101,46 @@ class Trace(Mapping[str, Tensor]):
                 x = x.index_select(axis, torch.tensor(self.positions, device=x.device))
         return x
 
+    def _part_of_map(self, address: str) -> Tensor | None:
+        """Compute scores, weights or their gradients for the heads and positions of the trace only; None for other quantities."""
+        a, forward = self.activations, address.removesuffix(GRADIENT_SUFFIX)
+        path, _, name = forward.rpartition(".")
+        if name not in SLICED_MAPS or not is_exact(a.module(path)) or address in a.recorded:
+            return None
+        a.require_unchanged_weights()
+        part = ALL_PAIRS if self.positions is None else Part(queries=list(self.positions))
+        if forward != address:
+            return None if a.gradients is None else a.gradients.of_map(forward, self.heads, part)
+        with a.as_in_pass():
+            x: Tensor = getattr(AttentionInputs.of(a, path, self.heads, part), name)()
+        return x
+
     def axes(self, name: str, n: int | None = None) -> list[str]:
         """Return the names of the axes of a quantity, which has ``n`` axes; None to compute it."""
         address = name if name in self.quantities else self._resolve(name)
         return axes_of(self.quantities[address].quantity.axes, self[address].ndim if n is None else n, address)
+
+    def token_positions(self, name: str) -> Tensor:
+        """Return where in the batch the tokens of a quantity with an axis ``query`` or ``tokens`` are.
+
+        In a block with a depth router the axis ``query`` has the selected tokens of each text. The axis ``tokens`` of an expert has the
+        tokens that were sent to it.
+
+        Returns:
+            Text and position of each token, (batch, query, 2) or (tokens, 2); position -1 where a text has fewer selected tokens.
+
+        Raises:
+            ConfigError: the quantity has neither axis.
+        """
+        address = name if name in self.quantities else self._resolve(name)
+        each = self.quantities[address]
+        axes = axes_of(each.quantity.axes, len(each.shape), address)
+        if "query" not in axes and "tokens" not in axes:
+            raise ConfigError(
+                f"expected a quantity with an axis query or tokens, found {name!r}, whose axes are {', '.join(axes)}; name another"
+            )
+        found = _token_positions(self.activations, address)
+        return found if self.positions is None or "query" not in axes else found[:, list(self.positions)]
 
     def map(self, attention: str, head: int, text: int = 0) -> AttentionMap:
         """Return the attention weights of one head, which are computed tile by tile: for long texts.
@@ -138,7 +172,9 @@ class Trace(Mapping[str, Tensor]):
 def _is_idle(a: Activations, address: str) -> bool:
     """Return whether a quantity belongs to an expert or routed block to which no token was sent, or is a gradient that does not exist."""
     if address.endswith(GRADIENT_SUFFIX):
-        return a.get(address) is None
+        path, _, name = address.removesuffix(GRADIENT_SUFFIX).rpartition(".")
+        whole_map = name in SLICED_MAPS and is_exact(a.module(path))  # follows from the head outputs, and may be large
+        return a.get(f"{path}.z{GRADIENT_SUFFIX}" if whole_map else address) is None
     block = re.match(r"(.*\.blocks\.\d+)\.", address)
     if block is None or ".depth." in address:
         return False
@@ -158,6 +194,19 @@ def _n_positions(a: Activations, address: str) -> int:
     if routed and getattr(a.module(routed), "depth", None) is not None and ".depth." not in address:
         return int(a[f"{routed}.depth.selected"].sum(1).max())
     return sequences_of(a, address).tokens.shape[1]
+
+
+def _token_positions(a: Activations, address: str) -> Tensor:
+    """Return text and position of the tokens of a quantity: (batch, query, 2), or for experts (tokens, 2)."""
+    places = torch.arange(_n_positions(a, address), device=a.model.device).expand(len(a["logits"]), -1)
+    block = re.match(r"(.*\.blocks\.\d+)\.", address)
+    if block is not None and ".depth." not in address and getattr(a.module(block[1]), "depth", None) is not None:
+        selected = gather_selected(a[f"{block[1]}.depth.selected"])
+        places = selected.indices.masked_fill(~selected.valid, -1)
+    found = torch.stack([torch.arange(len(places), device=places.device)[:, None].expand_as(places), places], -1)
+    if (expert := re.match(r"(.*)\.experts\.(\d+)\.", address)) is not None:
+        return found[(a[f"{expert[1]}.chosen"] == int(expert[2])).any(-1)]
+    return found.flatten(0, 1) if ".shared." in address else found
 
 
 def map_owners(addresses: Iterable[str]) -> list[str]:
@@ -249,6 +298,7 @@ def trace(
     routed = [address for address in known if address.endswith((".depth.score", ".ff.router"))]
     edited = [at.removesuffix(".z") for at in network.edits or () if at.endswith((".attn.z", ".cross.z"))]
     weights = [f"{path}.weights" for path in edited if f"{path}.weights" in chosen]
+    request = TraceRequest.of(network, chosen, heads, positions, temperature, token_symbols(model, batch), edited)
     if any(address.endswith(GRADIENT_SUFFIX) for address in chosen):  # runs the uncompiled model
         if folder is not None:
             raise ConfigError(
@@ -259,15 +309,18 @@ def trace(
     else:
         sites = _required_sites(network.config, (*chosen, *certified))
         recorder = ActivationRecorder([*sites, *routed, *weights, *STORED_SITES.get(store, ())])
-        with torch.no_grad(), eval_mode(network):
+        with torch.no_grad(), eval_mode(network), autocast_as(network, autocast_dtype(network)):
             if folder is not None:
-                logits, activations = run_to_folder(given, network, batch, recorder.patterns, Path(folder))
-                activations.temperature = temperature
+                logits, activations = run_to_folder(given, network, batch, recorder.patterns, Path(folder), request)
             else:
                 logits = given(batch, recorder)
                 activations = Activations(network, batch, recorder.activations | {"logits": logits}, temperature)
-    kept = None if heads is None else list(heads), None if positions is None else list(positions)
-    return logits, Trace(activations, [_named(known, address) for address in chosen], *kept, token_symbols(model, batch), edited)
+    return logits, _trace_of(activations, [_named(known, address) for address in chosen], request)
+
+
+def _trace_of(activations: Activations, quantities: Sequence[NamedQuantity], request: TraceRequest) -> Trace:
+    """Build the trace of quantities that a request describes."""
+    return Trace(activations, quantities, request.heads, request.positions, request.tokens, request.edited)
 
 
 def open_trace(model: Any, folder: str | Path) -> Trace:
@@ -278,15 +331,25 @@ def open_trace(model: Any, folder: str | Path) -> Trace:
         folder: the folder.
 
     Returns:
-        A trace of the sites in the folder; ``Trace.activations`` has all quantities that follow from them.
+        The trace that ``trace`` returned: the same quantities, heads, positions, temperature and edited layers. After a crash, those of its
+        quantities that follow from what was written. ``Trace.activations`` has all other quantities that follow.
 
     Raises:
-        CheckpointError: the folder holds no trace, or one of other weights.
+        CheckpointError: the folder holds no trace, or one of other weights or of another format.
     """
     _, network = find_network(model, None)
-    activations = read_activations(network, Path(folder))
-    stored = [each for each in names_of(network.config) if each.address in activations.recorded]
-    return Trace(activations, stored, tokens=token_symbols(model, activations.batch))
+    activations, index = read_activations(network, Path(folder))
+    request, known = index.request, {each.address: each for each in names_of(network.config)}
+    names = request.names if index.complete else _that_follow(network.config, activations.recorded, request.names)
+    return _trace_of(activations, [known[name] for name in names], request)
+
+
+def _that_follow(config: Any, recorded: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the addresses of the quantities that follow from the recorded sites."""
+    kept = set(recorded)
+    with fake_pass(config) as a:
+        stored = Activations(a.model, a.batch, {address: x for address, x in a.recorded.items() if address in kept})
+        return [name for name in names if stored.get(name) is not None]
 
 
 def _named(known: Mapping[str, NamedQuantity], address: str) -> NamedQuantity:

@@ -1,7 +1,7 @@
 """Traces in files: sites are written while the model runs, and read by memory mapping.
 
-A folder has shards ``sites-00000.safetensors`` and so on, and ``trace.json``, which lists the shard of every site. The list is replaced
-after each shard, so that whatever was written before a crash can be read.
+A folder has shards ``sites-00000.safetensors`` and so on, and ``trace.json``, which lists the shard of every site and what was asked for.
+The list is replaced after each shard, so that whatever was written before a crash can be read.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,7 +19,7 @@ from transom.checkpoints.tensors import map_tensors, serialize_tensors
 from transom.data import batch as batches
 from transom.errors import CheckpointError
 from transom.files.atomic_io import write_file
-from transom.inspection.activations import Activations
+from transom.inspection.activations import Activations, autocast_dtype
 from transom.layers.observe import ActivationRecorder
 from transom.models import inputs
 from transom.models.base import Network
@@ -29,11 +29,73 @@ SHARD_BYTES = 2**25
 """Size in bytes from which a shard is written."""
 
 
+FORMAT_VERSION = 2
+"""Version of the folders that are written and read. Version 1 had no request and no autocast."""
+
+
+class TraceRequest(BaseModel):
+    """Request of a trace, and what else gives the same values again.
+
+    Attributes:
+        names: addresses of the quantities.
+        heads: query heads; None for all.
+        positions: query positions; None for all.
+        temperature: divisor of the logits before ``probs`` and ``log_probs``.
+        tokens: symbols of the first row per side.
+        edited: attention layers whose head outputs were edited.
+        autocast: PyTorch's name of the dtype of matrix products under autocast, such as ``bfloat16``; None without autocast.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    names: list[str]
+    heads: list[int] | None
+    positions: list[int] | None
+    temperature: float
+    tokens: dict[str, list[str]]
+    edited: list[str]
+    autocast: Literal["bfloat16", "float16", "float32"] | None
+
+    @classmethod
+    def of(
+        cls,
+        network: Network,
+        names: Sequence[str],
+        heads: Sequence[int] | None,
+        positions: Sequence[int] | None,
+        temperature: float,
+        tokens: Mapping[str, list[str]],
+        edited: Sequence[str],
+    ) -> Self:
+        """Describe a request, with the autocast that is in force."""
+        dtype = autocast_dtype(network)
+        return cls(
+            names=list(names),
+            heads=None if heads is None else [int(head) for head in heads],
+            positions=None if positions is None else [int(position) for position in positions],
+            temperature=float(temperature),
+            tokens=dict(tokens),
+            edited=list(edited),
+            autocast=None if dtype is None else cast(Any, str(dtype).removeprefix("torch.")),
+        )
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """Dtype of matrix products under autocast; None without autocast."""
+        return None if self.autocast is None else getattr(torch, self.autocast)
+
+
+class _AnyVersion(BaseModel):
+    """The version of a folder's format, of any version."""
+
+    version: int
+
+
 class TraceIndex(BaseModel):
     """The list of a folder's tensors.
 
     Attributes:
         version: version of the format.
+        request: what was asked for.
         weights: digest of the model's weights during the pass.
         batch: classes and values of the batch, whose tensors are in the shards under ``batch``.
         shards: shard of each tensor.
@@ -41,7 +103,8 @@ class TraceIndex(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    version: int = 1
+    version: int = FORMAT_VERSION
+    request: TraceRequest
     weights: str
     batch: Any
     shards: dict[str, str]
@@ -55,13 +118,14 @@ class TraceWriter(ActivationRecorder):
         index: what has been written.
     """
 
-    def __init__(self, patterns: Sequence[str], folder: Path, network: Network, batch: Any) -> None:
+    def __init__(self, patterns: Sequence[str], folder: Path, network: Network, batch: Any, request: TraceRequest) -> None:
         """Write the batch; the sites that match ``patterns`` follow during the pass."""
         super().__init__(patterns)
         self.folder, self._pending, self._bytes, self._n_shards = folder, dict[str, Tensor](), 0, 0
         self._unrolled = dict[str, Tensor]()
         tensors = dict[str, Tensor]()
-        self.index = TraceIndex(weights=weights_digest(network), batch=_pack(batch, "batch", tensors), shards={})
+        packed = _pack(batch, "batch", tensors)
+        self.index = TraceIndex(request=request, weights=weights_digest(network), batch=packed, shards={})
         folder.mkdir(parents=True, exist_ok=True)
         (folder / INDEX).unlink(missing_ok=True)  # first, so that an earlier trace is never mixed with this one
         for shard in folder.glob("sites-*.safetensors"):
@@ -127,15 +191,19 @@ class MappedTensors(Mapping[str, Tensor]):
         return len(self._shards)
 
 
-def read_activations(network: Network, folder: Path) -> Activations:
+def read_activations(network: Network, folder: Path) -> tuple[Activations, TraceIndex]:
     """Open the folder of a trace; sites are read when they are used.
 
     Raises:
-        CheckpointError: the folder holds no trace, or one of other weights.
+        CheckpointError: the folder holds no trace, or one of other weights or of another format.
     """
     path = folder / INDEX
     try:
-        index = TraceIndex.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        version = _AnyVersion.model_validate_json(content).version
+        if version != FORMAT_VERSION:
+            raise CheckpointError(f"{path}: expected a trace of format {FORMAT_VERSION}, found format {version}; write the trace again")
+        index = TraceIndex.model_validate_json(content)
     except (OSError, ValidationError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "none"
         raise CheckpointError(f"{path}: expected the list of a trace's files, found {reason}; write the trace again") from None
@@ -143,7 +211,9 @@ def read_activations(network: Network, folder: Path) -> Activations:
         raise CheckpointError(f"{path}: expected a trace of this model's weights, found one of others; load that model, or trace again")
     tensors = MappedTensors(folder, index.shards)
     recorded = MappedTensors(folder, {name: shard for name, shard in index.shards.items() if not name.startswith("batch.")})
-    return Activations(network, _unpack(index.batch, tensors), recorded)
+    activations = Activations(network, _unpack(index.batch, tensors), recorded, index.request.temperature)
+    activations.autocast = index.request.autocast_dtype
+    return activations, index
 
 
 def weights_digest(network: Network) -> str:
@@ -189,9 +259,11 @@ def _unpack(described: Any, tensors: Mapping[str, Tensor]) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def run_to_folder(given: Any, network: Network, batch: Any, patterns: Sequence[str], folder: Path) -> tuple[Tensor, Activations]:
+def run_to_folder(
+    given: Any, network: Network, batch: Any, patterns: Sequence[str], folder: Path, request: TraceRequest
+) -> tuple[Tensor, Activations]:
     """Run a model and write the matching sites to a folder; return the logits and the mapped activations."""
-    writer = TraceWriter(patterns, folder, network, batch)
+    writer = TraceWriter(patterns, folder, network, batch, request)
     compiled = given is not network
     recorder = ActivationRecorder(patterns) if compiled else writer  # a compiled graph writes no files
     logits: Tensor = given(batch, recorder)
@@ -199,4 +271,4 @@ def run_to_folder(given: Any, network: Network, batch: Any, patterns: Sequence[s
         writer.keep(address, x)
     writer.keep("logits", logits)
     writer.flush(complete=True)
-    return logits, read_activations(network, folder)
+    return logits, read_activations(network, folder)[0]

@@ -1,6 +1,7 @@
 """Events of a training run, which callbacks receive; a callback is any callable that takes one event."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ class TrainingStarted:
         notes: sentences to print for the user.
         model: the model that is trained, a ``models.base.Network``.
         first_batch: builds the first batch of the training data, a ``data.batch.Batch``.
+        autocast: returns a context in which matrix products have the precision of the run.
     """
 
     folder: Path
@@ -30,6 +32,7 @@ class TrainingStarted:
     notes: tuple[str, ...] = ()
     model: Any = field(default=None, repr=False)
     first_batch: Callable[[], Any] | None = field(default=None, repr=False)
+    autocast: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext, repr=False)
 
 
 @dataclass(frozen=True)

@@ -140,10 +140,8 @@ class _TrainingLoop:
         notes = (*self.setup.task.report.lines(), *self.setup.notes, *self.notes)
         reason = self.stop_reason(lambda: False)
         notes = (*notes, *limit_notes(self.recipe_training, reason, p.step, p.seconds))
-        facts = self.setup.facts
-        self.notify(
-            TrainingStarted(self.setup.folder.path, p.step, self.training.max_steps, facts, notes, self.setup.model, self.first_batch)
-        )
+        setup, max_steps, autocast = self.setup, self.training.max_steps, self.train_step.autocast
+        self.notify(TrainingStarted(setup.folder.path, p.step, max_steps, setup.facts, notes, setup.model, self.first_batch, autocast))
         if reason and p.last_validation_step < p.step:  # the run already stopped at this end
             self.validate_and_save(reason)
         batches = self.setup.task.loader.batches_from(p.position)
