@@ -410,7 +410,7 @@ def test_residuals_of_other_placements(placement: str) -> None:
 
 def edits_of_every_kind() -> st.SearchStrategy[dict[str, Any]]:
     """Draw the fields of an edit of any kind."""
-    indices = st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=3)
+    indices = st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)
     finite = st.floats(-1e6, 1e6)
     shared: dict[str, Any] = {"stack": st.sampled_from([None, "encoder", "decoder"]), "blocks": indices}
     heads, site = shared | {"part": st.sampled_from(["attn", "cross"]), "heads": indices}, {"name": st.just("resid_mid"), "heads": indices}
@@ -423,7 +423,7 @@ def edits_of_every_kind() -> st.SearchStrategy[dict[str, Any]]:
         "ablate-heads": heads | values | {"positions": indices},
         "ablate-neurons": shared | values | {"neurons": indices, "expert": st.none() | st.integers(0, 3)},
         "patch": site | {"text": st.text(), "run": st.none() | st.just("runs/a")},
-        "knock-out-key": heads | {"keys": st.lists(st.integers(0, 9), min_size=1), "queries": indices},
+        "knock-out-key": heads | {"keys": st.lists(st.integers(0, 9), min_size=1, unique=True), "queries": indices},
         "scale": site | {"factor": finite, "positions": indices},
         "set": site | {"value": finite | st.lists(finite, min_size=1, max_size=3), "neurons": indices},
         "unscaled-scores": heads,
