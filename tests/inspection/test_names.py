@@ -49,6 +49,7 @@ from transom.layers.recurrent.recurrent_layers import RecurrentLayer, RecurrentS
 from transom.layers.vision.patch_embedding import PatchEmbedding
 from transom.models.base import Network
 from transom.models.encoder import TextEmbedderTransformer
+from transom.tasks.audio.schema import SpectrogramTransformerConfig
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -347,7 +348,11 @@ def test_the_families_of_every_row_are_those_that_have_it() -> None:
     families = {fields["kind"]: SIZES | fields for fields in reversed(FAMILIES + ENCODERS)}
     texts = [family | more for family in families.values() for more in COMPONENTS]
     images = [PLAIN | more for more in COMPONENTS]
-    for config in [*map(described, SET_WRITERS + SET_ENCODERS + texts), *map(described_network, SET_NETWORKS + images)]:
+    networks = [described_network(fields) for fields in SET_NETWORKS + images]
+    sounds = {"kind": "spectrogram-transformer", "classes": ["a", "b"], "image_size": 16, "patch_size": 4} | {"d_model": 8, "n_heads": 2}
+    shared = [{name: fields[name] for name in ("stem", "position", "pooling") if name in fields} for fields in SET_NETWORKS]
+    networks += [SpectrogramTransformerConfig.model_validate(sounds | {"n_layers": 2, "d_ff": 9} | each) for each in COMPONENTS + shared]
+    for config in [*map(described, SET_WRITERS + SET_ENCODERS + texts), *networks]:
         for each in list_names(config):
             met.setdefault((each.kind, each.quantity.name), set()).add(config.kind)
     expected = {(kind, row.name): set(families_of(kind, row)) for kind, rows in QUANTITIES.items() for row in rows}

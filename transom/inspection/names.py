@@ -37,7 +37,7 @@ Derive = Callable[[Activations, str], Tensor | None]
 
 Cost = Literal["exists", "derived", "recomputed"]
 
-VISION = ("vision-transformer",)
+VISION = ("vision-transformer", "spectrogram-transformer")
 TEXT = ("seq2seq", "decoder", "encoder", "text-classifier", "token-tagger", "text-embedder")
 RECURRENT = ("recurrent-seq2seq", "recurrent-decoder")
 TRANSFORMERS = (*TEXT, *VISION)
