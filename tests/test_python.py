@@ -70,7 +70,7 @@ def translator(trained: RunResult) -> Translator:
 
 def test_dir_lists_the_public_names() -> None:
     predictors = ["AudioClassifier", "Classifier", "Embedder", "Generator", "ImageClassifier", "MaskFiller", "Tagger", "Translator"]
-    assert {*dir(transom)} == {"TransomError", "__version__", "build", "edits", "explain", "load", "trace", "train", *predictors}
+    assert {*dir(transom)} == {"TransomError", "__version__", "build", "edits", "explain", "load", "plot", "trace", "train", *predictors}
     assert {getattr(transom, name) for name in predictors} == {task_class(each).PREDICTOR for each in recipes_by_task().values()}
     assert transom.TransomError is TransomError
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transom.errors import TransomError as TransomError
     from transom.inspection.edits.scope import edits as edits
     from transom.inspection.explain.explain import explain as explain
+    from transom.inspection.plots.kinds import plot as plot
     from transom.inspection.trace import trace as trace
     from transom.models.build import build as build
     from transom.tasks.audio.task import AudioClassifier as AudioClassifier
@@ -44,6 +45,7 @@ _HOMES = {
     "edits": "transom.inspection.edits.scope",
     "explain": "transom.inspection.explain.explain",
     "load": "transom.tasks.load",
+    "plot": "transom.inspection.plots.kinds",
     "trace": "transom.inspection.trace",
     "train": "transom.tasks.train",
 }

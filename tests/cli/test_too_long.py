@@ -172,6 +172,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "trace",  # notes what it truncates: test_trace.py
         "worked-examples",
         "explain",  # notes what it truncates: test_explain.py
+        "plot",  # likewise
         "plugins",
         "compare-components",
         "recipes",
