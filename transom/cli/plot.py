@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_path
+from transom.checkpoints.output_paths import check_output_file
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, expand_options, require_one_input
+from transom.cli.options import (
+    InputFileOption,
+    PrecisionOption,
+    RunArgument,
+    TextArgument,
+    expand_options,
+    option_errors,
+    require_one_input,
+)
 from transom.cli.output import JsonOption, print_note, print_result
 from transom.cli.trace import indices_option
 from transom.errors import ConfigError
@@ -115,7 +123,7 @@ def plot(
     path = Path(f"{kind}.svg") if out is None else out
     numbers = path.with_suffix(".csv")
     for each in (path, numbers):
-        check_output_path(each, [run, input_file])
+        check_output_file(each, [run, input_file])
     with gc_frozen_imports():
         from transom.inspection.plots.kinds import KINDS
         from transom.inspection.plots.picture import check_suffix
@@ -127,7 +135,10 @@ def plot(
         require_one_input(text, input_file)
     elif text is not None or input_file is not None:
         raise ConfigError(f"expected no TEXT and no --input for {kind}, which shows the model alone, found one; leave it out")
-    picture = _draw(kind, load(run, precision), text, input_file, given)
+    predictor, named = load(run, precision), {name: f"--{name}" for name in KINDS[kind].options}
+    named |= {"blocks": "--block", "heads": "--head"} if kind == "head" else {}
+    with option_errors(text="TEXT", **named):
+        picture = _draw(kind, predictor, text, input_file, given)
     for each in dict.fromkeys((path, numbers)):
         picture.save(each)
     record = {"title": picture.title, "alt": picture.alt, "columns": picture.columns, "rows": picture.rows} if as_json else None

@@ -42,8 +42,14 @@ TEXT = ("seq2seq", "decoder", "encoder", "text-classifier", "token-tagger", "tex
 RECURRENT = ("recurrent-seq2seq", "recurrent-decoder")
 TRANSFORMERS = (*TEXT, *VISION)
 FAMILIES = (*TRANSFORMERS, *RECURRENT, "convolutional")
-FAMILY_GROUPS = {"all": FAMILIES, "Transformers": TRANSFORMERS, "text Transformers": TEXT, "text models": (*TEXT, *RECURRENT)}
-"""Families of models, by their ``model.kind``, and names of groups of them."""
+FAMILY_GROUPS = {
+    "all": FAMILIES,
+    "Transformers": TRANSFORMERS,
+    "text models": (*TEXT, *RECURRENT),
+    "text Transformers": TEXT,
+    "vision Transformers": VISION,
+}
+"""Names of groups of families, larger groups first; families are values of ``model.kind``."""
 
 
 class Quantity(NamedTuple):

@@ -40,12 +40,17 @@ def vocabulary() -> list[dict[str, Any]]:
 
 
 def describe_families(families: Sequence[str]) -> str:
-    """Return the name of a group of families, or their names.
+    """Return the names of groups of families, and of the families that are in none of these groups.
 
-    >>> describe_families(["recurrent-seq2seq"])
-    'recurrent-seq2seq'
+    >>> describe_families(["recurrent-seq2seq"]), describe_families(["vision-transformer", "spectrogram-transformer", "encoder"])
+    ('recurrent-seq2seq', 'vision Transformers, encoder')
     """
-    return next((name for name, group in FAMILY_GROUPS.items() if set(group) == set(families)), ", ".join(families))
+    groups, left = list[str](), dict.fromkeys(families)
+    for name, group in FAMILY_GROUPS.items():
+        if set(group) <= left.keys():
+            groups.append(name)
+            left = {family: None for family in left if family not in group}
+    return ", ".join([*groups, *left])
 
 
 def names_page() -> str:

@@ -36,7 +36,7 @@ def choose_layers(model: Any, attention: str | None) -> str:
         raise ConfigError(f"expected a Transformer, whose attention can be drawn, found {config.FAMILY}; use another run")
     chosen = attention or ("cross" if "cross" in kinds else kinds[0])
     if chosen not in kinds:
-        raise ConfigError(f"--attention: expected {' or '.join(kinds)} for {config.FAMILY}, found {chosen!r}; choose one of these")
+        raise ConfigError(f"attention: expected {' or '.join(kinds)} for {config.FAMILY}, found {chosen!r}; choose one of these")
     return "decoder.blocks.*.cross.weights" if chosen == "cross" else f"{chosen}.blocks.*.attn.weights"
 
 
@@ -80,7 +80,7 @@ def heads(model: Any, inputs: Any, attention: str | None = None, blocks: Sequenc
     maps = {int(address.split(".blocks.")[1].split(".")[0]): found[address][0].float().cpu() for address in found}
     n_heads = max(len(each) for each in maps.values())
     if len(maps) * n_heads > MAX_DRAWN_HEADS:
-        raise ConfigError(f"--blocks: expected at most {MAX_DRAWN_HEADS} heads to draw, found {len(maps) * n_heads}; choose blocks")
+        raise ConfigError(f"blocks: expected at most {MAX_DRAWN_HEADS} heads to draw, found {len(maps) * n_heads}; choose blocks")
     largest = max(float(each.max()) for each in maps.values())
 
     def draw(figure: "Figure") -> None:

@@ -106,7 +106,7 @@ def embeddings(model: Any, words: Sequence[str] | None = None, most: int = 120) 
         names = tokenizer.symbols(list(range(len(weight))))
         vectors = [(name, weight[i]) for i, name in enumerate(names) if any(c.isalpha() for c in name)][:most]
     if len(vectors) < 3:
-        raise ConfigError(f"--words: expected at least three words of the vocabulary, found {len(vectors)}; give more")
+        raise ConfigError(f"words: expected at least three words of the vocabulary, found {len(vectors)}; give more")
     x = torch.stack([vector for _, vector in vectors]).double()
     centered = x - x.mean(0)
     _, s, directions = torch.linalg.svd(centered, full_matrices=False)

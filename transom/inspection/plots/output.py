@@ -27,10 +27,10 @@ def probabilities(model: Any, inputs: Any, position: int = -1, temperatures: Seq
     row = logits[0].double().cpu()
     if row.dim() == 2:
         if not -len(row) <= position < len(row):
-            raise ConfigError(f"--position: expected a position from 0 to {len(row) - 1}, found {position}; give another")
+            raise ConfigError(f"position: expected a position from 0 to {len(row) - 1}, found {position}; give another")
         row = row[position]
     if min(temperatures, default=0.0) <= 0:
-        raise ConfigError(f"--temperatures: expected numbers above 0, found {', '.join(f'{t:g}' for t in temperatures)}")
+        raise ConfigError(f"temperatures: expected numbers above 0, found {', '.join(f'{t:g}' for t in temperatures)}")
     names = output_names(model, len(row))
     best = row.topk(min(top, len(row))).indices.tolist()
     rows = [(tau, names[i], i, float(p)) for tau in temperatures for i, p in zip(best, (row / tau).softmax(-1)[best].tolist(), strict=True)]
