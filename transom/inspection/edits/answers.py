@@ -107,9 +107,7 @@ def _continuation(run: Generator, prompt: list[int], text: str | None, answer: s
     batch = LanguageBatch(read, read.tokens, (0,)).to(run.model.device)
     places, chosen = torch.arange(len(prompt) - 1, len(row), device=run.model.device), torch.tensor(tokens, device=run.model.device)
     shown = "".join(run.tokenizer.symbols(tokens)).replace("▁", " ") if answer is None else answer
-    return Question(
-        batch, lambda logits: log_probabilities(logits)[:, places, chosen].double().sum(1), shown, (), places.tolist(), tokens
-    )
+    return Question(batch, lambda logits: log_probabilities(logits)[:, places, chosen].double().sum(1), shown, (), places.tolist(), tokens)
 
 
 def _class(run: Any, batch: Any, classes: Sequence[str], answer: str | None) -> Question:

@@ -23,7 +23,7 @@ from transom.inspection.lenses.readout import (
 from transom.models.base import Network
 
 Translate = Callable[[int, Tensor], Tensor]
-"""Maps stream number i, which is the embedding for 0 and the stream after block i - 1 for others, to a stream that the output layer reads."""
+"""Maps stream number i to a stream that the output layer reads; stream 0 is the embedding, stream i follows block i - 1."""
 
 
 class LogitLens(NamedTuple):
@@ -112,4 +112,4 @@ def _read(network: Network, implied: Tensor, own: Tensor, answers: Tensor, top: 
     best = log_p.topk(min(top, log_p.shape[-1]))
     of_answer = log_p.gather(-1, answers[..., None])
     rank = (log_p > of_answer).sum(-1) + 1
-    return best.indices, best.values.exp(), of_answer[..., 0].exp(), rank, divergence(network, own, implied)
+    return best.indices, best.values.exp(), of_answer[..., 0].exp(), rank, divergence(network, own, implied).clamp_min(0.0)
