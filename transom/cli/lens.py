@@ -63,8 +63,8 @@ def logit(
     """Print what the model would answer if it ended after each block: the logit lens (nostalgebraist 2020).
 
     The residual stream after each block passes through the final norm and the output layer. p and rank are those of the answer, and KL is
-    the distance of the block's distribution from the model's own in nats. With --tuned, an affine map that transom lens tune trained precedes
-    the final norm (Belrose et al. 2023): early blocks write in other coordinates, which the logit lens alone reads badly.
+    the distance of the block's distribution from the model's own in nats. With --tuned, an affine map that transom lens tune trained
+    precedes the final norm (Belrose et al. 2023): early blocks write in other coordinates, which the logit lens alone reads badly.
 
     Examples: transom lens logit runs/gpt "To be, or not to"; transom lens logit runs/mine "A man sleeps." --positions 0,1 --tuned.
     """
@@ -144,8 +144,8 @@ def attribution(
     """Divide one logit among the parts of the model that wrote to the residual stream (direct logit attribution; Elhage et al. 2021).
 
     Each head, feed-forward network, expert, embedding and bias adds a vector to the stream. With the statistics of the norms held fixed
-    the logit is a sum over these vectors. The sum of all contributions is printed beside the logit. A difference of two logits (--against) shows
-    what decides between two answers, without what raises all logits.
+    the logit is a sum over these vectors. The sum of all contributions is printed beside the logit. A difference of two logits (--against)
+    shows what decides between two answers, without what raises all logits.
 
     Examples: transom lens attribution runs/gpt "To be, or not to"; transom lens attribution runs/sst2 "A fine film." --against negative.
     """
