@@ -27,6 +27,7 @@ COMMANDS_THAT_WRITE: dict[str, Command] = {
     "compare-attention": lambda run, input_file, out: ["compare-attention", run.folder, "--input", input_file, "--out", out],
     "trace": lambda run, input_file, out: ["trace", run.folder, "--input", input_file, "--out", out],
     "ablate": lambda run, input_file, out: ["ablate", run.folder, "--input", input_file, "--part", "cross", "--out", out],
+    "lens tune": lambda run, input_file, out: ["lens", "tune", run.folder, "--steps", "1", "--out", out],
     "explain": lambda run, input_file, out: ["explain", run.folder, "--input", input_file, "--format", "text", "--out", out],
     "translate's steps": lambda run, input_file, out: [
         *("translate", run.folder, "--input", input_file, "--trace", "steps", "--trace-file", out)

@@ -64,9 +64,10 @@ def load_inputs(run: Any, folder: Path, text: str | None, file: Path | None) -> 
     Raises:
         DataError: a text or file cannot be read.
     """
-    if text is None and file is None:
+    if text is not None:
+        return [build_example_batch(run, text, None).batch]
+    if file is None:
         return list(load_run_data(folder).valid)
-    if file is not None and isinstance(run, SupportsFileInput):
+    if isinstance(run, SupportsFileInput):
         return [build_example_batch(run, None, file).batch]
-    lines = [text] if text is not None else [line for line in read_lines(file) if line.strip()]
-    return [build_example_batch(run, line, None).batch for line in lines]
+    return [build_example_batch(run, line, None).batch for line in read_lines(file) if line.strip()]

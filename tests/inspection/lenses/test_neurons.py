@@ -52,7 +52,7 @@ def test_a_neuron_fires_at_the_tokens_with_the_largest_coefficients(family: dict
 
 @torch.no_grad()
 def test_an_expert_fires_at_the_tokens_that_are_sent_to_it() -> None:
-    experts = {"kind": "moe", "expert": {"kind": "relu"}, "n_experts": 3, "top_k": 1}
+    experts = {"kind": "moe", "expert": {"kind": "relu"}, "n_experts": 3, "top_k": 1, "norm_topk_prob": False}
     model, batch = model_of(FAMILIES[3], feed_forward=experts)
     x, moe = network_input(model, batch, "decoder.blocks.0"), model.decoder.blocks[0].ff
     chosen, real = (x @ moe.router.weight.T).argmax(-1), batch.decoder_input.segments > 0
@@ -66,6 +66,9 @@ def test_an_expert_fires_at_the_tokens_that_are_sent_to_it() -> None:
 @torch.no_grad()
 def test_a_routed_block_fires_at_selected_tokens() -> None:
     model, batch = model_of(FAMILIES[3], depth={"kind": "mod", "capacity": 0.5, "every": 2})
+    recorder = ActivationRecorder(["*.depth.score"])
+    model(batch, recorder)
+    model.decoder.blocks[1].depth.map.bias -= recorder.activations["decoder.blocks.1.depth.score"].median()
     recorder = ActivationRecorder(["*.depth.score"])
     model(batch, recorder)
     selected = (recorder.activations["decoder.blocks.1.depth.score"] > 0) & (batch.decoder_input.segments > 0)
@@ -91,11 +94,11 @@ def test_networks_and_neurons_that_do_not_exist_are_refused() -> None:
     assert find_network_of_neurons(model, 1)[0] == "decoder.blocks.1.ff"
     for options, expected in (
         ({"block": 2}, "block: expected a number from 0 to 1 in the decoder, found 2"),
-        ({"block": 0, "expert": 1}, "expert: expected none for decoder.blocks.0.ff, which has no experts, found 1"),
+        ({"block": 0, "expert": 1}, r"expert: expected none for decoder\.blocks\.0\.ff, which has no experts, found 1"),
     ):
         with pytest.raises(ConfigError, match=expected):
             find_network_of_neurons(model, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="neurons: expected numbers from 0 to 7 for encoder.blocks.0.ff, found 8"):
+    with pytest.raises(ConfigError, match=r"neurons: expected numbers from 0 to 7 for encoder\.blocks\.0\.ff, found 8"):
         neuron_firings(model, [batch], "encoder.blocks.0.ff", [8])
     with pytest.raises(ConfigError, match="expected a network before a linear output layer, found none"):
         neuron_tokens(model, "encoder.blocks.0.ff", [0])

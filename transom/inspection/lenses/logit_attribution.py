@@ -145,7 +145,8 @@ class _Backward:
 
     def _head(self, position: int, symbol: int, against: int | None) -> _Rows:
         """Carry the gradient from the logit to the output of the stack: through W_U, pooler or transform, and pooling."""
-        a, model = self.a, self.a.model
+        a = self.a
+        model: Any = a.model
         w, bias = model.unembedding.weight.double(), model.unembedding.bias
         g = w[symbol] - (0.0 if against is None else w[against])
         if bias is not None:
@@ -163,7 +164,7 @@ class _Backward:
             u = model.pooler(a["pooled"])[0].double()
             here = torch.zeros(1, dtype=torch.long, device=g.device)
             g = self._linear("pooler", model.pooler, _Rows(here, (g * torch.where(u == 0, 1.0, torch.tanh(u) / u))[None])).g[0]
-        if model.config.pooling == "cls":  # type: ignore[union-attr]
+        if model.config.pooling == "cls":
             return _Rows(torch.zeros(1, dtype=torch.long, device=g.device), g[None])
         n = a[f"{self.stack}.out"].shape[1]
         mask = a.batch.source.segments[0] > 0 if isinstance(model, TextClassifierTransformer) else torch.ones(n, device=g.device) > 0

@@ -77,6 +77,11 @@ def find_network_of_neurons(model: Any, block: int, stack: str | None = None, ex
     return path, ff
 
 
+def _module(network: Network, path: str) -> Any:
+    """Return the module at a path."""
+    return network.get_submodule(path)
+
+
 def neuron_firings(
     model: Any,
     batches: Iterable[Any],
@@ -102,7 +107,7 @@ def neuron_firings(
         ConfigError: a neuron does not exist.
     """
     network = find_network(model, None)[1]
-    n_neurons = network.get_submodule(path).up.weight.shape[0]  # type: ignore[union-attr]
+    n_neurons = _module(network, path).up.weight.shape[0]
     chosen = list(range(n_neurons)) if neurons is None else list(neurons)
     if bad := [each for each in chosen if not 0 <= each < n_neurons]:
         raise ConfigError(f"neurons: expected numbers from 0 to {n_neurons - 1} for {path}, found {bad[0]}")
@@ -223,7 +228,7 @@ def neuron_tokens(model: Any, path: str, neurons: Sequence[int], *, top: int = 1
     network = find_network(model, None)[1]
     if not promotes_tokens(network, path):
         raise ConfigError(f"{path}: expected a network before a linear output layer, found none; read the texts that fire its neurons")
-    down = network.get_submodule(path).down
+    down = _module(network, path).down
     weight = down.merged_weight(down.weight, down.lora_a, down.lora_b) if isinstance(down, LoraLinear) else down.weight
     v = weight[:, list(neurons)].T
     for norm in _following_norms(network, path):
@@ -240,12 +245,10 @@ def neuron_tokens(model: Any, path: str, neurons: Sequence[int], *, top: int = 1
 
 def _following_norms(network: Network, path: str) -> list[Norm]:
     """Return the norms between a feed-forward network and the output layer, those of later blocks left out."""
-    stack, block = network.get_submodule(output_stack(network)), network.get_submodule(path.partition(".ff")[0])
-    own = (
-        block.ff_residual.norm
-        if isinstance(block, PostNormBlock)
-        else block.ff_residual.norm_out
-        if isinstance(block, SandwichBlock)
-        else None
-    )
+    stack, block = _module(network, output_stack(network)), _module(network, path.partition(".ff")[0])
+    own = None
+    if isinstance(block, PostNormBlock):
+        own = block.ff_residual.norm
+    elif isinstance(block, SandwichBlock):
+        own = block.ff_residual.norm_out
     return [norm for norm in (own, stack.norm) if isinstance(norm, Norm)]

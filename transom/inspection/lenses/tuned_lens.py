@@ -161,7 +161,7 @@ def train_tuned_lens(
             with torch.enable_grad(), eval_mode(network):
                 optimizer.zero_grad()
                 for kl in _divergences(network, batch.to(network.device), lambda i, x: _affine(x, *maps[i]), max_positions):
-                    kl.mean().backward(inputs=leaves)  # type: ignore[no-untyped-call]  # the model's weights get no gradient
+                    kl.mean().backward(inputs=leaves)  # the model's weights get no gradient
             optimizer.step()
             schedule.step()
             notify(step + 1, n_steps)
