@@ -89,7 +89,8 @@ def input_attribution(
         ConfigError: the input has several rows, or padding is the baseline of an image.
     """
     network, batch = _network_and_batch(model, inputs)
-    logits, found = trace(network, batch, ["logits"], store="residuals")
+    patches = [f"{path}.patch" for path in _embeddings(network) if isinstance(getattr(network, path), PatchEmbedding)]
+    logits, found = trace(network, batch, ["logits", *patches], store="residuals")
     require_one_row(len(logits))
     a = found.activations
     points = {path: (a[f"{path}.resid"], _baseline(a, path, baseline)) for path in _embeddings(network)}

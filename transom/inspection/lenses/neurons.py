@@ -134,7 +134,7 @@ def _hidden(network: Network, batch: Any, path: str) -> tuple[Float[Tensor, "tok
         at = _places(a, path)
         hidden = a.get(f"{path}.hidden")
     if hidden is None:
-        hidden = torch.empty(0, network.get_submodule(path).up.weight.shape[0])  # type: ignore[union-attr]
+        hidden = torch.empty(0, _module(network, path).up.weight.shape[0])
     hidden = hidden.flatten(0, -2)[: len(at)]
     real = at[:, 0] >= 0
     return hidden[real.to(hidden.device)].float().cpu(), at[real].cpu()
