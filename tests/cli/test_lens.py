@@ -9,7 +9,7 @@ from tests.cli.conftest import Call, Trained
 from tests.cli.test_encoders import classifying, filling, labelled
 from tests.cli.test_images import photos, seeing
 from tests.cli.test_language import LanguageRun, spoken
-from transom.data.tokenizer.special_tokens import SOS
+from transom.data.tokenizer.special_tokens import EOS
 from transom.inspection.lenses.tuned_lens import FILE, load_tuned_lens
 from transom.tasks.load import load
 
@@ -19,7 +19,7 @@ __all__ = ["classifying", "filling", "labelled", "photos", "seeing", "spoken"]
 @torch.no_grad()
 def test_each_stream_is_read(transom: Call, trained: Trained, spoken: LanguageRun, filling: Path) -> None:
     run = load(spoken.folder, "fp32")
-    row = [SOS, *run.tokenizer.encode("the sun")]
+    row = [EOS, *run.tokenizer.encode("the sun")]
     p = run.model(torch.tensor([row]))[0, -1].softmax(-1)
     *_, last = transom("lens", "logit", spoken.folder, "the sun", "--json").json["streams"]
     (one,) = last["positions"]
