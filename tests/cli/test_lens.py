@@ -30,7 +30,7 @@ def test_each_stream_is_read(transom: Call, trained: Trained, spoken: LanguageRu
     page = transom("lens", "logit", trained.folder, "ab ba")
     assert page.out.startswith("most probable token") and max(map(len, page.out.splitlines())) <= 100
     masked = transom("lens", "logit", filling, "the [MASK] of 3", "--answer", "s", "--json").json
-    assert masked["streams"][0]["positions"][0]["answer"] == "s"
+    assert masked["streams"][0]["positions"][0]["answer"] == "▁s"
 
 
 def test_the_contributions_to_a_logit_are_printed_with_their_sum(transom: Call, classifying: Path, trained: Trained) -> None:
@@ -57,6 +57,8 @@ def test_a_tuned_lens_is_trained_saved_and_used(transom: Call, spoken: LanguageR
     out = tmp_path / "lens.safetensors"
     missing = transom("lens", "logit", spoken.folder, "the sun", "--tuned").error
     assert f"{spoken.folder / FILE}: expected a tuned lens, found no file" in missing
+    text = next(spoken.text.iterdir())
+    assert "expected a new output file, found the input" in transom("lens", "tune", spoken.folder, "--out", text).error
     value = transom("lens", "tune", spoken.folder, "--steps", "3", "--out", out, "--json").json
     assert all(each["tuned_kl"] <= each["logit_kl"] for each in value["streams"]) and value["file"] == str(out)
     assert load_tuned_lens(load(spoken.folder, "fp32"), out).weight.shape[0] == len(value["streams"])

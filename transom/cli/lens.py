@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_path
+from transom.checkpoints.output_paths import check_output_path, data_paths
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, require_one_input
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
@@ -110,12 +110,15 @@ def tune(
     """
     check_output_path(out, [run])
     with gc_frozen_imports():
+        from transom.checkpoints.run_files import RECIPE
+        from transom.config.recipe import load_recipe
         from transom.inspection.lenses.tuned_lens import FILE, train_tuned_lens
         from transom.tasks.load import load
         from transom.tasks.progress import show_progress
         from transom.tasks.run_data import load_run_data
 
     loaded, data, path = load(run, precision), load_run_data(run), out or run / FILE
+    check_output_path(path, data_paths(*load_recipe(run / RECIPE)))
     with show_progress("steps", quiet=as_json) as notify:
         found = train_tuned_lens(loaded, data.train, data.valid, n_steps=steps, notify=notify)
     found.lens.save(path)
