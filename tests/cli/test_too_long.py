@@ -169,6 +169,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "kernels",
         "names",
         "ablate",  # refuses it: test_edits.py
+        "lens",  # refuses it: test_lens.py
         "trace",  # notes what it truncates: test_trace.py
         "worked-examples",
         "explain",  # notes what it truncates: test_explain.py

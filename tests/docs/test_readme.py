@@ -135,6 +135,7 @@ def test_the_guide_shows_every_command_that_trains_or_runs_a_model() -> None:
         "compare-attention",
         "compare-components",
         "ablate",
+        "lens",
     }
 
 

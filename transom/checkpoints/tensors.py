@@ -75,6 +75,7 @@ class FileMetadata(BaseModel):
         sha256: ``hash_tensors`` of the tensors; None in checkpoints of format 1, where only the manifest has a hash.
         run: id of the run; None in format 1 and for tensors written outside a run.
         step: number of optimizer steps; None if ``run`` is None.
+        weights: digest of the model that the tensors belong to, for tensors that are no weights, such as a tuned lens.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -83,6 +84,7 @@ class FileMetadata(BaseModel):
     sha256: str | None = None
     run: str | None = None
     step: int | None = Field(default=None, ge=0)
+    weights: str | None = None
 
     @property
     def origin(self) -> Origin | None:
@@ -90,13 +92,16 @@ class FileMetadata(BaseModel):
         return None if self.run is None or self.step is None else Origin(self.run, self.step)
 
 
-def serialize_tensors(tensors: Mapping[str, Tensor], origin: Origin | None = None, sha256: str | None = None) -> bytes:
+def serialize_tensors(
+    tensors: Mapping[str, Tensor], origin: Origin | None = None, sha256: str | None = None, weights: str | None = None
+) -> bytes:
     """Return the bytes of a safetensors file with the tensors, and with their hash and origin in its metadata.
 
     Args:
         tensors: tensors by name; a tensor with several names is stored once, and the metadata lists its other names.
         origin: run and step; None for tensors written outside a run.
         sha256: ``hash_tensors(tensors)``, if already computed.
+        weights: digest of the model that the tensors belong to; None for weights.
     """
     own: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -108,7 +113,8 @@ def serialize_tensors(tensors: Mapping[str, Tensor], origin: Origin | None = Non
             own[name] = _own_memory(tensor, storages)
         else:
             tied[name] = kept
-    metadata = FileMetadata(tied=tied, sha256=sha256 or hash_tensors(tensors), **({} if origin is None else origin._asdict()))
+    own_run = {} if origin is None else origin._asdict()
+    metadata = FileMetadata(tied=tied, sha256=sha256 or hash_tensors(tensors), weights=weights, **own_run)
     return save(own, {METADATA_KEY: metadata.model_dump_json(exclude_none=True)})
 
 

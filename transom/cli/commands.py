@@ -30,6 +30,7 @@ BUILT_IN = (
     Command("explain", "Write out the calculation of one token by hand, with the numbers of a model and an input."),
     Command("ablate", "Edit each head, neuron, position or key on its own, and measure how the model's answer changes."),
     Command("plot", "Draw attention maps, probabilities, norms, embeddings or the architecture of a model."),
+    Command("lens", "Read a model's residual stream, divide its answer among its parts and inputs, and read its neurons."),
     Command("worked-examples", "Recompute the numbers that five articles on the Transformer print, and explain their errata."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),
     Command(

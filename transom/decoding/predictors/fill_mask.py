@@ -98,13 +98,8 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         self, pieces: Sequence[Sequence[int]], top_k: int = 5, too_long: Literal["window", "refuse"] = "window"
     ) -> MaskPredictions:
         """Predict the token between each two consecutive pieces, which are token IDs; other arguments as in ``fill_with_details``."""
-        mask, full_row = self.tokenizer.vocab_size, [EOS]
-        for number, piece in enumerate(pieces):
-            full_row += [mask, *piece] if number else [*piece]
-        row = self._window(full_row, mask, too_long)
-        gaps = [index for index, token in enumerate(row) if token == mask]
-        source = PaddedSequences.pad([row])
-        batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.device)
+        mask = self.tokenizer.vocab_size
+        batch, gaps, n_dropped_tokens = self._batch(pieces, too_long)
         with eval_mode(self.model):
             logits = self.model.unembedding(unless_edited(self.encoder_backend, self.model).last_hidden_state(batch)[0, gaps])
         logits[:, : UNK + 1] = -torch.inf
@@ -114,7 +109,27 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
             [TokenPrediction(self.tokenizer.decode([token]).removeprefix(" "), p) for token, p in zip(tokens, probabilities, strict=True)]
             for tokens, probabilities in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
         ]
-        return MaskPredictions(guesses, len(full_row) - len(row))
+        return MaskPredictions(guesses, n_dropped_tokens)
+
+    def masked_batch(self, text: str) -> tuple[MaskedBatch, list[int]]:
+        """Return a batch of one text, and the positions of its masks.
+
+        Raises:
+            DataError: the text contains no mask, or exceeds the context window.
+        """
+        batch, gaps, _ = self._batch(self._pieces(text), "refuse")
+        return batch, gaps
+
+    def _batch(self, pieces: Sequence[Sequence[int]], too_long: Literal["window", "refuse"]) -> tuple[MaskedBatch, list[int], int]:
+        """Return a batch with a mask between each two pieces, the positions of the masks, and the number of tokens cut off."""
+        mask, full_row = self.tokenizer.vocab_size, [EOS]
+        for number, piece in enumerate(pieces):
+            full_row += [mask, *piece] if number else [*piece]
+        row = self._window(full_row, mask, too_long)
+        gaps = [index for index, token in enumerate(row) if token == mask]
+        source = PaddedSequences.pad([row])
+        batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.device)
+        return batch, gaps, len(full_row) - len(row)
 
     def _pieces(self, text: str) -> list[list[int]]:
         """Tokenize the pieces of a text between masks. For BPE, the space before a mask is removed: the predicted token contains it."""

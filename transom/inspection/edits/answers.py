@@ -28,12 +28,16 @@ class Question(NamedTuple):
         target: log-probability of the answer, from the logits.
         answer: the answer as text.
         notes: notes for the user on the input.
+        positions: positions of the logits of the answer's tokens; 0 for a class.
+        symbols: the answer's tokens, or the index of the class.
     """
 
     batch: Any
     target: Target
     answer: str
     notes: Sequence[str] = ()
+    positions: Sequence[int] = ()
+    symbols: Sequence[int] = ()
 
 
 def ask(run: Any, text: str | None, file: Path | None = None, answer: str | None = None) -> Question:
@@ -71,8 +75,14 @@ def _translation(run: Translator, batch: TranslationBatch, answer: str | None, n
         batch, notes = translation_batch([source], [target], [0]).to(run.model.device), ()
     labels = batch.labels[0]
     places = torch.arange(len(labels), device=labels.device)
+    shown = own if answer is None else answer
     return Question(
-        batch, lambda logits: log_probabilities(logits)[:, places, labels].double().sum(1), own if answer is None else answer, notes
+        batch,
+        lambda logits: log_probabilities(logits)[:, places, labels].double().sum(1),
+        shown,
+        notes,
+        range(len(labels)),
+        labels.tolist(),
     )
 
 
@@ -97,7 +107,7 @@ def _continuation(run: Generator, prompt: list[int], text: str | None, answer: s
     batch = LanguageBatch(read, read.tokens, (0,)).to(run.model.device)
     places, chosen = torch.arange(len(prompt) - 1, len(row), device=run.model.device), torch.tensor(tokens, device=run.model.device)
     shown = "".join(run.tokenizer.symbols(tokens)).replace("▁", " ") if answer is None else answer
-    return Question(batch, lambda logits: log_probabilities(logits)[:, places, chosen].double().sum(1), shown)
+    return Question(batch, lambda logits: log_probabilities(logits)[:, places, chosen].double().sum(1), shown, (), places.tolist(), tokens)
 
 
 def _class(run: Any, batch: Any, classes: Sequence[str], answer: str | None) -> Question:
@@ -112,4 +122,4 @@ def _class(run: Any, batch: Any, classes: Sequence[str], answer: str | None) -> 
         with torch.no_grad(), eval_mode(run.model):
             answer = classes[int(run.model(batch)[0].argmax())]
     index = classes.index(answer)
-    return Question(batch, lambda logits: log_p(logits)[:, index], answer)
+    return Question(batch, lambda logits: log_p(logits)[:, index], answer, (), (0,), (index,))

@@ -1,0 +1,73 @@
+"""The training and validation data of a finished run, in batches as in training."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transom.checkpoints.run_files import RECIPE
+from transom.checkpoints.run_folder import RunFolder
+from transom.config.recipe import load_recipe
+from transom.data.batch import Batch
+from transom.data.images.loader import image_batches
+from transom.data.text.text_io import read_lines
+from transom.errors import ConfigError
+from transom.inspection.example_batch import SupportsFileInput, build_example_batch
+from transom.tasks.task import task_class
+from transom.training.task_protocol import TaskContext
+
+
+class RunData(NamedTuple):
+    """Data of a run.
+
+    Attributes:
+        train: training batches in the order of the run, without end.
+        valid: validation batches.
+    """
+
+    train: Iterator[Batch]
+    valid: list[Batch]
+
+
+def load_run_data(folder: Path) -> RunData:
+    """Read the data of a run again, from the files or generators that its recipe names.
+
+    Raises:
+        ConfigError: the run has no recipe.
+        DataError: the files have moved or changed.
+    """
+    run = RunFolder.open(folder)
+    if not run.has_recipe:
+        raise ConfigError(f"{folder}: expected a run with a recipe, which names its data, found none; give the texts with --input")
+    recipe, base = load_recipe(folder / RECIPE)
+    task: Any = task_class(recipe).read(recipe, TaskContext(base, run, lambda _: None))
+    batches = (batch for _, micro_batches in task.loader.batches_from(0) for batch in micro_batches)
+    return RunData(batches, _validation_batches(task))
+
+
+def _validation_batches(task: Any) -> list[Batch]:
+    """Return the validation data in batches; those of a multilingual translator one language after another."""
+    batches = getattr(task, "valid_batches", None)
+    if batches is None:
+        return list(image_batches(task.valid, task.labels, task.recipe.decoding.batch_size))
+    return [batch for each in batches.values() for batch in each] if isinstance(batches, dict) else list(batches)
+
+
+def load_inputs(run: Any, folder: Path, text: str | None, file: Path | None) -> list[Any]:
+    """Return batches of a text, of the lines of a file, or of the run's validation data if neither is given.
+
+    Args:
+        run: the run in ``folder``, loaded by ``transom.load``.
+        folder: the run folder.
+        text: a text; longer texts than the context window are truncated.
+        file: a file of texts, one per line, or the file of an image or sound classifier.
+
+    Raises:
+        DataError: a text or file cannot be read.
+    """
+    if text is not None:
+        return [build_example_batch(run, text, None).batch]
+    if file is None:
+        return list(load_run_data(folder).valid)
+    if isinstance(run, SupportsFileInput):
+        return [build_example_batch(run, None, file).batch]
+    return [build_example_batch(run, line, None).batch for line in read_lines(file) if line.strip()]
