@@ -104,6 +104,18 @@ def test_probabilities_are_softmaxes_of_the_logits_at_each_temperature() -> None
         assert math.isclose(float(p), float((logits / float(tau)).softmax(-1)[int(index)]), rel_tol=1e-9)
 
 
+def test_a_lens_shows_what_each_stream_implies() -> None:
+    model = decoder()
+    picture = transom.plot("lens", model, TOKENS)
+    stream = recorded(model, "decoder.blocks.0.resid_post")["decoder.blocks.0.resid_post"]
+    p = model.unembedding(model.get_submodule("decoder.norm")(stream))[0].softmax(-1).detach()
+    rows = [row for row in picture.rows if row[0] == "decoder.blocks.0"]
+    assert [int(row[3]) for row in rows] == p.argmax(-1).tolist() and len(picture.rows) == 3 * 6
+    assert all(math.isclose(float(row[4]), float(p[i].max()), rel_tol=1e-6) for i, row in enumerate(rows))
+    answers = model(TOKENS)[0].argmax(-1).tolist()
+    assert [row[2] for row in rows] == [str(i) for i in answers]
+
+
 def test_norms_are_lengths_of_streams_and_gradients() -> None:
     model = decoder()
     picture = transom.plot("norms", model, TOKENS)

@@ -36,7 +36,7 @@ transom plot architecture runs/gpt
 
 app = typer.Typer(add_completion=False)
 
-KindName = Literal["heads", "head", "alignment", "probabilities", "norms", "experts", "positions", "embeddings", "architecture"]
+KindName = Literal["heads", "head", "alignment", "probabilities", "lens", "norms", "experts", "positions", "embeddings", "architecture"]
 
 
 class PlotOptions(NamedTuple):
@@ -114,6 +114,7 @@ def plot(
     head           the attention map of one head, with its tokens.
     alignment      which source words each word of a translation attends to.
     probabilities  the most probable next tokens or classes at several temperatures.
+    lens           the most probable token after each block: the logit lens.
     norms          lengths of the residual stream and of its gradient by depth.
     experts        share of tokens that each expert receives.
     positions      the position encoding and its dot products.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError
-from transom.inspection.plots import architecture, attention, depth, embeddings, output
+from transom.inspection.plots import architecture, attention, depth, embeddings, lenses, output
 from transom.inspection.plots.picture import Picture
 
 
@@ -35,6 +35,7 @@ KINDS = {
     "head": Kind(attention.head),
     "alignment": Kind(attention.alignment),
     "probabilities": Kind(output.probabilities),
+    "lens": Kind(lenses.lens),
     "norms": Kind(depth.norms),
     "experts": Kind(depth.experts),
     "positions": Kind(embeddings.positions),

@@ -197,7 +197,7 @@ def label_cells(axes: "Axes", rows: Sequence[str] | None, columns: Sequence[str]
     for names, set_ticks, rotation in ((rows, axes.set_yticks, 0), (columns, axes.set_xticks, 90)):
         if names:
             step = -(-len(names) // most)
-            shown = [(i + 0.5, short(name)) for i, name in enumerate(names) if i % step == 0]
+            shown = [(i + 0.5, short(name, 24)) for i, name in enumerate(names) if i % step == 0]
             set_ticks([at for at, _ in shown], [name for _, name in shown], rotation=rotation, fontsize=8)
     axes.tick_params(length=0)
 
