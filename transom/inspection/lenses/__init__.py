@@ -1,0 +1,1 @@
+"""Lenses: what the residual stream, the heads, the neurons and the inputs of a model contribute to its answer."""
