@@ -29,6 +29,9 @@ BUILT_IN = (
     Command("trace", "Read attention weights, residual streams and other quantities of a model on one input."),
     Command("explain", "Write out the calculation of one token by hand, with the numbers of a model and an input."),
     Command("ablate", "Edit each head, neuron, position or key on its own, and measure how the model's answer changes."),
+    Command("analogy", "List the nearest neighbors of a word's embedding, or of an analogy such as king - man + woman."),
+    Command("contexts", "Compare the vectors of an ambiguous word between texts, after each block of a model."),
+    Command("diff", "Find the first number at which two models, prompts, checkpoints or dtypes part."),
     Command("worked-examples", "Recompute the numbers that five articles on the Transformer print, and explain their errata."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),
     Command(

@@ -43,8 +43,8 @@ class ContextualSimilarity(NamedTuple):
             the blocks, or layers of a recurrent model, after which the vectors are read.
         cosines: cosine similarity of each pair of occurrences, from -1 to 1.
         self_similarity: mean over all pairs of occurrences (Ethayarajh 2019, definition 1).
-        anisotropy: mean cosine similarity of two different tokens of the texts, the word left out (Ethayarajh 2019, section 3.4, there of
-            tokens sampled from a corpus); NaN if there are no two.
+        anisotropy: mean cosine similarity of two different tokens of the texts, the word left out; NaN if there are no two.
+            Ethayarajh 2019 samples tokens from a corpus instead.
     """
 
     word: str

@@ -1,8 +1,8 @@
 """Compare two models, inputs, checkpoints or dtypes site by site: where do they part, and does rounding explain it?
 
-How far rounding errors carry depends on the network and the input. It is measured: every site of the first model is multiplied by
-1 + eps u with random signs u, eps being the rounding error of the coarser of both dtypes (random rounding, Parker 1997). The response of each
-site, times ``ROUNDINGS``, is its bound.
+How rounding errors grow depends on the network and the input, so it is measured (Monte Carlo arithmetic, Parker 1997): in some passes of
+the model with the finer dtype, every site is multiplied by 1 + eps u, with random signs u and the rounding error eps of the coarser dtype.
+The largest change of a site in these passes, times ``ROUNDINGS``, is the bound of differences that rounding explains.
 """
 
 import math
@@ -93,8 +93,8 @@ class Difference(NamedTuple):
 
     Attributes:
         config: fields of the configuration that differ.
-        weights: parameters and buffers that differ, in the order of the model.
-        n_weights: number of parameters and buffers that were compared.
+        weights: parameters and buffers that differ, in the order of the model; empty if both models are one object.
+        n_weights: number of parameters and buffers of both models, by name.
         sites: difference of each site that both models have in the same shape, in the order of the pass; empty without inputs.
         not_compared: addresses that only one model has, or both in different widths.
         notes: sentences on what was compared.
@@ -133,8 +133,8 @@ class Difference(NamedTuple):
 def diff(model_a: Any, model_b: Any, inputs_a: Any = None, inputs_b: Any = None) -> Difference:
     """Compare two models on one input, or one model on two inputs: configuration, weights, and every site of the pass.
 
-    Sites inside experts are left out, since other tokens may be sent to them. Inputs of different length are compared up to the length of the
-    shorter one.
+    Sites inside experts are left out, since other tokens may be sent to them. Inputs of different length are compared up to the
+    length of the shorter one.
 
     Args:
         model_a: a run loaded by ``transom.load``, or a model, compiled or not.
@@ -149,7 +149,8 @@ def diff(model_a: Any, model_b: Any, inputs_a: Any = None, inputs_b: Any = None)
     """
     (given_a, a), (given_b, b) = (find_network(model, None) for model in (model_a, model_b))
     weights = list(_compare_weights(a, b)) if a is not b else []
-    result = Difference(_compare_configs(a, b), weights, len(a.state_dict()), [], [], [], ({}, {}))
+    n_weights = len(a.state_dict().keys() | b.state_dict().keys())
+    result = Difference(_compare_configs(a, b), weights, n_weights, [], [], [], ({}, {}))
     if inputs_a is None:
         return result
     batch_a, batch_b, notes = _batches(model_a, model_b, inputs_a, inputs_b)

@@ -24,7 +24,7 @@ Side = Literal["source", "target"]
 Method = Literal["add", "mul"]
 
 EPSILON = 1e-3
-"""Added to the denominator of 3CosMul (Levy and Goldberg 2014, section 5)."""
+"""Added to the denominator of 3CosMul (Levy and Goldberg 2014)."""
 
 
 class EmbeddingTable(NamedTuple):
@@ -194,8 +194,8 @@ def analogy(
 ) -> Analogy:
     """Rank the tokens of the vocabulary by an analogy: for king - man + woman, king and woman are positive and man is negative.
 
-    3CosAdd (Mikolov et al. 2013, section 3.2; with unit vectors): argmax_x cos(x, king - man + woman).
-    3CosMul (Levy and Goldberg 2014, section 5): argmax_x cos(x, king) cos(x, woman) / (cos(x, man) + 0.001), each cosine shifted to
+    3CosAdd (Mikolov et al. 2013; with unit vectors): argmax_x cos(x, king - man + woman).
+    3CosMul (Levy and Goldberg 2014): argmax_x cos(x, king) cos(x, woman) / (cos(x, man) + 0.001), each cosine shifted to
     (1 + cos) / 2.
 
     Articles usually leave the query words out, which hides that the nearest vector is often one of them. The result has both lists.
