@@ -17,7 +17,6 @@ from torch import Tensor
 
 from transom.data.batch import TranslationBatch
 from transom.decoding.inference import eval_mode
-from transom.inspection.activation_sites import list_sites
 from transom.inspection.activations import find_network
 from transom.inspection.certify import rounding_error
 from transom.inspection.edits.compile_edits import merge_edits
@@ -157,9 +156,8 @@ def diff(model_a: Any, model_b: Any, inputs_a: Any = None, inputs_b: Any = None)
     sites_a, sites_b = _record(given_a, a, batch_a), _record(given_b, b, batch_b)
     finer, batch, clean = (a, batch_a, sites_a) if _eps(a) <= _eps(b) else (b, batch_b, sites_b)
     responses = _rounding_responses(finer, batch, clean, max(_eps(a), _eps(b)))
-    order = [site.address for site in list_sites(a.config) if ".experts." not in site.address] + ["logits"]
     sites, not_compared, lengths = list[SiteDifference](), sorted((sites_a.keys() ^ sites_b.keys()) - {"logits"}), set[tuple[int, int]]()
-    for address in (each for each in order if each in sites_a and each in sites_b):
+    for address in (each for each in responses if each in sites_a and each in sites_b):
         axis = _position_axis(a, address, sites_a[address].ndim)
         x, y, bound = (_by_position(each[address], axis) for each in (sites_a, sites_b, responses))
         if x.shape[2:] != y.shape[2:] or x.shape[0] != y.shape[0]:
@@ -271,11 +269,11 @@ class _RandomRounding:
 
 
 def _rounding_responses(network: Network, batch: Any, clean: Mapping[str, Tensor], eps: float) -> dict[str, Tensor]:
-    """Return the largest change of each element of each site over ``N_PROBES`` passes with random roundings at all sites.
+    """Return the largest change of each element of each site over ``N_PROBES`` passes with random roundings, in the order of the pass.
 
     A site whose shape changes, because a router selects other tokens, has an infinite response.
     """
-    found = {address: torch.zeros_like(x) for address, x in clean.items()}
+    found = dict[str, Tensor]()
     for seed in range(N_PROBES):
         rounding = _RandomRounding(eps, torch.Generator(network.device).manual_seed(seed))
         outer = network.edits
@@ -284,9 +282,11 @@ def _rounding_responses(network: Network, batch: Any, clean: Mapping[str, Tensor
             changed = _record(network, network, batch)
         finally:
             network.edits = outer
-        for address, x in clean.items():
-            y = changed.get(address, x.new_zeros(0))
-            found[address] = torch.full_like(x, math.inf) if x.shape != y.shape else found[address].maximum((y - x).abs())
+        for address in (*changed, *(clean.keys() - changed.keys())):  # a compiled pass records in another order
+            if address in clean:
+                x, y = clean[address], changed.get(address)
+                change = torch.full_like(x, math.inf) if y is None or x.shape != y.shape else (y - x).abs()
+                found[address] = change.maximum(found.get(address, change))
     return found
 
 
