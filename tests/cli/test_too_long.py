@@ -169,8 +169,8 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "kernels",
         "names",
         "analogy",
-        "contexts",  # refuses it: test_analogy.py
-        "diff",  # refuses it: test_diff.py
+        "contexts",  # refuses it: test_analogy_and_diff.py
+        "diff",  # refuses it: test_analogy_and_diff.py
         "ablate",  # refuses it: test_edits.py
         "trace",  # notes what it truncates: test_trace.py
         "worked-examples",

@@ -40,7 +40,8 @@ def contexts(
     """Print the cosine similarity of a word's vectors between its occurrences: static, and in the residual stream after each block.
 
     The static embedding of a word is the same in all texts: 1. Each block adds context, so that the similarity falls where meanings differ.
-    1-2 compares the first two occurrences. In a language model the vector of a word depends only on the text before it.
+    1-2 compares the first two occurrences. In a language model the vector of a word depends only on the text before it; of a translator the
+    encoder is read.
 
     In deep blocks the vectors of all tokens may be alike (anisotropy). "other tokens" is the mean similarity of two different tokens of the
     texts, and "adjusted" is the mean of all pairs of occurrences minus this baseline (Ethayarajh 2019). Long texts make the baseline

@@ -71,7 +71,7 @@ def test_an_encoder_and_words_of_several_tokens() -> None:
     run = MaskFiller(model, tokenizer)  # type: ignore[arg-type]  # a masked language model
     texts = ["the river", "river here"]
     found = contextual_similarity(run, texts, "river")
-    layers = [by_hooks(run, "encoder", tokenizer.encode(text), 0) for text in texts]
+    layers = [by_hooks(run, "encoder", tokenizer.encode(text), 1) for text in texts]
     for row, (one, other) in enumerate(zip(*layers, strict=True), 1):
         assert float(found.cosines[row, 0, 1]) == pytest.approx(cosine(one[4:9].mean(0), other[:5].mean(0)), rel=1e-9)
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.inspection.test_trace import model_of
-from tests.models.combinations import ENCODERS, FAMILIES, SET_RECURRENT
+from tests.models.combinations import ENCODERS, FAMILIES, SET_RECURRENT, described
+from tests.models.test_combinations import built
 from transom.config.data import PairTokenizerConfig, TokenizerConfig
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.special_tokens import PAD, SOS
@@ -34,12 +35,8 @@ def generator(kind: str = "whitespace", text: str = TEXT, **fields: Any) -> Gene
 @pytest.mark.parametrize("fields", [FAMILIES[3], FAMILIES[4], ENCODERS[0], SET_RECURRENT[-1]], ids=str)
 @pytest.mark.parametrize("output", [False, True])
 def test_tokens_are_ranked_by_cosine(fields: dict[str, Any], output: bool) -> None:
-    if fields["kind"] == "recurrent-decoder":
-        fields = {**fields, "n_kv_heads": None}
-    model = (
-        model_of({name: value for name, value in fields.items() if value is not None})[0] if "cell" not in fields else _recurrent(fields)
-    )
-    e = (model.unembedding.weight if output else model.embedding.tokens.weight)[:9]
+    model: Any = built(described(fields)) if "cell" in fields else model_of(fields)[0]
+    e = (model.unembedding if output else model.embedding.tokens).weight.detach()[:9]
     found = neighbors(model, 5, n=9, output=output)
     expected = sorted(((cosine(e[i], e[5]), i) for i in range(9)), reverse=True)
     assert [each.token for each in found.included] == [i for _, i in expected]
@@ -48,16 +45,9 @@ def test_tokens_are_ranked_by_cosine(fields: dict[str, Any], output: bool) -> No
     assert found.table.tied == (model.unembedding.weight is model.embedding.tokens.weight)
 
 
-def _recurrent(fields: dict[str, Any]) -> Any:
-    from tests.models.combinations import described
-    from tests.models.test_combinations import built
-
-    return built(described({name: value for name, value in fields.items() if name != "n_kv_heads"}))
-
-
 def test_analogies_are_the_formulas_of_both_papers() -> None:
     run = generator()
-    e, words = run.model.embedding.tokens.weight, TEXT.split()
+    e, words = run.model.get_parameter("embedding.tokens.weight").detach(), TEXT.split()
     index = {word: run.tokenizer.encode(word)[0] for word in words}
     unit = {word: e[i] / e[i].norm() for word, i in index.items()}
     target = unit["king"] - unit["man"] + unit["woman"]
@@ -77,7 +67,7 @@ def test_analogies_are_the_formulas_of_both_papers() -> None:
 
 def test_a_word_of_several_tokens_is_their_mean_and_a_candidate() -> None:
     run = generator("char")
-    e = run.model.embedding.tokens.weight
+    e = run.model.get_parameter("embedding.tokens.weight")
     tokens = run.tokenizer.encode("king")
     vector = word_vector(embedding_table(run), "king")
     assert vector.tokens == tokens and vector.symbols == list("king") and torch.allclose(vector.vector, e[tokens].mean(0), rtol=1e-12)

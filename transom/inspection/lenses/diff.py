@@ -66,7 +66,7 @@ class SiteDifference(NamedTuple):
 
     Attributes:
         address: address of the site, or ``logits``.
-        max_difference: max |a - b|; infinite if the models sent different numbers of tokens through a routed block.
+        max_difference: max |a - b|.
         relative: ||a - b|| / ||a||.
         ratios: largest |a - b| of each row and position as a multiple of its bound of rounding; one position where a site has none.
     """
@@ -132,7 +132,8 @@ class Difference(NamedTuple):
 def diff(model_a: Any, model_b: Any, inputs_a: Any = None, inputs_b: Any = None) -> Difference:
     """Compare two models on one input, or one model on two inputs: configuration, weights, and every site of the pass.
 
-    Sites inside experts are left out, since other tokens may be sent to them. Inputs of different length are compared up to the
+    Sites inside experts are left out, since other tokens may be sent to them. Where rounding sends a token to another expert or around a routed
+    block, which the random roundings did not, the passes part. Inputs of different length are compared up to the
     length of the shorter one.
 
     Args:
@@ -163,7 +164,7 @@ def diff(model_a: Any, model_b: Any, inputs_a: Any = None, inputs_b: Any = None)
         if x.shape[2:] != y.shape[2:] or x.shape[0] != y.shape[0]:
             not_compared.append(address)
             continue
-        if x.shape[1] != y.shape[1]:
+        if x.shape[1] != y.shape[1] and address.endswith(".resid"):
             lengths.add((x.shape[1], y.shape[1]))
         sites.append(_compare_site(address, x, y, bound))
     notes += [f"the inputs have {n} and {m} positions: the first {min(n, m)} are compared" for n, m in sorted(lengths)]
@@ -292,8 +293,7 @@ def _rounding_responses(network: Network, batch: Any, clean: Mapping[str, Tensor
 
 def _position_axis(network: Network, address: str, n_axes: int) -> int | None:
     """Return the axis of the positions of a site; None if it has none."""
-    owner = dict(network.named_modules(remove_duplicate=False))[address.rpartition(".")[0]]
-    quantity = find_quantity(owner, address)
+    quantity = find_quantity(network.get_submodule(address.rpartition(".")[0]), address)
     axes = [] if quantity is None else axes_of(quantity.axes, n_axes, address)
     return next((axis for axis, name in enumerate(axes) if name in ("query", "key")), None)
 
