@@ -36,7 +36,7 @@ def diff(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TEXT] [TEXT]", help="Text to run both on, or a text for each. Default: compare no passes.", show_default=False
+            metavar="[TEXT]...", help="Text to run both on, or a text for each. Default: compare no passes.", show_default=False
         ),
     ] = None,
     input_files: Annotated[
@@ -54,8 +54,9 @@ def diff(
     transom compare tests which of two systems is better on test data; this command finds out where their numbers differ, and since when.
 
     "of rounding" is the difference as a multiple of what rounding explains, measured by passes with random rounding errors. Up to 1, the
-    passes agree: fp32 and bf16, or two kernels. Above 1, something else differs: a weight, the input, or a fault. "relative" is
-    ||a - b|| / ||a||. Inputs of different length are compared up to the length of the shorter one.
+    passes agree: fp32 and bf16, or two kernels. Above 1, a weight, the input or a computation differs. "relative" is ||a - b|| / ||a||.
+
+    Inputs of different length are compared up to the length of the shorter one.
     """
     inputs: list[Any] = [*(texts or ()), *(input_files or ())]
     if len(inputs) > 2 or (texts and input_files):

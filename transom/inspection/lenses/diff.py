@@ -132,9 +132,9 @@ class Difference(NamedTuple):
 def diff(model_a: Any, model_b: Any, inputs_a: Any = None, inputs_b: Any = None) -> Difference:
     """Compare two models on one input, or one model on two inputs: configuration, weights, and every site of the pass.
 
-    Sites inside experts are left out, since other tokens may be sent to them. Where rounding sends a token to another expert or around a routed
-    block, which the random roundings did not, the passes part. Inputs of different length are compared up to the
-    length of the shorter one.
+    Sites inside experts are left out, since other tokens may be sent to them. Where rounding sends a token to another expert or around a
+    routed block, which the random roundings did not, the passes part. Inputs of different length are compared up to the length
+    of the shorter one.
 
     Args:
         model_a: a run loaded by ``transom.load``, or a model, compiled or not.
