@@ -9,6 +9,7 @@ from tests.cli.conftest import Call, Trained
 from tests.cli.test_images import photos, seeing
 from tests.cli.test_language import LanguageRun, spoken
 from transom.checkpoints.run_folder import RunFolder
+from transom.cli.analogy import VISIBLE
 from transom.inspection.lenses.contexts import contextual_similarity
 from transom.inspection.lenses.embeddings import analogy
 from transom.tasks.load import load
@@ -24,11 +25,18 @@ def test_an_analogy_is_printed_with_and_without_its_words(transom: Call, spoken:
         assert lines[0] == "sun - moon + star in embedding.tokens, input and output embedding in one: 3CosAdd"
         rows = [line.split() for line in lines[lines.index("") + 2 :] if line[0].isdigit()]
         assert [row[-1] for row in rows] == [f"{each.score:.3f}" for each in expected.excluded]
-        assert [row[1] for row in rows] == [each.symbol for each in expected.included] and lines[-1] == "* query word"
+        assert [row[1] for row in rows] == [each.symbol.translate(VISIBLE) for each in expected.included] and lines[-1] == "* query word"
     value = transom("analogy", spoken.folder, "sun", "-", "moon", "+", "star", "--method", "mul", "--output-embedding", "--json").json
     of_mul = analogy(load(spoken.folder, "fp32"), ["sun", "star"], ["moon"], method="mul", output=True)
     assert value["embedding"] == "unembedding" and [each["score"] for each in value["included"]] == [each.score for each in of_mul.included]
     assert [each["word"] for each in value["positive"]] == ["sun", "star"] and len(value["excluded"]) == 10
+
+
+def test_tokens_that_are_control_characters_do_not_break_the_table(transom: Call, spoken: LanguageRun) -> None:
+    outcome = transom("analogy", spoken.folder, "sun", "--top", "999")
+    lines = outcome.out.split("\n")[3:-2]
+    assert [line.split()[0] for line in lines] == [str(i) for i in range(1, len(lines) + 1)] and len(lines) > 256
+    assert "␊" in outcome.out and "\x1b" not in outcome.out
 
 
 def test_a_word_of_several_tokens_is_said_to_be_their_mean(transom: Call, spoken: LanguageRun) -> None:

@@ -23,6 +23,9 @@ transom analogy runs/gpt king --output-embedding
 transom analogy runs/en-de dog --side source
 """
 
+VISIBLE = {code: 0x2400 + code for code in range(32)}
+"""Visible symbols of control characters, line breaks and tabs included, which are tokens of byte-pair encoding."""
+
 app = typer.Typer(add_completion=False)
 
 
@@ -111,5 +114,10 @@ def _align_left(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _cells(each: "Neighbor | None") -> tuple[str, str]:
-    """Return symbol and score of a token; empty where a list has ended."""
-    return ("", "") if each is None else (f"{each.symbol}{' *' if each.is_query else ''}", f"{each.score:.3f}")
+    """Return symbol and score of a token; empty where a list has ended. A symbol may be a line break or another control character."""
+    from transom.inspection.markup import escape_control_characters
+
+    if each is None:
+        return "", ""
+    symbol = escape_control_characters(each.symbol.translate(VISIBLE))
+    return f"{symbol}{' *' if each.is_query else ''}", f"{each.score:.3f}"
