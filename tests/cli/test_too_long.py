@@ -168,6 +168,9 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "chat",  # drops the oldest turns: test_chat.py
         "kernels",
         "names",
+        "analogy",
+        "contexts",  # refuses it: test_analogy_and_diff.py
+        "diff",  # refuses it: test_analogy_and_diff.py
         "ablate",  # refuses it: test_edits.py
         "lens",  # refuses it: test_lens.py
         "trace",  # notes what it truncates: test_trace.py

@@ -1,5 +1,6 @@
 """The compiled model is the eager one."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import transom
 from tests.inspection.edits.by_hand import build
 from tests.models.tiny import seq2seq
 from transom.data.batch import PaddedSequences, TranslationBatch
+from transom.inspection.activation_sites import list_sites
 from transom.inspection.edits.scope import EditNeverFiredError
+from transom.inspection.lenses.diff import diff
 from transom.models.build import build_model
 
 TRACER = "ignore:.*torch.autograd.function.Function.* should not be instantiated:DeprecationWarning"
@@ -78,3 +81,17 @@ def test_a_compiled_model_is_edited() -> None:
     torch.testing.assert_close(compiled(batch), plain)
     with pytest.raises(EditNeverFiredError), transom.edits(compiled, [{**edits[0], "positions": [7]}]):
         torch.testing.assert_close(compiled(batch), plain)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
+def test_a_compiled_model_differs_by_rounding() -> None:
+    model, batch = build("llama")
+    compiled: Any = torch.compile(model.float(), backend="aot_eager")
+    found = diff(model, compiled, batch)
+    assert found.first is None and not found.weights and len(found.sites) == len(list_sites(model.config)) + 1
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_parameter("decoder.blocks.1.attn.o.weight")[0, 0] += 0.05
+    parted = diff(compiled, other, batch).first
+    assert parted is not None and parted.address == "decoder.blocks.1.resid_mid"

@@ -31,6 +31,9 @@ BUILT_IN = (
     Command("ablate", "Edit each head, neuron, position or key on its own, and measure how the model's answer changes."),
     Command("plot", "Draw attention maps, probabilities, norms, embeddings or the architecture of a model."),
     Command("lens", "Read a model's residual stream, divide its answer among its parts and inputs, and read its neurons."),
+    Command("analogy", "List the nearest neighbors of a word's embedding, or of an analogy such as king - man + woman."),
+    Command("contexts", "Compare the vectors of an ambiguous word between texts, after each block of a model."),
+    Command("diff", "Find the first number at which two models, prompts, checkpoints or dtypes part."),
     Command("worked-examples", "Recompute the numbers that five articles on the Transformer print, and explain their errata."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),
     Command(

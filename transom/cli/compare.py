@@ -57,7 +57,9 @@ def compare(
     too_long: CompareTooLong = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a metric of each run, the difference and its p-value.
+    """Print a metric of each run, the difference and its p-value: which of two systems is better?
+
+    transom diff compares two models number by number instead, and names the first site of the pass where they part.
 
     Translators (--source and --target): BLEU, with 95% confidence intervals by paired bootstrap over the sentences (Koehn 2004). Each model
     decodes with the settings of its own recipe. --to applies only to multilingual models.

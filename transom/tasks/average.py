@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transom.checkpoints.averaging import average_tensors
 from transom.checkpoints.output_paths import check_run_folder_is_no_input
@@ -147,6 +147,26 @@ def _run_id(source: RunFolder, steps: Sequence[int]) -> str:
 
 def _merged_weights(source: RunFolder, recipe: Any, steps: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the complete weights of the average, and those of the newest checkpoint."""
+    model, read = _checkpoint_reader(source, recipe)
+    return merge_lora(model, average_tensors(map(read, steps))), merge_lora(model, read(steps[-1]))
+
+
+def checkpoint_weights(source: RunFolder, step: int) -> dict[str, Tensor]:
+    """Return the complete weights of a checkpoint; those of an adapter are merged.
+
+    Raises:
+        CheckpointError: the run has not kept this checkpoint, or it is damaged or of another model.
+    """
+    if step not in (kept := source.checkpoints.steps()):
+        found = ", ".join(f"step-{each}" for each in kept) or "none"
+        raise CheckpointError(f"{source.path}: expected the checkpoint step-{step}, found {found}; name a kept one")
+    source.require_plugins()
+    model, read = _checkpoint_reader(source, load_recipe(source.path / RECIPE)[0])
+    return merge_lora(model, read(step))
+
+
+def _checkpoint_reader(source: RunFolder, recipe: Any) -> tuple[nn.Module, Callable[[int], dict[str, Tensor]]]:
+    """Return the model of a run with its adapter, and a function that reads the trained weights of a checkpoint."""
     model = build_model(recipe.model)
     if recipe.training.adapter is not None:
         load_base_and_adapt(model, recipe.training.adapter, source)
@@ -159,7 +179,7 @@ def _merged_weights(source: RunFolder, recipe: Any, steps: Sequence[int]) -> tup
             raise CheckpointError(f"{source.checkpoints.path(step)}: expected the tensors of the run's model, found another {name!r}")
         return tensors
 
-    return merge_lora(model, average_tensors(map(read, steps))), merge_lora(model, read(steps[-1]))
+    return model, read
 
 
 def _evaluate(setup: TrainingSetup, weights: Mapping[str, Tensor]) -> dict[str, float]:

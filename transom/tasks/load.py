@@ -1,11 +1,12 @@
 """Loads a predictor from a run folder."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import torch
+from torch import Tensor
 
 from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
@@ -69,13 +70,24 @@ def load(
     return found
 
 
-def load_with_task(folder: str | Path, precision: PrecisionName = "auto") -> tuple[Any, type[Recipe]]:
-    """Load the predictor of a run, and return it with the recipe class of the run's task; arguments and errors as for ``load``."""
+def load_with_task(
+    folder: str | Path, precision: PrecisionName = "auto", weights: Mapping[str, Tensor] | None = None
+) -> tuple[Any, type[Recipe]]:
+    """Load the predictor of a run, and return it with the recipe class of the run's task; further arguments and errors as for ``load``.
+
+    Args:
+        folder: the run folder.
+        precision: dtype of the matrix products.
+        weights: weights in place of the run's, such as those of a checkpoint.
+    """
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = _tokenizers(run, config) if config.VOCABULARIES else None
     model = build_uninitialized(config)
-    run.load_weights(model)
+    if weights is None:
+        run.load_weights(model)
+    else:
+        model.load_state_dict(weights)
     int8 = precision == "int8"
     if int8 and not isinstance(model, GenerativeModel):
         raise ConfigError(
