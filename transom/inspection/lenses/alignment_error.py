@@ -71,7 +71,9 @@ def linked_pairs(data: Any, n: int, part: Literal["valid", "test"] = "test", to:
     chosen = data if to is None else languages[to]
     config = getattr(chosen, "generate", None)
     if not isinstance(config, PhrasebookConfig):
-        raise ConfigError("expected a run of the phrasebook, whose grammar has word links, found other data; train one: transom train phrasebook")
+        raise ConfigError(
+            "expected a run of the phrasebook, whose grammar has word links, found other data; train one: transom train phrasebook"
+        )
     if n > (most := getattr(config, f"n_{part}")):
         raise ConfigError(f"pairs: expected at most {most:,}, the {part} pairs of the run, found {n:,}")
     splits = generate_linked_phrasebook(config.model_copy(update={"n_train": 0, "n_valid": 0, "n_test": 0, f"n_{part}": n}))
@@ -96,9 +98,7 @@ class _Counts:
     def error(self, address: str, head: int | None) -> AlignmentError:
         """Return the rates."""
         aer = 1 - (self.found_sure + self.found_possible) / max(self.found + self.sure, 1)
-        return AlignmentError(
-            address, head, aer, self.found_possible / max(self.found, 1), self.found_sure / max(self.sure, 1), self.found
-        )
+        return AlignmentError(address, head, aer, self.found_possible / max(self.found, 1), self.found_sure / max(self.sure, 1), self.found)
 
 
 def attended_links(weights: Tensor, n_source: int, n_before: int = 0) -> set[tuple[int, int]]:

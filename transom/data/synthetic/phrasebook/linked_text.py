@@ -96,8 +96,8 @@ def words_of(text: str) -> list[LinkedText]:
 def word_links(source: str, target: str) -> tuple[WordLink, ...]:
     """Return the links between the words of two sentences, in order; a link is sure if both words surely express a common unit."""
     found = list[WordLink]()
-    for i, first in enumerate(map(dict, marks_of(source))):
-        for j, second in enumerate(map(dict, marks_of(target))):
-            if common := first.keys() & second.keys():
-                found.append(WordLink(i, j, any(first[unit] and second[unit] for unit in common)))
+    for i, first in enumerate(marks_of(source)):
+        for j, second in enumerate(marks_of(target)):
+            if {unit for unit, _ in first} & {unit for unit, _ in second}:
+                found.append(WordLink(i, j, any(sure for _, sure in first & second)))
     return tuple(found)
