@@ -169,6 +169,9 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "kernels",
         "names",
         "ablate",  # refuses it: test_edits.py
+        "lens",  # notes what it truncates, as trace
+        "heads",  # notes what it truncates, as trace
+        "align-error",
         "trace",  # notes what it truncates: test_trace.py
         "worked-examples",
         "explain",  # notes what it truncates: test_explain.py

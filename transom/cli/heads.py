@@ -62,7 +62,9 @@ def heads(
         "heads": [{**each._asdict(), **of_head._asdict()} for each, of_head in zip(report.heads, scores, strict=True)],
         "similarity": report.similarity.tolist(),
     }
-    print_result(record, as_json, _lines(report, scores, getattr(predictor.model.config, "patch_size", None)))
+    config = predictor.model.config
+    pixels = config.image_size // config.grid if hasattr(config, "grid") else None
+    print_result(record, as_json, _lines(report, scores, pixels))
 
 
 def _batches(run: Path, predictor: Any, text: str | None, input_file: Path | None, n: int) -> Iterator[Any]:
@@ -83,13 +85,13 @@ def _batches(run: Path, predictor: Any, text: str | None, input_file: Path | Non
         yield example.batch
 
 
-def _lines(report: "HeadReport", scores: "Sequence[HeadScores]", patch_size: int | None) -> list[str]:
-    """Format one line per head, without columns that have no values, and the most similar pairs of heads."""
+def _lines(report: "HeadReport", scores: "Sequence[HeadScores]", pixels: int | None) -> list[str]:
+    """Format one line per head, without columns that have no values, and the most similar pairs; ``pixels`` is the side of a patch."""
     columns: dict[str, list[str]] = {
         "head": [f"{each.address} {each.head}" for each in scores],
         "entropy": [f"{each.entropy:.2f}" for each in report.heads],
         "share": [f"{each.entropy_share:.2f}" for each in report.heads],
-        "dist": [f"{each.distance * (patch_size or 1):.1f}" for each in report.heads],
+        "dist": [f"{each.distance * (pixels or 1):.1f}" for each in report.heads],
     }
     shown = {
         "prev": "previous-token",
@@ -106,7 +108,7 @@ def _lines(report: "HeadReport", scores: "Sequence[HeadScores]", patch_size: int
     columns["roles"] = [", ".join(each.roles) for each in scores]
     rows = [list(columns), *zip(*columns.values(), strict=True)]
     numbers = align_columns([row[:-1] for row in rows])
-    unit = "pixels" if patch_size else "tokens"
+    unit = "pixels" if pixels else "tokens"
     return [
         f"{max(each.n_queries for each in report.heads):,} query tokens; entropy in nats, distance in {unit}",
         *(f"{line}  {row[-1]}".rstrip() for line, row in zip(numbers, rows, strict=True)),
