@@ -70,7 +70,7 @@ def test_heads_of_a_text_of_lines_and_of_validation_data(transom: Call, spoken: 
 
 
 def test_heads_of_images_and_of_a_classifier(transom: Call, seeing: Path, photos: Path, classifying: Path) -> None:
-    for images in (("--input", photos / "light" / "0.jpg"), ("--texts", "2")):
+    for images in (("--input", photos / "dark" / "0.jpg"), ("--texts", "2")):
         table = transom("heads", seeing, *images).out.splitlines()
         assert "distance in pixels" in table[0] and table[1].split() == ["head", "entropy", "share", "dist", "pos", "roles"]
     assert transom("heads", classifying, "a cat of 3").code == 0

@@ -129,7 +129,7 @@ def _patch_lines(patches: "Tensor", is_flow: bool) -> list[str]:
 
 
 def _token_lines(shares: "InputShares", rows: list[int]) -> list[str]:
-    """Format one line per output token with its largest shares; source and target tokens are told apart if there are both."""
+    """Format one line per output token with its largest shares; target tokens are marked if there are source tokens too."""
     both = shares.source is not None and shares.target is not None
     sides = [side for side in ("source", "target") if getattr(shares, side) is not None]
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)

@@ -1,6 +1,6 @@
 """Alignment error rate of cross-attention: how well heads link the words that translate each other (Och and Ney 2003)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -143,9 +143,11 @@ def alignment_errors(
         words = _word_weights(model, tokenizers, pair, to)
         n_source, n_target = len(pair.source.split()), len(pair.target.split())
         n_before = words.shape[-1] - n_source - 1
-        maps = {(address, head): words[i, head] for i, address in enumerate(addresses) for head in range(words.shape[1])}
-        means: Iterable[tuple[str, Tensor]] = [*zip(addresses, words.mean(1), strict=True), ("", words.mean((0, 1)))]
-        maps |= {(address, None): mean for address, mean in means}
+        maps = dict[tuple[str, int | None], Tensor]()
+        for address, of_layer in zip(addresses, words, strict=True):
+            maps |= {(address, head): weights for head, weights in enumerate(of_layer)}
+        maps |= {(address, None): of_layer.mean(0) for address, of_layer in zip(addresses, words, strict=True)}
+        maps["", None] = words.mean((0, 1))
         found = {key: attended_links(weights[:n_target], n_source, n_before) for key, weights in maps.items()}
         found[DIAGONAL, None] = {(int((j + 0.5) * n_source / n_target), j) for j in range(n_target)}
         for key, links in found.items():

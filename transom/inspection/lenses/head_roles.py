@@ -6,13 +6,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from transom.config.architecture import TextModelConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.data.tokenizer.special_tokens import EOS, SOS, UNK
 from transom.inspection.activations import find_network
 from transom.inspection.derive_attention import linear_weight, output_weights
 from transom.inspection.lenses.head_statistics import HeadStatistics, attention_layers, layers_by_kind, map_rows
 from transom.inspection.trace import trace
-from transom.models.base import LanguageModel, Network, Seq2SeqModel
+from transom.layers.attention import repeat_kv
+from transom.layers.block import ParallelBlock
+from transom.models.base import Network, Seq2SeqModel
+from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.inputs import TensorBatch, TokenSequences
 
 Head = tuple[str, int]
@@ -106,14 +110,17 @@ def repeat_scores(network: Network, seed: int = 0) -> dict[Head, tuple[float, fl
         network: a model of texts.
         seed: seed of the random tokens.
     """
-    sizes = [getattr(network.config, name) for name in network.config.VOCABULARIES]
-    n = min(MAX_REPEATED, (network.config.max_seq_len - 1) // 2, min(sizes) - UNK - 1)
+    config = network.config
+    assert isinstance(config, TextModelConfig)
+    sizes = [getattr(config, name) for name in config.VOCABULARIES]
+    n = min(MAX_REPEATED, (config.max_seq_len - 1) // 2, min(sizes) - UNK - 1)
     if n < 2:
         return {}
     draw = torch.Generator().manual_seed(seed)
     starts = (EOS, SOS if isinstance(network, Seq2SeqModel) else EOS)
-    sides = [_repeated_tokens(start, n, size, draw).to(network.device) for start, size in zip(starts, (sizes[0], sizes[-1]), strict=True)]
-    batch = TensorBatch(*map(TokenSequences.from_tokens, sides))
+    source, target = (_repeated_tokens(start, n, size, draw) for start, size in zip(starts, (sizes[0], sizes[-1]), strict=True))
+    sides = [TokenSequences.from_tokens(tokens.to(network.device)) for tokens in (source, target)]
+    batch = TensorBatch(source=sides[0], decoder_input=sides[1])
     paths = [path for path in attention_layers(network) if path.endswith(".attn")]
     _, traced = trace(network, batch, [f"{path}.weights" for path in paths])
     found = dict[Head, tuple[float, float]]()
@@ -141,25 +148,23 @@ def copying_scores(network: Network) -> dict[Head, float]:
 
     The eigenvalues of W_E W_V W_O W_U, (vocab, vocab), that are not 0 are those of W_O W_U W_E W_V, (d_value, d_value).
     """
-    if not isinstance(network, LanguageModel) or not hasattr(network, "decoder"):
+    if not isinstance(network, DecoderOnlyTransformer):
         return {}
     embedding, unembedding = network.embedding.tokens.weight.double(), network.unembedding.weight.double()
     if embedding.shape[1] != unembedding.shape[1]:
         return {}
     unembedding = unembedding * _gain(network.decoder.norm, unembedding)
     found = dict[Head, float]()
-    for path in attention_layers(network):
-        module, block = network.get_submodule(path), network.get_submodule(path.rpartition(".")[0])
-        placed_before = network.config.norm_placement != "post"
-        norm = None if not placed_before else block.norm if hasattr(block, "norm") else block.attn_residual.norm
+    for i, block in enumerate(network.decoder.blocks):
+        attn, post = block.attn, network.config.norm_placement == "post"
+        norm = None if post else block.norm if isinstance(block, ParallelBlock) else block.attn_residual.norm
         circuit = unembedding.T @ (embedding * _gain(norm, embedding))  # (d_model, d_model): W_U W_E
-        w_o = output_weights(module, embedding.new_zeros(1, module.n_heads, 1, module.d_value))
-        w_v = linear_weight(module.v).double().unflatten(0, (module.n_kv_heads, module.d_value))
-        w_v = w_v.repeat_interleave(module.n_heads // module.n_kv_heads, 0)
-        values = torch.linalg.eigvals(w_o @ circuit @ w_v.transpose(1, 2))
+        w_o = output_weights(attn, embedding.new_zeros(1, attn.n_heads, 1, attn.d_value))
+        w_v = linear_weight(attn.v).double().unflatten(0, (attn.n_kv_heads, attn.d_value))
+        values = torch.linalg.eigvals(w_o @ circuit @ repeat_kv(w_v[None], attn.n_heads)[0].transpose(1, 2))
         size = values.abs().sum(-1)
         score = values.sum(-1).real / size.where(size > 1e-12, torch.inf)
-        found |= {(path, head): each for head, each in enumerate(score.tolist())}
+        found |= {(f"decoder.blocks.{i}.attn", head): each for head, each in enumerate(score.tolist())}
     return found
 
 

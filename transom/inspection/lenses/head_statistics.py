@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from transom.config.architecture import TextModelConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.data.tokenizer.special_tokens import EOS, SOS
 from transom.errors import ConfigError
@@ -176,6 +177,22 @@ class Geometry(NamedTuple):
         return cls(offsets, distances)
 
 
+class _OffsetBounds(NamedTuple):
+    """Largest offset between tokens, and the number of numbers that ``Geometry.offsets`` has."""
+
+    largest: int
+    n_bins: int
+
+
+def _offset_bounds(network: Network) -> _OffsetBounds:
+    """Return the bounds of a model of texts or images."""
+    config = network.config
+    if isinstance(config, VisionTransformerConfig):
+        return _OffsetBounds(config.grid, 4 * config.grid**2)
+    assert isinstance(config, TextModelConfig)
+    return _OffsetBounds(config.max_seq_len, 2 * config.max_seq_len + 1)
+
+
 class _Sums:
     """Sums over the query tokens of all heads of one kind of layer."""
 
@@ -252,17 +269,16 @@ def head_statistics(model: Any, batches: Iterable[Any], delimiters: Mapping[str,
     _, network = find_network(model, None)
     kinds, modules = layers_by_kind(attention_layers(network)), dict(network.named_modules())
     known = delimiter_tokens(model) if delimiters is None else delimiters
-    is_image = isinstance(network.config, VisionTransformerConfig)
-    n_offsets = 2 * network.config.grid if is_image else network.config.max_seq_len
-    n_bins = (n_offsets + 1) ** 2 if is_image else 2 * n_offsets + 1
-    sums = {kind: _Sums(paths, sum(modules[path].n_heads for path in paths), n_bins) for kind, paths in kinds.items()}
+    bounds = _offset_bounds(network)
+    sums = {kind: _Sums(paths, sum(modules[path].n_heads for path in paths), bounds.n_bins) for kind, paths in kinds.items()}
     for batch in batches:
         _, traced = trace(network, batch, [f"{path}.weights" for paths in kinds.values() for path in paths])
         for certificate in traced.certify():
             certificate.check()
         for kind, paths in kinds.items():
-            masks = [x.shape[1] for x in _token_masks(traced.activations, paths[0])]
-            geometry, mask = Geometry.of(network, *masks, n_offsets), _delimiter_mask(traced.activations, paths[0], known)
+            n_queries, n_keys = (mask.shape[1] for mask in _token_masks(traced.activations, paths[0]))
+            geometry = Geometry.of(network, n_queries, n_keys, bounds.largest)
+            mask = _delimiter_mask(traced.activations, paths[0], known)
             for rows in map_rows(traced.activations, paths):
                 sums[kind].add(rows, geometry, mask)
     if not all(bool(each.counts.all()) for each in sums.values()):
