@@ -10,6 +10,7 @@ import transom
 from tests.inspection.lenses.test_rollout import IMAGES, model_of
 from tests.models.combinations import ENCODERS, FAMILIES, SET_RECURRENT, SOURCE, TARGET, batch_for, described
 from tests.models.test_combinations import built
+from tests.tiers import every
 from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.errors import ConfigError
@@ -51,7 +52,7 @@ def left_out(pairs: list[tuple[int, int, float]]) -> float:
     ("family", "fields"),
     [
         (FAMILIES[3], {"position": "alibi"}),
-        (FAMILIES[0], {"norm_placement": "post"}),
+        pytest.param(FAMILIES[0], {"norm_placement": "post"}, marks=pytest.mark.long),
         (ENCODERS[0], {"attention": {"sinks": True, "pattern": {"kind": "window", "size": 2}}}),
     ],
     ids=("decoder", "translator", "encoder"),
@@ -99,7 +100,7 @@ def test_similarity_is_the_mean_cosine_of_rows() -> None:
     assert bool(report.similarity[encoder, decoder].isnan())
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", every(2, ["cls", "mean"]))
 def test_distances_of_patches(pooling: str) -> None:
     """As in figure 7 of the ViT paper: over patches only, whose centers are in a grid."""
     torch.manual_seed(4)

@@ -10,6 +10,7 @@ from torch import Tensor
 import transom
 from tests.models.combinations import ENCODERS, FAMILIES, SET_RECURRENT, SIZES, batch_for, described
 from tests.models.test_combinations import built
+from tests.tiers import every
 from transom.config.vision import VisionTransformerConfig
 from transom.errors import ConfigError
 from transom.inspection.certify import CertificationError
@@ -61,7 +62,7 @@ def test_one_stack_is_a_product_of_matrices(family: dict[str, Any], fields: dict
         assert bool((found.triu(1) == 0).all()), "no token is reached by a later one"
 
 
-@pytest.mark.parametrize("placement", ["pre", "parallel"])
+@pytest.mark.parametrize("placement", every(2, ["pre", "parallel"]))
 def test_a_translator_reaches_source_and_target(placement: str) -> None:
     model, batch = model_of(FAMILIES[0], norm_placement=placement)
     encoder, own, cross = (maps(model, batch, name) for name in ("encoder.blocks.*.attn", "decoder.blocks.*.attn", "cross"))
@@ -83,7 +84,7 @@ def test_a_translator_reaches_source_and_target(placement: str) -> None:
     assert of_encoder.source is not None and torch.allclose(of_encoder.source, memory, rtol=1e-9) and of_encoder.target is None
 
 
-@pytest.mark.parametrize("family", [FAMILIES[0], FAMILIES[3]], ids=lambda each: each["kind"])
+@pytest.mark.parametrize("family", every(2, [FAMILIES[3], FAMILIES[0]]), ids=lambda each: each["kind"])
 def test_flow_is_that_of_networkx(family: dict[str, Any]) -> None:
     model, batch = model_of(family)
     graph = AttentionGraph.of(model, batch)
@@ -110,7 +111,7 @@ def test_flow_is_bounded_by_the_narrowest_cut() -> None:
     assert FlowNetwork(6, crossed).max_flow(0, 5) == 2
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", every(2, ["cls", "mean"]))
 def test_patches_of_an_image(pooling: str) -> None:
     torch.manual_seed(3)
     config = VisionTransformerConfig.model_validate(IMAGES | {"pooling": pooling})
