@@ -173,6 +173,8 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "diff",  # refuses it: test_analogy_and_diff.py
         "ablate",  # refuses it: test_edits.py
         "lens",  # refuses it: test_lens.py
+        "heads",  # notes what it truncates, as trace
+        "align-error",
         "trace",  # notes what it truncates: test_trace.py
         "worked-examples",
         "explain",  # notes what it truncates: test_explain.py

@@ -152,7 +152,7 @@ def test_phrases_join_and_contract() -> None:
     pair = coordinate(the("mother"), the("father"))
     assert (pair.english, pair.spanish, pair.person, pair.feminine) == ("the mother and the father", "la madre y el padre", 3, False)
     assert coordinate(the("mother"), the("daughter")).feminine
-    assert spanish.coordinate("Ana", "Irene") == "Ana e Irene"
+    assert (spanish.conjunction("Ana"), spanish.conjunction("Irene")) == ("y", "e")
     assert spanish.contract("delante de", "el agua") == "delante del agua"
     assert spanish.contract("a", "ella") == "a ella"
     assert english.with_article("hungry dog") == "a hungry dog"

@@ -34,6 +34,8 @@ BUILT_IN = (
     Command("analogy", "List the nearest neighbors of a word's embedding, or of an analogy such as king - man + woman."),
     Command("contexts", "Compare the vectors of an ambiguous word between texts, after each block of a model."),
     Command("diff", "Find the first number at which two models, prompts, checkpoints or dtypes part."),
+    Command("heads", "Measure entropy, distance, similarity and role of each attention head."),
+    Command("align-error", "Compare a translator's cross-attention with the word links of the phrasebook."),
     Command("worked-examples", "Recompute the numbers that five articles on the Transformer print, and explain their errata."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),
     Command(

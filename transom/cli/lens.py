@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from transom.checkpoints.output_paths import check_output_path, data_paths
+from transom.cli import lens_attention
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, require_one_input
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
@@ -26,6 +27,8 @@ transom lens logit runs/gpt "To be, or not to" --tuned
 transom lens attribution runs/gpt "To be, or not to" --answer " be" --against " see"
 transom lens inputs runs/sst2 "A fine film." --answer positive
 transom lens neurons runs/gpt --block 1 --neuron 3,17
+transom lens rollout runs/en-de "A man sleeps."
+transom lens flow runs/gpt "To be, or not" --position 3
 """
 
 app = typer.Typer(add_completion=False, help="RUN is a run folder; models need a residual stream, which recurrent models do not have.")
@@ -388,3 +391,7 @@ def _neuron_lines(record: Mapping[str, Any]) -> Iterator[str]:
             if kind in each:
                 shown = "  ".join(f"{token['token']} {token['logit']:+.2f}" for token in each[kind])
                 yield f"  {kind}: {shown}"[: _width()]
+
+
+app.command("rollout")(lens_attention.rollout)
+app.command("flow")(lens_attention.flow)

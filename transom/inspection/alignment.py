@@ -130,14 +130,14 @@ def align(
             )
     all_weights = cross_attention_weights(model, *pieces)
     chosen = choose_alignment_layer(all_weights) if layer is None else layer
-    columns, source_words = _word_labels(tokenizers.source, pieces[0], words)
-    rows, target_words = _word_labels(tokenizers.target, pieces[1], words)
+    columns, source_words = word_labels(tokenizers.source, pieces[0], words)
+    rows, target_words = word_labels(tokenizers.target, pieces[1], words)
     n_heads = all_weights.shape[1]
     origin = attentions[chosen] + (f", mean of {n_heads} heads" if n_heads > 1 else "")
     return Alignment(source_words, target_words, merge_subwords(all_weights[chosen].mean(0), columns, rows), origin)
 
 
-def _word_labels(tokenizer: Tokenizer, tokens: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
+def word_labels(tokenizer: Tokenizer, tokens: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
     """Return the word index of each token and of an appended end-of-sequence token, and each word; without ``words`` a token is a word."""
     tokens = [*tokens, EOS]
     if not words:

@@ -166,9 +166,12 @@ def output_weights(module: Attention, z: Tensor) -> Tensor:
     n_heads, d_value = z.shape[1], z.shape[3]
     if not isinstance(module.o, nn.Linear):
         return torch.eye(n_heads * d_value, dtype=z.dtype, device=z.device).unflatten(0, (n_heads, d_value))
-    o = module.o
-    w = o.merged_weight(o.weight, o.lora_a, o.lora_b) if isinstance(o, LoraLinear) else o.weight
-    return w.T.to(z.dtype).unflatten(0, (n_heads, d_value))
+    return linear_weight(module.o).T.to(z.dtype).unflatten(0, (n_heads, d_value))
+
+
+def linear_weight(linear: nn.Linear) -> Tensor:
+    """Return the weight of a linear layer, (out, in), with its adapter merged if it has one."""
+    return linear.merged_weight(linear.weight, linear.lora_a, linear.lora_b) if isinstance(linear, LoraLinear) else linear.weight
 
 
 def out(a: Activations, path: str) -> Tensor:

@@ -185,10 +185,15 @@ class ImageTask:
         tokens = config.n_positions if isinstance(config, VisionTransformerConfig) else 0
         return count_flops(config, len(batch.sample_ids), tokens, 1).training
 
+    @property
+    def valid_batches(self) -> list[ImageBatch]:
+        """The validation images in batches, with their classes."""
+        return list(image_batches(self.valid, self.labels, self.recipe.decoding.batch_size))
+
     def evaluate(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
         """Return validation loss and accuracy."""
         assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
-        batches = list(image_batches(self.valid, self.labels, self.recipe.decoding.batch_size))
+        batches = self.valid_batches
         figures = validation_loss(model, batches, autocast) | validation_accuracy(model, batches, autocast)
         del figures["perplexity"]  # perplexity is not meaningful for classes
         return figures

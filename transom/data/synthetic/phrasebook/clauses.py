@@ -6,6 +6,7 @@ from transom.data.synthetic.phrasebook import english, spanish
 from transom.data.synthetic.phrasebook.draw import RandomChoices
 from transom.data.synthetic.phrasebook.english import Tense
 from transom.data.synthetic.phrasebook.lexicon import Lexicon, Verb
+from transom.data.synthetic.phrasebook.linked_text import form_of, fuse, join_words, link, possibly, punctuate, words_of
 from transom.data.synthetic.phrasebook.phrases import (
     NOTHING,
     NounPhrase,
@@ -13,7 +14,6 @@ from transom.data.synthetic.phrasebook.phrases import (
     company_phrase,
     coordinate,
     goal_phrase,
-    join_words,
     noun_phrase,
     place_phrase,
     pronoun,
@@ -23,6 +23,8 @@ from transom.data.synthetic.phrasebook.phrases import (
 from transom.data.synthetic.phrasebook.spanish import Forms
 
 TENSES: tuple[Tense, ...] = ("present", "past", "future")
+
+NOT = link("not", "no")
 
 
 class Predicate(NamedTuple):
@@ -61,8 +63,11 @@ def conjugate(verb: Verb, tense: Tense, person: int) -> Predicate:
         person: index of the person, where 0 to 3 are I, he, we and they.
     """
     helper, forms = english.auxiliary(tense, person), verb.forms[tense]
-    statement = {"does": verb.third, "do": verb.lemma, "did": verb.past, "will": f"will {verb.lemma}"}[helper]
-    return Predicate(helper, verb.lemma, statement, forms[person], "", _identifies_person(forms, person), (verb.lemma,))
+    base, finite = link(verb.lemma, forms[person])
+    told = {"does": verb.third, "do": verb.lemma, "did": verb.past, "will": verb.lemma}[helper]
+    before = possibly(helper, base)
+    statement = join_words(before if helper == "will" else "", form_of(told, base))
+    return Predicate(before, base, statement, finite, "", _identifies_person(forms, person), (verb.lemma,))
 
 
 def conjugate_be(which: str, tense: Tense, person: int) -> Predicate:
@@ -74,8 +79,9 @@ def conjugate_be(which: str, tense: Tense, person: int) -> Predicate:
         person: index of the person, where 0 to 3 are I, he, we and they.
     """
     helper, forms = english.be(tense, person), spanish.BE[which][tense]
-    base = "be" if tense == "future" else ""
-    return Predicate(helper, base, join_words(helper, base), forms[person], "", _identifies_person(forms, person), ())
+    base, finite = link("be" if tense == "future" else helper, forms[person])
+    before, after = (possibly(helper, base), base) if tense == "future" else (base, "")
+    return Predicate(before, after, join_words(before, after), finite, "", _identifies_person(forms, person), ())
 
 
 def conjugate_modal(modal: tuple[str, Forms], verb: Verb, person: int) -> Predicate:
@@ -88,12 +94,14 @@ def conjugate_modal(modal: tuple[str, Forms], verb: Verb, person: int) -> Predic
     """
     word, forms = modal
     told = _identifies_person(forms, person)
-    if not word.endswith(" to"):
-        return Predicate(word, verb.lemma, f"{word} {verb.lemma}", forms[person], verb.infinitive, told, (verb.lemma,))
-    inflected = word.replace(" ", "s ", 1) if person == 1 else word
-    helper = english.auxiliary("present", person)
-    lemmas = (verb.lemma, word.split()[0])
-    return Predicate(helper, f"{word} {verb.lemma}", f"{inflected} {verb.lemma}", forms[person], verb.infinitive, told, lemmas)
+    first, *to = word.split()
+    (wish, finite), (base, infinitive) = link(first, forms[person]), link(verb.lemma, verb.infinitive)
+    if not to:
+        return Predicate(wish, base, join_words(wish, base), finite, infinitive, told, (verb.lemma,))
+    rest = join_words(possibly(*to, base), base)
+    inflected = form_of(f"{first}s" if person == 1 else first, wish)
+    helper = possibly(english.auxiliary("present", person), wish)
+    return Predicate(helper, join_words(wish, rest), join_words(inflected, rest), finite, infinitive, told, (verb.lemma, first))
 
 
 def _combinations(subject: NounPhrase, predicate: Predicate, rest: Phrase) -> tuple[str, ...]:
@@ -101,8 +109,11 @@ def _combinations(subject: NounPhrase, predicate: Predicate, rest: Phrase) -> tu
     return subject.combinations + doing + rest.combinations
 
 
-def _spanish_subject(subject: NounPhrase, predicate: Predicate) -> str:
-    return "" if subject.pronoun and predicate.identifies_person else subject.spanish
+def _subject_and_verb(subject: NounPhrase, predicate: Predicate) -> tuple[str, str]:
+    """Return the Spanish subject and verb; a verb that identifies the person also expresses the pronoun."""
+    if subject.pronoun and predicate.identifies_person:
+        return "", possibly(predicate.finite, subject.english)
+    return subject.spanish, predicate.finite
 
 
 def statement(
@@ -117,16 +128,16 @@ def statement(
         negative: True for a negative statement.
         adverb: adverb of frequency in English and Spanish, or two empty strings.
     """
-    denied = "cannot" if predicate.auxiliary == "can" else f"{predicate.auxiliary} not"
+    can = predicate.auxiliary == "can"
+    denied = fuse("cannot", predicate.auxiliary, NOT[0]) if can else join_words(predicate.auxiliary, NOT[0])
     verb = join_words(denied, predicate.base) if negative else predicate.statement
     if adverb[0]:
-        helper, _, base = verb.rpartition(" ")
-        verb = join_words(helper, adverb[0], base)
+        *helper, base = words_of(verb)
+        verb = join_words(*helper, adverb[0], base)
+    shown, finite = _subject_and_verb(subject, predicate)
     return Phrase(
         join_words(subject.english, verb, rest.english),
-        join_words(
-            _spanish_subject(subject, predicate), "no" if negative else "", adverb[1], predicate.finite, predicate.infinitive, rest.spanish
-        ),
+        join_words(shown, NOT[1] if negative else "", adverb[1], finite, predicate.infinitive, rest.spanish),
         _combinations(subject, predicate, rest),
     )
 
@@ -143,11 +154,11 @@ def question(
         word: question word in English and Spanish, or two empty strings.
         rest_first: True to put ``rest`` before the subject in Spanish, as is usual for an adjective.
     """
-    shown = _spanish_subject(subject, predicate)
+    shown, finite = _subject_and_verb(subject, predicate)
     after = (rest.spanish, shown) if rest_first else (shown, predicate.infinitive, rest.spanish)
     return Phrase(
-        join_words(word[0], predicate.auxiliary, subject.english, predicate.base, rest.english) + "?",
-        f"¿{join_words(word[1], predicate.finite, *after)}?",
+        punctuate(join_words(word[0], predicate.auxiliary, subject.english, predicate.base, rest.english), after="?"),
+        punctuate(join_words(word[1], finite, *after), "¿", "?"),
         _combinations(subject, predicate, rest),
     )
 
@@ -180,7 +191,7 @@ def patient(draw: RandomChoices, words: Lexicon, verb: Verb, subject: NounPhrase
     while thing.heads[0] in taken:
         thing = noun_phrase(draw, words, verb.objects)
     if thing.is_human:
-        return Phrase(thing.english, spanish.contract("a", thing.spanish), thing.combinations)
+        return Phrase(thing.english, spanish.contract(possibly("a", thing.spanish), thing.spanish), thing.combinations)
     return Phrase(thing.english, thing.spanish, thing.combinations)
 
 

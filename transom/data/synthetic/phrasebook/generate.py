@@ -1,6 +1,7 @@
 """Generation of the phrasebook's splits, in which word combinations of test pairs never occur in training."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from transom.config.component_registry import implements
 from transom.config.data import PhrasebookConfig
@@ -9,13 +10,14 @@ from transom.data.split import Splits
 from transom.data.synthetic.collect import SplitName, collect_splits, split_by_hash
 from transom.data.synthetic.phrasebook.draw import RandomChoices
 from transom.data.synthetic.phrasebook.lexicon import lexicon
+from transom.data.synthetic.phrasebook.linked_text import link
 from transom.data.synthetic.phrasebook.phrases import Phrase
 from transom.data.synthetic.phrasebook.sentences import FRAMES
 
 MAX_WORDS = 10
 """Maximum number of words in a sentence, in either language."""
 
-HELLO = Phrase("hello world", "hola mundo", ("hello world",))
+HELLO = Phrase(*link("hello world", "hola mundo"), ("hello world",))
 """The first test pair, whose word combination never occurs in training."""
 
 _TEST_FRACTION = 0.10
@@ -74,6 +76,12 @@ def generate_phrasebook(config: PhrasebookConfig) -> Splits[Pairs]:
     Raises:
         ConfigError: the grammar does not yield enough pairs.
     """
+    linked = generate_linked_phrasebook(config).parts.values()
+    return Splits(*(replace(part, source=list(map(str, part.source)), target=list(map(str, part.target))) for part in linked))
+
+
+def generate_linked_phrasebook(config: PhrasebookConfig) -> Splits[Pairs]:
+    """Generate the pairs of ``generate_phrasebook`` as ``LinkedText``: ``word_links(source, target)`` returns the links of their words."""
     splitter = CombinationSplitter(config.seed)
 
     def stream() -> Iterator[tuple[SplitName | None, str, str]]:

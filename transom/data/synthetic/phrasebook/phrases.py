@@ -7,6 +7,7 @@ from transom.data.synthetic.phrasebook import english, numbers, spanish
 from transom.data.synthetic.phrasebook.draw import RandomChoices
 from transom.data.synthetic.phrasebook.english import Tense
 from transom.data.synthetic.phrasebook.lexicon import Adjective, Lexicon, Noun
+from transom.data.synthetic.phrasebook.linked_text import join_words, link, possibly, words_of
 
 MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
@@ -44,7 +45,10 @@ class NounPhrase(NamedTuple):
 
 
 class Phrase(NamedTuple):
-    """A phrase or sentence in English and Spanish, with its word combinations."""
+    """A phrase or sentence in English and Spanish, with its word combinations.
+
+    The texts of phrases that the grammar samples are ``LinkedText``: ``word_links(english, spanish)`` returns the links of their words.
+    """
 
     english: str
     spanish: str
@@ -54,19 +58,16 @@ class Phrase(NamedTuple):
 NOTHING = Phrase("", "")
 
 
-def join_words(*words: str) -> str:
-    """Join the non-empty words with spaces."""
-    return " ".join(word for word in words if word)
-
-
 def _modify(draw: RandomChoices, words: Lexicon, noun: Noun, plural: bool, adjective: Adjective | None) -> Phrase:
     """Combine a noun and an optional adjective, which precedes the English noun, follows the Spanish noun and agrees with it."""
+    thing = link(noun.english[plural], noun.spanish[plural])
     if adjective is None:
-        return Phrase(noun.english[plural], noun.spanish[plural])
-    degree = words.phrases["degrees"][0] if adjective.degrees and draw.chance(0.1) else ("", "")
+        return Phrase(*thing)
+    degree = link(*(words.phrases["degrees"][0] if adjective.degrees and draw.chance(0.1) else ("", "")))
+    quality = link(adjective.lemma, adjective.forms[2 * plural + noun.feminine])
     return Phrase(
-        join_words(degree[0], adjective.lemma, noun.english[plural]),
-        join_words(noun.spanish[plural], degree[1], adjective.forms[2 * plural + noun.feminine]),
+        join_words(degree[0], quality[0], thing[0]),
+        join_words(thing[1], degree[1], quality[1]),
         (f"{adjective.lemma} {noun.lemma}",),
     )
 
@@ -83,8 +84,9 @@ def _add_determiner(draw: RandomChoices, words: Lexicon, noun: Noun, use: str, p
     before = determiner.spanish[noun.feminine]
     if noun.takes_el and before in ("la", "una"):
         before = determiner.spanish[0]
-    first = english.with_article(phrase.english) if determiner.english == "a" else f"{determiner.english} {phrase.english}"
-    return first, f"{before} {phrase.spanish}"
+    article = determiner.english if determiner.english != "a" else words_of(english.with_article(phrase.english))[0]
+    first, second = link(article, before)
+    return join_words(first, phrase.english), join_words(second, phrase.spanish)
 
 
 def quantity(draw: RandomChoices) -> int:
@@ -116,7 +118,7 @@ def noun_phrase(
     """
     noun = draw.choice(nouns)
     if noun.is_name:
-        return NounPhrase(noun.lemma, noun.lemma, 1, noun.feminine, (noun,))
+        return NounPhrase(*link(noun.lemma, noun.lemma), 1, noun.feminine, (noun,))
     many = not noun.mass and draw.chance(plural)
     chosen = draw.choice(words.adjectives[noun.kind]) if draw.chance(adjective) else None
     phrase = _modify(draw, words, noun, many, chosen)
@@ -124,7 +126,8 @@ def noun_phrase(
         first, second = phrase.english, phrase.spanish
     elif many and draw.chance(0.2):
         n = quantity(draw)
-        first, second = f"{numbers.english(n)} {phrase.english}", f"{numbers.spanish(n, noun.feminine)} {phrase.spanish}"
+        number = link(numbers.english(n), numbers.spanish(n, noun.feminine))
+        first, second = join_words(number[0], phrase.english), join_words(number[1], phrase.spanish)
     else:
         use = "mass" if noun.mass else ("several" if many else "one") if indefinite else "plural" if many else "singular"
         first, second = _add_determiner(draw, words, noun, use, phrase)
@@ -136,15 +139,16 @@ def generic_phrase(draw: RandomChoices, words: Lexicon, nouns: Sequence[Noun], *
     noun = draw.choice(nouns)
     chosen = draw.choice(words.adjectives[noun.kind]) if draw.chance(adjective) else None
     phrase = _modify(draw, words, noun, not noun.mass, chosen)
-    with_article = f"{_article(noun, not noun.mass)} {phrase.spanish}"
+    with_article = join_words(possibly(_article(noun, not noun.mass), phrase.spanish), phrase.spanish)
     return NounPhrase(phrase.english, with_article, 1 if noun.mass else 3, noun.feminine, (noun,), phrase.combinations)
 
 
 def coordinate(first: NounPhrase, second: NounPhrase) -> NounPhrase:
     """Join two noun phrases by "and". The result is plural, and feminine only if both phrases are feminine."""
+    both = link("and", spanish.conjunction(second.spanish))
     return NounPhrase(
-        f"{first.english} and {second.english}",
-        spanish.coordinate(first.spanish, second.spanish),
+        join_words(first.english, both[0], second.english),
+        join_words(first.spanish, both[1], second.spanish),
         3,
         first.feminine and second.feminine,
         first.heads + second.heads,
@@ -156,67 +160,79 @@ def two_names(draw: RandomChoices, words: Lexicon) -> NounPhrase:
     """Sample the names of two different people, such as "Ana and Luis"."""
     first = draw.randint(0, len(words.names) - 1)
     second = (first + draw.randint(1, len(words.names) - 1)) % len(words.names)
-    pair = (NounPhrase(noun.lemma, noun.lemma, 1, noun.feminine, (noun,)) for noun in (words.names[first], words.names[second]))
+    pair = (NounPhrase(*link(noun.lemma, noun.lemma), 1, noun.feminine, (noun,)) for noun in (words.names[first], words.names[second]))
     return coordinate(*pair)
 
 
 def pronoun(draw: RandomChoices, words: Lexicon) -> NounPhrase:
     """Sample a personal pronoun."""
     first, second, person = draw.choice(words.pronouns)
-    return NounPhrase(first, second, person, feminine=second == "ella", heads=(), pronoun=True)
+    return NounPhrase(*link(first, second), person, feminine=second == "ella", heads=(), pronoun=True)
 
 
 def company_phrase(draw: RandomChoices, words: Lexicon) -> Phrase:
     """Sample a phrase of company, such as "with my sister"."""
     people = noun_phrase(draw, words, words.nouns["person"], adjective=0.2) if draw.chance(0.7) else two_names(draw, words)
-    return Phrase(f"with {people.english}", f"con {people.spanish}", people.combinations)
+    first, second = link("with", "con")
+    return Phrase(join_words(first, people.english), join_words(second, people.spanish), people.combinations)
 
 
 def place_phrase(draw: RandomChoices, words: Lexicon) -> Phrase:
     """Sample a phrase of place, such as "in the park" or "near my house"."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
-    if draw.chance(0.65):
-        return Phrase(f"{where.heads[0].place} {where.english}", f"en {where.spanish}", where.combinations)
-    before, after = draw.choice(words.phrases["places"])
-    return Phrase(f"{before} {where.english}", spanish.contract(after, where.spanish), where.combinations)
+    before, after = link(*((where.heads[0].place, "en") if draw.chance(0.65) else draw.choice(words.phrases["places"])))
+    return Phrase(join_words(before, where.english), spanish.contract(after, where.spanish), where.combinations)
 
 
 def goal_phrase(draw: RandomChoices, words: Lexicon, preposition: str) -> Phrase:
     """Sample a phrase of direction, such as "to the park", with the given English preposition."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
-    return Phrase(f"{preposition} {where.english}", spanish.contract("a", where.spanish), where.combinations)
+    before, after = link(preposition, "a")
+    return Phrase(join_words(before, where.english), spanish.contract(after, where.spanish), where.combinations)
 
 
 def clock_time(draw: RandomChoices) -> Phrase:
     """Sample a time of day without a preposition, such as "half past three" and "las tres y media"."""
     hour = draw.randint(1, 12)
-    named = ("la " if hour == 1 else "las ") + numbers.spanish(hour, feminine=True)
-    before, after, ending = draw.choice(
-        (("", " o'clock", ""), ("half past ", "", " y media"), ("a quarter past ", "", " y cuarto"), ("a quarter to ", "", " menos cuarto"))
+    first, second = link(numbers.english(hour), numbers.spanish(hour, feminine=True))
+    named = join_words(possibly("la" if hour == 1 else "las", second), second)
+    fraction, relation = draw.choice(
+        (
+            (("", ""), ("", "")),
+            (("half", "media"), ("past", "y")),
+            (("a quarter", "cuarto"), ("past", "y")),
+            (("a quarter", "cuarto"), ("to", "menos")),
+        )
     )
-    return Phrase(f"{before}{numbers.english(hour)}{after}", named + ending)
+    if not relation[0]:
+        return Phrase(join_words(first, possibly("o'clock", first)), named)
+    minutes, place = link(*fraction), link(*relation)
+    return Phrase(join_words(minutes[0], place[0], first), join_words(named, place[1], minutes[1]))
 
 
-def date(draw: RandomChoices, words: Lexicon) -> Phrase:
-    """Sample a day of the year, such as "the third of May" and "tres de mayo". The Spanish phrase has no article."""
+def date(draw: RandomChoices, words: Lexicon, article: str = "") -> Phrase:
+    """Sample a day of the year, such as "the third of May" and "tres de mayo"; ``article`` precedes the Spanish phrase."""
     index = draw.randint(0, 11)
     day = draw.randint(1, MONTH_DAYS[index])
-    month = words.phrases["months"][index]
-    return Phrase(f"the {numbers.english_ordinal(day)} of {month[0]}", f"{'primero' if day == 1 else numbers.spanish(day)} de {month[1]}")
+    number = link(numbers.english_ordinal(day), "primero" if day == 1 else numbers.spanish(day))
+    the = link("the", article) if article else ("the", "")
+    parts = (the, number, link("of", "de"), link(*words.phrases["months"][index]))
+    return Phrase(join_words(*(first for first, _ in parts)), join_words(*(second for _, second in parts)))
 
 
 def time_phrase(draw: RandomChoices, words: Lexicon, tense: Tense) -> Phrase:
     """Sample a phrase of time that suits a tense, such as "yesterday", "on the third of May" or "at three o'clock"."""
     roll = draw.randint(0, 9)
     if roll < 5:
-        return Phrase(*draw.choice(words.when[tense]))
+        return Phrase(*link(*draw.choice(words.when[tense])))
     if roll < 7:
-        time = clock_time(draw)
-        return Phrase(f"at {time.english}", f"a {time.spanish}")
+        time, (at, a) = clock_time(draw), link("at", "a")
+        return Phrase(join_words(at, time.english), join_words(a, time.spanish))
     day = draw.choice(words.phrases["weekdays"])
+    if tense != "present" and roll >= 8:
+        on = date(draw, words, "el")
+        return Phrase(join_words(possibly("on", words_of(on.spanish)[0]), on.english), on.spanish)
     if tense == "present":
-        return Phrase(f"on {day[0]}s", f"los {day[1]}" + ("s" if day[1][-1] != "s" else ""))
-    if roll < 8:
-        return Phrase(f"on {day[0]}", f"el {day[1]}")
-    on = date(draw, words)
-    return Phrase(f"on {on.english}", f"el {on.spanish}")
+        day = (f"{day[0]}s", day[1] + ("s" if day[1][-1] != "s" else ""))
+    (first, second), (on_day, article) = link(*day), link("on", "los" if tense == "present" else "el", sure=False)
+    return Phrase(join_words(on_day, first), join_words(article, second))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from transom.data.synthetic.phrasebook import english, numbers, spanish
 from transom.data.synthetic.phrasebook.clauses import (
+    NOT,
     TENSES,
     actor,
     circumstance,
@@ -18,14 +19,15 @@ from transom.data.synthetic.phrasebook.clauses import (
 from transom.data.synthetic.phrasebook.draw import RandomChoices
 from transom.data.synthetic.phrasebook.english import Tense
 from transom.data.synthetic.phrasebook.lexicon import Lexicon
+from transom.data.synthetic.phrasebook.linked_text import form_of, join_words, link, possibly, punctuate
 from transom.data.synthetic.phrasebook.phrases import (
     NOTHING,
     NounPhrase,
     Phrase,
     clock_time,
+    coordinate,
     date,
     generic_phrase,
-    join_words,
     noun_phrase,
     place_phrase,
     pronoun,
@@ -36,7 +38,7 @@ from transom.data.synthetic.phrasebook.phrases import (
 
 Frame = Callable[[RandomChoices, Lexicon], Phrase]
 
-WHERE, WHEN, WHY = ("where", "dónde"), ("when", "cuándo"), ("why", "por qué")
+WHERE, WHEN, WHY = link("where", "dónde"), link("when", "cuándo"), link("why", "por qué")
 _THINGS = ("food", "food", "drink", "clothing", "text", "opening", "vehicle", "thing")
 _DESCRIBED = ("person", "person", "animal", "place", "event", *_THINGS)
 
@@ -59,7 +61,7 @@ def action(draw: RandomChoices, words: Lexicon) -> Phrase:
     if roll < 30:
         return statement(subject, predicate, rest, negative=True)
     if roll < 40:
-        return statement(subject, predicate, concatenate(target), adverb=draw.choice(words.phrases["frequencies"]))
+        return statement(subject, predicate, concatenate(target), adverb=link(*draw.choice(words.phrases["frequencies"])))
     return statement(subject, predicate, rest)
 
 
@@ -89,7 +91,8 @@ def description(draw: RandomChoices, words: Lexicon) -> Phrase:
     """Sample a description, such as "the water was very cold" or "is she tired?"."""
     roll = draw.randint(0, 99)
     if roll < 8:
-        subject = NounPhrase(*draw.choice((("he", "él", 1, False), ("she", "ella", 1, True))), (), pronoun=True)
+        first, second = draw.choice((("he", "él"), ("she", "ella")))
+        subject = NounPhrase(*link(first, second), 1, first == "she", (), pronoun=True)
     elif roll < 18:
         subject = two_names(draw, words)
     elif roll < 26:
@@ -97,10 +100,11 @@ def description(draw: RandomChoices, words: Lexicon) -> Phrase:
     else:
         subject = _plain(draw, words, _DESCRIBED, adjective=0.0)
     adjective = draw.choice(words.adjectives[subject.heads[0].kind if subject.heads else "person"])
-    degree = draw.choice(words.phrases["degrees"]) if adjective.degrees and draw.chance(0.3) else ("", "")
+    degree = link(*(draw.choice(words.phrases["degrees"]) if adjective.degrees and draw.chance(0.3) else ("", "")))
+    quality = link(adjective.lemma, adjective.forms[2 * subject.plural + subject.feminine])
     rest = Phrase(
-        join_words(degree[0], adjective.lemma),
-        join_words(degree[1], adjective.forms[2 * subject.plural + subject.feminine]),
+        join_words(degree[0], quality[0]),
+        join_words(degree[1], quality[1]),
         tuple(f"{adjective.lemma} {noun.lemma}" for noun in subject.heads),
     )
     predicate = conjugate_be(adjective.be, draw.choice(TENSES), subject.person)
@@ -130,17 +134,20 @@ def existence(draw: RandomChoices, words: Lexicon) -> Phrase:
     nouns = words.nouns[draw.choice(_DESCRIBED)]
     roll = draw.randint(0, 9)
     thing = noun_phrase(draw, words, nouns, plural=1.0, bare=1.0) if roll < 2 else noun_phrase(draw, words, nouns, indefinite=True)
-    verb = english.be(tense, thing.person)
-    base = "be" if tense == "future" else ""
+    helper = english.be(tense, thing.person)
+    be, hay = link("be" if tense == "future" else helper, _HAY[tense])
+    verb, base = (possibly(helper, be), be) if tense == "future" else (be, "")
+    there, no = possibly("there", be), link("no", "no")
     where = place_phrase(draw, words) if draw.chance(0.5) else NOTHING
     combinations = thing.combinations + where.combinations
     if roll < 2:
-        first = join_words("there", verb, base, "no", thing.english, where.english)
-        return Phrase(first, join_words("no", _HAY[tense], thing.spanish, where.spanish), combinations)
-    second = join_words(_HAY[tense], thing.spanish, where.spanish)
+        first = join_words(there, verb, base, no[0], thing.english, where.english)
+        return Phrase(first, join_words(no[1], hay, thing.spanish, where.spanish), combinations)
+    second = join_words(hay, thing.spanish, where.spanish)
     if roll < 4:
-        return Phrase(join_words(verb, "there", base, thing.english, where.english) + "?", f"¿{second}?", combinations)
-    return Phrase(join_words("there", verb, base, thing.english, where.english), second, combinations)
+        asked = join_words(verb, there, base, thing.english, where.english)
+        return Phrase(punctuate(asked, after="?"), punctuate(second, "¿", "?"), combinations)
+    return Phrase(join_words(there, verb, base, thing.english, where.english), second, combinations)
 
 
 def liking(draw: RandomChoices, words: Lexicon) -> Phrase:
@@ -158,14 +165,15 @@ def liking(draw: RandomChoices, words: Lexicon) -> Phrase:
     rest = Phrase(liked.english, liked.spanish, liked.combinations)
     first = question(subject, predicate, rest) if asked else statement(subject, predicate, rest, negative=negative)
     dropped = subject.pronoun and subject.person in (0, 2)
+    clitic = ("me", "le", "nos", "les")[subject.person]
     second = join_words(
-        "" if dropped else spanish.contract("a", subject.spanish),
-        "no" if negative else "",
-        ("me", "le", "nos", "les")[subject.person],
-        verb.forms[tense][liked.person],
+        "" if dropped else spanish.contract(possibly("a", subject.spanish), subject.spanish),
+        NOT[1] if negative else "",
+        form_of(clitic, subject.english) if dropped else possibly(clitic, subject.spanish),
+        form_of(verb.forms[tense][liked.person], predicate.finite),
         liked.spanish,
     )
-    return Phrase(first.english, f"¿{second}?" if asked else second, first.combinations)
+    return Phrase(first.english, punctuate(second, "¿", "?") if asked else second, first.combinations)
 
 
 def age(draw: RandomChoices, words: Lexicon) -> Phrase:
@@ -173,11 +181,13 @@ def age(draw: RandomChoices, words: Lexicon) -> Phrase:
     subject = pronoun(draw, words) if draw.chance(0.2) else _plain(draw, words, ("person", "person", "animal"))
     tense = draw.choice(TENSES)
     forms = words.verbs["have"].forms[tense]
-    predicate = conjugate_be("estar", tense, subject.person)._replace(finite=forms[subject.person])
+    predicate = conjugate_be("estar", tense, subject.person)
+    predicate = predicate._replace(finite=form_of(forms[subject.person], predicate.finite))
     if draw.chance(0.2):
-        return question(subject, predicate, NOTHING, word=("how old", "cuántos años"))
+        return question(subject, predicate, NOTHING, word=link("how old", "cuántos años"))
     years = min(quantity(draw), 100)
-    rest = Phrase(f"{numbers.english(years)} years old", f"{numbers.spanish(years, feminine=False)} años")
+    number, year = link(numbers.english(years), numbers.spanish(years, feminine=False)), link("years", "años")
+    rest = Phrase(join_words(number[0], year[0], possibly("old", year[1])), join_words(number[1], year[1]))
     return statement(subject, predicate, rest)
 
 
@@ -186,9 +196,10 @@ def price(draw: RandomChoices, words: Lexicon) -> Phrase:
     subject = noun_phrase(draw, words, words.nouns[draw.choice(_THINGS)], adjective=0.3)
     predicate = conjugate(words.verbs["cost"], "present", subject.person)
     if draw.chance(0.25):
-        return question(subject, predicate, NOTHING, word=("how much", "cuánto"))
+        return question(subject, predicate, NOTHING, word=link("how much", "cuánto"))
     euros = quantity(draw)
-    return statement(subject, predicate, Phrase(f"{numbers.english(euros)} euros", f"{numbers.spanish(euros, feminine=False)} euros"))
+    number, unit = link(numbers.english(euros), numbers.spanish(euros, feminine=False)), link("euros", "euros")
+    return statement(subject, predicate, Phrase(join_words(number[0], unit[0]), join_words(number[1], unit[1])))
 
 
 def calendar(draw: RandomChoices, words: Lexicon) -> Phrase:
@@ -196,19 +207,22 @@ def calendar(draw: RandomChoices, words: Lexicon) -> Phrase:
     roll = draw.randint(0, 9)
     if roll < 2:
         time = clock_time(draw)
-        return Phrase(f"it is {time.english}", f"{'es' if time.spanish.startswith('la ') else 'son'} {time.spanish}")
+        be, finite = link("is", "es" if time.spanish.startswith("la ") else "son")
+        return Phrase(join_words(possibly("it", be), be, time.english), join_words(finite, time.spanish))
     if roll < 6:
-        first, second = draw.choice((("today is", "hoy es"), ("tomorrow is", "mañana es"), ("yesterday was", "ayer fue")))
-        day = draw.choice(words.phrases["weekdays"])
+        first, second = link(*draw.choice((("today is", "hoy es"), ("tomorrow is", "mañana es"), ("yesterday was", "ayer fue"))))
+        day = link(*draw.choice(words.phrases["weekdays"]))
         if draw.chance(0.2):
-            return Phrase(f"{first} {day[0]}", f"{second} {day[1]}")
+            return Phrase(join_words(first, day[0]), join_words(second, day[1]))
         on = date(draw, words)
-        return Phrase(f"{first} {day[0]}, {on.english}", f"{second} {day[1]}, {on.spanish}")
+        return Phrase(
+            join_words(first, punctuate(day[0], after=","), on.english), join_words(second, punctuate(day[1], after=","), on.spanish)
+        )
     event = noun_phrase(draw, words, words.nouns["event"], adjective=0.2, plural=0.0)
     tense = draw.choice(TENSES[1:])
     predicate = conjugate_be("ser", tense, event.person)
     if tense == "past":
-        predicate = predicate._replace(finite="fue")
+        predicate = predicate._replace(finite=form_of("fue", predicate.finite))
     if roll < 7:
         return question(event, predicate, NOTHING, word=draw.choice((WHEN, WHERE)))
     return statement(event, predicate, time_phrase(draw, words, tense))
@@ -227,18 +241,18 @@ def object_question(draw: RandomChoices, words: Lexicon) -> Phrase:
         return question(subject, predicate, circumstance(draw, words, verb, tense, timed=False, placed=word != WHERE), word=word)
     roll = draw.randint(0, 9)
     if roll < 2:
-        somebody = NounPhrase("who", "quién", 1, False, ())
+        somebody = NounPhrase(*link("who", "quién"), 1, False, ())
         asked = statement(somebody, conjugate(verb, tense, 1), patient(draw, words, verb))
-        return Phrase(f"{asked.english}?", f"¿{asked.spanish}?", asked.combinations)
+        return Phrase(punctuate(asked.english, after="?"), punctuate(asked.spanish, "¿", "?"), asked.combinations)
     if roll < 6:
         return question(subject, predicate, patient(draw, words, verb, subject), word=draw.choice((WHEN, WHERE, WHY)))
     counted = draw.choice(verb.objects)
     if counted.kind == "person":
-        return question(subject, predicate, NOTHING, word=("who", "a quién"))
+        return question(subject, predicate, NOTHING, word=link("who", "a quién"))
     if roll < 8 or counted.mass:
-        return question(subject, predicate, NOTHING, word=("what", "qué"))
-    many = "cuántas" if counted.feminine else "cuántos"
-    return question(subject, predicate, NOTHING, word=(f"how many {counted.english[1]}", f"{many} {counted.spanish[1]}"))
+        return question(subject, predicate, NOTHING, word=link("what", "qué"))
+    many, things = link("how many", "cuántas" if counted.feminine else "cuántos"), link(counted.english[1], counted.spanish[1])
+    return question(subject, predicate, NOTHING, word=(join_words(many[0], things[0]), join_words(many[1], things[1])))
 
 
 def greeting(draw: RandomChoices, words: Lexicon) -> Phrase:
@@ -249,13 +263,15 @@ def greeting(draw: RandomChoices, words: Lexicon) -> Phrase:
         whom = two_names(draw, words)
     else:
         noun = draw.choice(words.addressees if roll < 6 else words.names)
-        whom = NounPhrase(noun.english[0], noun.spanish[0], 1, noun.feminine, (noun,))
+        whom = NounPhrase(*link(noun.english[0], noun.spanish[0]), 1, noun.feminine, (noun,))
     combinations = tuple(f"{first} {noun.lemma}" for noun in whom.heads)
-    first, second = f"{first} {whom.english}", f"{second} {whom.spanish}"
+    said = link(first, second)
+    first, second = join_words(said[0], whom.english), join_words(said[1], whom.spanish)
     if draw.chance(0.4):
         return Phrase(first, second, combinations)
     news = draw.choice((calendar, calendar, existence, location))(draw, words)
-    return Phrase(f"{first}, {news.english}", f"{second}, {news.spanish}", combinations + news.combinations)
+    greeted, answered = punctuate(first, after=","), punctuate(second, after=",")
+    return Phrase(join_words(greeted, news.english), join_words(answered, news.spanish), combinations + news.combinations)
 
 
 def fragment(draw: RandomChoices, words: Lexicon) -> Phrase:
@@ -263,12 +279,8 @@ def fragment(draw: RandomChoices, words: Lexicon) -> Phrase:
     thing = _anything(draw, words, _DESCRIBED, adjective=0.8)
     roll = draw.randint(0, 9)
     if roll < 3:
-        other = _anything(draw, words, _DESCRIBED)
-        return Phrase(
-            f"{thing.english} and {other.english}",
-            spanish.coordinate(thing.spanish, other.spanish),
-            thing.combinations + other.combinations,
-        )
+        both = coordinate(thing, _anything(draw, words, _DESCRIBED))
+        return Phrase(both.english, both.spanish, both.combinations)
     phrase = Phrase(thing.english, thing.spanish, thing.combinations)
     return concatenate(phrase, place_phrase(draw, words)) if roll < 6 else phrase
 

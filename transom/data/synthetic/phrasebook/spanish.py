@@ -6,6 +6,8 @@ and the masculine and feminine plural.
 
 from collections.abc import Mapping
 
+from transom.data.synthetic.phrasebook.linked_text import LinkedText, fuse, join_words, words_of
+
 Forms = tuple[str, str, str, str]
 
 _ACCENTED_ENDINGS = {"án": "an", "én": "en", "ín": "in", "ón": "on", "ún": "un", "és": "es", "ás": "as", "ús": "us"}
@@ -125,21 +127,22 @@ def future(stem: str) -> Forms:
     return _endings(stem, _FUTURE)
 
 
-def contract(preposition: str, noun_phrase: str) -> str:
-    """Join a Spanish preposition and a noun phrase, contracting "a el" to "al" and "de el" to "del".
+def contract(preposition: str, noun_phrase: str) -> LinkedText:
+    """Join a Spanish preposition and a noun phrase, contracting "a el" to "al" and "de el" to "del", which have the links of both words.
 
     >>> contract("cerca de", "el parque"), contract("a", "él")
     ('cerca del parque', 'a él')
     """
     if noun_phrase.startswith("el ") and preposition.endswith(("a", "de")):
-        return f"{preposition}l {noun_phrase[3:]}"
-    return f"{preposition} {noun_phrase}"
+        (*before, last), (article, *rest) = words_of(preposition), words_of(noun_phrase)
+        return join_words(*before, fuse(f"{last}l", last, article), *rest)
+    return join_words(preposition, noun_phrase)
 
 
-def coordinate(first: str, second: str) -> str:
-    """Join two Spanish phrases by "y", or by "e" if the second phrase starts with the sound i.
+def conjunction(following: str) -> str:
+    """Return "y", or "e" before a phrase that starts with the sound i.
 
-    >>> coordinate("Luis", "Ana"), coordinate("Ana", "Irene")
-    ('Luis y Ana', 'Ana e Irene')
+    >>> conjunction("Ana"), conjunction("Irene")
+    ('y', 'e')
     """
-    return f"{first} {'e' if second.lower().startswith(('i', 'hi')) else 'y'} {second}"
+    return "e" if following.lower().startswith(("i", "hi")) else "y"
