@@ -1,0 +1,122 @@
+"""Checks of numbers: finite weights and activations, bfloat16 and float16, and certified attention weights."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from transom.inspection.certify import certify
+from transom.inspection.derive_attention import is_exact
+from transom.inspection.doctor.checkup import Checkup, TensorBatch, change_texts, columns, outputs
+from transom.inspection.doctor.finding import Finding, not_applicable, within
+from transom.inspection.trace import names_of, trace
+from transom.layers.attention import Attention
+from transom.layers.observe import ActivationRecorder
+from transom.models.base import Network
+from transom.models.encoder import TextEmbedderTransformer
+
+MAX_FP16 = torch.finfo(torch.float16).max
+"""Largest number of float16."""
+
+MAX_KL = 0.05
+"""Nats that the logits of a lower precision may lose per prediction, on average."""
+
+MAX_RELATIVE_ERROR = 8.0
+"""Bound of the error of bfloat16 logits, as a multiple of eps times the root of the number of layers."""
+
+
+def finite(checkup: Checkup) -> Finding:
+    """Look for NaN and infinity in weights, buffers and the activations of a pass."""
+    state = {**dict(checkup.model.named_parameters()), **dict(checkup.model.named_buffers())}
+    with torch.no_grad():
+        found = checkup.share("sites", _record_sites)
+    bad = [name for name, x in {**state, **found}.items() if x.is_floating_point() and not bool(x.isfinite().all())]
+    return within(
+        len(bad),
+        0,
+        f"{len(bad):,} of {len(state) + len(found):,} weights and activations have NaN or infinite values"
+        + (f", the first {bad[0]}" if bad else ""),
+        "load an earlier checkpoint, and lower training.learning_rate or training.max_grad_norm",
+    )
+
+
+def _record_sites(checkup: Checkup) -> dict[str, Tensor]:
+    """Run the probe, and return all sites and the logits."""
+    recorder = ActivationRecorder(["*"])
+    logits = checkup.model(checkup.probe, recorder)
+    return recorder.activations | {"logits": logits}
+
+
+def fp16_range(checkup: Checkup) -> Finding:
+    """Compare the largest activation with the largest number of float16."""
+    with torch.no_grad():
+        found = checkup.share("sites", _record_sites)
+    peaks = {name: float(x.abs().max()) for name, x in found.items() if x.is_floating_point() and x.numel()}
+    name = max(peaks, key=lambda each: peaks[each])
+    largest, bound = peaks[name], MAX_FP16 / 4
+    message = f"the largest activation is {largest:.3g} ({name}); float16 ends at {MAX_FP16:,.0f}"
+    if largest <= bound:
+        return Finding("ok", message, "", largest, bound)
+    trained_so = checkup.recipe is not None and checkup.recipe.training.precision == "fp16"
+    return Finding("problem" if trained_so else "warning", message, "use bf16 or fp32 for this model, never fp16", largest, bound)
+
+
+def dtype(checkup: Checkup) -> Finding:
+    """Compare bfloat16 logits with float32 ones: their error, the best class or token, and the divergence of the distributions."""
+    wide, narrow = (_logits(model, checkup.probe) for model in (checkup.model, checkup.bf16))
+    spread = float((wide - wide.mean(-1, keepdim=True)).square().mean().sqrt())
+    error = float((narrow - wide).square().mean().sqrt())
+    n_layers = sum(name.endswith(("attn", "cross", "ff")) for name, _ in checkup.model.named_modules()) + 2
+    bound = MAX_RELATIVE_ERROR * torch.finfo(torch.bfloat16).eps * math.sqrt(n_layers)
+    relative = error / max(spread, torch.finfo(torch.float32).tiny)
+    log_p, log_q = wide.log_softmax(-1), narrow.log_softmax(-1)
+    kl = float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+    agreement = float((wide.argmax(-1) == narrow.argmax(-1)).float().mean())
+    message = (
+        f"bf16 logits differ from fp32 by {relative:.2%} of their spread (bound {bound:.0%}), lose {kl:.2g} nats, and agree on"
+        f" {agreement:.1%} of the best"
+    )
+    advice = "use --precision fp32; large offsets or logits lose their digits in bf16: try weight decay or a softcap"
+    if not relative <= bound:
+        return Finding("problem", message, advice, relative, bound)
+    return Finding("warning" if kl > MAX_KL else "ok", message, advice if kl > MAX_KL else "", relative, bound)
+
+
+@torch.no_grad()
+def _logits(model: Network, batch: TensorBatch) -> Tensor:
+    """Return the logits at all tokens, in float32."""
+    if isinstance(model, TextEmbedderTransformer):
+        return model(batch).float()  # type: ignore[no-any-return]
+    return outputs(model, batch).float()
+
+
+def _is_certified(attention: nn.Module) -> bool:
+    """Return whether the kernel of an attention layer computes its weights exactly."""
+    return is_exact(attention) or not isinstance(attention, Attention)
+
+
+MAP_LENGTH = 48
+"""Tokens of the texts whose attention maps are certified."""
+
+
+def certificates(checkup: Checkup) -> Finding:
+    """Certify that recomputed attention weights give the head outputs of the kernels."""
+    model = checkup.model
+    names = [each.address for each in names_of(model.config) if each.address.endswith((".attn.weights", ".cross.weights"))]
+    names = [name for name in names if _is_certified(model.get_submodule(name.removesuffix(".weights")))]
+    if not names:
+        return not_applicable("the model has no attention, or an approximation whose maps are implied only")
+    batch = change_texts(checkup.probe, lambda text: columns(text, slice(MAP_LENGTH)))
+    found = trace(model, batch, names)[1]
+    results = [certify(found.activations, name.removesuffix(".weights")) for name in found]
+    if not results:
+        return not_applicable("no token reached a layer with attention")
+    worst = max(results, key=lambda each: each.ratio)
+    n_maps = sum(each.n_maps for each in results)
+    return within(
+        worst.ratio,
+        1.0,
+        f"{n_maps:,} attention maps give the outputs of the kernels; the largest error is {worst.ratio:.2g} of its rounding bound"
+        f" ({worst.address})",
+        f"the kernel of {worst.address} is wrong ({worst.cause or 'no usual fault explains it'}): set TRANSOM_KERNELS=reference",
+    )
