@@ -29,6 +29,7 @@ BUILT_IN = (
     Command("trace", "Read attention weights, residual streams and other quantities of a model on one input."),
     Command("explain", "Write out the calculation of one token by hand, with the numbers of a model and an input."),
     Command("ablate", "Edit each head, neuron, position or key on its own, and measure how the model's answer changes."),
+    Command("doctor", "Check a trained model for errors, dead parts, poor learning and lost speed, and say what to change."),
     Command("worked-examples", "Recompute the numbers that five articles on the Transformer print, and explain their errata."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),
     Command(

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from transom.inspection.activations import Activations, attention_context
 from transom.inspection.derive_attention import is_exact
-from transom.inspection.doctor.checkup import MAX_LENGTH, Checkup, TensorBatch, first_tokens, n_rows, select_rows, tensor_batch
+from transom.inspection.doctor.checkup import MAX_LENGTH, Checkup, first_tokens, n_rows, select_rows, tensor_batch
 from transom.inspection.doctor.finding import Finding, not_applicable
 from transom.layers.attention import Attention
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.mixture_of_experts import MixtureOfExperts, expert_load
 from transom.layers.observe import ActivationRecorder
+from transom.models.inputs import TensorBatch
 
 MAX_TOKENS = 4096
 """Tokens over which activity is measured, of at most ``MAX_LENGTH`` per text."""
@@ -32,8 +33,6 @@ mean square of the layer."""
 
 UNIFORM, ONE_TOKEN = 0.01, 0.99
 """Attention is uniform if it differs from 1/n by less than this total variation on average, and fixed if one token gets this much of it."""
-
-SITES = ("*.q", "*.k", "*.v", "*.z", "*.hidden", "*.router", "*.depth.score", "*.resid_pre", "*.stages.*", "*.x", "*.resid*", "*norm*")
 
 
 @dataclass
@@ -212,7 +211,7 @@ def neurons(checkup: Checkup) -> Finding:
         {address: x <= INACTIVE * rms[address] for address, x in found.neurons.items()},
         f"neurons are never active over {found.n_tokens:,} tokens",
         "dead ReLU units get no gradient: lower training.learning_rate, warm up longer, use gelu or swiglu, or a smaller d_ff",
-        (0.1, 0.9),
+        (0.25, 0.9),
     )
 
 
@@ -276,10 +275,14 @@ def embeddings(checkup: Checkup) -> Finding:
         empty += int((rows.norm(dim=-1) == 0).sum()) + len(rows) - len(rows.unique(dim=0))
     worst = max(collapsed, key=lambda name: collapsed[name])
     unused = _unused_tokens(checkup)
-    message = f"{empty:,} embedding rows are 0 or equal to others; the mean unit vector has length {collapsed[worst]:.2f} (bound {MAX_MEAN})"
+    message = (
+        f"{empty:,} embedding rows are 0 or equal to others; the mean unit vector has length {collapsed[worst]:.2f} (bound {MAX_MEAN})"
+    )
     message += "" if unused is None else f"; {unused[0]:,} of {unused[1]:,} tokens {unused[2]}"
     if collapsed[worst] > MAX_MEAN:
-        return Finding("problem", message, f"the vectors of {worst} have collapsed: lower training.learning_rate", collapsed[worst], MAX_MEAN)
+        return Finding(
+            "problem", message, f"the vectors of {worst} have collapsed: lower training.learning_rate", collapsed[worst], MAX_MEAN
+        )
     if empty > 1:
         return Finding("warning", message, "equal rows cannot be told apart: check the tokenizer and the initial weights", empty, 1)
     if unused is not None and unused[0] > 0.25 * unused[1]:

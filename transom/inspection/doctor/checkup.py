@@ -100,7 +100,7 @@ class Checkup:
     def bound(self) -> float:
         """Largest difference between two float32 passes over the same input that rounding explains.
 
-        Each pass differs from the exact one by its rounding error. The difference between float32 and float64 passes over the probe measures
+        Each pass differs from the exact one by its rounding error. The difference between float32 and float64 passes measures
         this error; the bound is 8 times as large.
         """
         return rounding_bound(outputs(self.model, self.probe), self.exact_outputs)
@@ -127,8 +127,8 @@ def tensor_batch(batch: Any) -> TensorBatch:
 
 def change_texts(batch: TensorBatch, change: Callable[[TokenSequences], TokenSequences]) -> TensorBatch:
     """Apply a function to the source and to the decoder input of a batch."""
-    texts = {name: text for name in ("source", "decoder_input") if (text := getattr(batch, name)) is not None}
-    return replace(batch, **{name: change(text) for name, text in texts.items()})
+    source, decoder_input = (None if text is None else change(text) for text in (batch.source, batch.decoder_input))
+    return replace(batch, source=source, decoder_input=decoder_input)
 
 
 def select_rows(batch: TensorBatch, rows: Sequence[int]) -> TensorBatch:
@@ -212,10 +212,10 @@ def output_text(model: Network, batch: TensorBatch) -> TokenSequences:
 def padded_outputs(model: Network, batch: TensorBatch) -> Tensor:
     """Return the logits: (batch, length, vocab) or (batch, classes); of an embedder both vectors of each pair, (batch, 2 d_model)."""
     if isinstance(model, TextEmbedderTransformer):
-        return torch.cat(model.logit_factors(batch), -1)
+        return torch.cat(model.logit_factors(batch), -1)  # type: ignore[arg-type]
     if batch.pixels is not None:
         batch = replace(batch, pixels=batch.pixels.to(model.unembedding.weight.dtype))
-    return model(batch)  # type: ignore[no-any-return]
+    return model(batch)
 
 
 def outputs(model: Network, batch: TensorBatch) -> Tensor:

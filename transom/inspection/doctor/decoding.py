@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transom.data.batch import PaddedSequences
 from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.backends.whole_passes import WholePassDecoder
 from transom.decoding.search.interfaces import StepModel
-from transom.inspection.doctor.checkup import Checkup, largest_difference, n_rows, other_tokens, rounding_bound, select_rows
+from transom.inspection.doctor.checkup import Checkup, columns, largest_difference, n_rows, other_tokens, rounding_bound, select_rows
 from transom.inspection.doctor.finding import Finding, not_applicable, within
 from transom.models.base import GenerativeModel, LanguageModel
 from transom.models.inputs import TensorBatch, TokenSequences
@@ -66,7 +67,14 @@ def _equal_texts(checkup: Checkup) -> TensorBatch | None:
     text = batch.decoder_input
     assert text is not None
     n = min(int((text.segments == text.segments[:, :1]).sum(1).min()), MAX_STEPS + 2)
-    return None if n < 3 else replace(batch, decoder_input=TokenSequences.from_tokens(text.tokens[:, :n], torch.ones_like(text.tokens[:, :n])))
+    return (
+        None if n < 3 else replace(batch, decoder_input=TokenSequences.from_tokens(text.tokens[:, :n], torch.ones_like(text.tokens[:, :n])))
+    )
+
+
+def _padded_sequences(text: TokenSequences) -> PaddedSequences:
+    """Convert sequences to those that decoders read."""
+    return PaddedSequences(text.tokens, text.positions, text.segments, (text.segments > 0).sum(1))
 
 
 @torch.no_grad()
@@ -80,9 +88,10 @@ def step_by_step(steps: StepModel[Any, Any], batch: TensorBatch, model: Generati
     length, n_start = text.tokens.shape[1], 1
     if isinstance(model, LanguageModel):
         n_start = max(length // 3, 1)
-        memory = steps.encode(replace(text, **{name: getattr(text, name)[:, :n_start] for name in ("tokens", "positions", "segments")}))
+        memory = steps.encode(_padded_sequences(columns(text, slice(n_start))))
     else:
-        memory = steps.encode(batch.source)  # type: ignore[arg-type]
+        assert batch.source is not None
+        memory = steps.encode(_padded_sequences(batch.source))
     after = (torch.arange(length, device=text.tokens.device) >= max(n_start, length // 2)).expand_as(text.tokens)
     other = other_tokens(text, after, model.unembedding.weight.shape[0])
     rows = torch.stack([text.tokens, other.tokens], 1).flatten(0, 1)

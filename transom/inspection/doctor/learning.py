@@ -51,7 +51,7 @@ def reference_losses(checkup: Checkup) -> dict[str, float]:
     if isinstance(batches[0], ContrastiveBatch):
         sizes = [batch.n_target_tokens for batch in batches]
         return {"a uniform choice": sum(n * math.log(n) for n in sizes) / sum(sizes)}
-    n, tags = checkup.model.unembedding.weight.shape[0], checkup.model.config.kind == "token-tagger"  # type: ignore[attr-defined]
+    n, tags = checkup.model.unembedding.weight.shape[0], checkup.model.config.kind == "token-tagger"
     found = collect_labels(batches, tags)
     of_text = hasattr(batches[0], "decoder_input") or (not tags and found.labels.numel() and not hasattr(checkup.model.config, "classes"))
     losses = {f"uniform (ln {n:,})": math.log(n), "token frequencies" if of_text else "class frequencies": unigram_loss(found.labels, n)}
@@ -71,11 +71,15 @@ def loss(checkup: Checkup) -> Finding:
     worse = [name for name, other in references.items() if value > other * (1 + SLACK)]
     early = checkup.n_steps < FEW_STEPS
     if not math.isfinite(value):
-        return Finding("problem", f"validation loss {value}", "lower training.learning_rate, and load an earlier checkpoint", value, weakest)
+        return Finding(
+            "problem", f"validation loss {value}", "lower training.learning_rate, and load an earlier checkpoint", value, weakest
+        )
     recorded = _recorded_loss(checkup)
     if recorded is not None and abs(value - recorded) > 0.05 * recorded + 0.05 and len(scored_batches(checkup)) == len(checkup.batches):
         advice = "the weights, tokenizer or data have changed since training: restore them from the run's checkpoints"
-        return Finding("problem", f"validation loss {value:.3g} nats; training recorded {recorded:.3g} for these weights", advice, value, recorded)
+        return Finding(
+            "problem", f"validation loss {value:.3g} nats; training recorded {recorded:.3g} for these weights", advice, value, recorded
+        )
     if worse and worse[0] == next(iter(references)) and not early:
         advice = "worse than guessing: check labels and loss mask, lower training.learning_rate, train longer"
         return Finding("problem", message, advice, value, weakest)
@@ -116,9 +120,17 @@ def training(checkup: Checkup) -> Finding:
     if not math.isfinite(last):
         return Finding("problem", message, "lower training.learning_rate, and continue from an earlier checkpoint", last, best)
     if last > best * 1.2 + 0.05 and last > losses[0] * 0.8:
-        return Finding("problem", message, "training diverged: lower training.learning_rate or training.max_grad_norm, warm up longer", last, best)
+        return Finding(
+            "problem", message, "training diverged: lower training.learning_rate or training.max_grad_norm, warm up longer", last, best
+        )
     if skipped > 0.05:
-        return Finding("warning", f"{skipped:.0%} of the steps were skipped for gradients that are not finite (bound 5%)", "lower the rate", skipped, 0.05)
+        return Finding(
+            "warning",
+            f"{skipped:.0%} of the steps were skipped for gradients that are not finite (bound 5%)",
+            "lower the rate",
+            skipped,
+            0.05,
+        )
     if last > best * (1 + SLACK) + 0.01 and end_rate > 0.5:
         return Finding("warning", message, "the loss rises again: lower training.learning_rate", last, best)
     if end_rate > 0.5 and abs(before - last) < SLACK * abs(last) and checkup.n_steps >= FEW_STEPS:
@@ -148,7 +160,9 @@ def generalization(checkup: Checkup) -> Finding:
         advice = f"overfitting after step {step:,}: stop there (training.patience), raise dropout or label_smoothing, or use more data"
         return Finding("warning", message, advice, last, best * (1 + SLACK))
     if fit < best / 2 and best - fit > 0.3:
-        return Finding("warning", message, "the model fits the training data far better: more data, dropout, or a smaller model", fit, best / 2)
+        return Finding(
+            "warning", message, "the model fits the training data far better: more data, dropout, or a smaller model", fit, best / 2
+        )
     advice = "the last validation is the best one: training longer may help" if losses.index(best) == len(losses) - 1 else ""
     return Finding("ok", message, advice, last, best * (1 + SLACK))
 

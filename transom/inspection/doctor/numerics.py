@@ -5,15 +5,16 @@ import math
 import torch
 from torch import Tensor, nn
 
+from transom.inspection.activations import Activations
 from transom.inspection.certify import certify
 from transom.inspection.derive_attention import is_exact
-from transom.inspection.doctor.checkup import Checkup, TensorBatch, change_texts, columns, outputs
+from transom.inspection.doctor.checkup import Checkup, outputs
 from transom.inspection.doctor.finding import Finding, not_applicable, within
-from transom.inspection.trace import names_of, trace
-from transom.layers.attention import Attention
 from transom.layers.observe import ActivationRecorder
+from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.models.base import Network
 from transom.models.encoder import TextEmbedderTransformer
+from transom.models.inputs import TensorBatch
 
 MAX_FP16 = torch.finfo(torch.float16).max
 """Largest number of float16."""
@@ -21,7 +22,7 @@ MAX_FP16 = torch.finfo(torch.float16).max
 MAX_KL = 0.05
 """Nats that the logits of a lower precision may lose per prediction, on average."""
 
-MAX_RELATIVE_ERROR = 8.0
+MAX_RELATIVE_ERROR = 4.0
 """Bound of the error of bfloat16 logits, as a multiple of eps times the root of the number of layers."""
 
 
@@ -86,29 +87,23 @@ def dtype(checkup: Checkup) -> Finding:
 def _logits(model: Network, batch: TensorBatch) -> Tensor:
     """Return the logits at all tokens, in float32."""
     if isinstance(model, TextEmbedderTransformer):
-        return model(batch).float()  # type: ignore[no-any-return]
+        return model(batch).float()
     return outputs(model, batch).float()
 
 
 def _is_certified(attention: nn.Module) -> bool:
-    """Return whether the kernel of an attention layer computes its weights exactly."""
-    return is_exact(attention) or not isinstance(attention, Attention)
-
-
-MAP_LENGTH = 48
-"""Tokens of the texts whose attention maps are certified."""
+    """Return whether a module is an attention layer whose weights are no approximation."""
+    return is_exact(attention) or isinstance(attention, SourceAttention)
 
 
 def certificates(checkup: Checkup) -> Finding:
     """Certify that recomputed attention weights give the head outputs of the kernels."""
-    model = checkup.model
-    names = [each.address for each in names_of(model.config) if each.address.endswith((".attn.weights", ".cross.weights"))]
-    names = [name for name in names if _is_certified(model.get_submodule(name.removesuffix(".weights")))]
-    if not names:
-        return not_applicable("the model has no attention, or an approximation whose maps are implied only")
-    batch = change_texts(checkup.probe, lambda text: columns(text, slice(MAP_LENGTH)))
-    found = trace(model, batch, names)[1]
-    results = [certify(found.activations, name.removesuffix(".weights")) for name in found]
+    with torch.no_grad():
+        a = Activations(checkup.model, checkup.probe, checkup.share("sites", _record_sites))
+    layers = [name for name, module in checkup.model.named_modules() if _is_certified(module)]
+    if not layers:
+        return not_applicable("the model has no attention whose weights are exact")
+    results = [certify(a, name) for name in layers if f"{name}.z" in a.recorded]
     if not results:
         return not_applicable("no token reached a layer with attention")
     worst = max(results, key=lambda each: each.ratio)

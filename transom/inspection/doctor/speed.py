@@ -4,10 +4,11 @@ import torch
 
 from transom.config.model import EncoderConfig, TextClassifierConfig, TextEmbedderConfig
 from transom.config.vision import ConvolutionalNetworkConfig, ImageClassifierConfig, VisionTransformerConfig
-from transom.inspection.doctor.checkup import Checkup, TensorBatch, n_rows, random_batch
+from transom.inspection.doctor.checkup import Checkup, n_rows, random_batch
 from transom.inspection.doctor.finding import Finding
 from transom.inspection.number_format import format_compact
 from transom.models.base import Network
+from transom.models.inputs import TensorBatch
 from transom.planning.flops import count_flops
 from transom.planning.hardware import best_seconds, measure_peak
 from transom.planning.precision import choose_precision, choose_threads
@@ -65,7 +66,9 @@ def speed(checkup: Checkup) -> Finding:
     advice = "; ".join(_gains(checkup, batch, n / seconds))
     if flops < SMALL:
         return Finding("ok", message, advice or "a larger batch or model would use the machine better", share, MIN_SHARE)
-    return Finding("ok" if share >= MIN_SHARE else "warning", message, advice or "compile the model, or use larger batches", share, MIN_SHARE)
+    return Finding(
+        "ok" if share >= MIN_SHARE else "warning", message, advice or "compile the model, or use larger batches", share, MIN_SHARE
+    )
 
 
 @torch.no_grad()
@@ -86,7 +89,9 @@ def _gains(checkup: Checkup, batch: TensorBatch, base: float) -> list[str]:
     rows = n_rows(batch)
     text = batch.source or batch.decoder_input
     length = 1 if text is None else text.tokens.shape[1]
-    if choose_precision("auto", model.device).dtype != torch.float32 and (gain := rows * length / _cast_seconds(checkup, batch) / base) >= GAIN:
+    wide = checkup.recipe is None or checkup.recipe.training.precision == "fp32"
+    supported = wide and choose_precision("auto", model.device).dtype != torch.float32
+    if supported and (gain := rows * length / _cast_seconds(checkup, batch) / base) >= GAIN:
         found.append(f"bf16 is {gain:.1f} times as fast: training.precision = 'bf16' or 'auto'")
     larger = random_batch(model, 4 * rows, length, same_length=True)
     if (gain := 4 * rows * length / _seconds(model, larger) / base) >= GAIN:
