@@ -262,7 +262,7 @@ MAX_LOAD = 4.0
 def embeddings(checkup: Checkup) -> Finding:
     """Find embedding rows that are 0, equal or almost parallel, and tokens that the training data do not have."""
     tables = {
-        name: module.weight
+        name: module.weight.detach()
         for name, module in checkup.model.named_modules()
         if isinstance(module, torch.nn.Embedding) and name.endswith("tokens")
     }

@@ -10,7 +10,7 @@ from transom.data.batch import PaddedSequences
 from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.backends.whole_passes import WholePassDecoder
 from transom.decoding.search.interfaces import StepModel
-from transom.inspection.doctor.checkup import Checkup, columns, largest_difference, n_rows, other_tokens, rounding_bound, select_rows
+from transom.inspection.doctor.checkup import Checkup, columns, largest_difference, other_tokens, rounding_bound, select_rows
 from transom.inspection.doctor.finding import Finding, not_applicable, within
 from transom.models.base import GenerativeModel, LanguageModel
 from transom.models.inputs import TensorBatch, TokenSequences
@@ -62,8 +62,11 @@ def decoder(checkup: Checkup) -> Finding:
 
 
 def _equal_texts(checkup: Checkup) -> TensorBatch | None:
-    """Return at most two rows of the probe whose targets are cut to the same length; None if they are too short."""
-    batch = select_rows(checkup.probe, range(min(n_rows(checkup.probe), 2)))
+    """Return the two longest rows of the probe with their targets cut to the same length; None if they are too short."""
+    text = checkup.probe.decoder_input
+    assert text is not None
+    longest = (text.segments == text.segments[:, :1]).sum(1).argsort(descending=True, stable=True)
+    batch = select_rows(checkup.probe, longest[:2].tolist())
     text = batch.decoder_input
     assert text is not None
     n = min(int((text.segments == text.segments[:, :1]).sum(1).min()), MAX_STEPS + 2)
@@ -81,7 +84,7 @@ def _padded_sequences(text: TokenSequences) -> PaddedSequences:
 def step_by_step(steps: StepModel[Any, Any], batch: TensorBatch, model: GenerativeModel) -> Tensor:
     """Return the logits after each token, (rows, steps, vocab), with two beams per text.
 
-    The first beam reads the text, the second one other tokens from the middle on. After half of the steps the beams change places.
+    The first beam reads the text, the second one other tokens after the prompt. After half of the steps the beams change places.
     """
     text = batch.decoder_input
     assert text is not None
@@ -92,10 +95,10 @@ def step_by_step(steps: StepModel[Any, Any], batch: TensorBatch, model: Generati
     else:
         assert batch.source is not None
         memory = steps.encode(_padded_sequences(batch.source))
-    after = (torch.arange(length, device=text.tokens.device) >= max(n_start, length // 2)).expand_as(text.tokens)
+    after = (torch.arange(length, device=text.tokens.device) >= n_start).expand_as(text.tokens)
     other = other_tokens(text, after, model.unembedding.weight.shape[0])
     rows = torch.stack([text.tokens, other.tokens], 1).flatten(0, 1)
-    cache, found, half = steps.start(memory, 2, length), list[Tensor](), n_start + (length - n_start + 1) // 2
+    cache, found, half = steps.start(memory, 2, length), list[Tensor](), max((n_start + length + 1) // 2, n_start + 2)
     for end in range(n_start, length + 1):
         if end == half:
             swap = torch.arange(len(rows), device=rows.device) ^ 1

@@ -69,7 +69,7 @@ def loss(checkup: Checkup) -> Finding:
     message = f"validation loss {value:.3g} nats; {shown}"
     weakest = next(iter(references.values()))
     worse = [name for name, other in references.items() if value > other * (1 + SLACK)]
-    early = checkup.n_steps < FEW_STEPS
+    early = bool(checkup.metrics) and checkup.n_steps < FEW_STEPS
     if not math.isfinite(value):
         return Finding(
             "problem", f"validation loss {value}", "lower training.learning_rate, and load an earlier checkpoint", value, weakest
@@ -82,7 +82,7 @@ def loss(checkup: Checkup) -> Finding:
         )
     if worse and worse[0] == next(iter(references)) and not early:
         advice = "worse than guessing: check labels and loss mask, lower training.learning_rate, train longer"
-        return Finding("problem", message, advice, value, weakest)
+        return Finding("problem" if checkup.metrics else "warning", message, advice, value, weakest)
     if worse and not early:
         advice = f"worse than {worse[-1]}: train longer, raise training.learning_rate or the size of the model"
         return Finding("warning", message, advice, value, references[worse[-1]])
@@ -90,7 +90,7 @@ def loss(checkup: Checkup) -> Finding:
         advice = "almost nothing is left to predict: look for validation texts in the training data, and for labels in the input"
         return Finding("warning", message, advice, value, 0.02)
     note = f" after {checkup.n_steps:,} steps" if early else ""
-    return Finding("ok", message + note, "train longer" if worse and checkup.n_steps else "", value, weakest)
+    return Finding("ok", message + note, "train longer" if worse else "", value, weakest)
 
 
 def _records(checkup: Checkup, kind: str) -> list[Mapping[str, Any]]:
