@@ -171,6 +171,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "ablate",  # refuses it: test_edits.py
         "trace",  # notes what it truncates: test_trace.py
         "worked-examples",
+        "doctor",  # reads the run's own data
         "explain",  # notes what it truncates: test_explain.py
         "plugins",
         "compare-components",

@@ -9,6 +9,7 @@ import torch
 
 from transom.checkpoints.run_files import METRICS, RECIPE
 from transom.checkpoints.run_folder import RunFolder
+from transom.config.data import FilesConfig
 from transom.config.recipe import Recipe, load_recipe
 from transom.data.batch import Batch
 from transom.data.images.loader import image_batches
@@ -67,14 +68,15 @@ def _read_data(checkup: Checkup, recipe: Recipe, run: RunFolder, seconds: float)
     """
     limit = BYTES_PER_SECOND * seconds
     recipe = recipe.with_fields("data", test=None)
-    data: Any = recipe.data
-    root = Path(data.root)
-    sizes = [_size(root, part.paths) for part in (data.train, data.valid) if part is not None]
-    training_too = sum(sizes) <= limit
-    if not training_too and data.valid is not None and sizes[-1] <= limit:
+    if languages := getattr(recipe.data, "languages", ()):
+        recipe = recipe.with_fields("data", languages=tuple(each.model_copy(update={"test": None}) for each in languages))
+    data, root = recipe.data, Path(recipe.data.root)
+    size = _size(root, data.parts)
+    training_too = size <= limit
+    if not training_too and data.train is not None and data.valid is not None and _size(root, [data.valid]) <= limit:
         recipe = recipe.with_fields("data", train=data.valid)
     elif not training_too:
-        checkup.no_data = f"the data have {sum(sizes) / 1e6:,.0f} MB; {limit / 1e6:,.0f} MB are read in {seconds:g} s (--seconds)"
+        checkup.no_data = f"the data have {size / 1e6:,.3g} MB; {limit / 1e6:,.3g} MB are read in {seconds:g} s (--seconds)"
         return
     try:
         task = task_class(recipe).read(recipe, TaskContext(root, run, lambda _: None))
@@ -86,10 +88,10 @@ def _read_data(checkup: Checkup, recipe: Recipe, run: RunFolder, seconds: float)
         checkup.training_tokens = count_training_tokens(task, checkup)
 
 
-def _size(root: Path, paths: Sequence[str]) -> int:
+def _size(root: Path, parts: Sequence[FilesConfig]) -> int:
     """Return the number of bytes of files, and of the files in folders; 0 for what does not exist."""
     total = 0
-    for path in (root / expand_path(each) for each in paths):
+    for path in (root / expand_path(each) for part in parts for each in part.paths):
         files = path.rglob("*") if path.is_dir() else [path]
         total += sum(file.stat().st_size for file in files if file.is_file())
     return total

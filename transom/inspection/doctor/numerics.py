@@ -63,7 +63,10 @@ def fp16_range(checkup: Checkup) -> Finding:
 
 
 def dtype(checkup: Checkup) -> Finding:
-    """Compare bfloat16 logits with float32 ones: their error, the best class or token, and the divergence of the distributions."""
+    """Compare bfloat16 logits with float32 ones: their error, the best class or token, and the divergence of the distributions.
+
+    A divergence that rounding of this size explains, such as that of very large logits, is a warning; a larger one is a problem.
+    """
     wide, narrow = (_logits(model, checkup.probe) for model in (checkup.model, checkup.bf16))
     spread = float((wide - wide.mean(-1, keepdim=True)).square().mean().sqrt())
     error = float((narrow - wide).square().mean().sqrt())
@@ -74,13 +77,13 @@ def dtype(checkup: Checkup) -> Finding:
     kl = float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
     agreement = float((wide.argmax(-1) == narrow.argmax(-1)).float().mean())
     message = (
-        f"bf16 logits differ from fp32 by {relative:.2%} of their spread (bound {bound:.0%}), lose {kl:.2g} nats, and agree on"
-        f" {agreement:.1%} of the best"
+        f"bf16 logits differ from fp32 by {relative:.2%} of their spread (rounding: {bound:.0%}), lose {kl:.2g} nats (bound {MAX_KL}),"
+        f" and agree on {agreement:.1%} of the best"
     )
     advice = "use --precision fp32; large offsets or logits lose their digits in bf16: try weight decay or a softcap"
-    if not relative <= bound:
-        return Finding("problem", message, advice, relative, bound)
-    return Finding("warning" if kl > MAX_KL else "ok", message, advice if kl > MAX_KL else "", relative, bound)
+    if kl <= MAX_KL:
+        return Finding("ok", message, "", kl, MAX_KL)
+    return Finding("warning" if relative <= bound else "problem", message, advice, kl, MAX_KL)
 
 
 @torch.no_grad()
