@@ -186,6 +186,7 @@ def test_settings_that_are_faster_are_advised(monkeypatch: pytest.MonkeyPatch) -
     assert not [line for line in speed._gains(Checkup(model), batch, 64 / 1e-6) if line.startswith(("batches", "bf16"))]
 
 
+@pytest.mark.long
 def test_the_rate_of_a_pass_is_at_most_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "BUDGET", 0.02)
     found = found_by("speed", Checkup(built(WIDE)))

@@ -284,7 +284,7 @@ def embeddings(checkup: Checkup) -> Finding:
             "problem", message, f"the vectors of {worst} have collapsed: lower training.learning_rate", collapsed[worst], MAX_MEAN
         )
     if empty > 1:
-        return Finding("warning", message, "equal rows cannot be told apart: check the tokenizer and the initial weights", empty, 1)
+        return Finding("warning", message, "equal rows stand for the same token: check the tokenizer and the initial weights", empty, 1)
     if unused is not None and unused[0] > 0.25 * unused[1]:
         return Finding("warning", message, "untrained rows cost memory and time: lower tokenizer.vocab_size", unused[0], 0.25 * unused[1])
     return Finding("ok", message, "", collapsed[worst], MAX_MEAN)

@@ -1,4 +1,4 @@
-"""What the checks examine: a model, validation batches, metrics of its training, and figures that several checks share."""
+"""Input of the checks: a model, validation batches, metrics of its training, and figures that several checks share."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
