@@ -177,6 +177,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "align-error",
         "trace",  # notes what it truncates: test_trace.py
         "worked-examples",
+        "doctor",  # reads the run's own data
         "explain",  # notes what it truncates: test_explain.py
         "plot",  # likewise
         "plugins",

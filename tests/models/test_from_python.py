@@ -27,6 +27,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "seq2seq": {"kind": "seq2seq", "n_encoder_layers": 1, "n_decoder_layers": 1} | PAIRS | TEXT,
     "encoder": {"kind": "encoder", "vocab_size": 11, "n_layers": 2} | TEXT,
     "classifier": {"kind": "text-classifier", "vocab_size": 11, "n_layers": 2, "classes": ["a", "b"]} | TEXT,
+    "classifier by first token": {"kind": "text-classifier", "vocab_size": 11, "n_layers": 2, "classes": ["a", "b"], "pooling": "cls"}
+    | TEXT,
     "embedder": {"kind": "text-embedder", "vocab_size": 11, "n_layers": 2} | TEXT,
     "recurrent": {"kind": "recurrent-seq2seq", "n_encoder_layers": 1, "n_decoder_layers": 1} | PAIRS | SMALL,
     "recurrent decoder": {"kind": "recurrent-decoder", "vocab_size": 11, "n_layers": 1} | SMALL,
@@ -61,7 +63,9 @@ def test_any_model_is_built_called_learned_from_and_observed(name: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", ["decoder", "seq2seq", "encoder", "classifier", "embedder", "recurrent", "recurrent decoder"])
+@pytest.mark.parametrize(
+    "name", ["decoder", "seq2seq", "encoder", "classifier", "classifier by first token", "embedder", "recurrent", "recurrent decoder"]
+)
 @torch.no_grad()
 def test_padding_changes_nothing(name: str, side: str) -> None:
     if side == "left" and name == "recurrent":

@@ -36,6 +36,7 @@ BUILT_IN = (
     Command("diff", "Find the first number at which two models, prompts, checkpoints or dtypes part."),
     Command("heads", "Measure entropy, distance, similarity and role of each attention head."),
     Command("align-error", "Compare a translator's cross-attention with the word links of the phrasebook."),
+    Command("doctor", "Check a trained model for errors, dead parts, poor learning and lost speed, and say what to change."),
     Command("worked-examples", "Recompute the numbers that five articles on the Transformer print, and explain their errata."),
     Command("kernels", "Show which kernel computes each operation on this machine, and why."),
     Command(

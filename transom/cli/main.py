@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code, which is one of the following.
 
         * 0: the command succeeded.
-        * 1: transom has a bug. One line of output names the file with the traceback.
+        * 1: transom has a bug, and one line of output names the file with the traceback; or ``transom doctor`` found a problem.
         * 2: the user or a plugin made an error. One line of output starts with ``error:``.
         * 130 or 143: Ctrl-C or SIGTERM stopped the command.
         * 141: the program that reads the output closed its pipe.

@@ -8,7 +8,7 @@ from transom.inspection.activations import Activations, feed_forward_input, sequ
 from transom.layers.mixture_of_experts import Routing
 from transom.layers.norm import BatchNorm, LayerNorm, RmsNorm
 from transom.layers.vision.patch_embedding import patchify
-from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer, mean_pool
+from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer, first_states, mean_pool
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 
 
@@ -163,7 +163,7 @@ def pooled(a: Activations, path: str) -> Tensor | None:
     if not isinstance(a.model, TextEmbedderTransformer):
         return None
     states = stack_output(a, "encoder")
-    return states[:, 0] if a.model.config.pooling == "cls" else mean_pool(states, a.batch.source)
+    return first_states(states, a.batch.source) if a.model.config.pooling == "cls" else mean_pool(states, a.batch.source)
 
 
 def last_hidden(a: Activations, path: str) -> Tensor:

@@ -125,7 +125,7 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
         """Return the pooled vector of each text, which ``unembedding`` maps to logits."""
         ctx = self.context(batch.source, observer)
         states = self.encode(batch.source, ctx)
-        pooled = states[:, 0] if self.config.pooling == "cls" else mean_pool(states, batch.source).to(states)
+        pooled = first_states(states, batch.source) if self.config.pooling == "cls" else mean_pool(states, batch.source).to(states)
         pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(self.pooler(pooled).tanh())
 
@@ -147,7 +147,7 @@ class TextEmbedderTransformer(EncoderOnlyTransformer):
     def vectors(self, text: SequencesLike, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a unit vector per text."""
         states = self.encode(text, self.context(text, observer))
-        return F.normalize(states[:, 0] if self.config.pooling == "cls" else mean_pool(states, text), dim=-1)
+        return F.normalize(first_states(states, text) if self.config.pooling == "cls" else mean_pool(states, text), dim=-1)
 
     def make_batch(
         self,
@@ -177,6 +177,12 @@ class TextEmbedderTransformer(EncoderOnlyTransformer):
         """Return the cosine similarity of each left text with all right texts of the batch, divided by the temperature."""
         pairs = self.as_batch(batch, **tensors)
         return self.last_hidden_state(pairs, observer) @ self.vectors(pairs.target).T / self.config.temperature
+
+
+def first_states(states: Float[Tensor, "batch source d_model"], text: SequencesLike) -> Float[Tensor, "batch d_model"]:
+    """Return the hidden state of the first token of each row, which padding on the left may precede."""
+    first = (text.segments > 0).long().argmax(1)
+    return states[torch.arange(len(states), device=states.device), first]
 
 
 def mean_pool(states: Float[Tensor, "batch source d_model"], text: SequencesLike) -> Float[Tensor, "batch d_model"]:
