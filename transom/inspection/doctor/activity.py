@@ -285,10 +285,15 @@ def embeddings(checkup: Checkup) -> Finding:
         )
     if empty > 1:
         return Finding("warning", message, "equal rows stand for the same token: check the tokenizer and the initial weights", empty, 1)
-    if unused is not None and unused[0] > 0.25 * unused[1]:
-        return Finding("warning", message, "untrained rows cost memory and time: lower tokenizer.vocab_size", unused[0], 0.25 * unused[1])
+    if unused is not None and unused[0] > MAX_UNUSED * unused[1]:
+        return Finding(
+            "warning", message, "untrained rows cost memory and time: lower tokenizer.vocab_size", unused[0], MAX_UNUSED * unused[1]
+        )
     return Finding("ok", message, "", collapsed[worst], MAX_MEAN)
 
+
+MAX_UNUSED = 0.5
+"""Fraction of tokens without training data above which there is a warning; bytes and parts of longer tokens are always among them."""
 
 MAX_MEAN = 0.95
 """Length of the mean of all unit embedding vectors: 0 for vectors in all directions, 1 for equal ones."""

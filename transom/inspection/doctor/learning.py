@@ -135,7 +135,7 @@ def training(checkup: Checkup) -> Finding:
         return Finding("warning", message, "the loss rises again: lower training.learning_rate", last, best)
     if end_rate > 0.5 and abs(before - last) < SLACK * abs(last) and checkup.n_steps >= FEW_STEPS:
         return Finding("warning", message, "the loss is flat at a high rate: use a schedule that decays, such as cosine", last, before)
-    return Finding("ok", message, "still falling: train longer" if last < before * (1 - 2 * SLACK) else "", last, best)
+    return Finding("ok", message, "still falling: train longer" if last < before * (1 - 2 * SLACK) - 0.01 else "", last, best)
 
 
 def _means(values: Sequence[float], width: int) -> list[float]:
