@@ -10,5 +10,5 @@ transom lens flow runs/gpt "To be, or not" --position 3
 """
 
 app = typer.Typer(add_completion=False, help="Each lens answers one question about one input.")
-app.command("rollout")(lens_attention.rollout)
-app.command("flow")(lens_attention.flow)
+app.command("rollout", epilog=lens_attention.ROLLOUT_EXAMPLES)(lens_attention.rollout)
+app.command("flow", epilog=lens_attention.FLOW_EXAMPLES)(lens_attention.flow)
