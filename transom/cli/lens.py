@@ -393,5 +393,5 @@ def _neuron_lines(record: Mapping[str, Any]) -> Iterator[str]:
                 yield f"  {kind}: {shown}"[: _width()]
 
 
-app.command("rollout")(lens_attention.rollout)
-app.command("flow")(lens_attention.flow)
+app.command("rollout", epilog=lens_attention.ROLLOUT_EXAMPLES)(lens_attention.rollout)
+app.command("flow", epilog=lens_attention.FLOW_EXAMPLES)(lens_attention.flow)

@@ -20,6 +20,18 @@ StackOption = Annotated[
 ]
 PositionOption = Annotated[int | None, typer.Option("--position", min=0, metavar="N", help="Only this output token, from 0. Default: all.")]
 
+ROLLOUT_EXAMPLES = """Examples
+
+transom lens rollout runs/en-de "A man sleeps." --stack encoder --position 1
+
+transom lens rollout runs/photos --input cat.jpg"""
+
+FLOW_EXAMPLES = """Examples
+
+transom lens flow runs/en-de "A man sleeps."
+
+transom lens flow runs/gpt "To be, or not" --position 3 --json"""
+
 MAX_SHOWN_SYMBOL = 16
 """Characters of a token that are printed."""
 
@@ -33,16 +45,11 @@ def rollout(
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
 ) -> None:
-    r"""Multiply the attention of all layers, and print the share of each input token in each output (Abnar and Zuidema 2020).
+    """Multiply the attention of all layers, and print the share of each input token in each output (Abnar and Zuidema 2020).
 
     Each layer mixes tokens with (A + I) / 2: half the attention A, averaged over heads, and half the residual stream. The shares of a row
     sum to 1; in a translator's decoder they lead through cross-attention to source tokens, or end at target tokens. The row of a
     decoder's token belongs to the prediction of the next one. For images: the share of each patch in the vector that is classified.
-
-    \b
-    transom lens rollout runs/en-de "A man sleeps."
-    transom lens rollout runs/en-de "A man sleeps." --stack encoder --position 1
-    transom lens rollout runs/photos --input cat.jpg
     """
     _print_shares(run, text, input_file, stack, position, precision, as_json, is_flow=False)
 
@@ -56,14 +63,10 @@ def flow(
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
 ) -> None:
-    r"""Print the maximum flow from each output to each input token through the attention of all layers (Abnar and Zuidema 2020).
+    """Print the maximum flow from each output to each input token through the attention of all layers (Abnar and Zuidema 2020).
 
     The weights (A + I) / 2 of each layer are the capacities of pipes between tokens. A flow of 1 is the most that any token can get. Unlike
     the shares of rollout, the flows of a row are computed one by one and do not sum to 1. Long inputs need --position.
-
-    \b
-    transom lens flow runs/en-de "A man sleeps."
-    transom lens flow runs/gpt "To be, or not" --position 3 --json
     """
     _print_shares(run, text, input_file, stack, position, precision, as_json, is_flow=True)
 
@@ -137,7 +140,7 @@ def _token_lines(shares: "InputShares", rows: list[int]) -> list[str]:
     found = list[list[str]]()
     for row in rows:
         query = shares.queries[row]
-        inputs = [(share, side, i) for side in sides for i, share in enumerate(getattr(shares, side)[0, row].tolist())]
+        inputs = [(share, side, i) for side in sides for i, share in enumerate(getattr(shares, side)[0, row].tolist()) if share > 0]
         largest = sorted(inputs, key=lambda each: -each[0])[:n_shown]
         cells = [f"{_symbol(shares, side, i)}{' (target)' * (both and side == 'target')} {share:.3f}" for share, side, i in largest]
         found.append([str(query), _symbol(shares, sides[-1], query), *cells, *[""] * (n_shown - len(cells))])
