@@ -1,9 +1,8 @@
 """Open a run for ``transom doctor``: its model, validation data and metrics."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -11,14 +10,13 @@ from transom.checkpoints.run_files import METRICS, RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.data import FilesConfig
 from transom.config.recipe import Recipe, load_recipe
-from transom.data.batch import Batch
-from transom.data.images.loader import image_batches
 from transom.data.text.text_io import expand_path
 from transom.errors import TransomError
 from transom.inspection.activations import find_network
 from transom.inspection.doctor.checkup import Checkup, TrainingTokens, tensor_batch
 from transom.tasks.image_classification.task import ImageTask
 from transom.tasks.load import load
+from transom.tasks.run_data import validation_batches
 from transom.tasks.task import task_class
 from transom.training.metrics_window import read_metrics_history
 from transom.training.task_protocol import Task, TaskContext
@@ -83,7 +81,7 @@ def _read_data(checkup: Checkup, recipe: Recipe, run: RunFolder, seconds: float)
     except TransomError as error:
         checkup.no_data = f"the data cannot be read: {error}"
         return
-    checkup.batches = _validation_batches(task)
+    checkup.batches = validation_batches(task)
     if training_too:
         checkup.training_tokens = count_training_tokens(task, checkup)
 
@@ -95,14 +93,6 @@ def _size(root: Path, parts: Sequence[FilesConfig]) -> int:
         files = path.rglob("*") if path.is_dir() else [path]
         total += sum(file.stat().st_size for file in files if file.is_file())
     return total
-
-
-def _validation_batches(task: Any) -> Sequence[Batch]:
-    """Return the validation batches of a task; those of all target languages of a multilingual one."""
-    if isinstance(task, ImageTask):
-        return list(image_batches(task.valid, task.labels, task.recipe.decoding.batch_size))
-    batches = task.valid_batches
-    return [batch for each in batches.values() for batch in each] if isinstance(batches, Mapping) else list(batches)
 
 
 def count_training_tokens(task: Task, checkup: Checkup) -> TrainingTokens | None:

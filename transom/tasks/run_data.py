@@ -1,6 +1,6 @@
 """The training and validation data of a finished run, in batches as in training."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +8,6 @@ from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
 from transom.data.batch import Batch
-from transom.data.images.loader import image_batches
 from transom.data.text.text_io import read_lines
 from transom.errors import ConfigError
 from transom.inspection.example_batch import SupportsFileInput, build_example_batch
@@ -28,8 +27,12 @@ class RunData(NamedTuple):
     valid: list[Batch]
 
 
-def load_run_data(folder: Path) -> RunData:
+def load_run_data(folder: Path, notify: Callable[[str], None] = lambda _: None) -> RunData:
     """Read the data of a run again, from the files or generators that its recipe names.
+
+    Args:
+        folder: the run folder.
+        notify: called with a short description of each stage of reading.
 
     Raises:
         ConfigError: the run has no recipe.
@@ -37,19 +40,17 @@ def load_run_data(folder: Path) -> RunData:
     """
     run = RunFolder.open(folder)
     if not run.has_recipe:
-        raise ConfigError(f"{folder}: expected a run with a recipe, which names its data, found none; give the texts with --input")
+        raise ConfigError(f"{folder}: expected a run with a recipe, which names its data, found none; give a text")
     recipe, base = load_recipe(folder / RECIPE)
-    task: Any = task_class(recipe).read(recipe, TaskContext(base, run, lambda _: None))
+    task: Any = task_class(recipe).read(recipe, TaskContext(base, run, notify))
     batches = (batch for _, micro_batches in task.loader.batches_from(0) for batch in micro_batches)
-    return RunData(batches, _validation_batches(task))
+    return RunData(batches, validation_batches(task))
 
 
-def _validation_batches(task: Any) -> list[Batch]:
-    """Return the validation data in batches; those of a multilingual translator one language after another."""
-    batches = getattr(task, "valid_batches", None)
-    if batches is None:
-        return list(image_batches(task.valid, task.labels, task.recipe.decoding.batch_size))
-    return [batch for each in batches.values() for batch in each] if isinstance(batches, dict) else list(batches)
+def validation_batches(task: Any) -> list[Batch]:
+    """Return the validation data of a task in batches; those of a multilingual translator one language after another."""
+    batches = task.valid_batches
+    return [batch for each in batches.values() for batch in each] if isinstance(batches, Mapping) else list(batches)
 
 
 def load_inputs(run: Any, folder: Path, text: str | None, file: Path | None) -> list[Any]:
