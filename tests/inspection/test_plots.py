@@ -116,6 +116,37 @@ def test_a_lens_shows_what_each_stream_implies() -> None:
     assert [row[2] for row in rows] == [str(i) for i in answers]
 
 
+def test_rollout_is_the_product_of_the_attention_of_all_blocks() -> None:
+    model = decoder()
+    picture = transom.plot("rollout", model, TOKENS)
+    sites, mixed = recorded(model, "*.q", "*.k"), torch.eye(6, dtype=torch.float64)
+    for layer in range(2):
+        weights = causal_weights(*(sites[f"decoder.blocks.{layer}.attn.{name}"] for name in "qk"))[0].mean(0)
+        mixed = (weights + torch.eye(6)) / 2 @ mixed
+    assert all(math.isclose(float(share), float(mixed[int(i), int(j)]), abs_tol=1e-6) for i, _, j, _, share in picture.rows)
+
+
+def test_rollout_over_an_image_has_a_share_per_patch() -> None:
+    torch.manual_seed(1)
+    model = transom.build({"kind": "vision-transformer"} | IMAGE).eval()
+    picture = transom.plot("rollout", model, torch.rand(1, 3, 8, 8))
+    assert [row[:2] for row in picture.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert 0 < sum(float(row[2]) for row in picture.rows) <= 1 + 1e-6 and len(picture.png()) > 1000
+
+
+def test_similar_heads_have_equal_maps() -> None:
+    model = decoder()
+    layer = model.get_submodule("decoder.blocks.0.attn")
+    with torch.no_grad():
+        for name in "qk":
+            linear = getattr(layer, name)
+            for tensor in (linear.weight, linear.bias):
+                tensor[8:] = tensor[:8]  # both heads compute the same scores
+    rows = {row[:2]: float(row[2]) for row in transom.plot("similarity", model, TOKENS).rows}
+    assert math.isclose(rows["decoder.blocks.0.attn 0", "decoder.blocks.0.attn 1"], 1.0, abs_tol=1e-6)
+    assert rows["decoder.blocks.1.attn 0", "decoder.blocks.1.attn 1"] < 1 - 1e-4
+
+
 def test_norms_are_lengths_of_streams_and_gradients() -> None:
     model = decoder()
     picture = transom.plot("norms", model, TOKENS)

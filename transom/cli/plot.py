@@ -36,7 +36,20 @@ transom plot architecture runs/gpt
 
 app = typer.Typer(add_completion=False)
 
-KindName = Literal["heads", "head", "alignment", "probabilities", "lens", "norms", "experts", "positions", "embeddings", "architecture"]
+KindName = Literal[
+    "heads",
+    "head",
+    "alignment",
+    "probabilities",
+    "lens",
+    "rollout",
+    "similarity",
+    "norms",
+    "experts",
+    "positions",
+    "embeddings",
+    "architecture",
+]
 
 
 class PlotOptions(NamedTuple):
@@ -115,6 +128,8 @@ def plot(
     alignment      which source words each word of a translation attends to.
     probabilities  the most probable next tokens or classes at several temperatures.
     lens           the most probable token after each block: the logit lens.
+    rollout        share of each input token, or patch, in the output.
+    similarity     similarity of all pairs of heads.
     norms          lengths of the residual stream and of its gradient by depth.
     experts        share of tokens that each expert receives.
     positions      the position encoding and its dot products.

@@ -36,6 +36,8 @@ KINDS = {
     "alignment": Kind(attention.alignment),
     "probabilities": Kind(output.probabilities),
     "lens": Kind(lenses.lens),
+    "rollout": Kind(lenses.rollout),
+    "similarity": Kind(lenses.similarity),
     "norms": Kind(depth.norms),
     "experts": Kind(depth.experts),
     "positions": Kind(embeddings.positions),

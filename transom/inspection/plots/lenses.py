@@ -1,10 +1,18 @@
-"""Pictures of lenses: what a model would answer if it ended after each block."""
+"""Pictures of lenses: the logit lens, similar heads, and how much of each input token or patch reaches the output."""
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from transom.config.vision import VisionTransformerConfig
+from transom.inspection.activations import find_network
+from transom.inspection.example_batch import build_example_batch
+from transom.inspection.lenses.head_statistics import head_statistics
 from transom.inspection.lenses.logit_lens import logit_lens
+from transom.inspection.lenses.rollout import attention_rollout, patch_shares
+from transom.inspection.plots.attention import matrix_picture
 from transom.inspection.plots.output import output_names
-from transom.inspection.plots.picture import Picture, heat_map, label_cells, short
+from transom.inspection.plots.picture import SEQUENTIAL, Picture, heat_map, label_cells, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,3 +51,71 @@ def lens(model: Any, inputs: Any) -> Picture:
     )
     names_of_columns = ("stream", "position", "answer", "token", "probability", "probability of the answer")
     return Picture("Logit lens", alt, names_of_columns, rows, draw, (0.75 * len(found.positions) + 3.0, 0.42 * len(found.streams) + 1.8))
+
+
+def similarity(model: Any, inputs: Any) -> Picture:
+    """Draw the similarity of all pairs of heads of an input: the cosine of their attention maps, a mean over queries."""
+    _, network = find_network(model, inputs)
+    batch = build_example_batch(model, inputs, None, "refuse").batch if isinstance(inputs, str) else network.as_batch(inputs)
+    report = head_statistics(model, [batch])
+    names = [f"{each.address} {each.head}" for each in report.heads]
+    table = report.similarity.float().cpu()
+    rows = [(a, b, float(table[i, j])) for i, a in enumerate(names) for j, b in enumerate(names)]
+    pairs = [(value, a, b) for i, a in enumerate(names) for j, b in enumerate(names) if j > i and (value := float(table[i, j])) == value]
+    alt = f"Cosine similarity of the attention maps of {len(names)} heads (rows and columns)."
+    if pairs:
+        most, a, b = max(pairs)
+        alt += f" The most similar are {a} and {b} with {most:.2f}. Heads that attend to other tokens have none."
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        drawn = heat_map(axes, table.nan_to_num(0.0).numpy(), 0.0, 1.0)
+        label_cells(axes, [name.replace(".blocks.", " ") for name in names], [name.replace(".blocks.", " ") for name in names])
+        figure.colorbar(drawn, ax=axes, label="cosine of the maps")
+
+    side = min(max(0.22 * len(names), 2.0), 12.0)
+    return Picture("Similarity of heads", alt, ("head", "other head", "similarity"), rows, draw, (side + 3.2, side + 2.0))
+
+
+def rollout(model: Any, inputs: Any) -> Picture:
+    """Draw attention rollout (Abnar and Zuidema 2020): the share of each input token in each output, or of each patch."""
+    _, network = find_network(model, inputs)
+    shares = attention_rollout(model, inputs)
+    if isinstance(network.config, VisionTransformerConfig):
+        return _patch_rollout(network.as_batch(inputs).pixels[0], patch_shares(network.config, shares)[0])
+    side = "source" if shares.source is not None else "target"
+    of_inputs = shares.source if shares.source is not None else shares.target
+    assert of_inputs is not None
+    weights, tokens = of_inputs[0].float(), shares.tokens.get(side, [])
+    columns = [tokens[j] if j < len(tokens) else str(j) for j in range(weights.shape[1])]
+    own = shares.tokens.get("target" if shares.target is not None else "source", [])
+    names = [own[i] if i < len(own) else str(i) for i in shares.queries]
+    rows = [(i, q, j, k, float(weights[i, j])) for i, q in enumerate(names) for j, k in enumerate(columns)]
+    strongest = [columns[int(j)] for j in weights.argmax(-1)]
+    alt = "Share of each input token (columns) in each output (rows). Largest: " + ", ".join(
+        f"{q} - {k}" for q, k in list(zip(names, strongest, strict=True))[:8]
+    )
+    headings = ("output", "output token", "input", "input token", "share")
+    return matrix_picture("Attention rollout", f"{alt}.", weights, names, columns, rows, headings, "share")
+
+
+def _patch_rollout(pixels: torch.Tensor, shares: torch.Tensor) -> Picture:
+    """Draw an image, and beside it the same image under the share of each patch."""
+    rows = [(i, j, float(share)) for i, row in enumerate(shares.tolist()) for j, share in enumerate(row)]
+    picture = pixels.detach().float().cpu().clamp(0, 1).permute(1, 2, 0)  # (height, width, channels)
+    i, j = divmod(int(shares.argmax()), shares.shape[1])
+    alt = (
+        f"An image of {shares.shape[0]} x {shares.shape[1]} patches, and the share of each patch in the vector that is classified. The"
+        f" largest share, {float(shares.max()):.3f}, has the patch in row {i}, column {j}, counted from the top left."
+    )
+
+    def draw(figure: "Figure") -> None:
+        left, right = figure.subplots(1, 2)
+        colors = "gray" if picture.shape[2] == 1 else None
+        for axes in (left, right):
+            axes.imshow(picture.squeeze(-1).numpy(), cmap=colors, vmin=0, vmax=1, extent=(0, shares.shape[1], shares.shape[0], 0))
+            axes.set_axis_off()
+        drawn = right.imshow(shares.float().numpy(), cmap=SEQUENTIAL, alpha=0.65, vmin=0.0, extent=(0, shares.shape[1], shares.shape[0], 0))
+        figure.colorbar(drawn, ax=right, label="share")
+
+    return Picture("Attention rollout over the image", alt, ("row", "column", "share"), rows, draw, (8.0, 3.8))
