@@ -66,9 +66,9 @@ def speed(checkup: Checkup) -> Finding:
     advice = "; ".join(_gains(checkup, batch, n / seconds))
     if flops < SMALL:
         return Finding("ok", message, advice or "a larger batch or model would use the machine better", share, MIN_SHARE)
-    return Finding(
-        "ok" if share >= MIN_SHARE else "warning", message, advice or "compile the model, or use larger batches", share, MIN_SHARE
-    )
+    if share >= MIN_SHARE:
+        return Finding("ok", message, advice, share, MIN_SHARE)
+    return Finding("warning", message, advice or "compile the model, or use larger batches", share, MIN_SHARE)
 
 
 @torch.no_grad()
