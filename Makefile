@@ -20,8 +20,8 @@ TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
 # Rooms that compute are tested with shapes checked at each call, which takes half as long again. The others are in `make ci`,
 # in the session without the kernels, which runs all rooms in which anything is computed.
-COMPUTING := $(addprefix tests/,agreement inspection kernels lab layers models parallel planning training) transom
-OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files tasks) $(wildcard tests/test_*.py)
+COMPUTING := $(addprefix tests/,agreement kernels lab layers models parallel planning training) transom
+OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files inspection tasks) $(wildcard tests/test_*.py)
 BY_REFERENCE := $(filter-out transom tests/chaos tests/config tests/files %.py,$(COMPUTING) $(OTHERS))
 # The folders with tests of torch.compile.
 COMPILED := tests/kernels tests/models
