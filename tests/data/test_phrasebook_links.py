@@ -7,7 +7,7 @@ from transom.config.data import PhrasebookConfig
 from transom.data.synthetic.phrasebook.clauses import conjugate, conjugate_be, conjugate_modal, question, statement
 from transom.data.synthetic.phrasebook.generate import generate_linked_phrasebook, generate_phrasebook, sample_sentences
 from transom.data.synthetic.phrasebook.lexicon import lexicon
-from transom.data.synthetic.phrasebook.linked_text import LinkedText, join_words, link, marks_of, word_links
+from transom.data.synthetic.phrasebook.linked_text import join_words, link, marks_of, word_links
 from transom.data.synthetic.phrasebook.phrases import NOTHING, NounPhrase, Phrase
 from transom.data.synthetic.phrasebook.spanish import contract
 
@@ -80,6 +80,5 @@ def test_phrases_of_equal_length_are_linked_word_by_word_and_others_possibly() -
     to, a = link("to", "a")
     the, el = link("the", "el")
     sea, mar = link("sea", "mar")
-    whole = LinkedText(f"{to} {the} {sea}", [*marks_of(to), *marks_of(the), *marks_of(sea)])
-    assert shown(whole, contract(a, LinkedText(f"{el} {mar}", [*marks_of(el), *marks_of(mar)]))) == "to=al the=al sea=mar"
+    assert shown(join_words(to, the, sea), contract(a, join_words(el, mar))) == "to=al the=al sea=mar"
     assert word_links("plain text", "texto") == ()

@@ -1,7 +1,6 @@
 """Generation of the phrasebook's splits, in which word combinations of test pairs never occur in training."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from transom.config.component_registry import implements
 from transom.config.data import PhrasebookConfig
@@ -76,17 +75,19 @@ def generate_phrasebook(config: PhrasebookConfig) -> Splits[Pairs]:
     Raises:
         ConfigError: the grammar does not yield enough pairs.
     """
-    linked = generate_linked_phrasebook(config).parts.values()
-    return Splits(*(replace(part, source=list(map(str, part.source)), target=list(map(str, part.target))) for part in linked))
+    stream = ((part, str(phrase.english), str(phrase.spanish)) for part, phrase in _phrases(config))
+    return collect_splits(stream, config.n_train, config.n_valid, config.n_test, "phrasebook")
 
 
 def generate_linked_phrasebook(config: PhrasebookConfig) -> Splits[Pairs]:
     """Generate the pairs of ``generate_phrasebook`` as ``LinkedText``: ``word_links(source, target)`` returns the links of their words."""
+    stream = ((part, phrase.english, phrase.spanish) for part, phrase in _phrases(config))
+    return collect_splits(stream, config.n_train, config.n_valid, config.n_test, "phrasebook")
+
+
+def _phrases(config: PhrasebookConfig) -> Iterator[tuple[SplitName | None, Phrase]]:
+    """Yield "hello world" and random sentences endlessly, each with its split."""
     splitter = CombinationSplitter(config.seed)
-
-    def stream() -> Iterator[tuple[SplitName | None, str, str]]:
-        yield splitter.split_of(HELLO), HELLO.english, HELLO.spanish
-        for phrase in sample_sentences(config.seed):
-            yield splitter.split_of(phrase), phrase.english, phrase.spanish
-
-    return collect_splits(stream(), config.n_train, config.n_valid, config.n_test, "phrasebook")
+    yield splitter.split_of(HELLO), HELLO
+    for phrase in sample_sentences(config.seed):
+        yield splitter.split_of(phrase), phrase

@@ -84,7 +84,7 @@ def _add_determiner(draw: RandomChoices, words: Lexicon, noun: Noun, use: str, p
     before = determiner.spanish[noun.feminine]
     if noun.takes_el and before in ("la", "una"):
         before = determiner.spanish[0]
-    article = determiner.english if determiner.english != "a" else words_of(english.with_article(phrase.english))[0]
+    article = determiner.english if determiner.english != "a" else english.with_article(phrase.english).partition(" ")[0]
     first, second = link(article, before)
     return join_words(first, phrase.english), join_words(second, phrase.spanish)
 
