@@ -7,12 +7,13 @@ import pytest
 import transom
 from tests.inspection.test_decoding_trace import runs, searched
 from tests.kernels.test_native_decoder import needs_library
+from tests.tiers import every
 
 __all__ = ["runs"]
 
 
 @needs_library
-@pytest.mark.parametrize("name", ["translation", "language"])
+@pytest.mark.parametrize("name", every(2, ["language", "translation"]))
 def test_a_search_is_certified_in_bfloat16_and_reported_in_int8(runs: dict[str, Path], name: str) -> None:
     for precision in ("bf16", "int8"):
         search, _, certificate = searched(transom.load(runs[name], precision), name)  # type: ignore[arg-type]

@@ -433,7 +433,7 @@ def edits_of_every_kind() -> st.SearchStrategy[dict[str, Any]]:
     return st.one_of([st.fixed_dictionaries({"kind": st.just(kind), **fields}) for kind, fields in kinds.items()])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(edits_of_every_kind(), min_size=1, max_size=4))
 def test_a_file_gives_back_its_edits(fields: list[dict[str, Any]]) -> None:
     edits = parse_edits({"version": 1, "edits": fields})
