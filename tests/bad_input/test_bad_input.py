@@ -14,7 +14,7 @@ from tests.bad_input.case import Accepted, Case, Draw, Place, Refused
 from tests.bad_input.catalogue import AREAS, seeded
 from tests.bad_input.harness import CPU_SECONDS, LINE, MEMORY, Ended, faults_of
 
-CHUNK, FIRST_TIER, LONG, ALL = 20, 40, 360, 1000
+CHUNK, FIRST_TIER, LONG, ALL = 20, 20, 360, 1000
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ sys.exit(code)
     ("words", "number", "code"),
     [
         (["train", "copy", "--out", "OUT"], signal.SIGINT, 130),  # demo trains likewise
-        (["tokenizer", "train", "copy", "--out", "OUT"], signal.SIGINT, 130),
+        pytest.param(["tokenizer", "train", "copy", "--out", "OUT"], signal.SIGINT, 130, marks=pytest.mark.long),
         (["translate", "RUN", "ab"], signal.SIGTERM, 143),
     ],
 )

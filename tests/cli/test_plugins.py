@@ -135,9 +135,10 @@ NO_FEED_FORWARD = TINY[:-2]
             " that @implements decorates",
             marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             "lambda q, k: q.mean(-1, keepdim=True)",
             r"expected scores of shape \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",
+            marks=pytest.mark.long,
         ),
         pytest.param("lambda q, k: 3.0", r"found float; correct the plugin's score function", marks=pytest.mark.long),
         pytest.param(

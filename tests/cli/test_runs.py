@@ -75,6 +75,7 @@ def test_the_table_has_the_selecting_metric_and_the_most_telling_one(metrics: di
     assert RunStatus(Path("run"), "finished", select_by=select_by, best=metrics).best_metrics == shown
 
 
+@pytest.mark.long
 def test_a_running_run_is_seen_from_outside(transom: Call, trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "runs" / "long"
     endless = [*trained.command, *sets("training.max_steps=1000000", "training.validate_every=5"), "--out", str(out)]

@@ -10,6 +10,7 @@ import transom
 from tests.inspection.test_explain import check, model_and_batch
 from tests.models.combinations import ENCODERS, FAMILIES, SIZES, SOURCE_ATTENTION, VOCAB
 from tests.models.test_vision import PLAIN, STEMS
+from tests.tiers import every
 from transom.config.adapter import LoraConfig
 from transom.layers.lora import LoraLinear
 from transom.models.apply_lora import apply_lora
@@ -216,7 +217,7 @@ ITEMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 """Fields of a model, and patterns that its explanation must match one after another, by the name of the family or component."""
 
 
-@pytest.mark.parametrize("name", ITEMS)
+@pytest.mark.parametrize("name", every(3, ITEMS))
 def test_the_items_of_a_family_are_shown_in_order(name: str) -> None:
     fields, items = ITEMS[name]
     model, batch = model_and_batch(fields)

@@ -19,6 +19,7 @@ from tests.inspection.test_observed_graph import config as observed_config
 from tests.inspection.test_observed_graph import nodes
 from tests.inspection.test_trace import model_of
 from tests.models.combinations import FAMILIES
+from tests.tiers import every
 from transom.config.data import TokenizerConfig
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.predictors.classifier import Classifier
@@ -184,7 +185,7 @@ def test_only_the_edited_block_leaves_its_kernel(name: str, monkeypatch: pytest.
     assert len(kernel) == 3 * n_layers and explicit == [1]
 
 
-@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("placement", every(2, ["post", "pre"]))
 def test_without_a_scope_the_graph_is_as_before(placement: str) -> None:
     model = build_model(observed_config(placement)).eval()
     before = nodes(model)
