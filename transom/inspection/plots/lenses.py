@@ -1,5 +1,6 @@
 """Pictures of lenses: the logit lens, similar heads, and how much of each input token or patch reaches the output."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,8 +61,9 @@ def similarity(model: Any, inputs: Any) -> Picture:
     report = head_statistics(model, [batch])
     names = [f"{each.address} {each.head}" for each in report.heads]
     table = report.similarity.float().cpu()
-    rows = [(a, b, float(table[i, j])) for i, a in enumerate(names) for j, b in enumerate(names)]
-    pairs = [(value, a, b) for i, a in enumerate(names) for j, b in enumerate(names) if j > i and (value := float(table[i, j])) == value]
+    cells = [(a, b, float(table[i, j])) for i, a in enumerate(names) for j, b in enumerate(names)]
+    rows = [cell for cell in cells if not math.isnan(cell[2])]
+    pairs = [(value, a, b) for a, b, value in rows if names.index(a) < names.index(b)]
     alt = f"Cosine similarity of the attention maps of {len(names)} heads (rows and columns)."
     if pairs:
         most, a, b = max(pairs)
@@ -69,7 +71,7 @@ def similarity(model: Any, inputs: Any) -> Picture:
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        drawn = heat_map(axes, table.nan_to_num(0.0).numpy(), 0.0, 1.0)
+        drawn = heat_map(axes, table.numpy(), 0.0, 1.0)  # pairs without a similarity stay blank
         label_cells(axes, [name.replace(".blocks.", " ") for name in names], [name.replace(".blocks.", " ") for name in names])
         figure.colorbar(drawn, ax=axes, label="cosine of the maps")
 
