@@ -152,7 +152,7 @@ def test_norms_are_lengths_of_streams_and_gradients() -> None:
     picture = transom.plot("norms", model, TOKENS)
     stream = recorded(model, "decoder.blocks.1.resid_post")["decoder.blocks.1.resid_post"]
     by_name = {row[1]: row for row in picture.rows}
-    assert len(by_name) == 5
+    assert len(by_name) == 5 and {row[0] for row in picture.rows} == {"decoder"}
     assert math.isclose(float(by_name["decoder.blocks.1.resid_post"][2]), float(stream.norm(dim=-1).mean()), rel_tol=1e-9)
     x = stream.clone().requires_grad_()
     decoder_norm, unembedding = model.get_submodule("decoder.norm"), model.unembedding

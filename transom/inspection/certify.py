@@ -104,7 +104,7 @@ def kernel_logsumexp(inputs: AttentionInputs, v: Tensor) -> tuple[Tensor, Tensor
     return z, logsumexp
 
 
-def logsumexp_ratios(inputs: AttentionInputs, v: Tensor, z: Tensor, bound: Tensor, eps: float) -> Tensor | None:
+def logsumexp_ratios(inputs: AttentionInputs, v: Tensor, z: Tensor, bound: Tensor, magnitude: Tensor, eps: float) -> Tensor | None:
     """Return the difference from the kernel's logsumexp as multiples of c eps (1 + |logsumexp|), (batch, heads, query).
 
     The kernel runs once more. Its logsumexp counts if it also gives the head outputs ``z``, within ``bound``; None otherwise, or if the
@@ -115,7 +115,7 @@ def logsumexp_ratios(inputs: AttentionInputs, v: Tensor, z: Tensor, bound: Tenso
         return None
     lse = found[1].double()
     ours = inputs.logsumexp().double().masked_fill(~inputs.visible_rows(), 0.0)
-    c = _roundings(inputs.k.shape[2], inputs.score_magnitude()[..., 0])
+    c = _roundings(inputs.k.shape[2], magnitude[..., 0])
     return (ours - lse.masked_fill(~inputs.visible_rows(), 0.0)).abs() / (c * eps * (1 + lse.abs()))
 
 
@@ -144,9 +144,11 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
         expected = z[:, :, chunk].double()
         inputs = AttentionInputs.of(a, attention, heads, Part(queries=chunk)) if is_exact(module) else None
         weights = _select(a[f"{attention}.weights"], heads, chunk).double() if inputs is None else inputs.weights().double()
-        bound = error_bound(weights, v, expected, None if inputs is None else inputs.score_magnitude(), eps)
+        magnitude = None if inputs is None else inputs.score_magnitude()
+        bound = error_bound(weights, v, expected, magnitude, eps)
         ratios = ((weights @ v - expected).abs() / bound).amax(-1)
-        if inputs is not None and (of_sums := logsumexp_ratios(inputs, v, expected, bound, eps)) is not None:
+        of_sums = None if inputs is None or magnitude is None else logsumexp_ratios(inputs, v, expected, bound, magnitude, eps)
+        if of_sums is not None:
             ratios, with_logsumexp = ratios.maximum(of_sums), True
         ratios = ratios.nan_to_num(nan=math.inf)
         largest, flat = ratios.flatten().max(0)

@@ -21,16 +21,13 @@ def norms(model: Any, inputs: Any) -> Picture:
     network = getattr(model, "model", model)
     known = [each.address for each in names_of(network.config)]
     streams = [each for each in known if each.endswith((".resid", ".resid_mid", ".resid_cross", ".resid_post"))]
-    if not streams:
+    stacks = list(dict.fromkeys(each.partition(".")[0] for each in streams if ".blocks." in each))
+    if not stacks:
         raise ConfigError(f"expected a model with a residual stream, found {network.config.FAMILY}; use another run")
     found = trace(model, inputs, [*streams, *(f"{each}.grad" for each in streams)])[1]
     rows = []
     for address in streams:
-        stack = (
-            address.partition(".")[0]
-            if ".blocks." in address
-            else ("encoder" if address.startswith(("source", "embedding", "patch")) else "decoder")
-        )
+        stack = address.partition(".")[0] if ".blocks." in address else stacks[0] if address.startswith("source") else stacks[-1]
         gradient = found.get(f"{address}.grad")
         rows.append((stack, address, _mean_length(found[address]), 0.0 if gradient is None else _mean_length(gradient)))
 
@@ -60,7 +57,7 @@ def _mean_length(x: Tensor) -> float:
 
 
 def experts(model: Any, inputs: Any) -> Picture:
-    """Draw the share of tokens that each layer's router sends to each expert, as a share of what equal loads would be.
+    """Draw the share of tokens that each layer's router sends to each expert.
 
     Raises:
         ConfigError: the model has no mixture of experts.
