@@ -13,6 +13,7 @@ __all__ = ["runs"]
 
 
 @needs_library
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", every(2, ["language", "translation"]))
 def test_a_search_is_certified_in_bfloat16_and_reported_in_int8(runs: dict[str, Path], name: str) -> None:
     for precision in ("bf16", "int8"):
