@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.measure import describe_environment
 from transom.decoding.predictors.translator import Translator
 from transom.inspection.alignment import Alignment, align
-from transom.inspection.alignment_pictures import alignment_svg
-from transom.inspection.markup import style_sheet, to_svg
+from transom.inspection.pages.alignment_pictures import alignment_svg
+from transom.inspection.pages.markup import style_sheet, to_svg
 from transom.planning.hardware import measure_peak
 from transom.planning.precision import choose_threads
 from transom.tasks.load import load

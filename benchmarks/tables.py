@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transom.inspection.line_chart import Line, chart_svg_file, line_chart
+from transom.inspection.pages.line_chart import Line, chart_svg_file, line_chart
 
 FOLDER = Path(__file__).parent
 BENCHMARKS_README, README, EXPECTATIONS_PAGE = FOLDER / "README.md", FOLDER.parent / "README.md", FOLDER.parent / "docs" / "expectations.md"

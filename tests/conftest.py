@@ -66,9 +66,9 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_kernel_registry.py::test_packed_products_are_as_near_as_the_table_says": "needs a CPU with bfloat16",
     "tests/kernels/test_flex.py::test_the_compiled_kernel_equals_the_reference": "needs a GPU",
     "tests/docs/test_executed_files.py::test_a_step_and_a_translation_enter_the_files_that_the_page_lists": _COMPILED,
-    "tests/inspection/test_report_pages.py::test_pages_of_a_run_fit": "needs Chromium",
-    "tests/inspection/test_report_pages.py::test_a_report_with_hostile_text_fits": "needs Chromium",
-    "tests/inspection/test_report_pages.py::test_a_faulty_page_is_seen": "needs Chromium",
+    "tests/inspection/pages/test_report_pages.py::test_pages_of_a_run_fit": "needs Chromium",
+    "tests/inspection/pages/test_report_pages.py::test_a_report_with_hostile_text_fits": "needs Chromium",
+    "tests/inspection/pages/test_report_pages.py::test_a_faulty_page_is_seen": "needs Chromium",
 }
 """Each test that may skip (its node id without parameters), and why. A skip elsewhere fails the session."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.size import ROOT
 
-NEEDED = ("transom/py.typed", "transom/recipes/phrasebook.toml", "transom/inspection/page.css", "transom/kernels/step/step.cpp")
+NEEDED = ("transom/py.typed", "transom/recipes/phrasebook.toml", "transom/inspection/pages/page.css", "transom/kernels/step/step.cpp")
 """A sample of each kind of file that is no Python module."""
 UNWANTED = re.compile(r"(^|/)(tests|benchmarks|log|runs|\.venv|__pycache__)/")
 

@@ -24,7 +24,7 @@ from transom.decoding.predictors.generator import Continuation
 from transom.decoding.predictors.results import Alignment, Results
 from transom.decoding.predictors.translator import Translation, Translator
 from transom.errors import ConfigError, TransomError
-from transom.inspection.notebook import FILLS, scoped_style, to_notebook
+from transom.inspection.pages.notebook import FILLS, scoped_style, to_notebook
 from transom.tasks import train as training
 from transom.tasks.tagging.predictor import TaggedText
 from transom.tasks.task import task_class
@@ -199,7 +199,7 @@ FORBIDDEN = (
     "matplotlib",
     "torch._dynamo",
     "torch._inductor",
-    "transom.inspection.report",
+    "transom.inspection.pages.report",
     "transom.cli",
     "rich",
 )

@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 from benchmarks.demo import alignment_svg_file
-from tests.inspection.test_alignment_pictures import SMALL
+from tests.inspection.pages.test_alignment_pictures import SMALL
 
 
 def test_the_svg_file_is_standalone() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call, Trained, sets
-from transom.inspection.run_status import RunStatus
+from transom.inspection.pages.run_status import RunStatus
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from transom.config.data import PairFilesConfig
 from transom.config.model import Seq2SeqConfig
 from transom.decoding.predictors.results import Alignment
-from transom.inspection.run_summary import RunSummary, TestScore
+from transom.inspection.pages.run_summary import RunSummary, TestScore
 from transom.tasks.translation.schema import TranslationDataConfig, TranslationRecipe, TranslationTrainingConfig
 
 HOSTILE = "</style><script>alert('x')</script><img src=x onerror=alert(1)> & \"quoted\" \x1b[31m\u202eevil\x00"

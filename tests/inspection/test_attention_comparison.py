@@ -22,7 +22,7 @@ from transom.inspection.attention_comparison import (
     record_attention_inputs,
     relative_error,
 )
-from transom.inspection.attention_comparison_page import comparison_page
+from transom.inspection.pages.attention_comparison_page import comparison_page
 from transom.layers.approximations.approximate_attention import build_approximation
 from transom.layers.attention import attention_scores, attention_weights
 from transom.models.build import build_model

@@ -13,8 +13,8 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
 from transom.config.recipe import load_recipe
 from transom.inspection.activation_sites import list_sites
-from transom.inspection.describe import describe_architecture
 from transom.inspection.example_batch import build_example_batch
+from transom.inspection.pages.describe import describe_architecture
 from transom.models.vision import VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters

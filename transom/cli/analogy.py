@@ -115,7 +115,7 @@ def _align_left(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 
 def _cells(each: "Neighbor | None") -> tuple[str, str]:
     """Return symbol and score of a token; empty where a list has ended. A symbol may be a line break or another control character."""
-    from transom.inspection.markup import escape_control_characters
+    from transom.inspection.pages.markup import escape_control_characters
 
     if each is None:
         return "", ""

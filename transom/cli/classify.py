@@ -196,7 +196,7 @@ def _metric_lines(metrics: "ClassificationMetrics | MultiLabelMetrics", noun: st
 
 
 def _class_lines(metrics: "ClassificationMetrics", noun: str) -> Iterator[str]:
-    from transom.inspection import classification_section as shown
+    from transom.inspection.pages import classification_section as shown
 
     yield from _table(shown.class_table_title(metrics), shown.class_table(metrics))[1:]
     if len(metrics.classes) <= MAX_MATRIX_CLASSES:
@@ -213,8 +213,8 @@ def _class_lines(metrics: "ClassificationMetrics", noun: str) -> Iterator[str]:
 
 
 def _multi_label_lines(metrics: "MultiLabelMetrics", noun: str) -> Iterator[str]:
-    from transom.inspection import multi_label_section as shown
-    from transom.inspection.classification_section import shorten
+    from transom.inspection.pages import multi_label_section as shown
+    from transom.inspection.pages.classification_section import shorten
 
     yield from _table(shown.label_table_title(metrics), shown.label_table(metrics))[1:]
     yield from _table(f"Calibration: {shown.probability_sentence(metrics)}", shown.probability_table(metrics))
@@ -226,7 +226,7 @@ def _multi_label_lines(metrics: "MultiLabelMetrics", noun: str) -> Iterator[str]
 
 def _write_page(html: Path, run: Path, data: Path, noun: str, metrics: "ClassificationMetrics | MultiLabelMetrics") -> None:
     from transom.files.atomic_io import write_file
-    from transom.inspection.classification_section import classification_page
+    from transom.inspection.pages.classification_section import classification_page
 
     write_file(html, classification_page(run.resolve().name, data.name, noun, metrics).encode())
 

@@ -80,8 +80,8 @@ def compare_attention(
     with gc_frozen_imports():
         from transom.files.atomic_io import write_file
         from transom.inspection.attention_comparison import ComparisonSettings, compare_attention_methods
-        from transom.inspection.attention_comparison_page import comparison_page
         from transom.inspection.example_batch import SupportsFileInput, build_example_batch
+        from transom.inspection.pages.attention_comparison_page import comparison_page
         from transom.planning.precision import choose_threads, num_threads_set_to
         from transom.tasks.load import load
         from transom.tasks.progress import show_progress
@@ -118,7 +118,7 @@ def _parse_numbers(name: str, value: str) -> tuple[int, ...]:
 
 
 def _format_lines(comparison: "AttentionComparison", notes: list[str]) -> Iterator[str]:
-    from transom.inspection.attention_comparison_page import COLUMNS, cells, sections
+    from transom.inspection.pages.attention_comparison_page import COLUMNS, cells, sections
 
     yield f"mean over {len(comparison.layers)} attention layers, {max(comparison.tokens.values()):,} tokens"
     yield from align_columns([COLUMNS, *map(cells, comparison.averages)])

@@ -87,7 +87,7 @@ def _choose_samples(sources: list[str]) -> list[int]:
 
 def _format_lines(translator: Any, samples: list[dict[str, str]], n: int, accuracy: float, baseline: float, report: Path) -> list[str]:
     from transom.inspection.alignment import align
-    from transom.inspection.alignment_pictures import alignment_text
+    from transom.inspection.pages.alignment_pictures import alignment_text
 
     longest = max(samples, key=lambda sample: len(sample["translation"]))
     alignment = align(translator.model, translator.tokenizers, longest["source"], longest["translation"])

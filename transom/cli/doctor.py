@@ -56,7 +56,7 @@ def doctor(
     start = time.perf_counter()
     with gc_frozen_imports():
         from transom.inspection.doctor.checks import run_checks, select_checks
-        from transom.inspection.number_format import format_duration
+        from transom.inspection.pages.number_format import format_duration
         from transom.tasks.examine import open_checkup
         from transom.tasks.progress import show_progress
 

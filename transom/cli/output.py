@@ -42,7 +42,7 @@ def show_controls(text: str) -> str:
     >>> show_controls("a\tb\x1b[2J")
     'a\tb␛[2J'
     """
-    from transom.inspection.markup import escape_control_characters
+    from transom.inspection.pages.markup import escape_control_characters
 
     return "".join(part if part in ("\t", "\n") else escape_control_characters(part) for part in re.split("([\t\n])", text))
 

@@ -120,7 +120,7 @@ def patterns(
         from transom.config.data import DATA_OPTIONAL
         from transom.config.recipe import load_recipe
         from transom.files.atomic_io import write_file
-        from transom.inspection.pattern_pictures import pattern_text, pattern_views, patterns_svg_file
+        from transom.inspection.pages.pattern_pictures import pattern_text, pattern_views, patterns_svg_file
 
     check_output_path(out, [Path(recipe)])
     views = pattern_views(load_recipe(recipe, overrides or [], DATA_OPTIONAL)[0].model, length)

@@ -36,8 +36,8 @@ def runs(
 ) -> None:
     """Print a table of the runs in a folder. The newest run is listed first."""
     with gc_frozen_imports():
-        from transom.inspection.number_format import format_duration
-        from transom.inspection.run_status import find_runs, read_status
+        from transom.inspection.pages.number_format import format_duration
+        from transom.inspection.pages.run_status import find_runs, read_status
 
     if not folder.is_dir():
         raise ConfigError(f"{folder}: expected a folder of runs, found none; give the folder that contains your run folders")

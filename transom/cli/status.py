@@ -26,8 +26,8 @@ def status(run: RunArgument, watch: WatchOption = False, as_json: JsonOption = F
     """Print the state, progress, loss, speed and time left of a run. The command only reads files, so it does not disturb training."""
     with gc_frozen_imports():
         from transom.checkpoints.run_files import is_run_folder
-        from transom.inspection.number_format import format_compact, format_duration
-        from transom.inspection.run_status import read_status
+        from transom.inspection.pages.number_format import format_compact, format_duration
+        from transom.inspection.pages.run_status import read_status
         from transom.training.validation_metrics import format_metrics
 
     if not is_run_folder(run):

@@ -152,7 +152,7 @@ def _read_whole_inputs(sentences: list[str] | None, sources: InputOptions, pages
 
 def _write_page(html: Path, name: str, alignments: list[tuple[str, str, Any]]) -> None:
     from transom.files.atomic_io import write_file
-    from transom.inspection.alignment_pictures import alignment_page
+    from transom.inspection.pages.alignment_pictures import alignment_page
 
     write_file(html, alignment_page(name, alignments).encode())
 

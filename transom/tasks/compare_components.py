@@ -17,7 +17,7 @@ from transom.config.schema import Schema, allowed_types, kinds
 from transom.config.toml_input import parse_override
 from transom.errors import ConfigError
 from transom.files.atomic_io import write_file
-from transom.inspection.line_chart import Line, chart_svg_file, line_chart
+from transom.inspection.pages.line_chart import Line, chart_svg_file, line_chart
 from transom.planning.parameters import count_parameters
 from transom.tasks.train import RunResult, run_training
 from transom.training.events import Event, StepFinished

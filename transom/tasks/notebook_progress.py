@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from transom.data.reports.baseline import worse_than_baseline
-from transom.inspection.notebook import facts, framed, progress_bar, validation_table
-from transom.inspection.number_format import format_count, format_duration, format_parameter_count, format_percent
+from transom.inspection.pages.notebook import facts, framed, progress_bar, validation_table
+from transom.inspection.pages.number_format import format_count, format_duration, format_parameter_count, format_percent
 from transom.tasks.progress import ENDED, validation_line
 from transom.training.events import Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from transom.data.reports.baseline import worse_than_baseline
-from transom.inspection.number_format import format_compact, format_count, format_duration, format_parameter_count, format_percent
+from transom.inspection.pages.number_format import format_compact, format_count, format_duration, format_parameter_count, format_percent
 from transom.training.events import Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
 from transom.training.validation_metrics import format_metrics
 

@@ -13,9 +13,9 @@ from transom.decoding.predictors.class_metrics import ClassificationMetrics
 from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
 from transom.files.atomic_io import FORMAT_VERSION, json_bytes
-from transom.inspection.model_card import render_model_card
-from transom.inspection.report import render_report
-from transom.inspection.run_summary import summarize_run
+from transom.inspection.pages.model_card import render_model_card
+from transom.inspection.pages.report import render_report
+from transom.inspection.pages.run_summary import summarize_run
 from transom.training.events import TrainingFinished
 from transom.training.metrics_window import read_metrics_history
 from transom.training.setup import TrainingSetup

@@ -17,7 +17,7 @@ from transom.config.plugins import import_plugins
 from transom.config.recipe import Recipe
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError
-from transom.inspection.number_format import format_duration
+from transom.inspection.pages.number_format import format_duration
 from transom.tasks.signals import defer_signals
 from transom.training.events import Callback, Event, StepFinished, StopReason, TrainingFinished, ValidationFinished
 from transom.training.validation_metrics import format_metrics
@@ -73,7 +73,7 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """Return the summary of the run as an HTML table for notebooks."""
-        from transom.inspection.notebook import facts, framed
+        from transom.inspection.pages.notebook import facts, framed
 
         return framed([facts((name or "trained", value) for name, value in self.summary)])
 
@@ -188,8 +188,8 @@ def run_training(
     with defer_signals():
         from transom.checkpoints.run_folder import RunFolder
         from transom.data.reports.baseline import describe_baseline
-        from transom.inspection.describe import describe_family, usage_example
-        from transom.inspection.number_format import format_parameter_count
+        from transom.inspection.pages.describe import describe_family, usage_example
+        from transom.inspection.pages.number_format import format_parameter_count
         from transom.planning.process_state import preserved_process_state
         from transom.tasks.run_pages import write_run_pages
         from transom.tasks.task import build_training_setup

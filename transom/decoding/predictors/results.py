@@ -12,7 +12,7 @@ from torch import Tensor
 Item = TypeVar("Item")
 
 
-def inspection(module: Literal["alignment", "notebook"]) -> ModuleType:
+def inspection(module: Literal["alignment", "pages.notebook"]) -> ModuleType:
     """Import a module of ``inspection/`` on first use.
 
     Drawings and alignments need ``inspection/``, which itself imports ``decoding/``. A late import avoids the cycle;
@@ -30,7 +30,7 @@ class Record:
         return {name: _plain(getattr(self, name)) for name in shown}
 
     def _repr_html_(self) -> str:
-        drawn: str = inspection("notebook").to_notebook(self)
+        drawn: str = inspection("pages.notebook").to_notebook(self)
         return drawn
 
 
@@ -42,7 +42,7 @@ class Results(list[Item]):
         return "\n".join(_lines(self))
 
     def _repr_html_(self) -> str:
-        drawn: str = inspection("notebook").to_notebook(self)
+        drawn: str = inspection("pages.notebook").to_notebook(self)
         return drawn
 
 
@@ -86,7 +86,7 @@ class Alignment(Record):
 
     def __str__(self) -> str:
         """Draw the weights in lines of text: one row per target symbol."""
-        return str(inspection("notebook").alignment_text(self))
+        return str(inspection("pages.notebook").alignment_text(self))
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as data for JSON."""

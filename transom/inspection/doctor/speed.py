@@ -6,7 +6,7 @@ from transom.config.model import EncoderConfig, TextClassifierConfig, TextEmbedd
 from transom.config.vision import ConvolutionalNetworkConfig, ImageClassifierConfig, VisionTransformerConfig
 from transom.inspection.doctor.checkup import Checkup, n_rows, random_batch
 from transom.inspection.doctor.finding import Finding
-from transom.inspection.number_format import format_compact
+from transom.inspection.pages.number_format import format_compact
 from transom.models.base import Network
 from transom.models.inputs import TensorBatch
 from transom.planning.flops import count_flops

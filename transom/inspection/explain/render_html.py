@@ -6,9 +6,9 @@ from xml.etree.ElementTree import Element
 from transom.inspection.explain.notation import Typeset
 from transom.inspection.explain.render_text import grouped
 from transom.inspection.explain.steps import Calculation, Note, Section, Step, Values
-from transom.inspection.markup import node
-from transom.inspection.notebook import framed
-from transom.inspection.page import render_page
+from transom.inspection.pages.markup import node
+from transom.inspection.pages.notebook import framed
+from transom.inspection.pages.page import render_page
 
 N_OPEN = 3
 """Sections of a fragment that are open at first; on a page all are open."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from transom.inspection.explain.notation import TEXT, Latex
 from transom.inspection.explain.steps import Calculation, Section, Step, Values
-from transom.inspection.markup import escape_control_characters
+from transom.inspection.pages.markup import escape_control_characters
 
 BOLD, DIM, GREEN, CYAN, END = "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[36m", "\x1b[0m"
 """Escape sequences of terminals."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from transom.errors import ConfigError
 from transom.files.atomic_io import write_file
-from transom.inspection.html_tables import html_table
-from transom.inspection.markup import escape_control_characters, node
-from transom.inspection.page import render_page
+from transom.inspection.pages.html_tables import html_table
+from transom.inspection.pages.markup import escape_control_characters, node
+from transom.inspection.pages.page import render_page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -68,7 +68,7 @@ class TaggedText(Record):
 
     def elements(self) -> list[Element]:
         """Return the words as HTML elements for notebooks. Words with a tag other than O are highlighted."""
-        from transom.inspection.notebook import tagged
+        from transom.inspection.pages.notebook import tagged
 
         rows = zip(self.words, self.tags, self.p, strict=True)
         return [tagged((word, None if tag == "O" else tag, f"{tag} {p:.1%}") for word, tag, p in rows)]

@@ -8,8 +8,8 @@ from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.inspection.markup import node
-from transom.inspection.run_summary import RunSummary
+from transom.inspection.pages.markup import node
+from transom.inspection.pages.run_summary import RunSummary
 from transom.tasks.tagging.entities import OUTSIDE, entities_of, scheme_of
 from transom.tasks.tagging.loader import TaggedLoader, split_sentences
 from transom.tasks.tagging.tagged_files import TaggedSentences

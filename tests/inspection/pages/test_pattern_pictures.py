@@ -16,9 +16,16 @@ from transom.config.model import AnyModel
 from transom.config.recurrent import RecurrentDecoderConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.errors import ConfigError
-from transom.inspection.pattern_pictures import PatternView, pattern_svg, pattern_text, pattern_views, patterns_svg_file, views_to_draw
-from transom.inspection.report import render_report
-from transom.inspection.run_summary import RunSummary
+from transom.inspection.pages.pattern_pictures import (
+    PatternView,
+    pattern_svg,
+    pattern_text,
+    pattern_views,
+    patterns_svg_file,
+    views_to_draw,
+)
+from transom.inspection.pages.report import render_report
+from transom.inspection.pages.run_summary import RunSummary
 from transom.models.build import build_model
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,18 +7,18 @@ from xml.etree.ElementTree import Element
 
 from transom import __version__
 from transom.config.recipe import dump_recipe
-from transom.inspection.alignment_pictures import alignment_svg
-from transom.inspection.classification_section import classification_section
-from transom.inspection.data_section import data_section
-from transom.inspection.describe import PATHS_NOTE, describe_initialization, describe_layers, with_article, without_local_paths
-from transom.inspection.html_tables import html_table, key_value_table, scrollable
-from transom.inspection.line_chart import Line, line_chart
-from transom.inspection.markup import node, preformatted
-from transom.inspection.number_format import format_compact, format_count, format_duration, format_percent
-from transom.inspection.page import Section, render_page
-from transom.inspection.pattern_pictures import pattern_svg, views_to_draw
-from transom.inspection.run_summary import RunSummary
-from transom.inspection.sample_sections import SECTIONS as SAMPLES
+from transom.inspection.pages.alignment_pictures import alignment_svg
+from transom.inspection.pages.classification_section import classification_section
+from transom.inspection.pages.data_section import data_section
+from transom.inspection.pages.describe import PATHS_NOTE, describe_initialization, describe_layers, with_article, without_local_paths
+from transom.inspection.pages.html_tables import html_table, key_value_table, scrollable
+from transom.inspection.pages.line_chart import Line, line_chart
+from transom.inspection.pages.markup import node, preformatted
+from transom.inspection.pages.number_format import format_compact, format_count, format_duration, format_percent
+from transom.inspection.pages.page import Section, render_page
+from transom.inspection.pages.pattern_pictures import pattern_svg, views_to_draw
+from transom.inspection.pages.run_summary import RunSummary
+from transom.inspection.pages.sample_sections import SECTIONS as SAMPLES
 from transom.training.validation_metrics import all_metrics, language_tags
 
 ChartMark = tuple[float, str] | None

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.results import Alignment
-from transom.inspection.html_tables import scrollable
-from transom.inspection.markup import escape_control_characters, node
-from transom.inspection.number_format import format_percent
-from transom.inspection.page import render_page
+from transom.inspection.pages.html_tables import scrollable
+from transom.inspection.pages.markup import escape_control_characters, node
+from transom.inspection.pages.number_format import format_percent
+from transom.inspection.pages.page import render_page
 
 MIN_SHOWN_WEIGHT = 0.01
 """Cells with a smaller attention weight are not drawn."""

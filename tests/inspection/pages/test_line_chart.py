@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom.inspection.line_chart import BOTTOM, LEFT, MAX_POINTS, MAX_PROBES, RIGHT, TOP, Line, line_chart
-from transom.inspection.markup import to_svg
+from transom.inspection.pages.line_chart import BOTTOM, LEFT, MAX_POINTS, MAX_PROBES, RIGHT, TOP, Line, line_chart
+from transom.inspection.pages.markup import to_svg
 
 
 def drawn(picture: Element, tag: str, class_: str) -> list[Element]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from transom.inspection.attention_comparison import AttentionComparison, MethodCost
-from transom.inspection.html_tables import html_table
-from transom.inspection.line_chart import Line, line_chart
-from transom.inspection.markup import node
-from transom.inspection.number_format import format_compact, format_count, format_percent
-from transom.inspection.page import SectionContent, render_page
+from transom.inspection.pages.html_tables import html_table
+from transom.inspection.pages.line_chart import Line, line_chart
+from transom.inspection.pages.markup import node
+from transom.inspection.pages.number_format import format_compact, format_count, format_percent
+from transom.inspection.pages.page import SectionContent, render_page
 
 COLUMNS = ["attention", "error", "weights error", "ms", "MB"]
 

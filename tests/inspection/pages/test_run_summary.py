@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from transom.config.recipe import Recipe
-from transom.inspection.model_card import render_model_card
-from transom.inspection.report import render_report
-from transom.inspection.run_summary import RunSummary, summarize_run
+from transom.inspection.pages.model_card import render_model_card
+from transom.inspection.pages.report import render_report
+from transom.inspection.pages.run_summary import RunSummary, summarize_run
 from transom.tasks.image_classification.schema import ImageRecipe
 from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.translation.schema import TranslationRecipe

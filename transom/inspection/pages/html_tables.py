@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element
 
-from transom.inspection.markup import node
+from transom.inspection.pages.markup import node
 
 _NUMERIC = frozenset("0123456789,.-+ %e–")
 

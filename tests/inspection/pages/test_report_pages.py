@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.inspection.browser import Browser, ColorScheme, chromium
-from tests.inspection.pages import KINDS
-from transom.inspection.report import render_report
-from transom.inspection.run_summary import RunSummary
+from tests.inspection.pages.browser import Browser, ColorScheme, chromium
+from tests.inspection.pages.page_kinds import KINDS
+from transom.inspection.pages.report import render_report
+from transom.inspection.pages.run_summary import RunSummary
 
 pytestmark = pytest.mark.long
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from transom.inspection.markup import node, style_sheet, to_svg
-from transom.inspection.number_format import format_compact, format_count, linear_ticks, log_ticks, tick_labels
+from transom.inspection.pages.markup import node, style_sheet, to_svg
+from transom.inspection.pages.number_format import format_compact, format_count, linear_ticks, log_ticks, tick_labels
 
 WIDTH, HEIGHT = 520, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 498, 34, 222

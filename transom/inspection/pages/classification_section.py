@@ -5,13 +5,13 @@ from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.class_metrics import N_BINS, ClassificationMetrics
 from transom.decoding.predictors.multi_label import MultiLabelMetrics
-from transom.inspection.classification_pictures import confusion_matrix_svg, reliability_diagram
-from transom.inspection.html_tables import html_table, scrollable
-from transom.inspection.markup import node
-from transom.inspection.multi_label_section import multi_label_sections, summary_sentence
-from transom.inspection.number_format import format_count, format_percent
-from transom.inspection.page import SectionContent, render_page
-from transom.inspection.run_summary import RunSummary
+from transom.inspection.pages.classification_pictures import confusion_matrix_svg, reliability_diagram
+from transom.inspection.pages.html_tables import html_table, scrollable
+from transom.inspection.pages.markup import node
+from transom.inspection.pages.multi_label_section import multi_label_sections, summary_sentence
+from transom.inspection.pages.number_format import format_count, format_percent
+from transom.inspection.pages.page import SectionContent, render_page
+from transom.inspection.pages.run_summary import RunSummary
 
 MAX_MATRIX_CLASSES = 25
 """Maximum number of classes of which a page draws the confusion matrix."""

@@ -13,9 +13,9 @@ from transom.decoding.predictors.generator import Continuation
 from transom.decoding.predictors.multi_label import LabelsPrediction
 from transom.decoding.predictors.results import Alignment, Results
 from transom.decoding.predictors.translator import Translation
-from transom.inspection.alignment_pictures import alignment_svg, alignment_text
-from transom.inspection.markup import Child, escape_control_characters, node, to_html
-from transom.inspection.number_format import format_count, format_percent
+from transom.inspection.pages.alignment_pictures import alignment_svg, alignment_text
+from transom.inspection.pages.markup import Child, escape_control_characters, node, to_html
+from transom.inspection.pages.number_format import format_count, format_percent
 from transom.training.validation_metrics import all_metrics, language_tags
 
 __all__ = ["alignment_text", "bars", "draw", "facts", "framed", "progress_bar", "tagged", "to_notebook", "validation_table"]

@@ -5,10 +5,10 @@ from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.class_metrics import N_BINS
 from transom.decoding.predictors.multi_label import LabelError, MultiLabelMetrics
-from transom.inspection.classification_pictures import reliability_diagram
-from transom.inspection.html_tables import html_table
-from transom.inspection.markup import node
-from transom.inspection.number_format import format_count, format_percent
+from transom.inspection.pages.classification_pictures import reliability_diagram
+from transom.inspection.pages.html_tables import html_table
+from transom.inspection.pages.markup import node
+from transom.inspection.pages.number_format import format_count, format_percent
 
 MAX_LABELS = 50
 """Maximum number of labels whose metrics are listed: of more labels those with the lowest F1."""

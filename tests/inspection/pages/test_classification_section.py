@@ -6,9 +6,9 @@ import pytest
 from tests.inspection.conftest import HOSTILE
 from transom.data.pairs.pairs import Pairs
 from transom.decoding.predictors.class_metrics import CalibrationBin, ClassificationMetrics, evaluate_probabilities
-from transom.inspection.classification_pictures import MAX_OPACITY, SIZE, TOP, confusion_matrix_svg, reliability_diagram
-from transom.inspection.classification_section import MAX_CLASSES, class_table, class_table_title, classification_page, confused_table
-from transom.inspection.markup import to_svg
+from transom.inspection.pages.classification_pictures import MAX_OPACITY, SIZE, TOP, confusion_matrix_svg, reliability_diagram
+from transom.inspection.pages.classification_section import MAX_CLASSES, class_table, class_table_title, classification_page, confused_table
+from transom.inspection.pages.markup import to_svg
 
 
 def metrics(n_classes: int, name: str = "class {}") -> ClassificationMetrics:

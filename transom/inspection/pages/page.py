@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
-from transom.inspection.markup import node, style_sheet, to_html
-from transom.inspection.run_summary import RunSummary
+from transom.inspection.pages.markup import node, style_sheet, to_html
+from transom.inspection.pages.run_summary import RunSummary
 
 _CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy of a page: it may use inline styles and images in data URLs, nothing else."""

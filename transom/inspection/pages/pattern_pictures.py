@@ -13,8 +13,8 @@ from transom.config.model import DecoderConfig, TextTransformerConfig
 from transom.config.patterns import block_patterns, format_pattern, pattern_kinds
 from transom.config.vision import VisionTransformerConfig
 from transom.errors import ConfigError
-from transom.inspection.markup import node, style_sheet, to_svg
-from transom.inspection.number_format import format_percent
+from transom.inspection.pages.markup import node, style_sheet, to_svg
+from transom.inspection.pages.number_format import format_percent
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, MaskRule, TokenPositions, build_mask_rules
 from transom.layers.vision.vision_mask import image_mask_rules, image_positions
 

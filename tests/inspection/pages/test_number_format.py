@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.inspection.number_format import (
+from transom.inspection.pages.number_format import (
     format_compact,
     format_count,
     format_duration,

@@ -4,10 +4,10 @@ import re
 
 from transom.config.data import DataConfig, LanguageConfig
 from transom.config.recipe import dump_recipe
-from transom.inspection import describe
-from transom.inspection.markup import escape_control_characters
-from transom.inspection.number_format import format_count, format_duration, format_parameter_count, format_percent
-from transom.inspection.run_summary import RunSummary
+from transom.inspection.pages import describe
+from transom.inspection.pages.markup import escape_control_characters
+from transom.inspection.pages.number_format import format_count, format_duration, format_parameter_count, format_percent
+from transom.inspection.pages.run_summary import RunSummary
 from transom.training.validation_metrics import format_metrics
 
 

@@ -6,11 +6,11 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from transom.config.recipe import TextRecipe
-from transom.inspection.html_tables import html_table
-from transom.inspection.markup import node
-from transom.inspection.number_format import format_percent
-from transom.inspection.page import Section
-from transom.inspection.run_summary import RunSummary
+from transom.inspection.pages.html_tables import html_table
+from transom.inspection.pages.markup import node
+from transom.inspection.pages.number_format import format_percent
+from transom.inspection.pages.page import Section
+from transom.inspection.pages.run_summary import RunSummary
 
 
 def translations(run: RunSummary) -> list[Element]:

@@ -8,10 +8,10 @@ from markdown_it import MarkdownIt
 
 from transom.config.data import PairFilesConfig, PhrasebookConfig
 from transom.config.recipe import dump_recipe
-from transom.inspection.markup import escape_control_characters
-from transom.inspection.model_card import render_model_card
-from transom.inspection.report import render_report
-from transom.inspection.run_summary import RunSummary
+from transom.inspection.pages.markup import escape_control_characters
+from transom.inspection.pages.model_card import render_model_card
+from transom.inspection.pages.report import render_report
+from transom.inspection.pages.run_summary import RunSummary
 from transom.tasks.translation.schema import TranslationDataConfig
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from transom.inspection.html_tables import html_table, key_value_table
-from transom.inspection.markup import node
-from transom.inspection.number_format import format_compact, format_count, format_percent
+from transom.inspection.pages.html_tables import html_table, key_value_table
+from transom.inspection.pages.markup import node
+from transom.inspection.pages.number_format import format_compact, format_count, format_percent
 
 _TITLES = {
     "baseline": "Baseline: validation metrics of a predictor that ignores its input",

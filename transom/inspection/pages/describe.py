@@ -12,7 +12,7 @@ from transom.config.patterns import format_pattern
 from transom.config.plugins import plugins_of
 from transom.config.recipe import Recipe, TextRecipe
 from transom.config.recurrent import LuongAttentionConfig, RecurrentConfig, RecurrentSeq2SeqConfig
-from transom.inspection.number_format import format_count
+from transom.inspection.pages.number_format import format_count
 
 
 def describe_family(recipe: Recipe) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.class_metrics import CalibrationBin
-from transom.inspection.line_chart import Scale
-from transom.inspection.markup import node
-from transom.inspection.number_format import format_count, format_percent
+from transom.inspection.pages.line_chart import Scale
+from transom.inspection.pages.markup import node
+from transom.inspection.pages.number_format import format_count, format_percent
 
 SIZE, LEFT, TOP = 260, 54, 28
 """Width and height of the plot of a reliability diagram, and its margins, in SVG units."""

@@ -5,8 +5,8 @@ from xml.etree.ElementTree import Element
 import torch
 
 from transom.decoding.predictors.results import Alignment
-from transom.inspection.alignment_pictures import alignment_svg, alignment_text
-from transom.inspection.markup import to_svg
+from transom.inspection.pages.alignment_pictures import alignment_svg, alignment_text
+from transom.inspection.pages.markup import to_svg
 
 SMALL = Alignment(("hello", "world"), ("hola", "mundo"), torch.tensor([[0.92, 0.08], [0.005, 0.6]]), "decoder layer 1 of 1")
 

@@ -1,9 +1,9 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from transom.inspection.markup import escape_control_characters
-from transom.inspection.report import render_report
-from transom.inspection.run_summary import RunSummary
+from transom.inspection.pages.markup import escape_control_characters
+from transom.inspection.pages.report import render_report
+from transom.inspection.pages.run_summary import RunSummary
 
 VOID = {"meta"}
 

@@ -10,7 +10,7 @@ from transom.config.model import AnyModel
 from transom.config.recipe import Recipe, load_recipe
 from transom.config.schema import allowed_types
 from transom.config.task_registry import recipes_by_task
-from transom.inspection import describe
+from transom.inspection.pages import describe
 
 RECIPES = {
     "translation": "translation",

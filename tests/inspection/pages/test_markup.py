@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.inspection.markup import escape_control_characters, node, preformatted, to_html, to_svg
+from transom.inspection.pages.markup import escape_control_characters, node, preformatted, to_html, to_svg
 
 ANY_TEXT = st.text(st.characters(codec=None))  # lone surrogates too
 

@@ -1,0 +1,1 @@
+"""Pages and pictures without a library: the training report, the model card, notebook fragments, SVG charts."""
