@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transom.inspection.explain.explanation import Explanation
 
 EXAMPLES = """
-transom explain runs/en-de "A man sleeps." --block 0 --head 2 --query 3
+transom explain runs/en-de "A man sleeps." --block 0 --head 2 --query 3 --key 1
 transom explain runs/en-de "A man sleeps." --stack decoder --out calculation.html
 transom explain runs/gpt "To be, or not" --dim 7 --temperature 0.7 --temperature 1
 transom explain runs/photos --input cat.jpg --query 5 --format latex
@@ -55,6 +55,9 @@ def explain(
             "--query", min=0, help="Position of the token, from 0. Default: the last token, or the class token if the model pools it."
         ),
     ] = None,
+    key: Annotated[
+        int | None, typer.Option("--key", min=0, help="Position of a key to work out, from 0. Default: those with the largest weights.")
+    ] = None,
     stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option("--stack", help="One side of a translator. Default: both.")] = None,
     dim: Annotated[
         int, typer.Option("--dim", min=0, help="Element of each vector that is worked out; in narrower vectors, modulo their width.")
@@ -68,6 +71,9 @@ def explain(
     top: Annotated[
         int, typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out; all if there are fewer.")
     ] = 5,
+    candidate: Annotated[
+        str | None, typer.Option("--candidate", metavar="TOKEN", help="Token or class to work out beside the best candidates.")
+    ] = None,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Format of the output. Default: that of the suffix of --out, else text.")
     ] = None,
@@ -90,11 +96,13 @@ def explain(
     with gc_frozen_imports():
         from transom.files.atomic_io import write_file
         from transom.inspection.explain.explain import TEMPERATURES, explain_run
+        from transom.inspection.lenses.question import symbol_index
         from transom.tasks.load import load
 
     temperatures: Sequence[float] = temperature or TEMPERATURES
-    choices = {"block": block, "head": head, "query": query, "stack": stack, "dim": dim, "temperatures": temperatures, "top": top}
-    predictor, named = load(run, "fp32"), {name: f"--{name}" for name in choices}
+    choices: dict[str, Any] = {"block": block, "head": head, "query": query, "key": key, "stack": stack, "dim": dim, "top": top}
+    predictor, named = load(run, "fp32"), {name: f"--{name}" for name in (*choices, "candidate", "temperatures")}
+    choices |= {"temperatures": temperatures, "candidate": None if candidate is None else symbol_index(predictor, candidate)}
     with option_errors(text="TEXT", **named), edits_in_force(predictor, edit):
         found = explain_run(predictor, text, input_file, **choices)
     if out is not None:

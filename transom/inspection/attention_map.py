@@ -1,5 +1,6 @@
 """The attention weights of one head, computed tile by tile: the map of a long text does not fit into memory."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -65,11 +66,20 @@ class AttentionMap:
             s = self._inputs(queries, keys).masked_scores()[0, 0]
         return (s.to(lse) - lse.masked_fill(lse == -torch.inf, 0.0)[:, None]).exp()
 
-    def certify(self) -> Certificate:
-        """Compare the maps of this head, of all texts, with the head outputs that the kernel computed, a block of queries at a time."""
-        return certify(self._a, self._attention, [self._head])
+    def rows(self, queries: Sequence[int]) -> Float[Tensor, "query key"]:
+        """Compute the weights of some queries on all keys."""
+        with self._a.as_in_pass():
+            return self._inputs(list(queries)).weights()[0, 0]
 
-    def _inputs(self, queries: slice, keys: slice = slice(None)) -> AttentionInputs:
+    def certify(self, queries: Sequence[int] | None = None) -> Certificate:
+        """Compare the maps of this head, of all texts, with the head outputs that the kernel computed, a block of queries at a time.
+
+        Args:
+            queries: positions of the queries; None for all.
+        """
+        return certify(self._a, self._attention, [self._head], queries)
+
+    def _inputs(self, queries: slice | list[int], keys: slice = slice(None)) -> AttentionInputs:
         return AttentionInputs.of(self._a, self._attention, [self._head], Part(queries, keys), self._text)
 
 

@@ -34,7 +34,7 @@ class QueryInputs(NamedTuple):
         keys: position of each visible key in its text.
         names: symbol of each visible key.
         shown: indices, among the visible keys, of those that are worked out.
-        best: index, among the visible keys, of the one with the largest weight.
+        example: index, among the visible keys, of the one whose features are worked out.
         weights: implied weight of each visible key, as the model's own reference computes it.
         z: output of the head.
     """
@@ -47,7 +47,7 @@ class QueryInputs(NamedTuple):
     keys: list[int]
     names: list[str]
     shown: list[int]
-    best: int
+    example: int
     weights: Tensor
     z: Tensor
 
@@ -89,8 +89,8 @@ def _linear_steps(b: Builder, module: LinearAttention, x: QueryInputs) -> dict[i
     b.note("linear attention: the exponential of a score is replaced by a product of features, phi(q) . phi(k)")
     d, value = b.at(module.features), b.at(x.v.shape[1])
     q = _features(b, module, f"q_{x.i}", x.q, d, True)
-    k = _features(b, module, f"k_{x.keys[x.best]}", x.k[x.best], d, False)
-    rows = [k if j == x.best else _feature_numbers(module, x.k[j], False) for j in range(len(x.k))]
+    k = _features(b, module, f"k_{x.keys[x.example]}", x.k[x.example], d, False)
+    rows = [k if j == x.example else _feature_numbers(module, x.k[j], False) for j in range(len(x.k))]
     order = [*x.shown, *(j for j in range(len(x.k)) if j not in x.shown)]
     v = numbers(x.v[:, value])
     formula = f"sums over the {len(x.k)} visible keys: S = sum_j phi(k_j) v_j"
@@ -277,5 +277,5 @@ def _nystrom_steps(b: Builder, module: Nystrom, x: QueryInputs) -> dict[int, Num
     b.values(f"P[:, {r}]", "column of the pseudo-inverse", inverse[:, r])
     rows = [carried(dot(weights, numbers(inverse[:, at]))) for at in range(n)]
     rows[r] = b.calculate(f"g_{r}", "g = p P", dot(weights, numbers(inverse[:, r])))
-    b.values(f"H[:, {x.keys[x.best]}]", f"weights from the landmarks to key {x.keys[x.best]}", to_keys[:, x.best])
+    b.values(f"H[:, {x.keys[x.example]}]", f"weights from the landmarks to key {x.keys[x.example]}", to_keys[:, x.example])
     return {j: _implied(b, x, j, rows, numbers(to_keys[:, j]), "weights: A_j = sum_l g_l H_lj") for j in x.shown}

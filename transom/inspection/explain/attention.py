@@ -41,6 +41,7 @@ class AttentionSteps:
         i: position of the query in its text.
         keys: position of each key in its text.
         shown: indices of the keys whose scores are worked out.
+        example: index of the key whose projections are worked out: the chosen one, or the one with the largest weight.
     """
 
     def __init__(self, b: Builder, path: str, query: int, positions: Sequence[int], keys: Sequence[int], names: Sequence[str]) -> None:
@@ -69,8 +70,10 @@ class AttentionSteps:
         else:
             self.weights = self.inputs.weights()[0, 0, 0]
         largest = self.weights.topk(min(N_LARGEST, len(self.weights))).indices.tolist()
-        self.shown = list(range(len(self.keys))) if len(self.keys) <= MAX_KEYS else sorted(largest)
-        self.best = int(self.weights.argmax())
+        self.chosen = self.keys.index(b.key) if b.key in self.keys else None
+        largest = sorted({*largest, *(() if self.chosen is None else (self.chosen,))})
+        self.shown = list(range(len(self.keys))) if len(self.keys) <= MAX_KEYS else largest
+        self.example = int(self.weights.argmax()) if self.chosen is None else self.chosen
 
     def _changes(self) -> list[AttentionChange]:
         """Return the edits of the weights of this head that change those of the query."""
@@ -96,13 +99,14 @@ class AttentionSteps:
             heads = [head for head in range(self.q.shape[0]) if head * self.k.shape[0] // self.q.shape[0] == self.group]
             b.note(f"query heads {', '.join(map(str, heads))} share key and value head {self.group}")
         x, memory = sublayer_input(a, self.path)[0], attention_memory(a, self.path)[0]
-        j, cross = self.keys[self.best], self.path.endswith(".cross")
+        j, cross = self.keys[self.example], self.path.endswith(".cross")
         b.values(f"x_{self.i}", "input of W_Q" + ("" if cross else ", W_K and W_V") + ": the query's token", x[self.query])
         self._project("q", module.q, x[self.query], b.head, self.query)
-        b.note(f"key {j} ({self.names[self.best]}) has the largest weight; its key and value:")
-        b.values(f"x_{j}", "output of the encoder" if cross else "input of W_K and W_V", memory[self.best])
-        self._project("k", module.k, memory[self.best], self.group, self.best)
-        self._value(memory[self.best])
+        why = "has the largest weight" if self.chosen is None else "is the chosen one"
+        b.note(f"key {j} ({self.names[self.example]}) {why}; its key and value:")
+        b.values(f"x_{j}", "output of the encoder" if cross else "input of W_K and W_V", memory[self.example])
+        self._project("k", module.k, memory[self.example], self.group, self.example)
+        self._value(memory[self.example])
         for name in "kv":
             self._note_other_keys(name)
 
@@ -110,7 +114,7 @@ class AttentionSteps:
         """Note the other keys whose key or value vectors were edited."""
         for site in self.b.edits.at(f"{self.path}.{name}"):
             changed = (site.before != site.after)[0, self.group].any(-1).nonzero()[:, 0].tolist()
-            others = ", ".join(str(self.keys[j]) for j in changed if j != self.best)
+            others = ", ".join(str(self.keys[j]) for j in changed if j != self.example)
             if others:
                 self.b.note(f"{edited_text(site.configs)}: {name} of key {others}")
 
@@ -157,8 +161,8 @@ class AttentionSteps:
 
     def _value(self, x: Tensor) -> None:
         """Add the steps of one element of a value."""
-        a, b, path, width, j = self.b.a, self.b, self.path, self.module.d_value, self.keys[self.best]
-        d, own, site = b.at(width), a[f"{path}.v_proj"][0, self.group, self.best], (0, self.group, self.best)
+        a, b, path, width, j = self.b.a, self.b, self.path, self.module.d_value, self.keys[self.example]
+        d, own, site = b.at(width), a[f"{path}.v_proj"][0, self.group, self.example], (0, self.group, self.example)
         b.linear(f"v_{j}[{d}]", "v = x W_V", self.module.v, x, self.group * width + d, own[d])
         stack, _, rest = path.partition(".blocks.")
         block = int(rest.partition(".")[0])
@@ -168,7 +172,7 @@ class AttentionSteps:
             mix = Number(float(lambda_1)) * number(first) + Number(float(lambda_2)) * number(own[d])
             b.calculate(f"v_{j}[{d}] (mixed)", "v' = lambda_1 v of block 0 + lambda_2 v", mix, b.unedited(f"{path}.v")[site][d])
         b.after_edits(f"v_{j}[{d}]", f"{path}.v", (*site, d))
-        b.values(f"v_{j}", "value of this head", self.v[self.group, self.best])
+        b.values(f"v_{j}", "value of this head", self.v[self.group, self.example])
 
     def scores(self) -> list[Number] | None:
         """Add the score of each key; return all scores, minus infinity where masked; None if the layer has no scores."""
@@ -205,7 +209,8 @@ class AttentionSteps:
     def _note_shown(self) -> None:
         """Note how many keys are worked out."""
         if len(self.shown) < (n := len(self.keys)):
-            self.b.note(f"of {n:,} keys the {len(self.shown)} with the largest weights are worked out; sums hold all keys")
+            extra = "" if self.chosen is None else " and the chosen one"
+            self.b.note(f"of {n:,} keys the {len(self.shown) - bool(extra)} with the largest weights{extra} are worked out; sums hold all keys")
 
     def _edited_text(self, which: Callable[[AttentionChange], bool]) -> str:
         """Return the line that shows some edits of the weights."""
@@ -310,7 +315,7 @@ class AttentionSteps:
             [self.keys[j] for j in visible],
             [self.names[j] for j in visible],
             [at for at, j in enumerate(visible) if j in self.shown],
-            visible.index(self.best) if self.best in visible else 0,
+            visible.index(self.example) if self.example in visible else 0,
             self.weights[visible],
             b.unedited(f"{path}.z")[0, b.head, self.query],
         )

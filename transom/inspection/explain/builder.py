@@ -29,6 +29,7 @@ class Builder:
         a: quantities of the pass.
         dim: element of each vector that is worked out; in narrower vectors, ``dim`` modulo their width.
         head: attention head.
+        key: position of the key that is worked out beside those with the largest weights; None for none.
         tokens: symbols of the tokens per side, "source" and "target".
         sections: sections so far.
         worst: largest difference between a step and the model's number so far, as a multiple of its bound.
@@ -37,8 +38,10 @@ class Builder:
         edits: edits of the pass.
     """
 
-    def __init__(self, a: Activations, dim: int, head: int, tokens: dict[str, list[str]], edits: EditedSites) -> None:
-        self.a, self.dim, self.head, self.tokens, self.edits = a, dim, head, tokens, edits
+    def __init__(
+        self, a: Activations, dim: int, head: int, tokens: dict[str, list[str]], edits: EditedSites, key: int | None = None
+    ) -> None:
+        self.a, self.dim, self.head, self.tokens, self.edits, self.key = a, dim, head, tokens, edits, key
         self.sections: list[Section] = []
         self._eps = rounding_error(next(a.model.parameters()).dtype)
         self.worst, self.n_compared, self.prefix = 0.0, 0, ""

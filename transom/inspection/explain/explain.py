@@ -19,7 +19,7 @@ from transom.inspection.explain.edited import EditedSites, edited_text
 from transom.inspection.explain.embedding import embedding_section, patch_section
 from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.norm import norm_steps
-from transom.inspection.explain.output import output_sections
+from transom.inspection.explain.output import Candidates, output_sections
 from transom.inspection.explain.recurrent import recurrent_sections
 from transom.inspection.trace import token_symbols
 from transom.layers.observe import ActivationRecorder
@@ -46,6 +46,8 @@ def explain(
     dim: int = 0,
     temperatures: Sequence[float] = TEMPERATURES,
     top: int = 5,
+    key: int | None = None,
+    candidate: int | None = None,
 ) -> Explanation:
     """Write out by hand how a model computes its numbers for one token: embedding, attention, feed-forward, logits, probabilities.
 
@@ -63,6 +65,9 @@ def explain(
         dim: element of each vector that is worked out; in narrower vectors, ``dim`` modulo their width.
         temperatures: divisors of the logits.
         top: number of candidates whose logits and probabilities are worked out.
+        key: position of a key that is worked out, from 0, beside those with the largest weights; its projections are worked out in place
+            of those of the key with the largest weight.
+        candidate: index of a symbol or class that is worked out beside the best ones.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -74,7 +79,8 @@ def explain(
     notes = list[str]()
     if isinstance(inputs, str):
         inputs, notes, _ = build_example_batch(model, inputs, None, "refuse")
-    return _Writer(model, network.as_batch(inputs), block, head, query, stack, dim, temperatures, top).write(tuple(notes))
+    candidates = Candidates(top, candidate)
+    return _Writer(model, network.as_batch(inputs), block, head, query, stack, dim, temperatures, candidates, key).write(tuple(notes))
 
 
 def explain_run(predictor: Any, text: str | None, file: Path | None, **options: Any) -> Explanation:
@@ -104,7 +110,8 @@ class _Writer:
         stack: StackName | None,
         dim: int,
         temperatures: Sequence[float],
-        top: int,
+        candidates: Candidates,
+        key: int | None,
     ) -> None:
         """Run the model on a batch; store and check the choices, which are the arguments of ``explain``."""
         given, self.model = find_network(run, batch)
@@ -112,7 +119,7 @@ class _Writer:
         with torch.no_grad(), eval_mode(self.model), edits.watch(self.model):
             logits = (self.model if edits.watched else given)(batch, recorder)
         self.a = Activations(self.model, batch, recorder.activations | {"logits": logits})
-        self.run, self.block, self.dim, self.top = run, block, dim, top
+        self.run, self.block, self.dim, self.candidates = run, block, dim, candidates
         self.temperatures = tuple(temperatures)
         every = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
         if stack is not None and stack not in every:
@@ -131,10 +138,14 @@ class _Writer:
             raise ConfigError(
                 f"temperatures: expected numbers from 1e-6 to 1e6, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}"
             )
-        if top < 1:
-            raise ConfigError(f"top: expected a number of candidates from 1, found {top}")
+        if candidates.top < 1:
+            raise ConfigError(f"top: expected a number of candidates from 1, found {candidates.top}")
+        if candidates.candidate is not None:
+            _check_range("candidate", candidates.candidate, range(logits.shape[-1]))
+        if key is not None and self.stacks:
+            _check_range("key", key, range(max(len(listed) for listed in self.tokens.values())))
         names = {_SIDES[name]: listed for name, listed in self.tokens.items()}
-        self.b = Builder(self.a, dim, head, names, edits)
+        self.b = Builder(self.a, dim, head, names, edits, key)
 
     def write(self, notes: tuple[str, ...]) -> Explanation:
         """Write all sections."""
@@ -150,7 +161,7 @@ class _Writer:
             if not self.stacks or self.stacks[-1] == ("decoder" if hasattr(self.model, "decoder") else "encoder"):
                 last = self.stacks[-1] if self.stacks else "stem"
                 self._following(last)
-                output_sections(self.b, last, self.queries.get(last, 0), self.top, self.temperatures, self._symbol_of_logit())
+                output_sections(self.b, last, self.queries.get(last, 0), self.candidates, self.temperatures, self._symbol_of_logit())
         where = " and ".join(f"token {query} of the {name}" for name, query in self.queries.items())
         parts = f"block {self.block}, head {self.b.head}, {where}" if self.stacks else "pooling, logits and probabilities"
         settings = {
@@ -159,9 +170,10 @@ class _Writer:
             "queries": self.queries,
             "dim": self.dim,
             "temperatures": list(self.temperatures),
-            "top": self.top,
+            "top": self.candidates.top,
             "tokens": self.tokens,
         }
+        settings |= {name: value for name, value in (("key", self.b.key), ("candidate", self.candidates.candidate)) if value is not None}
         if edits:
             settings["edits"] = [config.model_dump(mode="json") for config in edits]
         summary = (

@@ -1,6 +1,7 @@
 """The steps from the last residual stream to logits and probabilities, for each family of models."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,14 +17,33 @@ from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTrans
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 
 
-def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: Sequence[float], symbol: Callable[[int], str]) -> None:
+class Candidates(NamedTuple):
+    """Choice of symbols or classes.
+
+    Attributes:
+        top: number of those with the largest logits.
+        candidate: index of one that joins them; None for none.
+    """
+
+    top: int
+    candidate: int | None = None
+
+    def of(self, logits: Tensor) -> list[int]:
+        """Return their indices, the largest logits first."""
+        best: list[int] = logits.topk(min(self.top, len(logits))).indices.tolist()
+        return best if self.candidate is None or self.candidate in best else [*best, self.candidate]
+
+
+def output_sections(
+    b: Builder, stack: str, query: int, candidates: Candidates, temperatures: Sequence[float], symbol: Callable[[int], str]
+) -> None:
     """Add final norm, head, logits of the best candidates, and their probabilities.
 
     Args:
         b: the hand calculation.
         stack: path of the last stack; "stem" for a convolutional network.
         query: position whose logits are worked out; without effect where a text or image has one vector of logits.
-        top: number of candidates.
+        candidates: candidates that are worked out.
         temperatures: divisors of the logits.
         symbol: name of a candidate by its index.
     """
@@ -32,14 +52,15 @@ def output_sections(b: Builder, stack: str, query: int, top: int, temperatures: 
     hidden, logits = a["last_hidden"][0], a["logits"][0]
     if not pooled:
         hidden, logits = hidden[query], logits[query]
-    best = logits.topk(min(top, len(logits))).indices.tolist()
+    best = candidates.of(logits)
     names = {c: symbol(c) for c in best}
     b.section("logits")
     b.values("h", "last hidden state", hidden)
     if isinstance(a.model, TextEmbedderTransformer):
         _similarities(b, hidden, logits, best)
     else:
-        b.note(f"of {len(logits):,} logits the {len(best)} largest are worked out")
+        n = min(candidates.top, len(logits))
+        b.note(f"of {len(logits):,} logits the {n} largest{' and a chosen one' if len(best) > n else ''} are worked out")
         for c in best:
             b.linear(f"z({names[c]})", "z = h W_U", a.model.unembedding, hidden, c, logits[c])
         if any(isinstance(each, nn.Embedding) and each.weight is a.model.unembedding.weight for each in a.model.modules()):

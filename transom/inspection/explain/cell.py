@@ -1,0 +1,139 @@
+"""The hand calculation of one element of a named quantity."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from transom.errors import ConfigError
+from transom.inspection.activations import find_network
+from transom.inspection.explain.explain import explain
+from transom.inspection.explain.explanation import Explanation
+from transom.inspection.explain.steps import Calculation
+from transom.inspection.trace import Trace, names_of
+
+SIDES = {"source_embedding": "encoder", "target_embedding": "decoder"}
+"""Stack that reads an embedding, in models with two."""
+
+_WIDE = ("d_head", "d_value", "d_model", "d_ff", "width")
+"""Axes of vectors, of which a hand calculation works out one element."""
+
+
+class CellCalculation(NamedTuple):
+    """The hand calculation of one element.
+
+    Attributes:
+        value: the element in the pass.
+        explanation: the calculation of the token, block and head to which the element belongs.
+        steps: section and number of each step that gives the element; empty if it is not a step of its own.
+        options: the arguments of ``explain`` that give this calculation.
+    """
+
+    value: float
+    explanation: Explanation
+    steps: Sequence[tuple[int, int]]
+    options: Mapping[str, Any]
+
+
+def explain_cell(run: Any, batch: Any, trace: Trace, name: str, index: Mapping[str, int], temperature: float = 1.0) -> CellCalculation:
+    """Write out by hand how a model computed one element of a quantity.
+
+    Args:
+        run: a run loaded by ``transom.load``, or a model.
+        batch: batch of one row.
+        trace: trace of the same pass, with all sites.
+        name: address of the quantity.
+        index: index of the element by name of the axis, such as ``{"n_heads": 2, "query": 5, "key": 3}``; the axis of the batch is left out.
+        temperature: divisor of the logits before probabilities.
+
+    Raises:
+        ConfigError: there is no such quantity or element.
+    """
+    _, network = find_network(run, batch)
+    known = {each.address: each for each in names_of(network.config)}
+    if name not in known:
+        raise ConfigError(f"name: expected the address of a quantity, found {name!r:.80}; transom names RUN lists them")
+    x = trace[name]
+    axes = trace.axes(name, x.ndim)
+    value = x[element_index(axes, x.shape, index)].double().item()
+    options = _options(network, name, dict(zip(axes, x.shape, strict=True)), index) | {"temperatures": (temperature,)}
+    explanation = explain(run, batch, **options)
+    return CellCalculation(value, explanation, _steps(explanation, name, value, index), options)
+
+
+def element_index(axes: Sequence[str], shape: Sequence[int], index: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the index of an element of a tensor of one row.
+
+    Raises:
+        ConfigError: an axis is missing or unknown, or an index is out of range.
+    """
+    own = [axis for axis in axes if axis != "batch"]
+    if set(index) != set(own):
+        raise ConfigError(f"index: expected one index for each of {', '.join(own) or 'no axis'}, found {', '.join(index) or 'none'}")
+    for axis, size in zip(axes, shape, strict=True):
+        if axis != "batch" and not 0 <= index[axis] < size:
+            raise ConfigError(f"index: expected {axis} from 0 to {size - 1}, found {index[axis]}")
+    return tuple(0 if axis == "batch" else index[axis] for axis in axes)
+
+
+def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[str, int]) -> dict[str, Any]:
+    """Return the arguments of ``explain`` for an element: stack, block, head, query, key, element and candidate."""
+    options, first = dict[str, Any](), name.partition(".")[0]
+    stacks = [each for each in ("encoder", "decoder") if hasattr(network, each)]
+    stack = SIDES.get(first, first if first in stacks else stacks[-1] if stacks else None)
+    if len(stacks) > 1:
+        options["stack"] = stack
+    if (block := re.search(r"\.blocks\.(\d+)\.", name)) is not None:
+        options["block"] = int(block[1])
+    if "n_heads" in index:
+        options["head"] = index["n_heads"]
+    elif "kv_heads" in index:
+        options["head"] = index["kv_heads"] * (getattr(network.config, "n_heads", 1) // sizes["kv_heads"])
+    if "key" in index:
+        options["key"] = index["key"]
+    if "query" in index:
+        options["query"] = index["query"]
+    elif "key" in index and ".cross." not in name:
+        options["query"] = index["key"]
+    if wide := [axis for axis in index if axis in _WIDE]:
+        options["dim"] = index[wide[0]]
+    if name.endswith(".concat"):
+        options["head"], options["dim"] = divmod(index["width"], sizes["width"] // getattr(network.config, "n_heads", 1))
+    if "vocab" in index:
+        options["candidate"] = index["vocab"]
+    return options
+
+
+def _steps(explanation: Explanation, name: str, value: float, index: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Return the steps whose number in the model is the element, and whose label holds its indices."""
+    numbers = [index[axis] for axis in ("query", "key") if axis in index]
+    wide = [index[axis] for axis in _WIDE if axis in index]
+    if name.endswith(("weights", "scores", "dot_products")):
+        i, j = numbers
+        pattern = rf"_{i},{j}(?!\d)|^q_{i} \. k_{j}$"
+    elif name.endswith((".mean", ".variance")):
+        pattern = r"^(mean|variance)"
+    elif wide:
+        pattern = r"\[\d+\]"
+    elif "vocab" in index:
+        pattern = r"^[zp]\(" if name in ("logits", "probs") else r"$^"
+    else:
+        pattern = r".*"
+    found = [
+        (number, i)
+        for number, section in enumerate(explanation.sections)
+        for i, step in enumerate(section.steps)
+        if isinstance(step, Calculation) and step.traced is not None and _equal(step.traced, value) and re.search(pattern, step.label)
+    ]
+    part = next((title for word, title in _TITLES.items() if f".{word}." in f".{name}."), "")
+    return [each for each in found if part in explanation.sections[each[0]].title.lower()] or found
+
+
+_TITLES = {"attn": "attention, head", "cross": "cross-attention", "ff": "feed-forward"}
+"""Words in the titles of the sections of a part of a block."""
+
+
+def _equal(a: float, b: float) -> bool:
+    """Return whether two numbers of a pass are equal; two NaN are."""
+    return torch.equal(torch.tensor(a), torch.tensor(b)) or (a != a and b != b)

@@ -1,0 +1,264 @@
+"""What the page shows of a pass, as JSON-serializable data."""
+
+import base64
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transom.errors import ConfigError
+from transom.inspection.edits.files import dump_edits
+from transom.inspection.edits.schemas import AblateHeads
+from transom.inspection.edits.sweep import sweep
+from transom.inspection.explain.cell import explain_cell
+from transom.inspection.explain.notation import Typeset
+from transom.inspection.explain.steps import Calculation, Note, Step
+from transom.inspection.lenses.logit_attribution import logit_attribution
+from transom.inspection.lenses.logit_lens import logit_lens
+from transom.inspection.lenses.readout import flat_logits, is_pooled, log_probs
+from transom.layers.attention import Attention
+from transom.serving.passes import Pass, attention_layers
+from transom.serving.requests import CalculationRequest, HeadRequest, PassRequest, PositionRequest, TensorRequest
+
+TOP = 5
+"""Symbols that are listed, best first."""
+
+N_KEYS = 12
+"""Keys of a query that are listed, those with the largest weights."""
+
+Json = dict[str, Any]
+
+
+def answer_tensor(found: Pass, request: TensorRequest) -> Json:
+    """Return a quantity, or the part of it at the fixed indices, of the first row of the batch."""
+    x, axes = _part(found, request.name, request.index)
+    row = found.trace.quantities[request.name].quantity
+    name = request.name.rpartition(".")[2]
+    return {
+        "address": request.name,
+        "name": name,
+        "symbol": row.symbol,
+        "formula": row.formula,
+        "axes": axes,
+        "index": request.index,
+        **encode_array(x),
+    }
+
+
+def _part(found: Pass, name: str, index: Mapping[str, int]) -> tuple[Tensor, list[str]]:
+    """Return a quantity of the first row at fixed indices, and the axes that are left.
+
+    Raises:
+        ConfigError: there is no such quantity, axis or index.
+    """
+    if name not in found.trace.quantities:
+        raise ConfigError(f"name: expected the address of a quantity of this pass, found {name!r:.80}; transom names RUN lists them")
+    x = found.trace[name]
+    axes = found.trace.axes(name, x.ndim)
+    if "batch" in axes:
+        x = x.select(axes.index("batch"), 0)
+        axes.remove("batch")
+    for axis, i in index.items():
+        if axis not in axes:
+            raise ConfigError(f"index: expected axes of {name}, which are {', '.join(axes) or 'none'}, found {axis!r:.40}")
+        if i >= (size := x.shape[axes.index(axis)]):
+            raise ConfigError(f"index: expected {axis} from 0 to {size - 1}, found {i}")
+        x = x.select(axes.index(axis), i)
+        axes.remove(axis)
+    return x, axes
+
+
+def encode_array(x: Tensor) -> Json:
+    """Return shape and range of a tensor, and its elements as float32, little endian, in base64."""
+    x = x.detach().float().cpu().contiguous()
+    finite = x[x.isfinite()]
+    low, high = (finite.min().item(), finite.max().item()) if finite.numel() else (None, None)
+    data = x.numpy().astype("<f4", copy=False).tobytes()
+    return {"shape": list(x.shape), "data": base64.b64encode(data).decode(), "min": low, "max": high, "finite": len(finite) == x.numel()}
+
+
+def answer_calculation(found: Pass, request: CalculationRequest) -> Json:
+    """Return the hand calculation of one element; edits of the pass must be in force."""
+    model = found.model
+    cell = explain_cell(model.run, found.input.batch, found.trace, request.name, request.index, request.temperature)
+    focus = set(cell.steps)
+    sections = [
+        {
+            "title": section.title,
+            "focus": any(number == each for each, _ in focus),
+            "steps": [_step(step, (number, i) in focus) for i, step in enumerate(section.steps)],
+        }
+        for number, section in enumerate(cell.explanation.sections)
+    ]
+    return {
+        "title": cell.explanation.title,
+        "summary": cell.explanation.summary,
+        "value": cell.value if torch.tensor(cell.value).isfinite() else str(cell.value),
+        "address": request.name,
+        "index": request.index,
+        "sections": sections,
+        "command": _command(found, request, cell.options),
+        "python": _python(found, request),
+    }
+
+
+def _step(step: Step, focus: bool) -> Json:
+    """Return a step as the text that is shown."""
+    if isinstance(step, Note):
+        return {"kind": step.kind, "text": step.text}
+    if isinstance(step, Calculation):
+        expression, result = step.write(Typeset())
+        texts = {"label": step.label, "formula": step.formula, "expression": expression, "result": result}
+        return {"kind": "calculation", **texts, "focus": focus}
+    return {"kind": "values", "label": step.label, "formula": step.formula, "text": step.write(Typeset())}
+
+
+def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any]) -> str:
+    """Return the command that prints the calculation."""
+    words = ["transom", "explain", str(found.model.folder), *([request.input.text] if request.input.text is not None else [])]
+    names = {"candidate": lambda index: found.model.symbols()[index], "temperatures": lambda values: f"{values[0]:g}"}
+    for name, value in options.items():
+        words += [f"--{'temperature' if name == 'temperatures' else name}", names.get(name, str)(value)]
+    words += ["--input", "FILE"] if request.input.text is None else []
+    words += ["--edit", "EDITS.json"] if request.edits else []
+    return shlex.join(words)
+
+
+def _python(found: Pass, request: TensorRequest) -> str:
+    """Return the Python lines that read the element."""
+    run, name = str(found.model.folder), request.name
+    axes = [axis for axis in found.trace.axes(name) if axis != "batch"]
+    index = ", ".join(["0", *(str(request.index[axis]) if axis in request.index else ":" for axis in axes)])
+    lines = ["import transom", "", f"run = transom.load({run!r}, 'fp32')"]
+    given = repr(request.input.text)
+    if request.input.text is None:
+        lines += ["from transom.inspection.example_batch import build_example_batch", "from pathlib import Path", ""]
+        given = "build_example_batch(run, None, Path('FILE')).batch"
+    read = [f"logits, trace = transom.trace(run, {given}, [{name!r}])", f"print(trace[{name!r}][{index}])"]
+    if request.edits:
+        edits = dump_edits(request.edits)["edits"]
+        lines += [f"edits = {edits!r}", "with transom.edits(run, edits):", *(f"    {line}" for line in read)]
+    else:
+        lines += read
+    return "\n".join(lines)
+
+
+def answer_logits(found: Pass, request: PositionRequest) -> Json:
+    """Return the logits at a position."""
+    row = _row(found, request.position)
+    return {"position": request.position, "multi_label": bool(getattr(found.model.network.config, "multi_label", False)), **encode_array(row)}
+
+
+def _row(found: Pass, position: int) -> Tensor:
+    """Return the logits at a position.
+
+    Raises:
+        ConfigError: there is no such position.
+    """
+    if position >= (n := len(found.flat_logits)):
+        raise ConfigError(f"position: expected a number from 0 to {n - 1}, found {position}")
+    return found.flat_logits[position]
+
+
+def answer_lens(found: Pass, request: PositionRequest) -> Json:
+    """Return what the residual stream after each block implies at a position; edits of the pass must be in force."""
+    _row(found, request.position)
+    lens = logit_lens(found.model.run, found.input.batch, positions=[request.position], top=TOP)
+    best = zip(lens.top_symbols[:, 0, 0].tolist(), lens.top_probs[:, 0, 0].tolist(), strict=True)
+    numbers = (x[:, 0, 0].tolist() for x in (lens.answer_probs, lens.answer_ranks, lens.kl))
+    streams = [
+        {"name": name, "top": _symbols(*top), "answer_p": p, "answer_rank": rank, "kl": kl}
+        for name, top, p, rank, kl in zip(lens.streams, best, *numbers, strict=True)
+    ]
+    return {"answer": int(lens.answers[0, 0]), "streams": streams}
+
+
+def _symbols(indices: list[int], p: list[float]) -> list[Json]:
+    return [{"symbol": symbol, "p": each} for symbol, each in zip(indices, p, strict=True)]
+
+
+def head_without(found: Pass, request: HeadRequest) -> PassRequest:
+    """Return the request of the same pass with one head switched off.
+
+    Raises:
+        ConfigError: the model has no such layer or head.
+    """
+    if request.attention not in attention_layers(found.model):
+        raise ConfigError(f"attention: expected the address of an attention layer, found {request.attention!r:.80}")
+    module = found.model.network.get_submodule(request.attention)
+    assert isinstance(module, Attention)
+    if request.head >= module.n_heads:
+        raise ConfigError(f"head: expected a number from 0 to {module.n_heads - 1}, found {request.head}")
+    stack, _, rest = request.attention.partition(".blocks.")
+    block, _, part = rest.partition(".")
+    off = AblateHeads.model_validate({"stack": stack, "part": part, "blocks": [int(block)], "heads": [request.head]})
+    return PassRequest(model=request.model, input=request.input, edits=(*request.edits, off))
+
+
+def answer_head(found: Pass, without: Pass, request: HeadRequest) -> Json:
+    """Return what one head does for one token: the keys that it reads, and the probabilities with and without it.
+
+    Args:
+        found: the pass.
+        without: the pass with the head switched off.
+        request: layer, head, query, and the position and symbol whose probability is watched.
+    """
+    weights, _ = _part(found, f"{request.attention}.weights", {"n_heads": request.head, "query": request.query})
+    network = found.model.network
+    before, after = (log_probs(network, _row(each, request.position).double()).exp() for each in (found, without))
+    symbol = int(before.argmax()) if request.symbol is None else request.symbol
+    if symbol >= len(before):
+        raise ConfigError(f"symbol: expected a number from 0 to {len(before) - 1}, found {symbol}")
+    p, largest = weights.double(), weights.topk(min(N_KEYS, len(weights)))
+    more, less = ((before - after).topk(min(TOP, len(before)), largest=most) for most in (True, False))
+    contribution, note = _contribution(found, request, symbol)
+    return {
+        "keys": [{"position": key, "weight": weight} for weight, key in zip(*(x.tolist() for x in largest), strict=True)],
+        "entropy": float(-(p * p.clamp_min(1e-300).log()).sum()),
+        "symbol": symbol,
+        "p": before[symbol].item(),
+        "p_without": after[symbol].item(),
+        "contribution": contribution,
+        "note": note,
+        "promoted": _changes(more, before, after, 1),
+        "suppressed": _changes(less, before, after, -1),
+    }
+
+
+def _changes(found: Any, before: Tensor, after: Tensor, sign: int) -> list[Json]:
+    """Return the symbols whose probability the head raises (sign 1) or lowers (sign -1)."""
+    pairs = zip(*(x.tolist() for x in found), strict=True)
+    return [{"symbol": i, "p": before[i].item(), "p_without": after[i].item()} for change, i in pairs if change * sign > 0]
+
+
+def _contribution(found: Pass, request: HeadRequest, symbol: int) -> tuple[float | None, str]:
+    """Return what the head adds to a logit directly, and a note where it adds nothing or the share is unknown."""
+    try:
+        position = None if is_pooled(found.model.network) else request.position
+        parts = logit_attribution(found.model.run, found.input.batch, symbol, position=position or 0).contributions
+    except ConfigError as error:
+        return None, str(error)
+    here = [each.value for each in parts if each.part == request.attention and each.head == request.head]
+    return (here[0], "") if here else (None, "the head does not write to the residual stream that leads to this logit")
+
+
+def answer_sweep(found: Pass, request: PositionRequest) -> Json:
+    """Return how the log-probability of the most probable symbol changes when each head is switched off alone."""
+    _row(found, request.position)
+    network, position = found.model.network, request.position
+    symbol = int(_row(found, position).argmax())
+
+    def target(logits: Tensor) -> Tensor:
+        own = flat_logits(logits)[:, position]
+        return log_probs(network, own)[:, symbol].double()
+
+    rows = list[Json]()
+    for stack, part in dict.fromkeys((path.partition(".")[0], path.rpartition(".")[2]) for path in attention_layers(found.model)):
+        result = sweep(found.model.run, found.input.batch, over="heads", target=target, stack=stack, part=part)
+        rows += [
+            {"stack": stack, "part": part, "block": int(row.block.rpartition(".")[2]), "head": row.number, "difference": row.change}
+            for row in result.rows
+        ]
+    return {"symbol": symbol, "log_p": log_probs(network, _row(found, position).double())[symbol].item(), "heads": rows}

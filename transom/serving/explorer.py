@@ -1,0 +1,187 @@
+"""Answers of the page: one method per kind of request."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transom import __version__
+from transom.config.error_messages import validate
+from transom.config.schema import Schema
+from transom.errors import ConfigError
+from transom.inspection.attention_map import attention_map
+from transom.inspection.edits.scope import edits as edit_scope
+from transom.serving.answers import (
+    Json,
+    answer_calculation,
+    answer_head,
+    answer_lens,
+    answer_logits,
+    answer_sweep,
+    answer_tensor,
+    encode_array,
+    head_without,
+)
+from transom.serving.export import export_page
+from transom.serving.passes import Pass, PassCache, describe_pass, estimate_bytes, run_pass, too_long_error
+from transom.serving.requests import (
+    CalculationRequest,
+    ExportRequest,
+    HeadRequest,
+    ModelRequest,
+    PassRequest,
+    PositionRequest,
+    TensorRequest,
+    TileRequest,
+    UploadRequest,
+)
+from transom.serving.served_model import ServedModel, decode_upload
+from transom.serving.tiles import TiledMap
+
+MAX_MAPS = 4
+"""Maps of long texts that stay in memory."""
+
+
+class Explorer:
+    """Answers requests about some models; one request at a time reads or edits a model."""
+
+    def __init__(self, models: list[ServedModel], uploads: Path) -> None:
+        """Store the models.
+
+        Args:
+            models: one model, or two that are compared.
+            uploads: folder for uploaded files.
+        """
+        self.models, self._uploads = models, uploads
+        self._files = dict[str, Path]()
+        self._passes, self._maps = PassCache(), dict[str, TiledMap]()
+        self._lock = threading.Lock()
+        self._answers: dict[str, tuple[type[Schema], Callable[[Any], Json]]] = {
+            "models": (Schema, self._models),
+            "vocabulary": (ModelRequest, lambda request: {"symbols": self._model(request).symbols()}),
+            "upload": (UploadRequest, lambda request: {"file": self._store(request.data), "name": request.name}),
+            "pass": (PassRequest, lambda request: describe_pass(self._found(request))),
+            "logits": (PositionRequest, lambda request: answer_logits(self._found(request), request)),
+            "tensor": (TensorRequest, lambda request: answer_tensor(self._whole(request), request)),
+            "calculation": (CalculationRequest, self._edited(answer_calculation)),
+            "lens": (PositionRequest, self._edited(answer_lens)),
+            "sweep": (PositionRequest, self._edited(answer_sweep)),
+            "head": (HeadRequest, self._head),
+            "tile": (TileRequest, self._tile),
+            "export": (ExportRequest, self._export),
+        }
+
+    def answer(self, name: str, body: Mapping[str, Any]) -> Json:
+        """Answer a request.
+
+        Args:
+            name: kind of request.
+            body: its fields.
+
+        Raises:
+            ConfigError: there is no such kind of request, or a field does not match its schema or the model.
+            TransomError: the input cannot be read.
+        """
+        if name not in self._answers:
+            raise ConfigError(f"expected a request of the kind {', '.join(self._answers)}, found {name!r:.40}")
+        schema, answer = self._answers[name]
+        request = validate(schema, body, lambda path: f"request {name}")
+        if name == "export":  # asks for other answers
+            return answer(request)
+        with self._lock:
+            return answer(request)
+
+    @cached_property
+    def _described(self) -> list[Json]:
+        return [model.describe() for model in self.models]
+
+    def _models(self, _: Schema) -> Json:
+        for described in self._described:
+            for sample in described["samples"]:
+                if "input" not in sample:  # pictures become uploaded files
+                    sample["input"] = {"file": self._store(sample["thumbnail"].partition(",")[2])}
+        return {"version": __version__, "models": self._described}
+
+    def _store(self, data: str) -> str:
+        """Store a file in base64; return its identifier."""
+        identifier, content = decode_upload(data)
+        path = self._uploads / identifier
+        path.write_bytes(content)
+        self._files[identifier] = path
+        return identifier
+
+    def _model(self, request: ModelRequest) -> ServedModel:
+        if request.model >= len(self.models):
+            raise ConfigError(f"model: expected a number from 0 to {len(self.models) - 1}, found {request.model}")
+        return self.models[request.model]
+
+    def _found(self, request: PassRequest) -> Pass:
+        """Return the pass of a request."""
+        model = self._model(request)
+        return self._passes.get(request, lambda: run_pass(model, model.build_input(request.input, self._files), request))
+
+    def _whole(self, request: PassRequest) -> Pass:
+        """Return the pass of a request, of which every site was kept.
+
+        Raises:
+            DataError: the text is too long.
+        """
+        found = self._found(request)
+        if not found.whole:
+            raise too_long_error(*estimate_bytes(found.model, found.input))
+        return found
+
+    def _edited(self, answer: Callable[[Pass, Any], Json]) -> Callable[[Any], Json]:
+        """Return a function of a request that answers with the edits of the pass in force."""
+
+        def with_edits(request: PassRequest) -> Json:
+            found = self._whole(request)
+            with self._scope(request):
+                return answer(found, request)
+
+        return with_edits
+
+    def _scope(self, request: PassRequest) -> AbstractContextManager[Any]:
+        return edit_scope(self._model(request).run, request.edits) if request.edits else nullcontext()
+
+    def _head(self, request: HeadRequest) -> Json:
+        found = self._whole(request)
+        without = self._found(head_without(found, request))
+        with self._scope(request):
+            return answer_head(found, without, request)
+
+    def _tile(self, request: TileRequest) -> Json:
+        """Return a tile of a map of the pass without edits."""
+        if request.edits:
+            raise ConfigError("edits: expected none for tiles, which show the map of the model as it is; switch the edits off")
+        model = self._model(request)
+        key = f"{request.of_pass().model_dump_json()} {request.attention} {request.head}"
+        if key not in self._maps:
+            batch = self._found(request).input.batch
+            self._maps[key] = TiledMap(attention_map(model.run, batch, request.attention, request.head))
+        while len(self._maps) > MAX_MAPS:
+            self._maps.pop(next(iter(self._maps)))
+        tile = self._maps[key].tile(request.level, request.row, request.column)
+        place = {"queries": tile.queries, "keys": tile.keys, "stride": tile.stride, "ratio": tile.ratio}
+        return {**encode_array(tile.weights), **place}
+
+    def _export(self, request: ExportRequest) -> Json:
+        """Return a page that holds the answers to some requests."""
+        answers = {}
+        for name, body in request.requests:
+            if name in ("export", "upload"):
+                raise ConfigError(f"requests: expected questions about models, found {name}; leave it out")
+            answers[request_key(name, body)] = self.answer(name, body)
+        return {"html": export_page(answers, request.state, request.language)}
+
+
+def request_key(name: str, body: Mapping[str, Any]) -> str:
+    """Return the key of a request in an exported page: the name and the canonical JSON of the body.
+
+    >>> request_key("logits", {"position": 2, "model": 0})
+    'logits {"model":0,"position":2}'
+    """
+    return f"{name} {json.dumps(body, sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"

@@ -1,0 +1,219 @@
+"""Forward passes that a page asks about, the latest of which stay in memory."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from transom.config.vision import VisionTransformerConfig
+from transom.data.tokenizer.special_tokens import TOKEN_NAMES
+from transom.errors import DataError
+from transom.inspection.activations import sequences_of
+from transom.inspection.certify import Certificate
+from transom.inspection.derive_attention import is_exact
+from transom.inspection.edits.scope import edits as edit_scope
+from transom.inspection.names import NamedQuantity
+from transom.inspection.trace import Trace, axes_of, trace
+from transom.layers.attention import Attention
+from transom.serving.requests import PassRequest
+from transom.serving.served_model import ModelInput, ServedModel
+
+MAX_PASSES = 24
+"""Passes in memory."""
+
+MAX_BYTES = 2**30
+"""Bytes of a pass, of which every site is kept."""
+
+MAX_CERTIFIED = 2048
+"""Queries up to which the maps of all heads are certified with the pass; beyond, those that are drawn."""
+
+
+class Pass(NamedTuple):
+    """One forward pass of a model.
+
+    Attributes:
+        model: the model.
+        input: its input.
+        trace: all quantities of the pass.
+        logits: the logits.
+        certificates: comparison of the attention maps with the kernel's head outputs, by layer; edited layers are left out.
+        fired: number of tensors that each edit changed.
+        whole: whether every site was kept; of long texts only the logits and the maps, tile by tile, can be read.
+    """
+
+    model: ServedModel
+    input: ModelInput
+    trace: Trace
+    logits: Tensor
+    certificates: dict[str, Certificate]
+    fired: Sequence[int]
+    whole: bool
+
+    @property
+    def flat_logits(self) -> Tensor:
+        """Logits of the row, (positions, symbols); one position where a text or picture has one answer."""
+        return self.logits[0] if self.logits.ndim == 3 else self.logits
+
+
+class PassCache:
+    """Computes passes; the latest ones stay in memory."""
+
+    def __init__(self) -> None:
+        self._passes: OrderedDict[str, Pass] = OrderedDict()
+
+    def get(self, request: PassRequest, run: Callable[[], Pass]) -> Pass:
+        """Return the pass of a request, which ``run`` computes if it is not in memory."""
+        key = request.of_pass().model_dump_json()
+        found = self._passes.pop(key, None) or run()
+        self._passes[key] = found
+        while len(self._passes) > MAX_PASSES:
+            self._passes.popitem(last=False)
+        return found
+
+
+def run_pass(model: ServedModel, given: ModelInput, request: PassRequest) -> Pass:
+    """Run a model with the edits of a request; the input was built without them.
+
+    Raises:
+        ConfigError: the model has no such block, head or position.
+        DataError: the text is so long that the quantities of its pass do not fit into memory.
+        EditNeverFiredError: an edit changed nothing.
+        CertificationError: attention weights do not give the head outputs that the kernel computed.
+    """
+    n_bytes, n_tokens = estimate_bytes(model, given)
+    whole = n_bytes <= MAX_BYTES
+    if not whole and request.edits:
+        raise too_long_error(n_bytes, n_tokens)
+    scope = edit_scope(model.run, request.edits) if request.edits else None
+    with scope or nullcontext():
+        logits, found = trace(model.run, given.batch, ["*"] if whole else ["logits"], store="all" if whole else "needed")
+        fired = scope.fired if scope is not None else ()
+    certificates = {each.address: each for each in found.certify()} if whole and n_tokens <= MAX_CERTIFIED else {}
+    for certificate in certificates.values():
+        certificate.check()
+    return Pass(model, given, found, logits, certificates, fired, whole)
+
+
+def estimate_bytes(model: ServedModel, given: ModelInput) -> tuple[int, int]:
+    """Return an estimate of the bytes of all sites of a pass, and the number of tokens of its longest side."""
+    config = model.network.config
+    sequences = [each for name in ("source", "decoder_input") if (each := getattr(given.batch, name, None)) is not None]
+    n_tokens = max((each.tokens.shape[1] for each in sequences), default=getattr(config, "n_positions", 0))
+    n_blocks = sum(stack["n_blocks"] for stack in model.describe_stacks())
+    return 4 * n_tokens * n_blocks * (16 * getattr(config, "d_model", 0) + 3 * getattr(config, "d_ff", 0)), n_tokens
+
+
+def too_long_error(n_bytes: int, n_tokens: int) -> DataError:
+    """Return the error for a pass of which not every site fits into memory."""
+    return DataError(
+        f"text: expected a text whose pass fits into {MAX_BYTES / 2**20:,.0f} MiB, found {n_tokens:,} tokens, which need"
+        f" {n_bytes / 2**20:,.0f} MiB; give a shorter text, or look at its attention maps alone"
+    )
+
+
+def attention_layers(model: ServedModel) -> list[str]:
+    """Return the addresses of the attention layers of the blocks."""
+    return [path for path, module in model.network.named_modules() if isinstance(module, Attention) and ".blocks." in path]
+
+
+def _module(model: ServedModel, path: str) -> Any:
+    return model.network.get_submodule(path)
+
+
+def describe_pass(found: Pass) -> dict[str, Any]:
+    """Return tokens, attention layers, quantities and answer of a pass as JSON-serializable data."""
+    model, a = found.model, found.trace.activations
+    tokens = _tokens(found)
+    layers = [_layer(found, path, tokens) for path in attention_layers(model) if not found.whole or a.get(f"{path}.q") is not None]
+    config = model.network.config
+    positions = list(range(len(found.flat_logits))) if found.logits.ndim == 3 else [0]
+    answer = list(found.input.positions) or positions
+    default = answer[-2] if model.input_kind == "pair" and len(answer) > 1 else answer[0] if len(answer) > 1 else answer[-1]
+    if not found.input.answer:
+        default = positions[-1]
+    return {
+        "tokens": tokens,
+        "grid": config.grid if isinstance(config, VisionTransformerConfig) else None,
+        "n_class_tokens": config.n_positions - config.grid**2 if isinstance(config, VisionTransformerConfig) else 0,
+        "image": model.picture(found.input.batch),
+        "flipped": model.input_kind == "sound",
+        "layers": layers,
+        "quantities": [_quantity(each, tokens) for each in found.trace.quantities.values()],
+        "outputs": {
+            "positions": positions,
+            "per_token": found.logits.ndim == 3,
+            "stack": "decoder" if "decoder" in tokens else "encoder",
+            "default": default,
+        },
+        "answer": found.input.answer,
+        "notes": list(found.input.notes),
+        "fired": list(found.fired),
+        "whole": found.whole,
+    }
+
+
+def _tokens(found: Pass) -> dict[str, list[dict[str, Any]]]:
+    """Return text, id and position of the tokens of each stack."""
+    model, a = found.model, found.trace.activations
+    config, listed = model.network.config, dict[str, list[dict[str, Any]]]()
+    if isinstance(config, VisionTransformerConfig):
+        n_class = config.n_positions - config.grid**2
+        texts = [*["[class]"] * n_class, *(f"{i // config.grid},{i % config.grid}" for i in range(config.grid**2))]
+        return {"encoder": [{"text": text, "id": None, "position": i, "special": i < n_class} for i, text in enumerate(texts)]}
+    for stack, side in (("encoder", "source"), ("decoder", "target")):
+        if hasattr(model.network, stack):
+            ids = sequences_of(a, stack).tokens[0].tolist()
+            texts = found.trace.tokens.get(side) or [str(each) for each in ids]
+            listed[stack] = [
+                {"text": text, "id": token, "position": i, "special": token in TOKEN_NAMES and text == TOKEN_NAMES[token]}
+                for i, (token, text) in enumerate(zip(ids, texts, strict=True))
+            ]
+    return listed
+
+
+def _layer(found: Pass, path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return an attention layer with the shape of its maps and its certificate."""
+    module, a = _module(found.model, path), found.trace.activations
+    stack, _, rest = path.partition(".blocks.")
+    block, _, part = rest.partition(".")
+    certificate, keys = found.certificates.get(path), "encoder" if part == "cross" else stack
+    return {
+        "address": path,
+        "stack": stack,
+        "block": int(block),
+        "part": part,
+        "n_heads": module.n_heads,
+        "shape": [a[f"{path}.{name}"].shape[2] for name in "qk"] if found.whole else [len(tokens[stack]), len(tokens[keys])],
+        "queries": stack,
+        "keys": keys,
+        "exact": is_exact(module),
+        "edited": path in found.trace.edited,
+        "certificate": None if certificate is None else {"ratio": certificate.ratio, "logsumexp": certificate.with_logsumexp},
+    }
+
+
+def _quantity(each: NamedQuantity, tokens: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return a row of the vocabulary with the sizes that the input fixes; None for a size that only the quantity itself has."""
+    stack, _, rest = each.address.partition(".blocks.")
+    block = rest.partition(".")[0]
+    stack = {"source_embedding": "encoder", "target_embedding": "decoder"}.get(stack.partition(".")[0], stack.partition(".")[0])
+    stack = stack if stack in tokens else list(tokens)[-1] if tokens else ""
+    keys = "encoder" if ".cross." in each.address else stack
+    sizes = {"query": len(tokens.get(stack, ())), "key": len(tokens.get(keys, ())), "tokens": None}
+    axes = axes_of(each.quantity.axes, len(each.shape), each.address)
+    shape = [sizes.get(axis, size) if tokens else size for axis, size in zip(axes, each.shape, strict=True)]
+    row = each.quantity
+    return {
+        "address": each.address,
+        "name": each.address.rpartition(".")[2] if "." in each.address else each.address,
+        "symbol": row.symbol,
+        "formula": row.formula,
+        "axes": [axis for axis in axes if axis != "batch"],
+        "shape": [size for axis, size in zip(axes, shape, strict=True) if axis != "batch"],
+        "cost": each.cost,
+        "stack": stack or None,
+        "block": int(block) if block else None,
+        "alias": each.alias,
+    }

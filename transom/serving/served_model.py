@@ -1,0 +1,185 @@
+"""A model that a page shows: its description, its inputs, and sample inputs."""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from transom.checkpoints.run_files import METRICS
+from transom.config.vision import ImageClassifierConfig
+from transom.decoding.predictors.fill_mask import MASK, MaskFiller
+from transom.decoding.predictors.generator import Generator
+from transom.decoding.predictors.translator import Translator
+from transom.errors import DataError
+from transom.inspection.edits.answers import ask
+from transom.inspection.example_batch import SupportsFileInput, build_example_batch
+from transom.inspection.lenses.question import lens_question
+from transom.inspection.lenses.readout import output_symbols
+from transom.layers.stack import Stack
+from transom.models.base import Network
+from transom.serving.requests import InputRequest
+from transom.tasks.audio.task import AudioClassifier, AudioTask
+from transom.tasks.image_classification.task import ImageTask
+from transom.tasks.load_checkpoint import load_run_or_checkpoint
+
+MAX_SAMPLES = 12
+"""Sample inputs that are offered."""
+
+SAMPLE_TEXTS = ("source", "prompt", "text", "words")
+"""Fields of a validation sample that hold its input."""
+
+
+class ModelInput(NamedTuple):
+    """An input of a model.
+
+    Attributes:
+        batch: batch of one row.
+        answer: the model's answer as text; empty for models without one.
+        positions: positions of the logits of the answer.
+        notes: notes on the input.
+    """
+
+    batch: Any
+    answer: str
+    positions: Sequence[int]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A loaded run or checkpoint.
+
+    Attributes:
+        folder: run folder or checkpoint.
+        run: its predictor.
+    """
+
+    folder: Path
+    run: Any
+
+    @classmethod
+    def load(cls, folder: Path) -> "ServedModel":
+        """Load a run, or a checkpoint in it, in float32.
+
+        Raises:
+            CheckpointError: there is no intact run or checkpoint.
+        """
+        return cls(folder, load_run_or_checkpoint(folder, "fp32"))
+
+    @property
+    def network(self) -> Network:
+        """The model of the run."""
+        network: Network = self.run.model
+        return network
+
+    @property
+    def input_kind(self) -> Literal["text", "pair", "image", "sound"]:
+        """What the model reads; a pair is a text and its translation."""
+        if isinstance(self.run, SupportsFileInput):
+            return "sound" if isinstance(self.run, AudioClassifier) else "image"
+        return "pair" if isinstance(self.run, Translator) else "text"
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind, sizes and stacks, as JSON-serializable data."""
+        config = self.network.config
+        sizes = {name: getattr(config, name, None) for name in ("d_model", "d_ff", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size")}
+        return {
+            "name": self.folder.resolve().name,
+            "folder": str(self.folder),
+            "kind": config.kind,
+            "predictor": type(self.run).__name__,
+            "input": self.input_kind,
+            "masks": isinstance(self.run, MaskFiller),
+            "n_parameters": sum(each.numel() for each in self.network.parameters()),
+            **sizes,
+            "stacks": self.describe_stacks(),
+            "classes": list(getattr(config, "classes", ()) or ()) or None,
+            "samples": self.samples(),
+        }
+
+    def describe_stacks(self) -> list[dict[str, Any]]:
+        """Return name and number of blocks of each stack of Transformer blocks."""
+        modules = self.network.named_children()
+        return [{"name": name, "n_blocks": len(module.blocks)} for name, module in modules if isinstance(module, Stack)]
+
+    def symbols(self) -> list[str]:
+        """Return the symbol, class or tag of each logit."""
+        named = output_symbols(self.run)
+        n = self.network.state_dict()["unembedding.weight"].shape[0] if hasattr(self.network, "unembedding") else 0
+        return [named(index) for index in range(n)]
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Return the inputs of the samples that the run predicted at its last validation."""
+        lines = []
+        metrics = next((each / METRICS for each in (self.folder, *self.folder.parents[:2]) if (each / METRICS).is_file()), None)
+        if metrics is not None:
+            lines = [line for line in metrics.read_text(encoding="utf-8").splitlines() if '"samples"' in line]
+        found = json.loads(lines[-1])["samples"] if lines else []
+        return [each for sample in found[:MAX_SAMPLES] if (each := self._sample(sample)) is not None]
+
+    def _sample(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the input of a validation sample."""
+        if isinstance(self.run, SupportsFileInput):
+            picture = str(sample.get("picture", ""))
+            return {"label": str(sample.get("class", "")), "thumbnail": picture} if picture.startswith("data:image/png;base64,") else None
+        text = next((str(sample[name]) for name in SAMPLE_TEXTS if sample.get(name)), None)
+        if text is None:
+            return None
+        text = " ".join(text.split("\n")) if "words" in sample else text
+        return {"label": text, "input": {"text": text}}
+
+    def build_input(self, request: InputRequest, files: Mapping[str, Path]) -> ModelInput:
+        """Build the batch of an input, without edits of the model.
+
+        Args:
+            request: the input.
+            files: uploaded files by identifier.
+
+        Raises:
+            DataError: the input is of the wrong kind, empty, or longer than the context window.
+        """
+        file = None
+        if isinstance(self.run, SupportsFileInput):
+            if request.file not in files:
+                raise DataError(f"input: expected {self.run.NOUN} that was uploaded, found none; choose a file")
+            file = files[request.file]
+        elif request.text is None:
+            raise DataError("input: expected a text for this model, found a file; type a text")
+        asks = isinstance(self.run, Translator | Generator) or hasattr(self.run, "classify")
+        if asks:
+            found = ask(self.run, request.text, file, request.target if isinstance(self.run, Translator) else None)
+        elif isinstance(self.run, MaskFiller) and MASK in (request.text or ""):
+            found = lens_question(self.run, request.text)
+        else:
+            example = build_example_batch(self.run, request.text, file, "refuse")
+            return ModelInput(example.batch, "", (), example.notes)
+        return ModelInput(found.batch, found.answer, found.positions, found.notes)
+
+    def picture(self, batch: Any) -> str | None:
+        """Return the picture or spectrogram that a batch holds as the data URL of a PNG image; None for texts."""
+        if not isinstance(self.network.config, ImageClassifierConfig):
+            return None
+        task = AudioTask if self.input_kind == "sound" else ImageTask
+        pixels: Tensor = batch.pixels[0]
+        return task.to_data_url((pixels * 255).round().byte().cpu())
+
+
+def decode_upload(data: str) -> tuple[str, bytes]:
+    """Return identifier and content of an uploaded file in base64.
+
+    Raises:
+        DataError: the data are not base64.
+    """
+    try:
+        content = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise DataError("upload: expected a file in base64, found other characters; choose the file again") from None
+    if not content:
+        raise DataError("upload: expected a file with content, found an empty one; choose another file")
+    return hashlib.sha256(content).hexdigest()[:32], content

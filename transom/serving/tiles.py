@@ -1,0 +1,81 @@
+"""Tiles of the attention map of one head: parts of a map that does not fit into memory or on a screen."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transom.errors import ConfigError
+from transom.inspection.attention_map import AttentionMap
+
+SIZE = 256
+"""Rows and columns of a tile."""
+
+MAX_ROWS = 4
+"""Rows of tiles in memory, each of ``SIZE`` queries with all their keys."""
+
+
+N_CERTIFIED = 8
+"""Queries of a row of tiles whose weights are compared with the kernel's head outputs."""
+
+
+class Tile(NamedTuple):
+    """Weights of some queries on some keys.
+
+    At level L a row is every 2^L-th query, and a column holds the sum of the weights on 2^L keys; level 0 is the map itself.
+
+    Attributes:
+        weights: sums of weights.
+        queries: position of each query.
+        keys: position of the first key of each column.
+        stride: 2^L.
+        ratio: largest difference between weights times V and the kernel's head outputs, as a multiple of the bound of rounding, of the
+            queries that were compared.
+    """
+
+    weights: Float[Tensor, "query column"]
+    queries: list[int]
+    keys: list[int]
+    stride: int
+    ratio: float
+
+
+class TiledMap:
+    """The map of one head, of which some rows of tiles stay in memory."""
+
+    def __init__(self, attention_map: AttentionMap) -> None:
+        self._map = attention_map
+        self._rows: OrderedDict[tuple[int, int], tuple[Tensor, float]] = OrderedDict()
+
+    def tile(self, level: int, row: int, column: int) -> Tile:
+        """Return a tile; tiles at the right and lower edge are smaller.
+
+        Args:
+            level: exponent of the stride.
+            row: row of the tile, from 0.
+            column: column of the tile, from 0.
+
+        Raises:
+            ConfigError: there is no such tile.
+            CertificationError: the weights do not give the head outputs that the kernel computed.
+        """
+        stride, (n_queries, n_keys) = 2**level, self._map.shape
+        queries = list(range(row * SIZE * stride, min((row + 1) * SIZE * stride, n_queries), stride))
+        first, last = column * SIZE * stride, min((column + 1) * SIZE * stride, n_keys)
+        if not queries or first >= last:
+            n_rows, n_columns = (-(-n // (SIZE * stride)) for n in self._map.shape)
+            raise ConfigError(f"tile: expected one of {n_rows:,} x {n_columns:,} tiles at level {level}, found row {row}, column {column}")
+        if (level, row) not in self._rows:
+            certificate = self._map.certify(queries[:: max(len(queries) // N_CERTIFIED, 1)])
+            certificate.check()
+            self._rows[level, row] = self._map.rows(queries), certificate.ratio
+        self._rows.move_to_end((level, row))
+        while len(self._rows) > MAX_ROWS:
+            self._rows.popitem(last=False)
+        rows, ratio = self._rows[level, row]
+        weights = rows[:, first:last]
+        columns = -(-(last - first) // stride)
+        padded = torch.nn.functional.pad(weights, (0, columns * stride - (last - first)))
+        return Tile(padded.reshape(len(queries), columns, stride).sum(-1), queries, list(range(first, last, stride)), stride, ratio)
