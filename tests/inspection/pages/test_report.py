@@ -1,6 +1,10 @@
+import base64
+import hashlib
+import json
 from dataclasses import replace
 from html.parser import HTMLParser
 
+from transom.inspection.messages import switch_script
 from transom.inspection.pages.markup import escape_control_characters
 from transom.inspection.pages.report import render_report
 from transom.inspection.pages.run_summary import RunSummary
@@ -17,7 +21,7 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str]] = []
         self.words: list[str] = []
-        self.style = ""
+        self.style, self.scripts = "", list[str]()
         self.feed(page)
         self.close()
         assert self.open == []
@@ -34,6 +38,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "style":
             self.style += data
+        elif self.open and self.open[-1] == "script":
+            self.scripts.append(data)
         else:
             self.words.append(data)
 
@@ -48,11 +54,13 @@ class Page(HTMLParser):
 
 def test_the_page_needs_nothing_from_outside(run: RunSummary) -> None:
     page = Page(render_report(run))
-    assert not {"script", "link", "iframe", "object", "img", "image", "use", "base", "form"} & page.tags
+    assert not {"link", "iframe", "object", "img", "image", "use", "base", "form"} & page.tags
     assert not page.values("src") and all(value.startswith("#") for value in page.values("href"))
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert "url(" not in page.style and "@import" not in page.style
-    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page.values("content")
+    hashed = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{hashed}'" in page.values("content")
+    assert len(page.scripts) == 2 and page.scripts[1] == switch_script() and json.loads(page.scripts[0])["names"]["en"] == "English"
 
 
 def test_hostile_text_stays_text(run: RunSummary) -> None:
