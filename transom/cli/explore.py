@@ -23,9 +23,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def explore(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint in it, such as runs/gpt/checkpoints/step-500.")],
-    compare: Annotated[
-        Path | None, typer.Option("--compare", metavar="RUN", help="Another run or checkpoint, to compare with.")
-    ] = None,
+    compare: Annotated[Path | None, typer.Option("--compare", metavar="RUN", help="Another run or checkpoint, to compare with.")] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port of the server. Default: any that is free.", show_default=False)
     ] = 0,

@@ -2,7 +2,7 @@
 
 import base64
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -118,7 +118,10 @@ def _step(step: Step, focus: bool) -> Json:
 def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any]) -> str:
     """Return the command that prints the calculation."""
     words = ["transom", "explain", str(found.model.folder), *([request.input.text] if request.input.text is not None else [])]
-    names = {"candidate": lambda index: found.model.symbols()[index], "temperatures": lambda values: f"{values[0]:g}"}
+    names: dict[str, Callable[[Any], str]] = {
+        "candidate": lambda index: found.model.symbols()[index],
+        "temperatures": lambda values: f"{values[0]:g}",
+    }
     for name, value in options.items():
         words += [f"--{'temperature' if name == 'temperatures' else name}", names.get(name, str)(value)]
     words += ["--input", "FILE"] if request.input.text is None else []
@@ -148,7 +151,11 @@ def _python(found: Pass, request: TensorRequest) -> str:
 def answer_logits(found: Pass, request: PositionRequest) -> Json:
     """Return the logits at a position."""
     row = _row(found, request.position)
-    return {"position": request.position, "multi_label": bool(getattr(found.model.network.config, "multi_label", False)), **encode_array(row)}
+    return {
+        "position": request.position,
+        "multi_label": bool(getattr(found.model.network.config, "multi_label", False)),
+        **encode_array(row),
+    }
 
 
 def _row(found: Pass, position: int) -> Tensor:
@@ -256,9 +263,9 @@ def answer_sweep(found: Pass, request: PositionRequest) -> Json:
 
     rows = list[Json]()
     for stack, part in dict.fromkeys((path.partition(".")[0], path.rpartition(".")[2]) for path in attention_layers(found.model)):
-        result = sweep(found.model.run, found.input.batch, over="heads", target=target, stack=stack, part=part)
+        layers: dict[str, Any] = {"stack": stack, "part": part}
+        result = sweep(found.model.run, found.input.batch, over="heads", target=target, **layers)
         rows += [
-            {"stack": stack, "part": part, "block": int(row.block.rpartition(".")[2]), "head": row.number, "difference": row.change}
-            for row in result.rows
+            {**layers, "block": int(row.block.rpartition(".")[2]), "head": row.number, "difference": row.change} for row in result.rows
         ]
     return {"symbol": symbol, "log_p": log_probs(network, _row(found, position).double())[symbol].item(), "heads": rows}

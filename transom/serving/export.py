@@ -9,8 +9,15 @@ from typing import Any
 
 from transom.inspection.messages import LANGUAGES, table
 
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline' data:; img-src data: blob:; base-uri 'none'; form-action 'none'"
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'unsafe-inline' data:",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
 )
 """Content security policy of an exported file, which contains its scripts and contacts no host."""
 

@@ -111,7 +111,7 @@ class ServedModel:
     def symbols(self) -> list[str]:
         """Return the symbol, class or tag of each logit."""
         named = output_symbols(self.run)
-        n = self.network.state_dict()["unembedding.weight"].shape[0] if hasattr(self.network, "unembedding") else 0
+        n = unembedding.weight.shape[0] if (unembedding := getattr(self.network, "unembedding", None)) is not None else 0
         return [named(index) for index in range(n)]
 
     def samples(self) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ class ServedModel:
         """
         file = None
         if isinstance(self.run, SupportsFileInput):
-            if request.file not in files:
+            if request.file is None or request.file not in files:
                 raise DataError(f"input: expected {self.run.NOUN} that was uploaded, found none; choose a file")
             file = files[request.file]
         elif request.text is None:

@@ -175,5 +175,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name of the base class
+    def log_message(self, format: str, *args: Any) -> None:  # the name of the base class
         """Print nothing; the terminal shows internal errors only."""

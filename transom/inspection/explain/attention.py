@@ -210,7 +210,8 @@ class AttentionSteps:
         """Note how many keys are worked out."""
         if len(self.shown) < (n := len(self.keys)):
             extra = "" if self.chosen is None else " and the chosen one"
-            self.b.note(f"of {n:,} keys the {len(self.shown) - bool(extra)} with the largest weights{extra} are worked out; sums hold all keys")
+            n_largest = len(self.shown) - bool(extra)
+            self.b.note(f"of {n:,} keys the {n_largest} with the largest weights{extra} are worked out; sums hold all keys")
 
     def _edited_text(self, which: Callable[[AttentionChange], bool]) -> str:
         """Return the line that shows some edits of the weights."""

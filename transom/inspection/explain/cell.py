@@ -44,7 +44,7 @@ def explain_cell(run: Any, batch: Any, trace: Trace, name: str, index: Mapping[s
         batch: batch of one row.
         trace: trace of the same pass, with all sites.
         name: address of the quantity.
-        index: index of the element by name of the axis, such as ``{"n_heads": 2, "query": 5, "key": 3}``; the axis of the batch is left out.
+        index: index of the element by name of the axis, such as ``{"n_heads": 2, "query": 5, "key": 3}``, without the batch.
         temperature: divisor of the logits before probabilities.
 
     Raises:
