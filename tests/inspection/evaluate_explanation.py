@@ -11,7 +11,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
-FUNCTIONS = {"exp": math.exp, "sqrt": math.sqrt, "tanh": math.tanh, "erf": math.erf, "sin": math.sin, "cos": math.cos}
+FUNCTIONS = {"exp": math.exp, "ln": math.log, "sqrt": math.sqrt, "tanh": math.tanh, "erf": math.erf, "sin": math.sin, "cos": math.cos}
 
 TOKEN = re.compile(
     r"\s*(?:(?P<more>\.\.\. \([\d,]+ more: (?P<rest>-?(?:inf|[\d.]+(?:e-?\d+)?))\))"
@@ -146,7 +146,7 @@ def _plain(latex: str) -> str:
     latex = re.sub(r"\\ldots\\ \(\\text\{([\d,]+ more: )\}", r"... (\1", latex)
     for before, after in ((r"\left", ""), (r"\right", ""), (r"\cdot", "*"), (r"\infty", "inf"), (r"\operatorname{erf}", "erf")):
         latex = latex.replace(before, after)
-    return re.sub(r"\\(exp|tanh|sin|cos|max)\b", r"\1", latex)
+    return re.sub(r"\\(exp|ln|tanh|sin|cos|max)\b", r"\1", latex)
 
 
 def latex_lines(page: str) -> list[Line]:

@@ -74,6 +74,9 @@ def explain(
     candidate: Annotated[
         str | None, typer.Option("--candidate", metavar="TOKEN", help="Token or class to work out beside the best candidates.")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--every", help="Also work out logsumexp, scales of norms, heads through W_O, and log-probabilities.")
+    ] = False,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Format of the output. Default: that of the suffix of --out, else text.")
     ] = None,
@@ -100,7 +103,16 @@ def explain(
         from transom.tasks.load import load
 
     temperatures: Sequence[float] = temperature or TEMPERATURES
-    choices: dict[str, Any] = {"block": block, "head": head, "query": query, "key": key, "stack": stack, "dim": dim, "top": top}
+    choices: dict[str, Any] = {
+        "block": block,
+        "head": head,
+        "query": query,
+        "key": key,
+        "stack": stack,
+        "dim": dim,
+        "top": top,
+        "every": every,
+    }
     predictor, named = load(run, "fp32"), {name: f"--{name}" for name in (*choices, "candidate", "temperatures")}
     choices |= {"temperatures": temperatures, "candidate": None if candidate is None else symbol_index(predictor, candidate)}
     with option_errors(text="TEXT", **named), edits_in_force(predictor, edit):

@@ -123,7 +123,7 @@ def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any
         "temperatures": lambda values: f"{values[0]:g}",
     }
     for name, value in options.items():
-        words += [f"--{'temperature' if name == 'temperatures' else name}", names.get(name, str)(value)]
+        words += [f"--{name}"] if value is True else [f"--{'temperature' if name == 'temperatures' else name}", names.get(name, str)(value)]
     words += ["--input", "FILE"] if request.input.text is None else []
     words += ["--edit", "EDITS.json"] if request.edits else []
     return shlex.join(words)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transom.config.components import RotaryConfig
 from transom.inspection.activations import Activations, attention_context, parent, sublayer_input
 from transom.inspection.certify import certify
-from transom.inspection.derive_attention import AttentionInputs, attention_memory, is_exact
+from transom.inspection.derive_attention import AttentionInputs, attention_memory, is_exact, output_weights
 from transom.inspection.edits.changes import AttentionChange, AttentionEdit
 from transom.inspection.explain.approximations import QueryInputs, approximation_steps, queries_of_sequence, visible_keys
 from transom.inspection.explain.builder import Builder, number, numbers, weighted_sum
@@ -286,7 +286,8 @@ class AttentionSteps:
         )
         sink = None if self.module.sinks is None else number(self.module.sinks[b.head])
         if not any(each.zero_after for each in self.changes) or not self.hidden:
-            return list(softmax_steps(b, dict(enumerate(scores)), self.shown, labels, self.weights, sink=sink).values())
+            lse = self.inputs.logsumexp()[0, 0, 0] if b.every and self.inputs is not None and not self.changes else None
+            return list(softmax_steps(b, dict(enumerate(scores)), self.shown, labels, self.weights, sink=sink, logsumexp=lse).values())
         args = AttentionInputs.of(b.a, self.path, [b.head]).args._replace(mask=None)
         before = attention_weights(torch.tensor([[[[score.number for score in scores]]]]), args)[0, 0, 0]
         found = list(softmax_steps(b, dict(enumerate(scores)), self.shown, labels, before, sink=sink).values())
@@ -344,6 +345,12 @@ class AttentionSteps:
         b.after_edits(label, f"{path}.z", (*index, d), result, self.edits[1:] if self.changes else None)
         b.values(f"z_{self.i}", f"output of head {head}", self.z[head, self.query])
         concat, out = a[f"{path}.concat"][0, self.query], a[f"{path}.out"][0, self.query]
+        if b.every and isinstance(self.module.o, nn.Linear):
+            share = output_weights(self.module, a[f"{path}.z"])[head, :, dim]
+            terms = dot(numbers(self.z[head, self.query]), numbers(share))
+            b.calculate(
+                f"z_{self.i} W_O[{dim}]", f"output of head {head} through its rows of W_O", terms, a[f"{path}.head_out"][index][dim]
+            )
         b.values("concat", f"outputs of the {self.z.shape[0]} heads, one after another", concat)
         result = number(out[dim])
         if isinstance(self.module.o, nn.Linear):

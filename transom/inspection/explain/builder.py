@@ -36,12 +36,21 @@ class Builder:
         n_compared: number of steps that were compared.
         prefix: beginning of the headings of further sections, such as ``decoder, ``.
         edits: edits of the pass.
+        every: whether quantities that no later step needs are worked out too: logsumexp, the scale of a norm, the output of a head through
+            W_O, log-probabilities.
     """
 
     def __init__(
-        self, a: Activations, dim: int, head: int, tokens: dict[str, list[str]], edits: EditedSites, key: int | None = None
+        self,
+        a: Activations,
+        dim: int,
+        head: int,
+        tokens: dict[str, list[str]],
+        edits: EditedSites,
+        key: int | None = None,
+        every: bool = False,
     ) -> None:
-        self.a, self.dim, self.head, self.tokens, self.edits, self.key = a, dim, head, tokens, edits, key
+        self.a, self.dim, self.head, self.tokens, self.edits, self.key, self.every = a, dim, head, tokens, edits, key, every
         self.sections: list[Section] = []
         self._eps = rounding_error(next(a.model.parameters()).dtype)
         self.worst, self.n_compared, self.prefix = 0.0, 0, ""

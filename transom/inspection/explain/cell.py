@@ -4,19 +4,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from transom.errors import ConfigError
 from transom.inspection.activations import find_network
 from transom.inspection.explain.explain import explain
 from transom.inspection.explain.explanation import Explanation
-from transom.inspection.explain.steps import Calculation
+from transom.inspection.explain.steps import Calculation, Values
 from transom.inspection.trace import Trace, names_of
 
 SIDES = {"source_embedding": "encoder", "target_embedding": "decoder"}
 """Stack that reads an embedding, in models with two."""
 
-_WIDE = ("d_head", "d_value", "d_model", "d_ff", "width")
+_WIDE = ("d_head", "d_value", "d_model", "d_ff", "width", "patch_width")
 """Axes of vectors, of which a hand calculation works out one element."""
 
 
@@ -57,7 +55,7 @@ def explain_cell(run: Any, batch: Any, trace: Trace, name: str, index: Mapping[s
     x = trace[name]
     axes = trace.axes(name, x.ndim)
     value = x[element_index(axes, x.shape, index)].double().item()
-    options = _options(network, name, dict(zip(axes, x.shape, strict=True)), index) | {"temperatures": (temperature,)}
+    options = _options(network, name, dict(zip(axes, x.shape, strict=True)), index) | {"temperatures": (temperature,), "every": True}
     explanation = explain(run, batch, **options)
     return CellCalculation(value, explanation, _steps(explanation, name, value, index), options)
 
@@ -84,8 +82,8 @@ def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[s
     stack = SIDES.get(first, first if first in stacks else stacks[-1] if stacks else None)
     if len(stacks) > 1:
         options["stack"] = stack
-    if (block := re.search(r"\.blocks\.(\d+)\.", name)) is not None:
-        options["block"] = int(block[1])
+    if stack is not None and (block := _block(network, name, stack)) is not None:
+        options["block"] = block
     if "n_heads" in index:
         options["head"] = index["n_heads"]
     elif "kv_heads" in index:
@@ -94,6 +92,8 @@ def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[s
         options["key"] = index["key"]
     if "query" in index:
         options["query"] = index["query"]
+    elif "patches" in index:
+        options["query"] = network.config.n_positions - network.config.grid**2 + index["patches"]
     elif "key" in index and ".cross." not in name:
         options["query"] = index["key"]
     if wide := [axis for axis in index if axis in _WIDE]:
@@ -105,29 +105,46 @@ def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[s
     return options
 
 
+def _block(network: Any, name: str, stack: str) -> int | None:
+    """Return the block that computes a quantity: for the input of a block the one before it, for those after all blocks the last."""
+    found = re.search(r"\.blocks\.(\d+)\.(.*)", name)
+    if found is None:
+        after = name.partition(".")[0] not in (*SIDES, "embedding")
+        return len(blocks) - 1 if after and (blocks := getattr(getattr(network, stack), "blocks", ())) else None
+    block = int(found[1])
+    first = found[2] == "resid_pre" or (found[2] == "attn_residual.norm.x" and network.config.norm_placement != "post")
+    return block - 1 if first and block and getattr(network.get_submodule(f"{stack}.blocks.{block}"), "depth", None) is None else block
+
+
 def _steps(explanation: Explanation, name: str, value: float, index: Mapping[str, int]) -> list[tuple[int, int]]:
-    """Return the steps whose number in the model is the element, and whose label holds its indices."""
-    numbers = [index[axis] for axis in ("query", "key") if axis in index]
-    wide = [index[axis] for axis in _WIDE if axis in index]
-    if name.endswith(("weights", "scores", "dot_products")):
-        i, j = numbers
-        pattern = rf"_{i},{j}(?!\d)|^q_{i} \. k_{j}$"
-    elif name.endswith((".mean", ".variance")):
-        pattern = r"^(mean|variance)"
-    elif wide:
-        pattern = r"\[\d+\]"
-    elif "vocab" in index:
-        pattern = r"^[zp]\(" if name in ("logits", "probs") else r"$^"
-    else:
-        pattern = r".*"
+    """Return the steps whose number in the model is the element, and whose label holds its indices; else the vectors that hold it."""
+    pattern = _label(name, index)
     found = [
         (number, i)
         for number, section in enumerate(explanation.sections)
         for i, step in enumerate(section.steps)
         if isinstance(step, Calculation) and step.traced is not None and _equal(step.traced, value) and re.search(pattern, step.label)
     ]
-    part = next((title for word, title in _TITLES.items() if f".{word}." in f".{name}."), "")
+    if not found and (wide := [index[axis] for axis in _WIDE if axis in index]):
+        found = [
+            (number, i)
+            for number, section in enumerate(explanation.sections)
+            for i, step in enumerate(section.steps)
+            if isinstance(step, Values) and wide[0] < len(step.values) and step.values[wide[0]] == value
+        ]
+    part = next((title for word, title in _TITLES.items() if f".{word}." in name), "")
     return [each for each in found if part in explanation.sections[each[0]].title.lower()] or found
+
+
+def _label(name: str, index: Mapping[str, int]) -> str:
+    """Return a pattern of the labels of the steps that give an element of a quantity."""
+    last = name.rpartition(".")[2]
+    if "query" in index and "key" in index:
+        i, j = index["query"], index["key"]
+        return rf"^q_{i} \. k_{j}$" if last == "dot_products" else rf"^{'A' if last == 'weights' else 'S'}_{i},{j}(?!\d)"
+    labels = {"mean": "^mean$", "variance": "^variance$", "mean_square": "^mean square$", "scale": "^scale$", "logsumexp": "^logsumexp$"}
+    outputs = {"logits": r"^z\(", "probs": r"^p\(", "log_probs": r"^ln p\("}
+    return (labels | outputs).get(last, r"\[\d+\]$|\[\d+\] \(|^r_\d+|^[zp]_")
 
 
 _TITLES = {"attn": "attention, head", "cross": "cross-attention", "ff": "feed-forward"}
@@ -135,5 +152,5 @@ _TITLES = {"attn": "attention, head", "cross": "cross-attention", "ff": "feed-fo
 
 
 def _equal(a: float, b: float) -> bool:
-    """Return whether two numbers of a pass are equal; two NaN are."""
-    return torch.equal(torch.tensor(a), torch.tensor(b)) or (a != a and b != b)
+    """Return whether two numbers of a pass are equal, within the rounding of sums in another order."""
+    return a == b or abs(a - b) <= 2e-6 * max(abs(a), abs(b), 1e-3)

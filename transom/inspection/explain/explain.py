@@ -28,6 +28,8 @@ from transom.layers.stack import Stack
 
 StackName = Literal["encoder", "decoder"]
 
+_STACKS: tuple[StackName, ...] = ("encoder", "decoder")
+
 _SIDES = {"encoder": "source", "decoder": "target"}
 """Side of a batch that a stack reads."""
 
@@ -48,6 +50,7 @@ def explain(
     top: int = 5,
     key: int | None = None,
     candidate: int | None = None,
+    every: bool = False,
 ) -> Explanation:
     """Write out by hand how a model computes its numbers for one token: embedding, attention, feed-forward, logits, probabilities.
 
@@ -68,6 +71,8 @@ def explain(
         key: position of a key that is worked out, from 0, beside those with the largest weights; its projections are worked out in place
             of those of the key with the largest weight.
         candidate: index of a symbol or class that is worked out beside the best ones.
+        every: also work out quantities that no later step needs: logsumexp, the scale of a norm, the output of a head through W_O,
+            log-probabilities.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -79,8 +84,8 @@ def explain(
     notes = list[str]()
     if isinstance(inputs, str):
         inputs, notes, _ = build_example_batch(model, inputs, None, "refuse")
-    candidates = Candidates(top, candidate)
-    return _Writer(model, network.as_batch(inputs), block, head, query, stack, dim, temperatures, candidates, key).write(tuple(notes))
+    batch, candidates = network.as_batch(inputs), Candidates(top, candidate)
+    return _Writer(model, batch, block, head, query, stack, dim, temperatures, candidates, key, every).write(tuple(notes))
 
 
 def explain_run(predictor: Any, text: str | None, file: Path | None, **options: Any) -> Explanation:
@@ -112,6 +117,7 @@ class _Writer:
         temperatures: Sequence[float],
         candidates: Candidates,
         key: int | None,
+        every: bool,
     ) -> None:
         """Run the model on a batch; store and check the choices, which are the arguments of ``explain``."""
         given, self.model = find_network(run, batch)
@@ -121,12 +127,12 @@ class _Writer:
         self.a = Activations(self.model, batch, recorder.activations | {"logits": logits})
         self.run, self.block, self.dim, self.candidates = run, block, dim, candidates
         self.temperatures = tuple(temperatures)
-        every = [name for name in ("encoder", "decoder") if hasattr(self.model, name)]
-        if stack is not None and stack not in every:
-            raise ConfigError(f"stack: expected {' or '.join(every) or 'none for this model'}, found {stack!r}")
-        self.stacks = every if stack is None else [stack]
+        own: list[StackName] = [name for name in _STACKS if hasattr(self.model, name)]
+        if stack is not None and stack not in own:
+            raise ConfigError(f"stack: expected {' or '.join(own) or 'none for this model'}, found {stack!r}")
+        self.stacks = own if stack is None else [stack]
         symbols = token_symbols(run, batch)
-        self.tokens = {name: self._symbols(name, symbols) for name in every}
+        self.tokens = {name: self._symbols(name, symbols) for name in own}
         self.queries = self._queries(query)
         for name in self.stacks:
             _check_range("block", block, range(self._n_blocks(name)), f" of the {name}")
@@ -145,7 +151,7 @@ class _Writer:
         if key is not None and self.stacks:
             _check_range("key", key, range(max(len(listed) for listed in self.tokens.values())))
         names = {_SIDES[name]: listed for name, listed in self.tokens.items()}
-        self.b = Builder(self.a, dim, head, names, edits, key)
+        self.b = Builder(self.a, dim, head, names, edits, key, every)
 
     def write(self, notes: tuple[str, ...]) -> Explanation:
         """Write all sections."""

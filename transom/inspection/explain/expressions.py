@@ -296,6 +296,7 @@ class Function(NamedTuple):
 
 FUNCTIONS = {
     "exp": Function(lambda x: math.exp(min(x, 709.0)), lambda x, y: y),
+    "ln": Function(lambda x: math.log(x) if x > 0 else -math.inf, lambda x, y: 1.0 / x if x else 0.0),
     "sqrt": Function(lambda x: math.sqrt(max(x, 0.0)), lambda x, y: 0.5 / y if y else 0.0),
     "tanh": Function(math.tanh, lambda x, y: 1.0 - y * y),
     "erf": Function(math.erf, lambda x, y: 2.0 / math.sqrt(math.pi) * math.exp(-x * x)),
@@ -333,6 +334,11 @@ class Call(Expression):
 def exp(x: Expression) -> Call:
     """Return e to the power x."""
     return Call("exp", x)
+
+
+def ln(x: Expression) -> Call:
+    """Return the natural logarithm of x."""
+    return Call("ln", x)
 
 
 def sqrt(x: Expression) -> Call:

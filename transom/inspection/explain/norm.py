@@ -48,6 +48,8 @@ def _normalized(b: Builder, path: str, index: Index, d: int) -> Expression:
     if isinstance(module, RmsNorm):
         squares = Sum([Power(each, 2) for each in x])
         mean_square = b.calculate("mean square", "sum_i x_i^2 / d", squares / n, a[f"{path}.mean_square"][index])
+        if b.every:
+            b.calculate("scale", "sqrt(mean square + eps)", sqrt(mean_square + eps), a[f"{path}.scale"][index])
         return b.calculate(f"x_hat[{d}]", "x / sqrt(mean square + eps)", x[d] / sqrt(mean_square + eps), normalized)
     if isinstance(module, BatchNorm):
         b.note("batch norm divides by running statistics of each feature, from training")
@@ -56,4 +58,6 @@ def _normalized(b: Builder, path: str, index: Index, d: int) -> Expression:
         mean = b.calculate("mean", "mu = sum_i x_i / d", Sum(x) / n, a[f"{path}.mean"][index])
         squares = Sum([Power(each - mean, 2) for each in x])
         variance = b.calculate("variance", "sigma^2 = sum_i (x_i - mu)^2 / d", squares / n, a[f"{path}.variance"][index])
+    if b.every and not isinstance(module, BatchNorm):
+        b.calculate("scale", "sqrt(sigma^2 + eps)", sqrt(variance + eps), a[f"{path}.scale"][index])
     return b.calculate(f"x_hat[{d}]", "(x - mu) / sqrt(sigma^2 + eps)", (x[d] - mean) / sqrt(variance + eps), normalized)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from transom.inspection.explain.builder import Builder
-from transom.inspection.explain.expressions import Expression, Number, Sum, exact, exp
+from transom.inspection.explain.expressions import Expression, Number, Sum, exact, exp, ln
 
 MAX_EXPONENT = 100.0
 """With a larger exponent in absolute value, the largest score is subtracted first."""
@@ -39,6 +39,7 @@ def softmax_steps(
     traced: Tensor,
     temperature: float | None = None,
     sink: Number | None = None,
+    logsumexp: Tensor | None = None,
 ) -> dict[int, Number]:
     """Add the exponentials of the scores that are shown, the sum of all, and the quotients; return all quotients.
 
@@ -50,6 +51,7 @@ def softmax_steps(
         traced: the result of the softmax in the model, by index.
         temperature: divisor of the scores; None for none.
         sink: score that joins the sum and has no result.
+        logsumexp: logarithm of the sum of the exponentials in the model, which is worked out; None to leave it out.
     """
     finite = [j for j in (*shown, *(j for j in scores if j not in shown)) if scores[j].number > -math.inf]
     largest = max((scores[j] for j in finite), key=lambda score: score.number)
@@ -73,6 +75,9 @@ def softmax_steps(
     if sink is not None:
         total.append(b.calculate("exp(sink)", "the learned sink of this head joins the sum and has no value", power(sink)))
     divisor = b.calculate("sum", labels.total, Sum(total))
+    if logsumexp is not None:
+        lse: Expression = ln(divisor) + largest if shift else ln(divisor)
+        b.calculate("logsumexp", f"ln sum{f' + max {labels.symbol}' if shift else ''}", lse, logsumexp)
     results = traced.double().tolist()
     weights = {j: Number(results[j], (powers[j] / divisor).error()) for j in scores}
     for j in shown:
