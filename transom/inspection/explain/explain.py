@@ -132,7 +132,7 @@ class _Writer:
             raise ConfigError(f"stack: expected {' or '.join(own) or 'none for this model'}, found {stack!r}")
         self.stacks = own if stack is None else [stack]
         symbols = token_symbols(run, batch)
-        self.tokens = {name: self._symbols(name, symbols) for name in own}
+        self.tokens: dict[str, list[str]] = {name: self._symbols(name, symbols) for name in own}
         self.queries = self._queries(query)
         for name in self.stacks:
             _check_range("block", block, range(self._n_blocks(name)), f" of the {name}")
