@@ -25,6 +25,7 @@ BUILT_IN = (
     Command("average", "Average the last checkpoints of a run into a new run folder."),
     Command("compare", "Test whether two translators, language models or classifiers differ significantly."),
     Command("compare-attention", "Measure the error, time and memory of attention approximations on a trained model."),
+    Command("explore", "Show every number of a model in a local web page, with its calculation by hand."),
     Command("names", "List the quantities of a model's forward pass, with their formulas and shapes."),
     Command("trace", "Read attention weights, residual streams and other quantities of a model on one input."),
     Command("explain", "Write out the calculation of one token by hand, with the numbers of a model and an input."),
