@@ -1,6 +1,6 @@
 /** Heat maps: a canvas of exact colors, a cursor for mouse and keyboard, and the exact number of the cell under it. */
 
-import { color } from "explore/colors";
+import { cssColor, packed } from "explore/colors";
 import { announce, h } from "explore/dom";
 import { number } from "explore/format";
 
@@ -10,16 +10,15 @@ export function paint(canvas, { address, index = {}, rows, columns, values, scal
   canvas.height = rows * cell;
   canvas.style.setProperty("width", `${canvas.width}px`);
   canvas.style.setProperty("height", `${canvas.height}px`);
-  const pixels = new ImageData(columns, rows);
-  for (let i = 0; i < rows * columns; i += 1) {
-    const rgb = i < values.length ? color(values[i], scale) : null;
-    if (rgb) pixels.data.set([...rgb, 255], 4 * i);
+  const pixels = new ImageData(canvas.width, canvas.height);
+  const out = new Uint32Array(pixels.data.buffer);
+  for (let row = 0; row < rows; row += 1) {
+    const start = row * cell * canvas.width;
+    const n = Math.min(columns, values.length - row * columns);
+    for (let column = 0; column < n; column += 1) out.fill(packed(values[row * columns + column], scale), start + column * cell, start + (column + 1) * cell);
+    for (let line = 1; line < cell; line += 1) out.copyWithin(start + line * canvas.width, start, start + canvas.width);
   }
-  const small = new OffscreenCanvas(columns, rows);
-  small.getContext("2d").putImageData(pixels, 0, 0);
-  const context = canvas.getContext("2d");
-  context.imageSmoothingEnabled = false;
-  context.drawImage(small, 0, 0, canvas.width, canvas.height);
+  canvas.getContext("2d", { willReadFrequently: true }).putImageData(pixels, 0, 0);
   Object.assign(canvas.dataset, { address, index: JSON.stringify(index), lo: scale.lo, hi: scale.hi, rows, columns, cell });
   return canvas;
 }
@@ -114,13 +113,8 @@ function columnLabels({ columnLabels: texts, cell, columns }) {
 
 /** Make the legend of a color scale: its two ends and, for numbers with a sign, zero. */
 export function legend(scale, label) {
-  const steps = Float32Array.from({ length: 128 }, (_, i) => scale.lo + ((scale.hi - scale.lo) * i) / 127);
-  const bar = h("canvas", { role: "img", "aria-label": label, class: "legend-bar" });
-  bar.width = 128;
-  bar.height = 1;
-  const pixels = new ImageData(128, 1);
-  steps.forEach((value, i) => pixels.data.set([...color(value, scale), 255], 4 * i));
-  bar.getContext("2d").putImageData(pixels, 0, 0);
+  const stops = Array.from({ length: 17 }, (_, i) => cssColor(scale.lo + ((scale.hi - scale.lo) * i) / 16, scale));
+  const bar = h("span", { role: "img", "aria-label": label, class: "legend-bar", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } });
   return h("span", { class: "legend" }, h("span", { class: "number", text: number(scale.lo) }), bar, h("span", { class: "number", text: number(scale.hi) }));
 }
 

@@ -7,6 +7,13 @@ const BLOCK = /^(.+\.(?:blocks|layers)\.(\d+))\.(.+)$/;
  * @returns {Array<{id, kind, stack, block, prefix, layer}>} kind: "embedding", "attention", "feed-forward", "layer" or "output"
  */
 export function listPlaces(pass) {
+  if (!listed.has(pass)) listed.set(pass, findPlaces(pass));
+  return listed.get(pass);
+}
+
+const listed = new WeakMap(); // of each pass, once
+
+function findPlaces(pass) {
   const places = [];
   const byId = new Map();
   const add = (place) => {
@@ -62,6 +69,13 @@ export const isDetail = (address) => DETAILS.test(address);
 
 /** Return the quantities of a place in the order of the computation. */
 export function quantitiesOf(pass, place) {
+  if (!contents.has(place)) contents.set(place, findQuantities(pass, place));
+  return contents.get(place);
+}
+
+const contents = new WeakMap(); // of each place, once
+
+function findQuantities(pass, place) {
   const all = new Map(pass.quantities.map((each) => [each.address, each]));
   const found = [];
   const take = (address) => {
@@ -99,11 +113,17 @@ export function quantitiesOf(pass, place) {
   return found;
 }
 
-/** Return the place of the state, or the first attention layer. */
+/** Return where a person starts: the last attention layer before the output. */
+function firstPlace(pass, places) {
+  const layers = places.filter((each) => each.kind === "attention");
+  return layers.findLast((each) => each.stack === pass.outputs.stack) ?? layers[0] ?? places[0];
+}
+
+/** Return the place of the state, or the one where a person starts. */
 export function currentPlace(state) {
   const places = listPlaces(state.loaded.pass);
   if (state.place === "heads" && state.loaded.pass.layers.length) return { id: "heads", kind: "heads", stack: null, prefix: "" };
-  return places.find((each) => each.id === state.place) ?? places.find((each) => each.kind === "attention") ?? places[0];
+  return places.find((each) => each.id === state.place) ?? firstPlace(state.loaded.pass, places);
 }
 
 /** Return the place that shows a quantity. */

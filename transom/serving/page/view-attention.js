@@ -13,6 +13,8 @@ import { chooseToken } from "explore/view-tokens";
 
 const LABELS = 104; // pixels for the names of rows
 const LEAST_WIDTH = 220;
+const MOST_CELL = 40;
+const [TWO_COLUMNS, GAP, MAP_PART] = [1380, 28, 1.25 / 2.25]; // as in stage.css
 
 /** Return the selected cell of a map whose fixed axes are `index`: [row, column], or null. */
 export function selectedCell(state, name, index, rowAxis, columnAxis) {
@@ -32,7 +34,7 @@ async function shortMap(store, state, layer, head, width) {
     address: name,
     index: { n_heads: head },
     rows, columns, values, scale,
-    cell: cellSize(columns, Math.max(LEAST_WIDTH, width - LABELS)),
+    cell: cellSize(columns, Math.max(LEAST_WIDTH, width - LABELS), MOST_CELL),
     label: t("map.label", { layer: layerName(pass, layer), n: head }),
     focus: "map",
     rowLabels: rows === queries.length ? queries.map((text) => short(text, 14)) : null,
@@ -47,21 +49,22 @@ async function shortMap(store, state, layer, head, width) {
 }
 
 export function mountAttention(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.edits, s.language], async (state) => {
+  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.language], async (state) => {
     if (!state.loaded) return [];
     const place = currentPlace(state);
     if (place.kind !== "attention") return [];
     const { layer } = place;
     const head = Math.min(state.head, layer.n_heads - 1);
-    const width = root.clientWidth;
+    const width = root.parentElement.clientWidth;
+    const half = window.innerWidth > TWO_COLUMNS ? (width - GAP) * MAP_PART : width;
     const step = (by) => store.set({ head: (head + by + layer.n_heads) % layer.n_heads });
-    const [map, ends] = isLong(layer) ? [await longMap(store, state, layer, head, width), null] : await shortMap(store, state, layer, head, width);
+    const [map, ends] = isLong(layer) ? [await longMap(store, state, layer, head, half), null] : await shortMap(store, state, layer, head, half);
     return [
       h("div", { class: "map-head" },
         h("h3", { text: t("map.title", { n: head }) }),
         button("‹", "head-before", () => step(-1), { class: "round", "aria-label": t("map.before") }),
         button("›", "head-after", () => step(1), { class: "round", "aria-label": t("map.after") }),
-        headIsOff(state.edits, layer, head) && h("span", { class: "off-note", text: t("heads.is_off") }),
+        headIsOff(state.loaded.body.edits, layer, head) && h("span", { class: "off-note", text: t("heads.is_off") }),
         h("span", { class: "grow" }), ends),
       h("p", { class: "soft map-help", text: t(isLong(layer) ? "map.long_help" : "map.help") }),
       map,
