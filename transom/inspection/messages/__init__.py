@@ -97,6 +97,11 @@ def joined(separator: str, parts: Iterable[str]) -> str:
     return Message(text, {"join": [code for code in spaced if code != ""]})
 
 
+def max_length(text: str) -> int:
+    """Return the number of characters of a text in the language in which it is longest."""
+    return max(len(render(text.code, templates(language))) for language in LANGUAGES) if isinstance(text, Message) else len(text)
+
+
 def as_sentence(text: str) -> str:
     """Return a text with a capital at its start and a period at its end."""
     english = f"{text[:1].upper()}{text[1:]}."
