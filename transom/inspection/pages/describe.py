@@ -12,6 +12,7 @@ from transom.config.patterns import format_pattern
 from transom.config.plugins import plugins_of
 from transom.config.recipe import Recipe, TextRecipe
 from transom.config.recurrent import LuongAttentionConfig, RecurrentConfig, RecurrentSeq2SeqConfig
+from transom.config.vision import ConvolutionalNetworkConfig
 from transom.inspection.messages import message, message_or
 from transom.inspection.pages.number_format import format_count
 
@@ -80,7 +81,11 @@ def describe_initialization(recipe: Recipe) -> str:
 def describe_layers(recipe: Recipe) -> str:
     """Return the number of layers per stack, such as "3 + 3 layers" for an encoder-decoder."""
     stacks = recipe.model.stacks
-    return message("layers", stacks=" + ".join(map(str, stacks)), n=sum(stacks)) if stacks else recipe.model.described_layers
+    if stacks:
+        return message("layers", stacks=" + ".join(map(str, stacks)), n=sum(stacks))
+    if isinstance(recipe.model, ConvolutionalNetworkConfig):
+        return message("stages", stages=len(recipe.model.stem.channels), n=recipe.model.stem.convs_per_stage)
+    return recipe.model.described_layers
 
 
 def with_article(noun: str) -> str:
