@@ -4,7 +4,8 @@ import re
 from collections.abc import Container, Iterator
 from html.parser import HTMLParser
 
-from transom.inspection.messages import ENGLISH, Code, render, templates
+from transom.files.message import Code, render
+from transom.inspection.messages import ENGLISH, templates
 from transom.inspection.pages.markup import MESSAGE, MESSAGE_ATTRIBUTES, decode
 
 SHOWN_ATTRIBUTES = ("aria-label", "alt", "title", "data-label", "placeholder", "label")
@@ -68,7 +69,10 @@ class Words(HTMLParser):
     def untranslated(self, data: Container[str] = ()) -> set[str]:
         """Return the words outside of messages that are neither units, addresses nor among the words of the data."""
         return {
-            word for text in self.others for word in WORD.findall(UNITS.sub("", ADDRESS.sub("", text))) if word not in data and len(word) > 1
+            word
+            for text in self.others
+            for word in WORD.findall(UNITS.sub("", ADDRESS.sub("", text)))
+            if word not in data and len(word) > 1
         }
 
     def misquoted(self) -> list[tuple[str, str]]:

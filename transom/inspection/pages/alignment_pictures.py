@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.results import Alignment
-from transom.inspection.messages import joined, message
+from transom.files.message import joined
+from transom.inspection.messages import message
 from transom.inspection.pages.html_tables import scrollable
 from transom.inspection.pages.markup import escape_control_characters, node
 from transom.inspection.pages.number_format import format_percent

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from transom.inspection.messages import joined, message, message_or
+from transom.files.message import joined
+from transom.inspection.messages import message, message_or
 from transom.inspection.pages.html_tables import html_table, key_value_table
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.number_format import format_compact, format_count, format_percent

@@ -7,7 +7,7 @@ from importlib import resources
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from transom.inspection.messages import Code, Message
+from transom.files.message import Code, Message
 
 Child = Element | str | None
 """Content of an element; ``None`` is skipped."""
