@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from transom.config.data import DataConfig, LanguageConfig
 from transom.errors import DataError
+from transom.files.message import phrase
 
 
 @runtime_checkable
@@ -111,4 +112,12 @@ def holdout(data: SplittableT, keys: Sequence[str], fraction: float, noun: str) 
             f"{data.name}: expected at least two different {noun}, to split off validation data, found fewer; set data.valid or add {noun}"
         )
     rest = sorted(set(range(len(data))).difference(chosen))
-    return data.select(rest, data.name), data.select(chosen, f"{len(chosen)} of {len(data)} {noun} of {data.name}, held out")
+    held_out = phrase(
+        "data.held_out",
+        "{number} of {total} {noun} of {name}, held out",
+        number=str(len(chosen)),
+        total=str(len(data)),
+        noun=noun,
+        name=data.name,
+    )
+    return data.select(rest, data.name), data.select(chosen, held_out)

@@ -30,8 +30,8 @@ class Message(str):
         return made
 
 
-def phrase(key: str, english: Template, **values: str | int) -> Message:
-    """Return a text in English that other languages have under ``key`` of ``transom/inspection/messages``, which repeats the English.
+def phrase(key: str, english: Template, **values: str | int) -> str:
+    """Return a ``Message`` in English, which other languages have under ``key`` of ``transom/inspection/messages``.
 
     Args:
         key: names of nested objects of a table, joined by dots.
@@ -44,9 +44,8 @@ def phrase(key: str, english: Template, **values: str | int) -> Message:
     """
     coded = {name: code_of(value) for name, value in values.items()}
     code = [key, coded] if coded else [key]
-    return Message(
-        _fill(english, {name: f"{value:,}" if isinstance(value, int) else value for name, value in values.items()}, values), code
-    )
+    shown = {name: f"{value:,}" if isinstance(value, int) else value for name, value in values.items()}
+    return Message(_fill(english, shown, values), code)
 
 
 def joined(separator: str, parts: Iterable[str]) -> str:
