@@ -89,6 +89,10 @@ def smallest_hashes(texts: Sequence[str], fraction: float) -> list[int]:
     return [] if smallest == largest else [place for place, value in enumerate(hashes) if value <= threshold]
 
 
+PLURALS = ("pairs", "texts", "images", "sounds", "sentences", "documents")
+"""Plural nouns for samples that other languages have; those of a plugin stay English."""
+
+
 def holdout(data: SplittableT, keys: Sequence[str], fraction: float, noun: str) -> tuple[SplittableT, SplittableT]:
     """Split samples into training and validation data by a hash of each sample's key.
 
@@ -117,7 +121,7 @@ def holdout(data: SplittableT, keys: Sequence[str], fraction: float, noun: str) 
         "{number} of {total} {noun} of {name}, held out",
         number=str(len(chosen)),
         total=str(len(data)),
-        noun=noun,
+        noun=phrase(f"data.plural.{noun}", noun) if noun in PLURALS else noun,
         name=data.name,
     )
     return data.select(rest, data.name), data.select(chosen, held_out)

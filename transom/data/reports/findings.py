@@ -38,7 +38,6 @@ NOUNS = frozenset(
         "text",
         "time",
         "token",
-        "window",
         "word",
     ]
 )
