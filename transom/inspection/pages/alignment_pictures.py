@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.results import Alignment
+from transom.files.message import joined
+from transom.inspection.messages import message
 from transom.inspection.pages.html_tables import scrollable
 from transom.inspection.pages.markup import escape_control_characters, node
 from transom.inspection.pages.number_format import format_percent
@@ -17,7 +19,7 @@ _CHARACTER_WIDTH = 8.4
 """Average width of a label's character, in SVG units."""
 _MAX_LABEL_LENGTH = 18
 _LEGEND_STEPS = 5
-_LEGEND_START = 66
+_LEGEND_START = 76
 
 
 def alignment_svg(alignment: Alignment) -> Element:
@@ -33,9 +35,12 @@ def alignment_svg(alignment: Alignment) -> Element:
     columns_width = cell_width * len(source) + round(0.72 * _drawn_width(source[-1])) + 12
     width = left + max(columns_width, _LEGEND_START + 16 * _LEGEND_STEPS + 20)
     height = top + cell_height * len(target) + 40
-    description = "; ".join(
-        f"{aligned} from {alignment.source[position]} ({format_percent(weight)})"
-        for aligned, (position, weight) in zip(alignment.target, _strongest_sources(alignment), strict=True)
+    description = joined(
+        "; ",
+        (
+            message("alignment.from", target=aligned, source=alignment.source[position], weight=format_percent(weight))
+            for aligned, (position, weight) in zip(alignment.target, _strongest_sources(alignment), strict=True)
+        ),
     )
     picture = node(
         "svg",
@@ -44,10 +49,10 @@ def alignment_svg(alignment: Alignment) -> Element:
         height=height,
         class_="alignment",
         role="img",
-        aria_label=f"Alignment. {description}.",
+        aria_label=joined(" ", [message("alignment.label"), joined("", [description, "."])]),
     )
-    picture.append(node("title", f"Which source words each target word attends to ({alignment.origin})"))
-    picture.append(node("desc", f"{description}."))
+    picture.append(node("title", message("alignment.title", origin=alignment.origin)))
+    picture.append(node("desc", joined("", [description, "."])))
     picture.append(node("rect", x=left, y=top, width=cell_width * len(source), height=cell_height * len(target), class_="field"))
     for column, symbol in enumerate(source):
         x, y = left + cell_width * (column + 0.5), top - 8
@@ -116,7 +121,7 @@ def _heat_map_row(alignment: Alignment, row: int, left: float, top: float, cell_
 
 
 def _legend(left: float, top: float) -> list[Element]:
-    elements = [node("text", "weight  0", x=left, y=top + 6, dy="0.35em", class_="unit")]
+    elements = [node("text", joined("  ", [message("alignment.weight"), "0"]), x=left, y=top + 6, dy="0.35em", class_="unit")]
     start = left + _LEGEND_START
     for step in range(_LEGEND_STEPS):
         fraction = (step + 1) / _LEGEND_STEPS
@@ -145,9 +150,9 @@ def alignment_page(name: str, alignments: Sequence[tuple[str, str, Alignment]]) 
         name: name of the run.
         alignments: each source sentence with its translation and their alignment.
     """
-    title = f"{name}: alignments"
+    title = message("alignment.page", name=name)
     parts = [
         (None, source, [node("p", translation), scrollable(alignment_svg(alignment)), node("p", alignment.origin, class_="soft")])
         for source, translation, alignment in alignments
     ]
-    return render_page(title, title, parts, lead="Source words across, translated words down; a darker cell means more attention.")
+    return render_page(title, title, parts, lead=message("alignment.lead"))
