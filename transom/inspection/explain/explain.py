@@ -147,7 +147,7 @@ class _Writer:
         config = self.model.config
         if self.stacks:
             _check_range("head", head, range(config.n_heads if isinstance(config, TransformerConfig) else 1))
-        _check_range("dim", dim, range(int(getattr(config, "d_model", 1))))
+        _check_range("dim", dim, range(max(1, *(getattr(config, name, 0) for name in ("d_model", "d_ff", "patch_width")))))
         if not self.temperatures or not all(1e-6 <= t <= 1e6 for t in self.temperatures):
             raise ConfigError(
                 f"temperatures: expected numbers from 1e-6 to 1e6, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}"
