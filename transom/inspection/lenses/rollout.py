@@ -20,6 +20,7 @@ from transom.errors import ConfigError
 from transom.inspection.activations import find_network
 from transom.inspection.lenses.max_flow import FlowNetwork
 from transom.inspection.trace import Trace, trace
+from transom.inspection.whole_maps import non_negative_map
 
 Stack = Literal["encoder", "decoder"]
 
@@ -83,7 +84,7 @@ class AttentionGraph:
         """Trace a model, certify its attention weights, and build the graph of one stack; a decoder's contains the encoder's.
 
         Raises:
-            ConfigError: the model has no such stack of self-attention, or blocks that some tokens skip, or negative weights.
+            ConfigError: the model has no such stack of self-attention, or negative weights.
             CertificationError: weights do not give the head outputs of the pass.
         """
         _, network = find_network(model, inputs)
@@ -94,8 +95,6 @@ class AttentionGraph:
             raise ConfigError(f"stack: expected {' or '.join(stacks)}, found {stack}")
         top = stack or stacks[-1]
         used = [each for each in stacks if each == top or top == "decoder"]
-        if routed := [each for each in used if getattr(network, each).routed]:
-            raise ConfigError(f"expected blocks that process all tokens, found depth routers in the {routed[0]}; use another run")
         _, traced = trace(model, inputs, [f"{each}.blocks.*.weights" for each in used])
         for certificate in traced.certify():
             certificate.check()
@@ -149,15 +148,12 @@ class AttentionGraph:
 
 
 def _mean_weights(traced: Trace, path: str) -> Float[Tensor, "batch query key"]:
-    """Return the attention weights of a layer, averaged over heads, in float64.
+    """Return the attention weights of a layer, averaged over heads, in float64; 0 for tokens that skip the block: they stay as they are.
 
     Raises:
         ConfigError: an approximation of attention implies negative weights.
     """
-    weights = traced[f"{path}.weights"].double().mean(1).cpu()
-    if bool((weights < 0).any()):
-        raise ConfigError(f"{path}: expected weights of at least 0, found negative ones, which an approximation implies; use another run")
-    return weights
+    return non_negative_map(traced.activations, path).mean(1)
 
 
 def attention_rollout(model: Any, inputs: Any, stack: Stack | None = None) -> InputShares:
@@ -172,7 +168,7 @@ def attention_rollout(model: Any, inputs: Any, stack: Stack | None = None) -> In
         stack: stack whose outputs are explained; None for the last.
 
     Raises:
-        ConfigError: the model has no such stack of self-attention, or blocks that some tokens skip.
+        ConfigError: the model has no such stack of self-attention, or an approximation of attention implies negative weights.
         CertificationError: weights do not give the head outputs of the pass.
     """
     graph = AttentionGraph.of(model, inputs, stack)
