@@ -6,14 +6,30 @@ from torch import Tensor
 from transom.config.vision import VisionTransformerConfig
 from transom.errors import ConfigError
 from transom.inspection.activations import Activations, parent, sequences_of
-from transom.layers.attention import Attention
+from transom.layers.attention import Attention, SupportsAttentionWeights
 from transom.layers.mixture_of_depths import DepthRouter, all_tokens, gather_selected
+from transom.models.base import Network
 
 
 def n_heads_of(a: Activations, attention: str) -> int:
     """Return the number of query heads of an attention layer; the attention of a recurrent decoder has one."""
     module = a.module(attention)
     return module.n_heads if isinstance(module, Attention) else 1
+
+
+def attention_addresses(network: Network) -> list[str]:
+    """Return the addresses of the attention layers of a model whose weights can be computed, in order."""
+    return [
+        path
+        for path, module in network.named_modules()
+        if path.endswith((".attn", ".cross")) and isinstance(module, SupportsAttentionWeights)
+    ]
+
+
+def is_idle(a: Activations, attention: str) -> bool:
+    """Return whether all tokens skip the block of a layer."""
+    selected = _selected(a, attention)
+    return selected is not None and not bool(selected.any())
 
 
 def whole_map(a: Activations, attention: str) -> Float[Tensor, "batch heads query key"]:
@@ -26,7 +42,7 @@ def whole_map(a: Activations, attention: str) -> Float[Tensor, "batch heads quer
     if (selected := _selected(a, attention)) is None:
         return a[f"{attention}.weights"]
     keys = None if attention.endswith(".cross") else selected
-    if not bool(selected.any()):
+    if is_idle(a, attention):
         n_keys = selected.shape[1] if keys is not None else a.batch.source.tokens.shape[1]
         return a["logits"].new_zeros(len(selected), n_heads_of(a, attention), selected.shape[1], n_keys)
     return _spread(a, attention, a[f"{attention}.weights"], selected, keys)

@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element
 from transom import __version__
 from transom.config.recipe import dump_recipe
 from transom.inspection.pages.alignment_pictures import alignment_svg
+from transom.inspection.pages.attention_section import attention_section
 from transom.inspection.pages.classification_section import classification_section
 from transom.inspection.pages.data_section import data_section
 from transom.inspection.pages.describe import PATHS_NOTE, describe_initialization, describe_layers, with_article, without_local_paths
@@ -236,6 +237,7 @@ RESULTS = (Section("scores", "Scores", _scores), Section("curves", "Curves", _cu
 BACKGROUND = (
     Section("classification", "Classification", classification_section),
     Section("alignment", "Alignment", _alignments),
+    Section("attention", "Attention", attention_section),
     Section("patterns", "Attention patterns", _patterns),
     Section("data", "Data", _data),
     Section("time", "Time and throughput", _time),

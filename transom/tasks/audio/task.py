@@ -65,6 +65,7 @@ class AudioTask(ImageTask):
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = AudioClassifier
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": AudioClassifyCommand}
+    FROM_BOTTOM: ClassVar[bool] = True
 
     @classmethod
     def load(cls, recipe: Any, base: Path) -> Splits[Images]:
