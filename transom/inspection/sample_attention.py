@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from transom.config.architecture import TransformerConfig
+from transom.config.recurrent import RecurrentConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.inference import eval_mode
-from transom.errors import ConfigError
 from transom.inspection.activations import Activations, autocast_as
 from transom.inspection.alignment import choose_alignment_layer, cross_attention_addresses
 from transom.inspection.certify import certify
@@ -39,10 +39,10 @@ class NoAttention:
     """A model whose attention cannot be shown.
 
     Attributes:
-        reason: a sentence that says why.
+        reason: why: the network is "convolutional" or "recurrent", its layers have "unknown" weights, or all samples are too "short".
     """
 
-    reason: str
+    reason: Literal["convolutional", "recurrent", "unknown", "short"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TextAttention:
         n_maps: number of maps that were compared.
         approximation: kind of the approximation of attention whose implied weights are shown; empty for exact attention.
         shares: rollout: share of each token in the vector that the model classifies or returns; None for models with a vector per token.
-        no_shares: why a model with such a vector has no shares; empty if it has.
+        no_shares: whether a model with such a vector has no shares, since an approximation implies negative weights.
     """
 
     address: str
@@ -73,7 +73,7 @@ class TextAttention:
     n_maps: int
     approximation: str = ""
     shares: Float[Tensor, "key"] | None = None
-    no_shares: str = ""
+    no_shares: bool = False
 
 
 class SamplePicture(NamedTuple):
@@ -81,12 +81,12 @@ class SamplePicture(NamedTuple):
 
     Attributes:
         url: the picture as a data URL.
-        noun: "image" or "sound".
+        noun: what it is.
         from_bottom: whether the first row of patches is at the bottom of the picture.
     """
 
     url: str
-    noun: str
+    noun: Literal["image", "sound"]
     from_bottom: bool = False
 
 
@@ -98,7 +98,7 @@ class PatchAttention:
         address: address of the last layer.
         weights: attention weights of its heads from the class token, or the mean over all patches, to each patch.
         shares: rollout: share of each patch in the vector that is classified; None if there is none.
-        no_shares: why there is none; empty if there is.
+        no_shares: whether there is none, since an approximation implies negative weights.
         picture: the sample.
         from_class_token: whether the weights are those of the class token.
         error: as for ``TextAttention``.
@@ -108,7 +108,7 @@ class PatchAttention:
     address: str
     weights: Float[Tensor, "heads rows columns"]
     shares: Float[Tensor, "rows columns"] | None
-    no_shares: str
+    no_shares: bool
     picture: SamplePicture
     from_class_token: bool
     error: float
@@ -125,19 +125,16 @@ def patch_attention(model: Network, batch: Any, picture: SamplePicture) -> Patch
     """
     config = model.config
     if not isinstance(config, VisionTransformerConfig):
-        return NoAttention(f"This model has no attention to show: it is {config.FAMILY}, which reads neighboring pixels by fixed weights.")
+        return NoAttention("convolutional")
     a, error, n_maps = _certified(model, batch)
     address = _last_layer(a)
     is_cls = config.pooling == "cls"
     weights = whole_map(a, address)[0].float().cpu()
     of_patches = weights[:, 0, 1:] if is_cls else weights.mean(1)
-    shares, reason = None, ""
-    try:
-        shares = patch_shares(config, AttentionGraph.of_activations(a, ["encoder"]).rollout())[0].float()
-    except ConfigError as caught:
-        reason = str(caught)
+    graph = _encoder_graph(a)
+    shares = None if graph is None else patch_shares(config, graph.rollout())[0].float()
     heads = of_patches.unflatten(-1, (config.grid, config.grid))
-    return PatchAttention(address, heads, shares, reason, picture, is_cls, error, n_maps)
+    return PatchAttention(address, heads, shares, graph is None, picture, is_cls, error, n_maps)
 
 
 def text_attention(model: Network, batches: Iterable[Any], tokenizers: Tokenizers) -> TextAttention | NoAttention:
@@ -153,12 +150,10 @@ def text_attention(model: Network, batches: Iterable[Any], tokenizers: Tokenizer
     """
     config = model.config
     if not attention_addresses(model):
-        return NoAttention(
-            f"This model has no attention to show: it is {config.FAMILY}, which carries what it has read from token to token in its state."
-        )
+        return NoAttention("recurrent" if isinstance(config, RecurrentConfig) else "unknown")
     sample = choose_sample(model, islice(batches, MAX_BATCHES))
     if sample is None:
-        return NoAttention("There is no validation sample of two tokens or more over which the attention could be shown.")
+        return NoAttention("short")
     batch, n_tokens, n_read = sample
     a, error, n_maps = _certified(model, batch)
     pairs = cross_attention_addresses(model) if isinstance(model, Seq2SeqModel) else []
@@ -172,11 +167,11 @@ def text_attention(model: Network, batches: Iterable[Any], tokenizers: Tokenizer
     assert batch.source is not None and batch.decoder_input is not None
     keys = tokenizers.source.symbols(batch.source.tokens[0].tolist())  # of a single text, both sides are the same
     queries = tokenizers.target.symbols(batch.decoder_input.tokens[0].tolist()) if pairs else keys
-    shares, reason = _pooled_shares(model, a)
+    shares, no_shares = _pooled_shares(a)
     approximation, layer = "", a.module(address)
     if isinstance(config, TransformerConfig) and isinstance(layer, ApproximateAttention):
         approximation = config.attention.approximation.kind
-    return TextAttention(address, weights, queries, keys, n_tokens, n_read, error, n_maps, approximation, shares, reason)
+    return TextAttention(address, weights, queries, keys, n_tokens, n_read, error, n_maps, approximation, shares, no_shares)
 
 
 def _certified(model: Network, batch: Any) -> tuple[Activations, float, int]:
@@ -200,17 +195,23 @@ def _last_layer(a: Activations) -> str:
     return (of_all or paths)[-1]
 
 
-def _pooled_shares(model: Network, a: Activations) -> tuple[Float[Tensor, "key"] | None, str]:
-    """Return the rollout to the vector that an encoder pools from its tokens, or why there is none; (None, "") for other models."""
-    pooling = getattr(model.config, "pooling", None)
+def _encoder_graph(a: Activations) -> AttentionGraph | None:
+    """Return the graph of the attention of an encoder; None if an approximation implies negative weights."""
+    if any(bool((whole_map(a, path) < 0).any()) for path in attention_addresses(a.model)):
+        return None
+    return AttentionGraph.of_activations(a, ["encoder"])
+
+
+def _pooled_shares(a: Activations) -> tuple[Float[Tensor, "key"] | None, bool]:
+    """Return the rollout to the vector that an encoder pools from its tokens, and whether it has such a vector, but no rollout."""
+    pooling = getattr(a.model.config, "pooling", None)
     if pooling is None:
-        return None, ""
-    try:
-        shares = AttentionGraph.of_activations(a, ["encoder"]).rollout().source
-    except ConfigError as caught:
-        return None, str(caught)
+        return None, False
+    if (graph := _encoder_graph(a)) is None:
+        return None, True
+    shares = graph.rollout().source
     assert shares is not None, "an encoder reads the source"
-    return (shares[0, 0] if pooling == "cls" else shares[0].mean(0)).float(), ""
+    return (shares[0, 0] if pooling == "cls" else shares[0].mean(0)).float(), False
 
 
 class Sample(NamedTuple):

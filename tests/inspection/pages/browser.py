@@ -22,10 +22,11 @@ def chromium() -> str | None:
 class Browser:
     """One page of a headless Chromium."""
 
-    def __init__(self, program: str, profile: Path) -> None:
-        """Start the browser; messages end with a null byte, ours on its descriptor 3, its own on 4."""
+    def __init__(self, program: str, profile: Path, language: str = "en-US,en") -> None:
+        """Start the browser of a user who reads ``language``; messages end with a null byte, ours on its descriptor 3, its own on 4."""
         (theirs, to_browser), (from_browser, other) = os.pipe(), os.pipe()
         options = ["--headless", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}", "--remote-debugging-pipe"]
+        options += [f"--accept-lang={language}", f"--lang={language.split(',')[0]}"]
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has no sandbox for root; the pages are our own
         command = [program, *options, *sandbox, "about:blank"]
         inherited = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs, other)]  # neither is 3 or 4

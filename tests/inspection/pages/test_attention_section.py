@@ -29,7 +29,7 @@ def patches(**fields: object) -> PatchAttention:
     torch.manual_seed(1)
     shares = torch.rand(3, 2, 3) / 6
     picture = SamplePicture("data:image/png;base64,AAAA", "sound", from_bottom=True)
-    return replace(PatchAttention("encoder.blocks.1.attn", shares[1:], shares[0], "", picture, True, 0.5, 4), **fields)  # type: ignore[arg-type]
+    return replace(PatchAttention("encoder.blocks.1.attn", shares[1:], shares[0], False, picture, True, 0.5, 4), **fields)  # type: ignore[arg-type]
 
 
 def rendered(run: RunSummary, attention: object) -> tuple[Element, str]:
@@ -66,7 +66,9 @@ def test_what_is_not_shown_is_said(run: RunSummary) -> None:
     many, words = rendered(run, text(MAX_HEADS + 3, n_tokens=311))
     assert len(list(many.iter("svg"))) == 1 + MAX_HEADS and "mean of its 19 heads" in words
     assert "The first 16 heads." in words and "Only its first 4 of 311 tokens were read." in words
-    assert rendered(run, NoAttention("This model has none."))[1] == "This model has none."
+    for reason in ("recurrent", "convolutional", "unknown", "short"):
+        assert rendered(run, NoAttention(reason))[1].endswith(".")  # type: ignore[arg-type]
+    assert "it is a recurrent network" in rendered(run, NoAttention("recurrent"))[1]
     assert attention_section(replace(run, attention=None)) == []
     assert rendered(run, text(error=1.5))[1].count("Not certified") == 1
     broken = text()
@@ -88,7 +90,7 @@ def test_a_pooled_text_shows_the_share_of_each_token(run: RunSummary) -> None:
     spans = {span.get("title"): span.get("style") for span in section.iter("span") if span.get("class") == "share"}
     assert spans == {f"{t}: {s}.00%": f"--share: {p}%" for t, s, p in zip(TOKENS, (10, 20, 40, 30), (25, 50, 100, 75), strict=True)}
     assert "vector that the model classifies" in words
-    assert "Attention rollout is not shown: it has none." in rendered(run, text(no_shares="it has none"))[1]
+    assert "Attention rollout is not shown" in rendered(run, text(no_shares=True))[1]
 
 
 def test_heads_are_described() -> None:
@@ -112,17 +114,22 @@ def test_patches_are_covered_where_the_model_does_not_look(run: RunSummary) -> N
     assert not cells(alone, "cover") and alone.find("image") is not None and len(heads) == 2
     for picture, shares in zip([rollout, *heads], [found.shares, *found.weights], strict=True):
         expected = {  # the first row is at the bottom
-            f"row {2 - i}, column {j + 1}: {100 * float(shares[i, j]):.2f}%": 0.88 * (1 - float(shares[i, j] / shares.max()))
+            f"({2 - i}, {j + 1}): {100 * float(shares[i, j]):.2f}%": 0.88 * (1 - float(shares[i, j] / shares.max()))
             for i in range(2)
             for j in range(3)
         }
         assert cells(picture, "cover") == pytest.approx(expected, abs=0.001)
-    assert "validation sound" in words and "frequency from low at the bottom" in words and "class token" in words
+    assert "validation sample" in words and "The sound" in words and "frequency from low at the bottom" in words and "class token" in words
 
 
 def test_hostile_tokens_stay_text(run: RunSummary) -> None:
     hostile = [HOSTILE, *TOKENS[1:]]
-    whole = replace(run, attention=text(queries=hostile, keys=hostile, shares=torch.full((4,), 0.25)))
-    page = Page(render_report(whole))
-    assert "script" not in page.tags and "img" not in page.tags and "attention" in page.values("id")
-    assert escape_control_characters(HOSTILE) in page.text
+    section, words = rendered(run, text(queries=hostile, keys=hostile, shares=torch.full((4,), 0.25)))
+    tame, _ = rendered(run, text(shares=torch.full((4,), 0.25)))
+    assert {each.tag for each in section.iter()} == {each.tag for each in tame.iter()}
+    assert escape_control_characters(HOSTILE) in words and "\x1b" not in words
+
+
+def test_the_report_has_the_section(run: RunSummary) -> None:
+    page = Page(render_report(replace(run, attention=NoAttention("recurrent"))))
+    assert page.values("id").index("attention") == page.values("id").index("alignment") + 1

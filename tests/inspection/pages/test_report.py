@@ -1,11 +1,21 @@
+import base64
+import hashlib
+import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+from transom.inspection.messages import switch_script
 from transom.inspection.pages.markup import escape_control_characters
 from transom.inspection.pages.report import render_report
 from transom.inspection.pages.run_summary import RunSummary
 
 VOID = {"meta"}
+
+
+def without_codes(page: str) -> str:
+    """Remove the attributes that only the script of a page reads."""
+    return re.sub(r' data-message(-attributes)?="[^"]*"', "", page)
 
 
 class Page(HTMLParser):
@@ -17,7 +27,7 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str]] = []
         self.words: list[str] = []
-        self.style = ""
+        self.style, self.scripts = "", list[str]()
         self.feed(page)
         self.close()
         assert self.open == []
@@ -34,6 +44,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "style":
             self.style += data
+        elif self.open and self.open[-1] == "script":
+            self.scripts.append(data)
         else:
             self.words.append(data)
 
@@ -48,11 +60,13 @@ class Page(HTMLParser):
 
 def test_the_page_needs_nothing_from_outside(run: RunSummary) -> None:
     page = Page(render_report(run))
-    assert not {"script", "link", "iframe", "object", "img", "image", "use", "base", "form"} & page.tags
+    assert not {"link", "iframe", "object", "img", "image", "use", "base", "form"} & page.tags
     assert not page.values("src") and all(value.startswith("#") for value in page.values("href"))
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert "url(" not in page.style and "@import" not in page.style
-    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page.values("content")
+    hashed = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{hashed}'" in page.values("content")
+    assert len(page.scripts) == 2 and page.scripts[1] == switch_script() and json.loads(page.scripts[0])["names"]["en"] == "English"
 
 
 def test_hostile_text_stays_text(run: RunSummary) -> None:
@@ -106,7 +120,7 @@ def test_classes_have_their_own_names(run: RunSummary) -> None:
 
 def test_long_texts_are_stacked_on_a_phone_and_numbers_scroll(run: RunSummary) -> None:
     data = {"longest": [{"document": "a" * 50, "tokens": 7}], "lengths": {"train": {"median": 4}}}
-    page = render_report(replace(run, data=data))
+    page = without_codes(render_report(replace(run, data=data)))
     assert '<div class="scroll" tabindex="0"><table class="stacked"><thead><tr><th scope="col" class="text">Document' in page
     assert '<td class="number" dir="auto" data-label="Tokens">7</td>' in page
     assert '<div class="scroll" tabindex="0"><table><thead><tr><th scope="col" class="text"></th>' in page
@@ -136,7 +150,7 @@ def test_case_is_no_difference_to_a_model_without_it(run: RunSummary) -> None:
     tokenizer = run.recipe.tokenizer.model_copy(update={"lowercase": True})
     line = {"source": "A", "reference": "Ein Mann schläft.", "translation": "ein mann schläft."}
     metrics = [{"step": 1, "kind": "validation", "best": True, "seconds": 1.0, "loss": 1.0, "perplexity": 2.7, "samples": [line]}]
-    page = render_report(replace(run, recipe=run.recipe.model_copy(update={"tokenizer": tokenizer}), metrics=metrics))
+    page = without_codes(render_report(replace(run, recipe=run.recipe.model_copy(update={"tokenizer": tokenizer}), metrics=metrics)))
     assert 'ein mann schläft. <span class="same">✓ same as the reference</span>' in page
     assert "ignoring case" in page
     assert "same as the reference" not in render_report(replace(run, metrics=metrics))

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.results import Alignment
+from transom.files.message import joined
+from transom.inspection.messages import message
 from transom.inspection.pages.heat_map import HeatMapText, display_width, heat_map_svg, label
 from transom.inspection.pages.html_tables import scrollable
 from transom.inspection.pages.markup import node
@@ -19,12 +21,15 @@ def alignment_svg(alignment: Alignment) -> Element:
     The tooltip of a cell shows its target token, source token and weight. The description for screen readers names, for each target token,
     the source token with the largest weight.
     """
-    description = "; ".join(
-        f"{aligned} from {alignment.source[position]} ({format_percent(weight)})"
-        for aligned, (position, weight) in zip(alignment.target, _strongest_sources(alignment), strict=True)
+    description = joined(
+        "; ",
+        (
+            message("alignment.from", target=aligned, source=alignment.source[position], weight=format_percent(weight))
+            for aligned, (position, weight) in zip(alignment.target, _strongest_sources(alignment), strict=True)
+        ),
     )
-    title = f"Which source words each target word attends to ({alignment.origin})"
-    return heat_map_svg(alignment.weights, alignment.target, alignment.source, HeatMapText("Alignment", title, f"{description}."))
+    words = HeatMapText(message("alignment.label"), message("alignment.title", origin=alignment.origin), joined("", [description, "."]))
+    return heat_map_svg(alignment.weights, alignment.target, alignment.source, words)
 
 
 def alignment_text(alignment: Alignment, width: int = 100) -> str:
@@ -75,9 +80,9 @@ def alignment_page(name: str, alignments: Sequence[tuple[str, str, Alignment]]) 
         name: name of the run.
         alignments: each source sentence with its translation and their alignment.
     """
-    title = f"{name}: alignments"
+    title = message("alignment.page", name=name)
     parts = [
         (None, source, [node("p", translation), scrollable(alignment_svg(alignment)), node("p", alignment.origin, class_="soft")])
         for source, translation, alignment in alignments
     ]
-    return render_page(title, title, parts, lead="Source words across, translated words down; a darker cell means more attention.")
+    return render_page(title, title, parts, lead=message("alignment.lead"))

@@ -9,6 +9,8 @@ from xml.etree.ElementTree import Element
 from jaxtyping import Float
 from torch import Tensor
 
+from transom.files.message import joined
+from transom.inspection.messages import message
 from transom.inspection.pages.markup import escape_control_characters, node
 from transom.inspection.pages.number_format import format_percent
 
@@ -19,14 +21,14 @@ _CHARACTER_WIDTH = 8.4
 """Average width of a label's character, in SVG units."""
 _MAX_LABEL_LENGTH = 18
 _LEGEND_STEPS = 5
-_LEGEND_START = 66
+_LEGEND_START = 76
 
 
 class HeatMapText(NamedTuple):
-    """The words of a heat map.
+    """The words of a heat map, which may be messages.
 
     Attributes:
-        name: what the picture is, the first word of its text alternative.
+        name: what the picture is, as a sentence: the start of its text alternative.
         title: its title.
         description: its text alternative: what it shows, in words.
     """
@@ -71,7 +73,7 @@ def heat_map_svg(
         height=height,
         class_="alignment",
         role="img",
-        aria_label=f"{words.name}. {words.description}",
+        aria_label=joined(" ", [words.name, words.description]),
     )
     picture.append(node("title", words.title))
     picture.append(node("desc", words.description))
@@ -98,13 +100,13 @@ def small_map_svg(weights: Float[Tensor, "row column"], rows: Sequence[str], col
         weights: the weights.
         rows: name of each row.
         columns: name of each column.
-        name: what the map shows, such as "head 3".
+        name: what the map shows: its text alternative.
         side: longest side of the map.
     """
     cell = side / max(weights.shape)
     width, height = round(cell * weights.shape[1]), round(cell * weights.shape[0])
     picture = node(
-        "svg", viewBox=f"0 0 {len(columns)} {len(rows)}", width=width, height=height, class_="small", role="img", aria_label=f"{name}."
+        "svg", viewBox=f"0 0 {len(columns)} {len(rows)}", width=width, height=height, class_="small", role="img", aria_label=name
     )
     picture.append(node("rect", x=0, y=0, width=len(columns), height=len(rows), class_="field"))
     for i, row in enumerate(weights.tolist()):
@@ -136,7 +138,7 @@ def _drawn_width(text: str) -> float:
 
 def _legend(left: float, top: float, opacity: Callable[[float], float]) -> list[Element]:
     """Draw the shades of weights from 0 to 1: those whose opacities are equally far apart, with the weight of the middle one."""
-    elements = [node("text", "weight  0", x=left, y=top + 6, dy="0.35em", class_="unit")]
+    elements = [node("text", joined("  ", [message("alignment.weight"), "0"]), x=left, y=top + 6, dy="0.35em", class_="unit")]
     start = left + _LEGEND_START
     for step in range(_LEGEND_STEPS):
         weight = (step + 1) / _LEGEND_STEPS

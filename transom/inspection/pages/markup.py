@@ -1,12 +1,22 @@
-"""HTML and SVG as element trees; text from data is escaped by construction."""
+"""HTML and SVG as element trees; text from data is escaped by construction, and messages carry what they are made of."""
 
+import json
 import unicodedata
+from collections.abc import Iterator
 from importlib import resources
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from transom.files.message import Code, Message
+
 Child = Element | str | None
 """Content of an element; ``None`` is skipped."""
+
+MESSAGE, MESSAGE_ATTRIBUTES = "data-message", "data-message-attributes"
+"""Attributes of an element with the code of its text, and with the codes of other attributes by name."""
+
+_QUOTES = str.maketrans("\"'", "'\"")
+"""Exchanges both kinds of quotes, so that JSON in an attribute needs no escapes."""
 
 _REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
@@ -38,20 +48,69 @@ def node(tag: str, *children: Child, **attributes: str | float | None) -> Elemen
 
     Args:
         tag: name of the element.
-        children: elements and text in order; text passes through ``escape_control_characters`` and is escaped on output.
+        children: elements and text in order; text passes through ``escape_control_characters`` and is escaped on output. A message among
+            other children has an element of its own.
         attributes: values; ``None`` is skipped. In names ``_`` becomes ``-`` and a trailing ``_`` is dropped (``class_``).
     """
-    element = Element(tag)
-    for name, value in attributes.items():
+    element, codes = Element(tag), dict[str, Code]()
+    for key, value in attributes.items():
         if value is not None:
-            element.set(
-                name.rstrip("_").replace("_", "-"), escape_control_characters(f"{value:g}" if isinstance(value, float) else str(value))
-            )
-    for child in children:
-        if isinstance(child, str):
-            _append_text(element, escape_control_characters(child))
-        elif child is not None:
+            name = key.rstrip("_").replace("_", "-")
+            element.set(name, escape_control_characters(f"{value:g}" if isinstance(value, float) else str(value)))
+            if isinstance(value, Message):
+                codes[name] = value.code
+    if codes:
+        element.set(MESSAGE_ATTRIBUTES, _encode(codes))
+    present = [child for child in children if child is not None]
+    for child in present:
+        if not isinstance(child, str):
             element.append(child)
+        elif not isinstance(child, Message):
+            _append_text(element, escape_control_characters(child))
+        elif len(present) > 1:
+            element.append(node("tspan" if tag == "text" else "span", child))
+        else:
+            element.set(MESSAGE, _encode(child.code))
+            element.text = escape_control_characters(child)
+    return element
+
+
+def _encode(code: Code) -> str:
+    text = json.dumps(_escape_code(code), ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").translate(_QUOTES)
+
+
+def _escape_code(code: Code) -> Code:
+    """Escape the control characters of each text in a code."""
+    match code:
+        case str():
+            return escape_control_characters(code)
+        case list():
+            return [_escape_code(part) for part in code]
+        case dict():
+            return {name: _escape_code(part) for name, part in code.items()}
+        case _:
+            return code
+
+
+def codes_of(element: Element) -> Iterator[Code]:
+    """Yield the code of every message in an element and those below it."""
+    for each in element.iter():
+        if (text := each.get(MESSAGE)) is not None:
+            yield decode(text)
+        yield from decode(each.get(MESSAGE_ATTRIBUTES, "{}")).values()
+
+
+def decode(attribute: str) -> Code:
+    """Return the code, or the codes by name, that an attribute of a message holds."""
+    return json.loads(attribute.translate(_QUOTES))
+
+
+def without_codes(element: Element) -> Element:
+    """Remove the codes of messages, which only the script of a page reads."""
+    for each in element.iter():
+        for name in (MESSAGE, MESSAGE_ATTRIBUTES):
+            each.attrib.pop(name, None)
     return element
 
 
@@ -76,12 +135,20 @@ def style_sheet(*names: str) -> Element:
     return element
 
 
+def script(text: str, **attributes: str) -> Element:
+    """Return a script element, whose text is not escaped."""
+    assert "</" not in text, "would end the element"
+    element = node("script", **attributes)
+    element.text = text
+    return element
+
+
 def to_html(element: Element) -> str:
     """Serialize the element as HTML."""
     return ElementTree.tostring(element, encoding="unicode", method="html")
 
 
 def to_svg(element: Element) -> str:
-    """Serialize the element as a standalone SVG file."""
+    """Serialize the element as a standalone SVG file, in English."""
     element.set("xmlns", "http://www.w3.org/2000/svg")
-    return ElementTree.tostring(element, encoding="unicode") + "\n"
+    return ElementTree.tostring(without_codes(element), encoding="unicode") + "\n"

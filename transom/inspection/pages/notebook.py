@@ -14,7 +14,7 @@ from transom.decoding.predictors.multi_label import LabelsPrediction
 from transom.decoding.predictors.results import Alignment, Results
 from transom.decoding.predictors.translator import Translation
 from transom.inspection.pages.alignment_pictures import alignment_svg, alignment_text
-from transom.inspection.pages.markup import Child, escape_control_characters, node, to_html
+from transom.inspection.pages.markup import Child, escape_control_characters, node, to_html, without_codes
 from transom.inspection.pages.number_format import format_count, format_percent
 from transom.training.validation_metrics import all_metrics, language_tags
 
@@ -190,7 +190,8 @@ def validation_table(rows: Sequence[tuple[int, Mapping[str, float], bool]]) -> l
 
 def framed(content: Iterable[Child], notes: Iterable[str] = ()) -> str:
     """Return an HTML fragment of the elements, with their styles and, in small print below, the notes."""
-    return to_html(node("div", scoped_style(), *content, *(node("p", line, class_="soft") for line in notes), class_="transom"))
+    fragment = node("div", scoped_style(), *content, *(node("p", line, class_="soft") for line in notes), class_="transom")
+    return to_html(without_codes(fragment))
 
 
 def scoped_style() -> Element:

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -24,7 +24,7 @@ from transom.tasks.image_classification.task import ImageClassifyCommand, ImageT
 class AudioClassifier(ImageClassifier):
     """Predictor of the classes of sounds."""
 
-    NOUN: ClassVar[str] = "sound"
+    NOUN: ClassVar[Literal["image", "sound"]] = "sound"
 
     @property
     def config(self) -> SpectrogramTransformerConfig:
