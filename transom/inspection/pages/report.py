@@ -10,6 +10,7 @@ from transom.config.recipe import Metric, dump_recipe
 from transom.files.message import as_sentence, joined
 from transom.inspection.messages import message, message_or
 from transom.inspection.pages.alignment_pictures import alignment_svg
+from transom.inspection.pages.attention_section import attention_section
 from transom.inspection.pages.classification_section import classification_section
 from transom.inspection.pages.data_section import data_section
 from transom.inspection.pages.describe import (
@@ -273,6 +274,7 @@ RESULTS = (Section("scores", message("sections.scores"), _scores), Section("curv
 BACKGROUND = (
     Section("classification", message("sections.classification"), classification_section),
     Section("alignment", message("sections.alignment"), _alignments),
+    Section("attention", message("sections.attention"), attention_section),
     Section("patterns", message("sections.patterns"), _patterns),
     Section("data", message("sections.data"), _data),
     Section("time", message("sections.time"), _time),

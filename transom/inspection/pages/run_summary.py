@@ -14,6 +14,7 @@ from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
 from transom.files.message import joined
 from transom.inspection.messages import message
+from transom.inspection.sample_attention import NoAttention, PatchAttention, TextAttention
 
 MetricsRecord = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
@@ -47,6 +48,7 @@ class RunSummary:
         data: the data report as JSON.
         alignments: alignments of sample translations.
         classification: metrics of the saved weights on the validation data of a classifier.
+        attention: attention of the saved weights over a validation sample; None if the task has no such sample.
         test_scores: test scores of the best weights.
         machine_notes: lines on the measured hardware, and on precision, threads and processes with the reasons for their choice.
     """
@@ -60,6 +62,7 @@ class RunSummary:
     data: MetricsRecord
     alignments: Sequence[Alignment] = ()
     classification: ClassificationMetrics | MultiLabelMetrics | None = None
+    attention: TextAttention | PatchAttention | NoAttention | None = None
     test_scores: Sequence[TestScore] = ()
     machine_notes: Sequence[str] = ()
 
