@@ -33,6 +33,7 @@ function modelSwitch(store, state) {
 function shareMenu(store) {
   const done = (what) => (event) => {
     const said = (text) => { event.target.textContent = text; announce(text); };
+    event.target.textContent = t("share.busy");
     what().then(() => said(t("share.done")), (error) => said(error.message));
   };
   const item = (key, what) => button(t(`share.${key}`), `share-${key}`, done(what), { data: { share: key } });
