@@ -15,8 +15,8 @@ SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.g
 CALL = re.compile(r"\b(?:t|rich)\(")
 LITERAL = re.compile(r'"([\w-]+(?:\.[\w-]+)+|title|skip)"')
 PATTERN = re.compile(r"`([\w.-]+\.)\$\{[^`]*`")
-NAMES = "sqrt|scores?|sum(?=_)|tanh|mean|sum|exp|ln|eps|mu|sigma|gamma|beta|alpha|x_hat|softmax|maxout of|Concat|of a simple network"
-FORMULA = re.compile(rf"({NAMES}|\b[A-Za-z](_\w+|_(?=\{{))?(?![A-Za-z])|[^A-Za-z])+")
+NAMES = "sqrt|scores?|tanh|mean|sum|exp|ln|eps|mu|sigma|gamma|beta|alpha|x_hat|softmax|maxout of|Concat|of a simple network"
+FORMULA = re.compile(rf"(({NAMES})(_\w+)?|\b[A-Za-z](_\w+|_(?=\{{))?(?![A-Za-z])|[^A-Za-z])+")
 """Symbols and the names of functions."""
 MARKUP = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function")
 ATTRIBUTE = re.compile(r'data-(?:message|label)="([^"]+)"')
