@@ -17,7 +17,7 @@ UNTRANSLATED = {"pre", "code", "style", "script"}
 UNITS = re.compile(r"(?<=\d)(k|M|G)?\b|\b(s|min|h|ms|MB|nan|inf)\b|\d[\d.]*e-?\d+")
 """Units and exponents, which are the same in every language."""
 
-ADDRESS = re.compile(r"\b[\w-]+(\.[\w-]+)+")
+ADDRESS = re.compile(r"\S*/\S+|\b[\w-]+(\.[\w-]+)+")
 """Dotted names: layers, files, fields of a recipe."""
 
 WORD = re.compile(r"[A-Za-z]{2,}")
