@@ -16,13 +16,13 @@ SHORT = ("max_steps=8", "validate_every=4", "checkpoint_every=4", "log_every=1",
 SMALL = ("d_model=16", "n_layers=1", "n_heads=2", "d_ff=16")
 """Of the model."""
 
-CLASSES = ("πολύ_αρνητικό", "αρνητικό", "Ουδέτερο", "θετικό", "πολύ θετικό, χωρίς καμία επιφύλαξη")
+CLASSES = ("πολύ_αρνητικό", "αρνητικό", "Ουδέτερο", "θετικό", "πολύ θετικό, χωρίς ίχνος επιφυλάξεων")
 
 
 def sentences(n: int, seed: int = 1) -> list[str]:
     """Draw sentences of a small language, one of whose words is long."""
     draw = random.Random(seed)
-    words = ["ήλιος", "φεγγάρι", "άστρα", "και", "το", "λάμπει", "ήσυχα", "υπευθυνότητα", "αλληλοσυμπληρωματικότητα", LONG_WORD]
+    words = ["ήλιος", "φεγγάρι", "άστρα", "και", "το", "λάμπει", "ήσυχα", "υπευθυνότητα", "χαρακτηριστικότατα", LONG_WORD]
     return [" ".join(draw.choices(words, weights=[9] * 9 + [1], k=draw.randint(4, 24))) for _ in range(n)]
 
 
@@ -41,7 +41,7 @@ def _write(path: Path, lines: list[str]) -> str:
 
 def _translation(folder: Path) -> Iterator[Path]:
     source, target = (_write(folder / name, sentences(200, seed)) for name, seed in (("source", 1), ("target", 2)))
-    model = ("d_model=16", "n_encoder_layers=1", "n_decoder_layers=1", "n_heads=2", "d_ff=16", "max_seq_len=128")
+    model = ("d_model=16", "n_encoder_layers=1", "n_decoder_layers=1", "n_heads=2", "d_ff=16", "max_seq_len=512")
     short = ("batch_tokens=512", "validate_bleu=4")
     run = train(folder, "translation", "--source", source, "--target", target, model=model, training=short)
     yield run / "report.html"

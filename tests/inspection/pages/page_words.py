@@ -72,7 +72,7 @@ class Words(HTMLParser):
             word
             for text in self.others
             for word in WORD.findall(UNITS.sub("", ADDRESS.sub("", text)))
-            if word not in data and len(word) > 1
+            if word not in data and len(set(word)) > 1
         }
 
     def misquoted(self) -> list[tuple[str, str]]:

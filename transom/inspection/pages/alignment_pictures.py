@@ -15,7 +15,7 @@ from transom.inspection.pages.page import render_page
 MIN_SHOWN_WEIGHT = 0.01
 """Cells with a smaller attention weight are not drawn."""
 _SHADES = " ░▒▓█"
-_CHARACTER_WIDTH = 8.4
+_CHARACTER_WIDTH = 9.0
 """Average width of a label's character, in SVG units."""
 _MAX_LABEL_LENGTH = 18
 _LEGEND_STEPS = 5
