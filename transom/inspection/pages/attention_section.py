@@ -155,7 +155,7 @@ def describe_head(weights: Float[Tensor, "query key"], is_self: bool) -> Message
 
 
 def _shaded_text(shares: Float[Tensor, "key"], tokens: Sequence[str], caption: Message) -> Element:
-    """Show a text whose tokens are underlaid by their shares, relative to the largest, with the shares as numbers."""
+    """Show a text with a bar over each token, as high as its share of the largest one, and the shares as numbers."""
     largest = float(shares.max()) or 1.0
     spans = [
         node(
