@@ -118,11 +118,14 @@ def _step(step: Step, focus: bool) -> Json:
 def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any]) -> str:
     """Return the command that prints the calculation."""
     words = ["transom", "explain", str(found.model.folder), *([request.input.text] if request.input.text is not None else [])]
+    symbols = found.model.symbols()
     names: dict[str, Callable[[Any], str]] = {
-        "candidate": lambda index: found.model.symbols()[index],
+        "candidate": lambda index: symbols[index],
         "temperatures": lambda values: f"{values[0]:g}",
     }
     for name, value in options.items():
+        if name == "candidate" and not symbols:  # the logits of an embedder are similarities of texts
+            continue
         words += [f"--{name}"] if value is True else [f"--{'temperature' if name == 'temperatures' else name}", names.get(name, str)(value)]
     words += ["--target", request.input.target] if request.input.target is not None else []
     words += ["--input", "FILE"] if request.input.text is None else []

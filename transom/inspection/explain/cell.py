@@ -107,7 +107,7 @@ def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[s
 
 def _block(network: Any, name: str, stack: str) -> int | None:
     """Return the block that computes a quantity: for the input of a block the one before it, for those after all blocks the last."""
-    found = re.search(r"\.blocks\.(\d+)\.(.*)", name)
+    found = re.search(r"\.(?:blocks|layers)\.(\d+)\.(.*)", name)
     if found is None:
         after = name.partition(".")[0] not in (*SIDES, "embedding")
         return len(blocks) - 1 if after and (blocks := getattr(getattr(network, stack), "blocks", ())) else None
