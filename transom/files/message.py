@@ -11,14 +11,14 @@ Template = str | Mapping[str, str]
 """Text of a message with placeholders; one per plural category (``one``, ``other``) of the value ``n`` where the text depends on it."""
 
 Code = Any
-"""What a text is made of, as JSON: a string, a number, ``[key, values]`` for a message, ``{"join": [code, ...]}`` for a sequence."""
+"""Parts of a text, as JSON: a string, a number, ``[key, values]`` for a message, ``{"join": [code, ...]}`` for a sequence."""
 
 
 class Message(str):
     """English text that can be shown in other languages.
 
     Attributes:
-        code: what the text is made of, from which ``render`` makes the text in another language.
+        code: its parts, from which ``render`` makes the text in another language.
     """
 
     code: Code
@@ -30,8 +30,8 @@ class Message(str):
         return made
 
 
-def phrase(key: str, english: Template, **values: str | int) -> Message:
-    """Return a text in English that other languages have under ``key`` of ``transom/inspection/messages``, which repeats the English.
+def phrase(key: str, english: Template, **values: str | int) -> str:
+    """Return a ``Message`` in English, which other languages have under ``key`` of ``transom/inspection/messages``.
 
     Args:
         key: names of nested objects of a table, joined by dots.
@@ -44,9 +44,8 @@ def phrase(key: str, english: Template, **values: str | int) -> Message:
     """
     coded = {name: code_of(value) for name, value in values.items()}
     code = [key, coded] if coded else [key]
-    return Message(
-        _fill(english, {name: f"{value:,}" if isinstance(value, int) else value for name, value in values.items()}, values), code
-    )
+    shown = {name: f"{value:,}" if isinstance(value, int) else value for name, value in values.items()}
+    return Message(_fill(english, shown, values), code)
 
 
 def joined(separator: str, parts: Iterable[str]) -> str:
@@ -97,7 +96,7 @@ def keys_of(code: Code) -> Iterator[str]:
 
 
 def code_of(value: str | int) -> Code:
-    """Return what a value is made of."""
+    """Return the code of a value."""
     return value.code if isinstance(value, Message) else value
 
 

@@ -41,8 +41,8 @@ def _flatten(prefix: str, entry: Any) -> Iterator[tuple[str, Template]]:
             yield from _flatten(f"{prefix}.{name}" if prefix else name, inner)
 
 
-def message(key: str, **values: str | int) -> Message:
-    """Return the message of a key of the tables' ``report``.
+def message(key: str, **values: str | int) -> str:
+    """Return the ``Message`` of a key of the tables' ``report``.
 
     Args:
         key: names of nested objects, joined by dots.

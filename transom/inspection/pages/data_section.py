@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from transom.files.message import joined
+from transom.data.reports.findings import split_name
+from transom.files.message import Message, joined
 from transom.inspection.messages import message, message_or
 from transom.inspection.pages.html_tables import html_table, key_value_table
 from transom.inspection.pages.markup import node
@@ -40,7 +41,7 @@ def _class_counts(splits: Mapping[str, Mapping[str, int]]) -> Element:
     """Render the number of samples per class and split, the name of each class as the data have it."""
     classes = list(dict.fromkeys(name for counts in splits.values() for name in counts))
     rows = [[name, *(_format_value(counts.get(name)) for counts in splits.values())] for name in classes]
-    return html_table([message("data.class"), *map(_name, splits)], rows)
+    return html_table([message("data.class"), *map(split_name, splits)], rows)
 
 
 def _render_value(value: Mapping[str, Any] | Sequence[Any], field: str) -> Element:
@@ -49,7 +50,7 @@ def _render_value(value: Mapping[str, Any] | Sequence[Any], field: str) -> Eleme
         if isinstance(value, Mapping) and field == "classes":
             return _class_counts(value)
         keys = list(dict.fromkeys(key for row in rows for key in row))
-        names = [[_name(name)] for name in value] if isinstance(value, Mapping) else [[] for _ in rows]
+        names = [[split_name(name)] for name in value] if isinstance(value, Mapping) else [[] for _ in rows]
         head = [""] if isinstance(value, Mapping) else []
         return html_table(
             head + [_heading(key) for key in keys],
@@ -67,13 +68,10 @@ def _title(field: str) -> str:
 
 def _heading(key: str) -> str:
     """Return the heading of a statistic; one that the tables do not know, such as that of a plugin, has its own name."""
+    if isinstance(key, Message):
+        return Message(f"{key[:1].upper()}{key[1:]}", key.code)
     words = key.replace("_", " ")
     return message_or(f"data.headings.{words.replace(' ', '_')}", f"{words[:1].upper()}{words[1:]}")
-
-
-def _name(name: str) -> str:
-    """Return the name of a split or of a side of it, such as "de train source"."""
-    return joined(" ", [message_or(f"data.names.{word}", word) for word in name.split(" ")])
 
 
 def _format_cell(key: str, value: Any) -> str:

@@ -17,7 +17,7 @@ from transom.inspection.pages.number_format import format_percent
 MIN_SHOWN_WEIGHT = 0.01
 """Cells with a smaller attention weight are not drawn."""
 
-_CHARACTER_WIDTH = 8.4
+_CHARACTER_WIDTH = 9.0
 """Average width of a label's character, in SVG units."""
 _MAX_LABEL_LENGTH = 18
 _LEGEND_STEPS = 5

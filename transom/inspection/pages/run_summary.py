@@ -12,6 +12,7 @@ from transom.data.reports.baseline import worse_than_baseline
 from transom.decoding.predictors.class_metrics import ClassificationMetrics
 from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
+from transom.files.message import joined
 from transom.inspection.messages import message
 from transom.inspection.sample_attention import NoAttention, PatchAttention, TextAttention
 
@@ -97,8 +98,8 @@ class RunSummary:
         loss = _nan_if_none(self.best_validation["loss"])
         if math.isnan(loss):
             return [message("problems.not_a_number")]
-        advice = "train longer, change training.learning_rate, or check the data"
-        worse = [f"{problem}; {advice}" for problem in worse_than_baseline(self.best_validation, self.data.get("baseline", ()))]
+        advice = message("problems.advice")
+        worse = [joined("; ", [problem, advice]) for problem in worse_than_baseline(self.best_validation, self.data.get("baseline", ()))]
         return [*(worse or self._worse_than_uniform(loss)), *self._better_by_another_metric]
 
     @property

@@ -8,6 +8,7 @@ from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.files.message import phrase
 from transom.inspection.messages import message
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.run_summary import RunSummary
@@ -48,11 +49,23 @@ def report_tagged(
     tags_of_train = list(map(" ".join, splits.train.tags))
     problems = [
         *findings.contradiction_problems(
-            keys["train"], tags_of_train, splits.train.describe_sample, "sentence", "other tags than an earlier equal sentence:"
+            keys["train"],
+            tags_of_train,
+            splits.train.describe_sample,
+            "sentence",
+            phrase("data.other_tags", "other tags than an earlier equal sentence:"),
         ),
         *(
-            f"{name}: {findings.count_noun(n, 'more window')} than sentences, because some sentences exceed the context window of"
-            f" {max_tokens + 1} tokens"
+            phrase(
+                "data.more_windows",
+                {
+                    "one": "{name}: {n} more window than sentences, because some sentences exceed the context window of {most} tokens",
+                    "other": "{name}: {n} more windows than sentences, because some sentences exceed the context window of {most} tokens",
+                },
+                name=findings.split_name(name),
+                n=n,
+                most=str(max_tokens + 1),
+            )
             for name, n in n_cut.items()
             if n
         ),
