@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.results import Alignment
 from transom.files.message import joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.html_tables import scrollable
 from transom.inspection.pages.markup import escape_control_characters, node
 from transom.inspection.pages.number_format import format_percent
