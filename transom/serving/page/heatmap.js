@@ -141,7 +141,7 @@ function columnLabels({ columnLabels: texts, cell, columns }) {
     {
       class: "column-labels",
       "aria-hidden": "true",
-      style: { width: `${columns * cell}px`, height: `${Math.min(96, 10 + longest * 7.6)}px` },
+      style: { width: `${columns * cell}px`, height: `${Math.min(96, 14 + longest * 8.2)}px` },
     },
     labels,
   );
