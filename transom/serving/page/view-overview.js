@@ -88,7 +88,7 @@ export function mountOverview(root, store) {
           blocks(store, state, here, own, said),
           own
             .filter((each) => each.kind === "layer" && (each.block ?? null) === null)
-            .map((place) => h("li", { class: "block" }, item(store, here, place, place.id))),
+            .map((place) => h("li", { class: "block" }, item(store, here, place, place.id in pass.tokens ? t("overview.end") : place.id))),
         );
       });
       const output = places.find((each) => each.kind === "output");
