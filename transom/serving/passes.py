@@ -8,6 +8,7 @@ from torch import Tensor
 
 from transom.config.vision import VisionTransformerConfig
 from transom.data.tokenizer.special_tokens import TOKEN_NAMES
+from transom.decoding.predictors.generator import Generator
 from transom.errors import ConfigError, DataError
 from transom.inspection.activations import sequences_of
 from transom.inspection.attention_map import AttentionMap, attention_map
@@ -127,7 +128,7 @@ def describe_pass(found: Pass) -> dict[str, Any]:
     answer = list(found.input.positions) or positions
     default = answer[-2] if model.input_kind == "pair" and len(answer) > 1 else answer[0] if len(answer) > 1 else answer[-1]
     if not found.input.answer:
-        default = positions[-1]
+        default = answer[-1] if found.input.positions else positions[-1]
     return {
         "tokens": tokens,
         "grid": config.grid if isinstance(config, VisionTransformerConfig) else None,
@@ -142,12 +143,20 @@ def describe_pass(found: Pass) -> dict[str, Any]:
             "stack": "decoder" if "decoder" in tokens else "encoder",
             "default": default,
         },
-        "answer": found.input.answer,
+        "answer": _answer(found),
         "notes": list(found.input.notes),
         "fired": list(found.fired),
         "whole": found.whole,
         "tile": SIZE,
     }
+
+
+def _answer(found: Pass) -> str:
+    """Return the model's answer; of a language model the most probable next token, with the edits of the pass."""
+    if not isinstance(found.model.run, Generator):
+        return found.input.answer
+    symbols = found.model.run.tokenizer.symbols([int(found.flat_logits[-1].argmax())])
+    return symbols[0].replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
 
 
 def _tokens(found: Pass) -> dict[str, list[dict[str, Any]]]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from transom.checkpoints.run_files import METRICS
 from transom.config.vision import ImageClassifierConfig
-from transom.data.tokenizer.special_tokens import MASK
+from transom.data.batch import LanguageBatch, PaddedSequences
+from transom.data.tokenizer.special_tokens import MASK, SOS
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.predictors.translator import Translator
@@ -41,7 +42,7 @@ class ModelInput(NamedTuple):
 
     Attributes:
         batch: batch of one row.
-        answer: the model's answer as text; empty for models without one.
+        answer: the model's answer as text; empty for models without one, and for a language model, whose answer follows from the pass.
         positions: positions of the logits of the answer.
         notes: notes on the input.
     """
@@ -126,6 +127,8 @@ class ServedModel:
 
     def _sample(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the input of a validation sample."""
+        if self.input_kind == "sound":  # the sample is a spectrogram
+            return None
         if isinstance(self.run, SupportsFileInput):
             picture = str(sample.get("picture", ""))
             return {"label": str(sample.get("class", "")), "thumbnail": picture} if picture.startswith("data:image/png;base64,") else None
@@ -152,8 +155,11 @@ class ServedModel:
             file = files[request.file]
         elif request.text is None:
             raise DataError("input: expected a text for this model, found a file; type a text")
-        asks = isinstance(self.run, Translator | Generator) or hasattr(self.run, "classify")
-        if asks:
+        if isinstance(self.run, Generator):  # its answer is the next token of the pass
+            example = build_example_batch(self.run, request.text, None, "refuse")
+            batch = self._with_separator(example.batch)
+            return ModelInput(batch, "", (batch.decoder_input.tokens.shape[1] - 1,), example.notes)
+        if isinstance(self.run, Translator) or hasattr(self.run, "classify"):
             found = ask(self.run, request.text, file, request.target if isinstance(self.run, Translator) else None)
         elif isinstance(self.run, MaskFiller) and MASK in (request.text or ""):
             found = lens_question(self.run, request.text)
@@ -161,6 +167,20 @@ class ServedModel:
             example = build_example_batch(self.run, request.text, file, "refuse")
             return ModelInput(example.batch, "", (), example.notes)
         return ModelInput(found.batch, found.answer, found.positions, found.notes)
+
+    def _with_separator(self, batch: LanguageBatch) -> LanguageBatch:
+        """Append the token that separates prompt and answer, for a model that answers instructions.
+
+        Raises:
+            DataError: the prompt fills the context window.
+        """
+        if not self.run.instruction_tuned:
+            return batch
+        row, longest = [*batch.decoder_input.tokens[0].tolist(), SOS], self.run.model.config.max_seq_len
+        if len(row) > longest:
+            raise DataError(f"text: expected a prompt of at most {longest - 2:,} tokens, found {len(row) - 2:,}; give a shorter one")
+        read = PaddedSequences.pad([row])
+        return LanguageBatch(read, read.tokens, (0,)).to(self.network.device)
 
     def picture(self, batch: Any) -> str | None:
         """Return the picture or spectrogram that a batch holds as the data URL of a PNG image; None for texts."""
