@@ -100,11 +100,12 @@ class TileRequest(PassRequest):
     column: Index = Field(description="column of the tile")
 
 
+Question = Annotated[tuple[str, dict[str, Any]], Field(strict=False)]
+
+
 class ExportRequest(Schema):
     """Requests whose answers an exported page holds."""
 
-    requests: Annotated[tuple[tuple[str, dict[str, Any]], ...], Field(strict=False, max_length=20_000)] = Field(
-        description="name and body of each request"
-    )
+    requests: Annotated[tuple[Question, ...], Field(strict=False, max_length=20_000)] = Field(description="name and body of each request")
     state: dict[str, Any] = Field(description="state of the page")
     language: Name = Field("en", description="language of the page")
