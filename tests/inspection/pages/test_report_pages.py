@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inspection.pages.browser import Browser, ColorScheme, chromium
+from tests.browser import Browser, ColorScheme, chromium
 from tests.inspection.pages.page_kinds import KINDS
 from transom.inspection.pages.report import render_report
 from transom.inspection.pages.run_summary import RunSummary
@@ -18,12 +18,12 @@ LAYOUT = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
     """Start a browser."""
     program = chromium()
     if program is None:
         pytest.skip("needs Chromium")
-    found = Browser(program, tmp_path_factory.mktemp("profile"))
+    found = Browser(program)
     yield found
     found.close()
 

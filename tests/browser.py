@@ -1,0 +1,94 @@
+"""A headless Chromium to look at pages with: Debian's program, driven by playwright."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
+
+ColorScheme = Literal["light", "dark"]
+
+
+def chromium() -> str | None:
+    """Return the path of an installed Chromium; None without one."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """A headless Chromium that shows one page.
+
+    Attributes:
+        page: the page, or None before the first one.
+        faults: what the pages did that no page may do: errors in the console, dialogs, and requests to hosts that were not allowed.
+    """
+
+    page: Page
+
+    def __init__(self, program: str) -> None:
+        """Start the browser."""
+        self._playwright = sync_playwright().start()
+        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has no sandbox for root; the pages are our own
+        options = ["--disable-gpu", "--no-first-run", *sandbox]
+        self._browser = self._playwright.chromium.launch(executable_path=program, args=options)
+        self._context: BrowserContext | None = None
+        self.faults = list[str]()
+
+    def close(self) -> None:
+        """End the browser."""
+        self._browser.close()
+        self._playwright.stop()
+
+    def new_page(
+        self, width: int = 1440, scheme: ColorScheme = "light", language: str = "en", host: str | None = None, offline: bool = False
+    ) -> Page:
+        """Make an empty page in a new context, without anything stored; end the one before.
+
+        Args:
+            width: of the window in CSS pixels; below 600, those of a phone.
+            scheme: color scheme that the reader prefers.
+            language: language that the reader prefers.
+            host: host and port that may be contacted; None for files only.
+            offline: whether there is no network.
+        """
+        if self._context is not None:
+            self._context.close()
+        self._context = self._browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            locale=language,
+            is_mobile=width < 600,
+            has_touch=width < 600,
+            offline=offline,
+            permissions=["clipboard-read", "clipboard-write"],
+        )
+        self.page, self.faults = self._context.new_page(), []
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.faults.append(f"error of the page: {error}"))
+        self.page.on("request", lambda request: self._watch(request, host))
+        self.page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        return self.page
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning", "assert"):
+            self.faults.append(f"console {message.type}: {message.text} ({message.location.get('url', '')})")
+
+    def _watch(self, request: Request, host: str | None) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme not in ("data", "blob", "file", "about") and parts.netloc != host:
+            self.faults.append(f"request to {request.url}")
+
+    def open(self, file: Path, width: int, scheme: ColorScheme) -> None:
+        """Load a file in a window of ``width`` CSS pixels and a color scheme."""
+        self.new_page(width, scheme).goto(file.absolute().as_uri())
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression, as JSON."""
+        return self.page.evaluate(expression)
+
+    def screenshot(self, file: Path) -> None:
+        """Write a picture of the whole page."""
+        self.page.screenshot(path=file, full_page=True)
