@@ -1,6 +1,7 @@
 """``transom explore``: a local web page that shows every number of a model."""
 
 import tempfile
+import threading
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -45,12 +46,14 @@ def explore(
     models = [ServedModel.load(each) for each in (run, compare) if each is not None]
     with tempfile.TemporaryDirectory(prefix="transom-explore-") as uploads:
         try:
-            server = ExploreServer(Explorer(models, Path(uploads)), port)
+            explorer = Explorer(models, Path(uploads))
+            server = ExploreServer(explorer, port)
         except OSError as error:
             raise ConfigError(f"--port: expected a free port, found {port} in use ({error.strerror}); choose another one") from None
         with server:
             print(server.url, flush=True)
             print_note("the page shows this model until Ctrl-C ends the command; only this machine can open it")
+            threading.Thread(target=explorer.warm_up, daemon=True).start()
             if browser:
                 webbrowser.open(server.url)
             server.serve_forever()

@@ -12,8 +12,8 @@ from transom import __version__
 from transom.config.error_messages import validate
 from transom.config.schema import Schema
 from transom.errors import ConfigError
-from transom.inspection.attention_map import attention_map
 from transom.inspection.edits.scope import edits as edit_scope
+from transom.inspection.trace import names_of
 from transom.serving.answers import (
     Json,
     answer_calculation,
@@ -25,8 +25,9 @@ from transom.serving.answers import (
     encode_array,
     head_without,
 )
+from transom.serving.cache import Cache
 from transom.serving.export import export_page
-from transom.serving.passes import Pass, PassCache, describe_pass, estimate_bytes, run_pass, too_long_error
+from transom.serving.passes import Pass, describe_pass, estimate_bytes, open_map, run_pass, too_long_error
 from transom.serving.requests import (
     CalculationRequest,
     ExportRequest,
@@ -38,8 +39,11 @@ from transom.serving.requests import (
     TileRequest,
     UploadRequest,
 )
-from transom.serving.served_model import ServedModel, decode_upload
+from transom.serving.served_model import ModelInput, ServedModel, decode_upload
 from transom.serving.tiles import TiledMap
+
+MAX_PASSES = 24
+"""Passes that stay in memory."""
 
 MAX_MAPS = 4
 """Maps of long texts that stay in memory."""
@@ -57,7 +61,7 @@ class Explorer:
         """
         self.models, self._uploads = models, uploads
         self._files = dict[str, Path]()
-        self._passes, self._maps = PassCache(), dict[str, TiledMap]()
+        self._inputs, self._passes, self._maps = Cache[ModelInput](MAX_PASSES), Cache[Pass](MAX_PASSES), Cache[TiledMap](MAX_MAPS)
         self._lock = threading.Lock()
         self._answers: dict[str, tuple[type[Schema], Callable[[Any], Json]]] = {
             "models": (Schema, self._models),
@@ -94,6 +98,11 @@ class Explorer:
         with self._lock:
             return answer(request)
 
+    def warm_up(self) -> None:
+        """List the names of all quantities, which takes seconds, before the first request needs them."""
+        for model in self.models:
+            names_of(model.network.config)
+
     @cached_property
     def _described(self) -> list[Json]:
         return [model.describe() for model in self.models]
@@ -121,7 +130,8 @@ class Explorer:
     def _found(self, request: PassRequest) -> Pass:
         """Return the pass of a request."""
         model = self._model(request)
-        return self._passes.get(request, lambda: run_pass(model, model.build_input(request.input, self._files), request))
+        given = self._inputs.get((request.model, request.input), lambda: model.build_input(request.input, self._files))
+        return self._passes.get(request.of_pass().model_dump_json(), lambda: run_pass(model, given, request))
 
     def _whole(self, request: PassRequest) -> Pass:
         """Return the pass of a request, of which every site was kept.
@@ -157,14 +167,9 @@ class Explorer:
         """Return a tile of a map of the pass without edits."""
         if request.edits:
             raise ConfigError("edits: expected none for tiles, which show the map of the model as it is; switch the edits off")
-        model = self._model(request)
-        key = f"{request.of_pass().model_dump_json()} {request.attention} {request.head}"
-        if key not in self._maps:
-            batch = self._found(request).input.batch
-            self._maps[key] = TiledMap(attention_map(model.run, batch, request.attention, request.head))
-        while len(self._maps) > MAX_MAPS:
-            self._maps.pop(next(iter(self._maps)))
-        tile = self._maps[key].tile(request.level, request.row, request.column)
+        key = request.model, request.input, request.attention, request.head
+        tiled = self._maps.get(key, lambda: TiledMap(open_map(self._found(request), request.attention, request.head)))
+        tile = tiled.tile(request.level, request.row, request.column)
         place = {"queries": tile.queries, "keys": tile.keys, "stride": tile.stride, "ratio": tile.ratio}
         return {**encode_array(tile.weights), **place}
 

@@ -1,7 +1,6 @@
 """Forward passes that a page asks about, the latest of which stay in memory."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -9,8 +8,9 @@ from torch import Tensor
 
 from transom.config.vision import VisionTransformerConfig
 from transom.data.tokenizer.special_tokens import TOKEN_NAMES
-from transom.errors import DataError
+from transom.errors import ConfigError, DataError
 from transom.inspection.activations import sequences_of
+from transom.inspection.attention_map import AttentionMap, attention_map
 from transom.inspection.certify import Certificate
 from transom.inspection.derive_attention import is_exact
 from transom.inspection.edits.scope import edits as edit_scope
@@ -19,9 +19,7 @@ from transom.inspection.trace import Trace, axes_of, trace
 from transom.layers.attention import Attention
 from transom.serving.requests import PassRequest
 from transom.serving.served_model import ModelInput, ServedModel
-
-MAX_PASSES = 24
-"""Passes in memory."""
+from transom.serving.tiles import SIZE
 
 MAX_BYTES = 2**30
 """Bytes of a pass, of which every site is kept."""
@@ -55,22 +53,6 @@ class Pass(NamedTuple):
     def flat_logits(self) -> Tensor:
         """Logits of the row, (positions, symbols); one position where a text or picture has one answer."""
         return self.logits[0] if self.logits.ndim == 3 else self.logits
-
-
-class PassCache:
-    """Computes passes; the latest ones stay in memory."""
-
-    def __init__(self) -> None:
-        self._passes: OrderedDict[str, Pass] = OrderedDict()
-
-    def get(self, request: PassRequest, run: Callable[[], Pass]) -> Pass:
-        """Return the pass of a request, which ``run`` computes if it is not in memory."""
-        key = request.of_pass().model_dump_json()
-        found = self._passes.pop(key, None) or run()
-        self._passes[key] = found
-        while len(self._passes) > MAX_PASSES:
-            self._passes.popitem(last=False)
-        return found
 
 
 def run_pass(model: ServedModel, given: ModelInput, request: PassRequest) -> Pass:
@@ -113,6 +95,19 @@ def too_long_error(n_bytes: int, n_tokens: int) -> DataError:
     )
 
 
+def open_map(found: Pass, attention: str, head: int) -> AttentionMap:
+    """Return the attention map of one head; where the sites were not kept, the model runs again and keeps those of the head.
+
+    Raises:
+        ConfigError: there is no such layer or head.
+    """
+    if attention not in attention_layers(found.model):
+        raise ConfigError(f"attention: expected the address of an attention layer, found {attention!r:.80}")
+    if found.whole:
+        return found.trace.map(attention, head)
+    return attention_map(found.model.run, found.input.batch, attention, head)
+
+
 def attention_layers(model: ServedModel) -> list[str]:
     """Return the addresses of the attention layers of the blocks."""
     return [path for path, module in model.network.named_modules() if isinstance(module, Attention) and ".blocks." in path]
@@ -151,6 +146,7 @@ def describe_pass(found: Pass) -> dict[str, Any]:
         "notes": list(found.input.notes),
         "fired": list(found.fired),
         "whole": found.whole,
+        "tile": SIZE,
     }
 
 

@@ -1,6 +1,5 @@
 """Tiles of the attention map of one head: parts of a map that does not fit into memory or on a screen."""
 
-from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
@@ -9,8 +8,9 @@ from torch import Tensor
 
 from transom.errors import ConfigError
 from transom.inspection.attention_map import AttentionMap
+from transom.serving.cache import Cache
 
-SIZE = 256
+SIZE = 128
 """Rows and columns of a tile."""
 
 MAX_ROWS = 4
@@ -47,7 +47,7 @@ class TiledMap:
 
     def __init__(self, attention_map: AttentionMap) -> None:
         self._map = attention_map
-        self._rows: OrderedDict[tuple[int, int], tuple[Tensor, float]] = OrderedDict()
+        self._rows = Cache[tuple[Tensor, float]](MAX_ROWS)
 
     def tile(self, level: int, row: int, column: int) -> Tile:
         """Return a tile; tiles at the right and lower edge are smaller.
@@ -67,15 +67,14 @@ class TiledMap:
         if not queries or first >= last:
             n_rows, n_columns = (-(-n // (SIZE * stride)) for n in self._map.shape)
             raise ConfigError(f"tile: expected one of {n_rows:,} x {n_columns:,} tiles at level {level}, found row {row}, column {column}")
-        if (level, row) not in self._rows:
-            certificate = self._map.certify(queries[:: max(len(queries) // N_CERTIFIED, 1)])
-            certificate.check()
-            self._rows[level, row] = self._map.rows(queries), certificate.ratio
-        self._rows.move_to_end((level, row))
-        while len(self._rows) > MAX_ROWS:
-            self._rows.popitem(last=False)
-        rows, ratio = self._rows[level, row]
+        rows, ratio = self._rows.get((level, row), lambda: self._certified(queries))
         weights = rows[:, first:last]
         columns = -(-(last - first) // stride)
         padded = torch.nn.functional.pad(weights, (0, columns * stride - (last - first)))
         return Tile(padded.reshape(len(queries), columns, stride).sum(-1), queries, list(range(first, last, stride)), stride, ratio)
+
+    def _certified(self, queries: list[int]) -> tuple[Tensor, float]:
+        """Compute the weights of some queries on all keys, and compare those of ``N_CERTIFIED`` of them with the kernel's head outputs."""
+        certificate = self._map.certify(queries[:: max(len(queries) // N_CERTIFIED, 1)])
+        certificate.check()
+        return self._map.rows(queries), certificate.ratio

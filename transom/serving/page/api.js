@@ -1,0 +1,77 @@
+/**
+ * Answers of the server, or of the file in which a view was saved. Answers are kept, since the same question has the same answer.
+ * Tensors arrive as base64 of float32 numbers, and leave as {values: Float32Array, ...}.
+ */
+
+const embedded = (id) => {
+  const element = document.getElementById(id);
+  return element ? JSON.parse(element.textContent) : null;
+};
+
+const answers = embedded("answers");
+const tables = embedded("messages");
+
+/** State that a saved file opens with; null at a server. */
+export const savedState = embedded("state");
+
+/** Whether this page is a saved file, without a server. */
+export const isSaved = answers !== null;
+
+const MAX_KEPT = 600;
+const kept = new Map();
+let missingMessage = () => "";
+export const onMissing = (message) => { missingMessage = message; };
+
+/** Write JSON with sorted keys and without spaces, so that equal requests have equal texts. */
+export function canonical(value) {
+  if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
+  if (value === null || typeof value !== "object") return JSON.stringify(value) ?? "null";
+  const fields = Object.keys(value).filter((key) => value[key] !== undefined).sort();
+  return `{${fields.map((key) => `${JSON.stringify(key)}:${canonical(value[key])}`).join(",")}}`;
+}
+
+function decode(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i += 1) bytes[i] = text.charCodeAt(i);
+  const view = new DataView(bytes.buffer);
+  return Float32Array.from({ length: bytes.length / 4 }, (_, i) => view.getFloat32(4 * i, true));
+}
+
+class AnswerError extends Error {
+  isAnswer = true; // the server's own line, which is shown where the answer was expected
+}
+
+async function fetchAnswer(name, body) {
+  if (isSaved) {
+    const found = answers[`${name} ${canonical(body)}`];
+    if (!found) throw new AnswerError(missingMessage());
+    return found;
+  }
+  const reply = await fetch(`api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: canonical(body) });
+  const answer = await reply.json().catch(() => ({ error: `${reply.status} ${reply.statusText}` }));
+  if (!reply.ok || answer.error) throw new AnswerError(answer.error ?? `${reply.status} ${reply.statusText}`);
+  return answer;
+}
+
+/** Ask the server: one promise per request, kept until many others came. */
+export function ask(name, body) {
+  const key = name + canonical(body);
+  let promise = kept.get(key);
+  kept.delete(key);
+  if (!promise) {
+    promise = fetchAnswer(name, body).then((answer) =>
+      typeof answer.data === "string" ? { ...answer, data: undefined, values: decode(answer.data) } : answer,
+    );
+    promise.catch(() => kept.delete(key));
+  }
+  kept.set(key, promise);
+  if (kept.size > MAX_KEPT) kept.delete(kept.keys().next().value);
+  return promise;
+}
+
+/** Return the message table of a language. */
+export async function fetchMessages(language) {
+  if (tables) return tables[language] ?? tables.en;
+  return (await fetch(`messages/${language}.json`)).json();
+}

@@ -1,0 +1,105 @@
+/** Start the page: read the state from the address, load models and words, mount the views, and keep the pass up to date. */
+
+import { ask, isSaved, onMissing, savedState } from "explore/api";
+import { debounce } from "explore/dom";
+import { mountKeys } from "explore/keys";
+import { fillMessages, t, useLanguage } from "explore/messages";
+import { loadPass } from "explore/session";
+import { createStore, fromFragment, INITIAL, toFragment, TRANSIENT } from "explore/state";
+import { mountAnswer } from "explore/view-answer";
+import { mountCalculation } from "explore/view-calculation";
+import { mountChanges } from "explore/view-changes";
+import { mountHeader } from "explore/view-header";
+import { mountHelp } from "explore/view-help";
+import { mountInput } from "explore/view-input";
+import { mountOverview } from "explore/view-overview";
+import { mountStage } from "explore/view-stage";
+import { mountTokens } from "explore/view-tokens";
+import { mountTour } from "explore/view-tour";
+
+const byId = (id) => document.getElementById(id);
+const store = createStore({ ...INITIAL, ...TRANSIENT, ...savedState, ...fromFragment(location.hash) });
+
+async function setLanguage(code) {
+  const language = await useLanguage(code);
+  fillMessages(document);
+  onMissing(t("saved.missing", { command: "transom explore RUN" }));
+  store.set({ language });
+}
+
+function applyTheme({ theme }) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+}
+
+function showProblem({ error }) {
+  byId("problem").hidden = !error;
+  byId("problem").textContent = error ?? "";
+}
+
+/** Compute the pass again when the model, the input or the edits change; what is on the page stays until the new one is there. */
+function keepPass() {
+  let asked = null;
+  let ticket = 0;
+  const update = async (state) => {
+    if (!state.input || !state.models) return;
+    const key = [state.show, state.input, state.edits];
+    if (asked && asked.every((each, i) => Object.is(each, key[i]))) return;
+    asked = key;
+    const mine = (ticket += 1);
+    document.body.classList.add("busy");
+    try {
+      const loaded = await loadPass(state);
+      if (mine !== ticket) return;
+      const cell = store.get().cell;
+      const known = cell && loaded.pass.quantities.some((each) => each.address === cell.name);
+      store.set({ loaded, error: null, cell: known || loaded.pass.whole === false ? cell : null });
+    } catch (error) {
+      if (mine === ticket) store.set({ error: error.message });
+      if (!error.isAnswer) console.error(error);
+    } finally {
+      if (mine === ticket) document.body.classList.remove("busy");
+    }
+  };
+  store.subscribe(update);
+  update(store.get());
+}
+
+async function start() {
+  applyTheme(store.get());
+  await setLanguage(store.get().language);
+  mountHeader(byId("header"), store, { setLanguage });
+  mountInput(byId("input"), store);
+  mountTokens(byId("tokens"), store);
+  mountOverview(byId("overview"), store);
+  mountStage(byId("stage"), store);
+  mountCalculation(byId("calculation"), store);
+  mountAnswer(byId("answer"), store);
+  mountChanges(byId("changes"), store);
+  mountTour(byId("tour"), store);
+  mountHelp(byId("help"), store);
+  mountKeys(store);
+  const remember = debounce((state) => { if (!isSaved) history.replaceState(null, "", `#${toFragment(state)}`); }, 200);
+  store.subscribe((state) => { applyTheme(state); showProblem(state); remember(state); });
+  window.addEventListener("hashchange", () => store.set({ ...INITIAL, language: store.get().language, ...fromFragment(location.hash) }));
+  let named = null;
+  const nameSymbols = async (state) => {
+    const model = state.show === "B" ? 1 : 0;
+    if (named === model || !state.models) return;
+    named = model;
+    store.set({ vocabulary: (await ask("vocabulary", { model })).symbols });
+  };
+  store.subscribe(nameSymbols);
+  keepPass();
+  const models = await ask("models", {});
+  const { show, input } = store.get();
+  const possible = models.models.length > 1 && (show !== "diff" || models.comparable) ? show : "A";
+  store.set({ models, show: possible, input: input ?? models.models[0].samples[0]?.input ?? null });
+  byId("stage").dataset.ready = "true";
+}
+
+start().catch((error) => {
+  store.set({ error: error.message });
+  showProblem(store.get());
+  if (!error.isAnswer) throw error;
+});

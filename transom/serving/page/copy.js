@@ -1,0 +1,63 @@
+/** The view as Python lines and as a command line. */
+
+import { currentPlace } from "explore/places";
+import { chosenToken } from "explore/session";
+
+/** Copy a text; where a browser allows no clipboard, through a selected field. */
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = document.createElement("textarea");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  if (!done) throw new Error(text);
+  return undefined;
+}
+
+const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+
+/** Write a value as a Python literal. */
+export function python(value) {
+  if (value === null || value === undefined) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([key, item]) => `${python(key)}: ${python(item)}`).join(", ")}}`;
+  return JSON.stringify(value);
+}
+
+/** The quantity in view, with its head and token. */
+function inView(state) {
+  const place = currentPlace(state);
+  if (place.layer) return { name: `${place.layer.address}.weights`, head: state.head, query: chosenToken(state, place.layer.queries) };
+  if (place.kind === "output" || place.kind === "heads") return { name: place.kind === "output" ? "probs" : "attn.weights" };
+  return { name: place.kind === "embedding" ? `${place.prefix}.resid` : `${place.prefix}.resid_post`, query: chosenToken(state, place.stack) };
+}
+
+const folder = (state) => {
+  const model = state.models.models[state.show === "B" ? 1 : 0];
+  return model.folder ?? model.name;
+};
+
+/** Return Python lines that read what is in view. */
+export function viewAsPython(state) {
+  const { name, head, query } = inView(state);
+  const given = state.input.file ? "batch" : python(state.input.text);
+  const lines = ["import transom", "", `run = transom.load(${python(folder(state))}, "fp32")`];
+  if (state.input.file) lines.push("from pathlib import Path", "from transom.inspection.example_batch import build_example_batch", 'batch = build_example_batch(run, None, Path("FILE")).batch');
+  const read = [`logits, trace = transom.trace(run, ${given}, [${python(name)}])`, ...(name === "attn.weights" ? ["print({address: x.shape for address, x in trace.items()})"] : [`print(trace[${python(name)}][${[0, head, query].filter((each) => each !== undefined).join(", ")}])`])];
+  if (!state.edits.length) return [...lines, ...read].join("\n");
+  return [...lines, `edits = ${python(state.edits)}`, "with transom.edits(run, edits):", ...read.map((line) => `    ${line}`)].join("\n");
+}
+
+/** Return a command line that prints what is in view. */
+export function viewAsCommand(state) {
+  const { name, head, query } = inView(state);
+  const words = ["transom", "trace", quoted(folder(state)), ...(state.input.file ? ["--input", "FILE"] : [quoted(state.input.text)]), "--names", name];
+  if (head !== undefined) words.push("--heads", head);
+  if (query !== undefined) words.push("--positions", query);
+  if (!state.edits.length) return words.join(" ");
+  const file = JSON.stringify({ version: 1, edits: state.edits });
+  return `printf '%s' ${quoted(file)} > edits.json\n${words.join(" ")} --edit edits.json`;
+}

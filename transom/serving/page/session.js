@@ -1,0 +1,96 @@
+/** Questions about the pass in view: its tensors, logits and what its heads do. With two models in view, the difference. */
+
+import { ask } from "explore/api";
+import { t } from "explore/messages";
+
+/** Return the fields that identify a pass: of the model in view, or of a given one. */
+export function passBody(state, model = state.show === "B" ? 1 : 0) {
+  return { model, input: state.input, edits: state.edits };
+}
+
+/** Ask for the pass of the state: {body, other, pass}; `other` is the second pass of a difference. */
+export async function loadPass(state) {
+  const body = passBody(state);
+  const other = state.show === "diff" ? passBody(state, 1) : null;
+  const [pass] = await Promise.all([ask("pass", body), other && ask("pass", other)]);
+  return { body, other, pass };
+}
+
+/** Return a tensor of the pass in view: {address, axes, shape, values, ...}; of two passes, the first minus the second. */
+export async function tensor(state, name, index = undefined) {
+  const { body, other } = state.loaded;
+  const question = (which) => ask("tensor", { ...which, name, index });
+  if (!other) return question(body);
+  const [a, b] = await Promise.all([question(body), question(other)]);
+  if (a.values.length !== b.values.length) throw Object.assign(new Error(t("compare.shapes")), { isAnswer: true });
+  return { ...a, values: a.values.map((value, i) => value - b.values[i]) };
+}
+
+/** Return the request for a cell's hand calculation. */
+export function calculationBody(state, name, index) {
+  const body = { ...state.loaded.body, name, index };
+  return state.temperature !== 1 && /(^|\.)(log_)?probs$/.test(name) ? { ...body, temperature: state.temperature } : body;
+}
+
+/** Return the output position in view. */
+export function outputPosition(state) {
+  const { positions, default: usual } = state.loaded.pass.outputs;
+  return positions.includes(state.position) ? state.position : usual;
+}
+
+/** Return the request for what the head in view does to the word in view. */
+export function headBody(state, layer) {
+  return {
+    ...state.loaded.body,
+    attention: layer.address,
+    head: Math.min(state.head, layer.n_heads - 1),
+    query: chosenToken(state, layer.queries),
+    position: outputPosition(state),
+    symbol: state.symbol,
+  };
+}
+
+/** Return the requests for a position's logits: with the edits in force, without them, and of the second model. */
+export function logitsBodies(state) {
+  const position = outputPosition(state);
+  const { body, other } = state.loaded;
+  return {
+    now: { ...body, position },
+    before: body.edits.length && !other ? { ...body, edits: [], position } : null,
+    other: other && { ...other, position },
+  };
+}
+
+/** Return the position of the chosen token of a stack: the person's choice, or the one that answers, or the first word. */
+export function chosenToken(state, stack) {
+  const { tokens, outputs } = state.loaded.pass;
+  const row = tokens[stack] ?? [];
+  const chosen = state.tokens[stack];
+  if (chosen !== undefined && chosen < row.length) return chosen;
+  if (stack === outputs.stack && outputs.per_token && outputs.default < row.length) return outputs.default;
+  return Math.max(0, row.findIndex((each) => !each.special));
+}
+
+/** Merge heads that are off into edits, one per layer. */
+export function toggleHead(edits, layer, head) {
+  const same = (edit) => isHeadOff(edit) && edit.stack === layer.stack && edit.part === layer.part && edit.blocks[0] === layer.block;
+  const found = edits.find(same);
+  const heads = new Set(found?.heads ?? []);
+  if (!heads.delete(head)) heads.add(head);
+  const others = edits.filter((edit) => edit !== found);
+  if (!heads.size) return others;
+  const edit = { kind: "ablate-heads", stack: layer.stack, part: layer.part, blocks: [layer.block], heads: [...heads].sort((a, b) => a - b) };
+  return [...others, edit];
+}
+
+/** Tell whether an edit switches heads off as this page does. */
+export function isHeadOff(edit) {
+  return edit.kind === "ablate-heads" && (edit.value ?? "zero") === "zero" && !edit.positions && edit.blocks?.length === 1 && Boolean(edit.heads);
+}
+
+/** Tell whether a head is switched off. */
+export function headIsOff(edits, layer, head) {
+  return edits.some(
+    (edit) => isHeadOff(edit) && edit.stack === layer.stack && edit.part === layer.part && edit.blocks[0] === layer.block && edit.heads.includes(head),
+  );
+}

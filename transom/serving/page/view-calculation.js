@@ -1,0 +1,98 @@
+/** The hand calculation of a cell: its value, the steps that give it, the others folded, and the way back to the picture. */
+
+import { ask } from "explore/api";
+import { copyText } from "explore/copy";
+import { announce, button, h, view } from "explore/dom";
+import { cellName, full } from "explore/format";
+import { t } from "explore/messages";
+import { placeOf } from "explore/places";
+import { calculationBody } from "explore/session";
+
+/** What a quantity is made of: cells of the same index, by the ending of the address. */
+const MADE_OF = {
+  weights: ["masked_scores", "scores"], masked_scores: ["scores"], scores: ["dot_products"], probs: ["logits"], log_probs: ["logits"],
+  normalized: ["x"], out: ["normalized", "hidden"], hidden: ["pre", "gate", "up"], resid_mid: ["resid_pre"], resid_cross: ["resid_mid"], resid_post: ["resid_mid"], sum: ["token", "position"], resid: ["sum"],
+};
+
+function related(pass, { name, index }) {
+  const owner = name.includes(".") ? name.slice(0, name.lastIndexOf(".") + 1) : "";
+  return (MADE_OF[name.slice(owner.length)] ?? []).map((each) => owner + each)
+    .map((address) => pass.quantities.find((quantity) => quantity.address === address))
+    .filter((quantity) => quantity && quantity.axes.length === Object.keys(index).length && quantity.axes.every((axis) => axis in index))
+    .map((quantity) => ({ name: quantity.address, index }));
+}
+
+function step(each, formula) {
+  if (each.kind === "calculation") {
+    return [
+      each.formula && each.formula !== formula && h("p", { class: "formula", text: each.formula }),
+      h("p", { class: each.focus ? "step focus" : "step" }, h("span", { class: "label", text: each.label }), ` = ${each.expression} = `, h("strong", { text: each.result })),
+    ];
+  }
+  if (each.kind === "values") return h("p", { class: "step given" }, h("span", { class: "label", text: each.label }), each.formula ? `, ${each.formula}: ` : ": ", each.text);
+  return h("p", { class: each.kind === "check" ? "step check" : "step note", text: each.text });
+}
+
+function steps(list) {
+  let formula = null;
+  return list.map((each) => {
+    const nodes = step(each, formula);
+    if (each.kind === "calculation") formula = each.formula;
+    return nodes;
+  });
+}
+
+/** Show a cell in its picture. */
+export function showCell(store, { name, index }) {
+  const state = store.get();
+  const { pass } = state.loaded;
+  const place = placeOf(pass, name);
+  const changes = { cell: { name, index } };
+  if (place) changes.place = place.id;
+  if ("n_heads" in index) changes.head = index.n_heads;
+  if ("query" in index && place) changes.tokens = { ...state.tokens, [place.layer?.queries ?? place.stack]: index.query };
+  store.set(changes);
+  const find = () => document.querySelector("#stage .selected")?.closest(".heat-figure")?.scrollIntoView({ block: "center" });
+  setTimeout(find, 150);
+}
+
+export function mountCalculation(root, store) {
+  const close = () => {
+    store.set({ cell: null });
+    document.getElementById("stage").focus({ preventScroll: true });
+  };
+  root.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { event.stopPropagation(); close(); }
+  });
+  view(root, store, (s) => [s.loaded, s.cell, s.language, /probs$/.test(s.cell?.name ?? "") ? s.temperature : null], async (state) => {
+    root.hidden = !state.cell || !state.loaded;
+    if (root.hidden) return [];
+    const { cell } = state;
+    const head = (value) => h("div", { class: "cell-head" },
+      h("div", {}, h("h2", { text: t("calculation.title") }), h("p", { class: "cell-name" }, h("code", { text: cellName(cell.name, cell.index) })), value !== undefined && h("p", { class: "cell-value number", text: value })),
+      button("×", "calculation-close", close, { class: "round", "aria-label": t("calculation.close") }));
+    let answer;
+    try {
+      answer = await ask("calculation", calculationBody(state, cell.name, cell.index));
+    } catch (error) {
+      return [head(), h("p", { class: "error", role: "alert", text: error.message })];
+    }
+    const value = typeof answer.value === "number" ? full(answer.value) : String(answer.value);
+    root.dataset.value = answer.value;
+    announce(`${cellName(cell.name, cell.index)} = ${value}`);
+    const focus = answer.sections.map((section) => ({ ...section, steps: section.steps.filter((each) => each.focus) })).filter((section) => section.steps.length);
+    const copy = (key, text) => button(t(`share.${key}`), `copy-${key}`, (event) => {
+      const said = (message) => { event.target.textContent = message; announce(message); };
+      copyText(text).then(() => said(t("share.done")), (error) => said(error.message));
+    }, { class: "quiet", data: { copy: key } });
+    const parts = related(state.loaded.pass, cell);
+    return [
+      head(value),
+      h("div", { class: "cell-tools" }, button(t("calculation.show"), "calculation-show", () => showCell(store, cell), { class: "quiet" }), copy("python", answer.python), copy("command", answer.command)),
+      parts.length > 0 && h("p", { class: "made-of" }, h("span", { class: "soft", text: t("calculation.made_of") }), " ", parts.map((part) => button(part.name.split(".").pop(), `part-${part.name}`, () => store.set({ cell: part }), { class: "link", data: { cell: part.name } }))),
+      focus.map((section) => h("div", { class: "section focus" }, h("h3", { text: section.title }), steps(section.steps))),
+      h("p", { class: "soft", text: answer.summary ?? "" }),
+      h("details", { class: "whole", data: { focus: "whole" } }, h("summary", { text: t("calculation.whole") }), answer.sections.map((section) => h("div", { class: "section" }, h("h3", { text: section.title }), steps(section.steps)))),
+    ];
+  });
+}

@@ -1,0 +1,101 @@
+/** All heads of a layer, or of all layers, as small maps of their weights, each with its switch. */
+
+import { ask } from "explore/api";
+import { scaleOf } from "explore/colors";
+import { button, h, view } from "explore/dom";
+import { number, signed } from "explore/format";
+import { legend, picture } from "explore/heatmap";
+import { t } from "explore/messages";
+import { currentPlace } from "explore/places";
+import { headIsOff, outputPosition, tensor, toggleHead } from "explore/session";
+
+/** More queries or keys than this, and a map is drawn from tiles. */
+export const LONG = 256;
+const SMALL = 88; // pixels of a small map
+
+/** Name a layer: "decoder, block 0, cross-attention". */
+export function layerName(pass, layer) {
+  const part = t(`overview.${layer.part}`);
+  if (layer.block === null || layer.block === undefined) return part;
+  const where = t("overview.block", { n: layer.block });
+  return Object.keys(pass.tokens).length > 1 ? `${t(`overview.${layer.stack}`)}, ${where}, ${part}` : `${where}, ${part}`;
+}
+
+export const isLong = (layer) => Math.max(...layer.shape) > LONG;
+
+/** Return each head's map: {rows, columns, values} and one scale for the layer. */
+async function maps(state, layer) {
+  if (isLong(layer)) {
+    const level = Math.ceil(Math.log2(Math.max(...layer.shape) / 128));
+    const body = { ...state.loaded.body, edits: [], attention: layer.address, level, row: 0, column: 0 };
+    const tiles = await Promise.all(Array.from({ length: layer.n_heads }, (_, head) => ask("tile", { ...body, head })));
+    const scale = tiles.map((tile) => scaleOf(tile.values, true)).reduce((a, b) => (a.hi > b.hi ? a : b));
+    return { scale, heads: tiles.map((tile) => ({ rows: tile.shape[0], columns: tile.shape[1], values: tile.values })) };
+  }
+  const weights = await tensor(state, `${layer.address}.weights`);
+  const [n, rows, columns] = weights.shape;
+  const cut = (head) => weights.values.subarray(head * rows * columns, (head + 1) * rows * columns);
+  const heads = Array.from({ length: n }, (_, head) => ({ rows, columns, values: cut(head) }));
+  return { scale: scaleOf(weights.values, state.show !== "diff"), heads };
+}
+
+function badge(difference, largest) {
+  if (difference === undefined) return null;
+  return h("span", { class: difference < 0 ? "badge helps" : "badge hurts", title: t("sweep.badge", { difference: signed(difference) }), style: { "--part": Math.abs(difference) / largest } },
+    h("span", { class: "number", text: signed(difference) }));
+}
+
+function tile(store, state, layer, head, map, scale, swept) {
+  const off = headIsOff(state.edits, layer, head);
+  const current = currentPlace(state).layer?.address === layer.address && state.head === head;
+  const name = t("heads.head", { n: head });
+  const cell = Math.max(1, Math.floor(SMALL / Math.max(map.rows, map.columns)));
+  const canvas = picture({ ...map, address: `${layer.address}.weights`, index: { n_heads: head }, scale, cell, label: t("heads.map", { n: head }) });
+  const choose = button("", `head-${layer.address}-${head}`, () => store.set({ place: layer.address, head }), {
+    class: "tile-map", "aria-pressed": String(current), "aria-label": `${layerName(state.loaded.pass, layer)}, ${name}`, data: { attention: layer.address, head },
+  });
+  choose.append(canvas);
+  const flip = button(name, `switch-${layer.address}-${head}`, () => store.set({ edits: toggleHead(store.get().edits, layer, head) }), {
+    class: "switch", role: "switch", "aria-checked": String(!off), "aria-label": t("heads.switch", { n: head }), title: t(off ? "heads.is_off" : "heads.is_on"), data: { switch: layer.address, head },
+  });
+  return h("li", { class: off ? "tile off" : "tile" }, choose, flip, badge(swept?.values.get(`${layer.address} ${head}`), swept?.largest));
+}
+
+/** Ask what each head contributes to the answer: differences by "address head". */
+async function sweep(state) {
+  if (!state.sweep) return null;
+  const { body, pass } = state.loaded;
+  const answer = await ask("sweep", { ...body, position: outputPosition(state) });
+  const values = new Map();
+  for (const each of answer.heads) {
+    const layer = pass.layers.find((one) => one.stack === each.stack && one.block === each.block && one.part === each.part);
+    if (layer) values.set(`${layer.address} ${each.head}`, each.difference);
+  }
+  return { values, largest: Math.max(...[...values.values()].map(Math.abs), 1e-12) };
+}
+
+/** What vouches for the maps of a layer. */
+function certificate(layer) {
+  if (!layer.exact) return h("span", { class: "soft", text: t("heads.implied") });
+  if (!layer.certificate) return null;
+  return h("span", { class: "certified", title: t("heads.certificate", { ratio: number(layer.certificate.ratio, 2) }), text: t("heads.certified") });
+}
+
+export function mountHeads(root, store) {
+  view(root, store, (s) => [s.loaded, s.place, s.head, s.edits, s.sweep, s.position, s.language], async (state) => {
+    if (!state.loaded) return [];
+    const place = currentPlace(state);
+    const { pass } = state.loaded;
+    if (place.kind !== "heads" && place.kind !== "attention") return [];
+    const layers = place.kind === "heads" ? pass.layers : [place.layer];
+    const swept = await sweep(state);
+    const drawn = await Promise.all(layers.map((layer) => maps(state, layer)));
+    const groups = layers.map((layer, i) => h("div", { class: "layer" },
+      h("h3", { class: "layer-name" }, place.kind === "heads" ? layerName(pass, layer) : t("heads.title", { n: layer.n_heads }), " ", certificate(layer),
+        h("span", { class: "grow" }), legend(drawn[i].scale, t("heatmap.legend"))),
+      h("ul", { class: "tiles" }, drawn[i].heads.map((map, head) => tile(store, state, layer, head, map, drawn[i].scale, swept)))));
+    const canSweep = pass.outputs.positions.length > 0;
+    const toggle = canSweep && button(t(state.sweep ? "sweep.hide" : "sweep.show"), "sweep", () => store.set({ sweep: !state.sweep }), { "aria-pressed": String(state.sweep), data: { action: "sweep" } });
+    return [groups, h("div", { class: "under" }, toggle, swept && h("p", { class: "soft", text: t("sweep.help") }))];
+  });
+}
