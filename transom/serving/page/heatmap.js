@@ -1,6 +1,6 @@
 /** Heat maps: a canvas of exact colors, a cursor for mouse and keyboard, and the exact number of the cell under it. */
 
-import { color } from "explore/colors";
+import { color, cssColor } from "explore/colors";
 import { announce, h } from "explore/dom";
 import { number } from "explore/format";
 
@@ -114,13 +114,8 @@ function columnLabels({ columnLabels: texts, cell, columns }) {
 
 /** Make the legend of a color scale: its two ends and, for numbers with a sign, zero. */
 export function legend(scale, label) {
-  const steps = Float32Array.from({ length: 128 }, (_, i) => scale.lo + ((scale.hi - scale.lo) * i) / 127);
-  const bar = h("canvas", { role: "img", "aria-label": label, class: "legend-bar" });
-  bar.width = 128;
-  bar.height = 1;
-  const pixels = new ImageData(128, 1);
-  steps.forEach((value, i) => pixels.data.set([...color(value, scale), 255], 4 * i));
-  bar.getContext("2d").putImageData(pixels, 0, 0);
+  const stops = Array.from({ length: 17 }, (_, i) => cssColor(scale.lo + ((scale.hi - scale.lo) * i) / 16, scale));
+  const bar = h("span", { role: "img", "aria-label": label, class: "legend-bar", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } });
   return h("span", { class: "legend" }, h("span", { class: "number", text: number(scale.lo) }), bar, h("span", { class: "number", text: number(scale.hi) }));
 }
 

@@ -99,11 +99,17 @@ export function quantitiesOf(pass, place) {
   return found;
 }
 
-/** Return the place of the state, or the first attention layer. */
+/** Return where a person starts: the last attention layer before the output. */
+function firstPlace(pass, places) {
+  const layers = places.filter((each) => each.kind === "attention");
+  return layers.findLast((each) => each.stack === pass.outputs.stack) ?? layers[0] ?? places[0];
+}
+
+/** Return the place of the state, or the one where a person starts. */
 export function currentPlace(state) {
   const places = listPlaces(state.loaded.pass);
   if (state.place === "heads" && state.loaded.pass.layers.length) return { id: "heads", kind: "heads", stack: null, prefix: "" };
-  return places.find((each) => each.id === state.place) ?? places.find((each) => each.kind === "attention") ?? places[0];
+  return places.find((each) => each.id === state.place) ?? firstPlace(state.loaded.pass, places);
 }
 
 /** Return the place that shows a quantity. */

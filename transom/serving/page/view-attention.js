@@ -13,6 +13,8 @@ import { chooseToken } from "explore/view-tokens";
 
 const LABELS = 104; // pixels for the names of rows
 const LEAST_WIDTH = 220;
+const MOST_CELL = 40;
+const [TWO_COLUMNS, GAP, MAP_PART] = [1380, 28, 1.25 / 2.25]; // as in stage.css
 
 /** Return the selected cell of a map whose fixed axes are `index`: [row, column], or null. */
 export function selectedCell(state, name, index, rowAxis, columnAxis) {
@@ -32,7 +34,7 @@ async function shortMap(store, state, layer, head, width) {
     address: name,
     index: { n_heads: head },
     rows, columns, values, scale,
-    cell: cellSize(columns, Math.max(LEAST_WIDTH, width - LABELS)),
+    cell: cellSize(columns, Math.max(LEAST_WIDTH, width - LABELS), MOST_CELL),
     label: t("map.label", { layer: layerName(pass, layer), n: head }),
     focus: "map",
     rowLabels: rows === queries.length ? queries.map((text) => short(text, 14)) : null,
@@ -53,9 +55,10 @@ export function mountAttention(root, store) {
     if (place.kind !== "attention") return [];
     const { layer } = place;
     const head = Math.min(state.head, layer.n_heads - 1);
-    const width = root.clientWidth;
+    const width = root.parentElement.clientWidth;
+    const half = window.innerWidth > TWO_COLUMNS ? (width - GAP) * MAP_PART : width;
     const step = (by) => store.set({ head: (head + by + layer.n_heads) % layer.n_heads });
-    const [map, ends] = isLong(layer) ? [await longMap(store, state, layer, head, width), null] : await shortMap(store, state, layer, head, width);
+    const [map, ends] = isLong(layer) ? [await longMap(store, state, layer, head, half), null] : await shortMap(store, state, layer, head, half);
     return [
       h("div", { class: "map-head" },
         h("h3", { text: t("map.title", { n: head }) }),

@@ -8,6 +8,8 @@ import { t } from "explore/messages";
 import { placeOf } from "explore/places";
 import { calculationBody } from "explore/session";
 
+const MOST_OPEN = 48; // steps around the cell that are unfolded
+
 /** What a quantity is made of: cells of the same index, by the ending of the address. */
 const MADE_OF = {
   weights: ["masked_scores", "scores"], masked_scores: ["scores"], scores: ["dot_products"], probs: ["logits"], log_probs: ["logits"],
@@ -81,6 +83,7 @@ export function mountCalculation(root, store) {
     root.dataset.value = answer.value;
     announce(`${cellName(cell.name, cell.index)} = ${value}`);
     const focus = answer.sections.map((section) => ({ ...section, steps: section.steps.filter((each) => each.focus) })).filter((section) => section.steps.length);
+    const around = answer.sections.filter((section) => section.focus && section.steps.some((each) => each.kind === "calculation" && !each.focus));
     const copy = (key, text) => button(t(`share.${key}`), `copy-${key}`, (event) => {
       const said = (message) => { event.target.textContent = message; announce(message); };
       copyText(text).then(() => said(t("share.done")), (error) => said(error.message));
@@ -91,6 +94,7 @@ export function mountCalculation(root, store) {
       h("div", { class: "cell-tools" }, button(t("calculation.show"), "calculation-show", () => showCell(store, cell), { class: "quiet" }), copy("python", answer.python), copy("command", answer.command)),
       parts.length > 0 && h("p", { class: "made-of" }, h("span", { class: "soft", text: t("calculation.made_of") }), " ", parts.map((part) => button(part.name.split(".").pop(), `part-${part.name}`, () => store.set({ cell: part }), { class: "link", data: { cell: part.name } }))),
       focus.map((section) => h("div", { class: "section focus" }, h("h3", { text: section.title }), steps(section.steps))),
+      around.length > 0 && h("details", { class: "whole", open: around.reduce((sum, section) => sum + section.steps.length, 0) <= MOST_OPEN, data: { focus: "around" } }, h("summary", { text: t("calculation.around") }), around.map((section) => h("div", { class: "section" }, steps(section.steps)))),
       h("p", { class: "soft", text: answer.summary ?? "" }),
       h("details", { class: "whole", data: { focus: "whole" } }, h("summary", { text: t("calculation.whole") }), answer.sections.map((section) => h("div", { class: "section" }, h("h3", { text: section.title }), steps(section.steps)))),
     ];

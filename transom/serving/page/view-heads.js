@@ -96,6 +96,7 @@ export function mountHeads(root, store) {
       h("ul", { class: "tiles" }, drawn[i].heads.map((map, head) => tile(store, state, layer, head, map, drawn[i].scale, swept)))));
     const canSweep = pass.outputs.positions.length > 0;
     const toggle = canSweep && button(t(state.sweep ? "sweep.hide" : "sweep.show"), "sweep", () => store.set({ sweep: !state.sweep }), { "aria-pressed": String(state.sweep), data: { action: "sweep" } });
-    return [groups, h("div", { class: "under" }, toggle, swept && h("p", { class: "soft", text: t("sweep.help") }))];
+    const help = h("div", { class: "under" }, toggle, swept && h("p", { class: "soft", text: t("sweep.help") }));
+    return place.kind === "heads" ? [help, groups] : [groups, help];
   });
 }

@@ -7,7 +7,7 @@ import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
 import { outputPosition } from "explore/session";
 
-const SHOWN = 4;
+const SHOWN = 3;
 
 export function mountLens(root, store) {
   view(root, store, (s) => [s.loaded, s.place, s.position, s.vocabulary, s.language], async (state) => {
@@ -17,7 +17,7 @@ export function mountLens(root, store) {
     const stream = (each) => (each.name === "embedding" ? t("overview.embedding") : each.name.replace(/^(\w+)\.\w+\.(\d+)$/, (_, stack, block) => `${t(`overview.${stack}`)} ${t("overview.block", { n: block })}`));
     const head = h("tr", {}, ["stream", "says", "p", "rank", "kl"].map((key) => h("th", { scope: "col", text: t(`lens.${key}`) })));
     const rows = lens.streams.map((each) => h("tr", {}, h("th", { scope: "row", text: stream(each) }),
-      h("td", {}, each.top.slice(0, SHOWN).map((top) => h("span", { class: "lens-word" }, h("span", { class: "token", text: name(top.symbol) }), h("span", { class: "meter", style: { "--part": top.p } }), h("span", { class: "number soft", text: number(top.p, 2) })))),
+      h("td", { class: "says-most" }, each.top.slice(0, SHOWN).map((top) => h("span", { class: "lens-word" }, h("span", { class: "token", text: name(top.symbol) }), h("span", { class: "meter", style: { "--part": top.p } }), h("span", { class: "number soft", text: number(top.p, 2) })))),
       h("td", { class: "number", text: number(each.answer_p) }), h("td", { class: "number", text: each.answer_rank }), h("td", { class: "number", text: number(each.kl) })));
     return [
       h("h3", { text: t("lens.title") }),

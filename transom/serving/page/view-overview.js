@@ -58,7 +58,7 @@ export function mountOverview(root, store) {
       const embedding = own.filter((each) => each.kind === "embedding");
       return h("ol", { class: "stack", "aria-label": t(`overview.${stack}`) },
         stacks.length > 1 && h("li", { class: "stack-name", text: t(`overview.${stack}`) }),
-        embedding.map((place) => h("li", { class: "block" }, h("div", { class: "parts" }, item(store, here, place, t("overview.embedding"))), reading(state, stack === pass.outputs.stack && said.get("embedding")))),
+        embedding.map((place) => h("li", { class: "block single" }, h("div", { class: "parts" }, item(store, here, place, t("overview.embedding"))), reading(state, stack === pass.outputs.stack && said.get("embedding")))),
         blocks(store, state, here, own, said),
         own.filter((each) => each.kind === "attention" && (each.block ?? null) === null).map((place) => h("li", { class: "block" }, item(store, here, place, t("overview.attn")))));
     });

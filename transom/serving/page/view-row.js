@@ -3,7 +3,7 @@
 import { cssColor, scaleOf } from "explore/colors";
 import { h, view } from "explore/dom";
 import { number, shown } from "explore/format";
-import { picture } from "explore/heatmap";
+import { heatmap } from "explore/heatmap";
 import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
 import { chosenToken, tensor } from "explore/session";
@@ -26,15 +26,21 @@ function bars(store, values, keys, pick) {
 }
 
 /** The picture, and above it one square per patch in the color of its weight. */
-function patches(pass, address, index, values, scale) {
+function patches(pass, address, index, values, scale, pick) {
   const [rows, columns] = Array.isArray(pass.grid) ? pass.grid : [pass.grid, pass.grid];
   const lead = values.length - rows * columns; // a class token before the patches
   const cell = Math.max(4, Math.floor(176 / Math.max(rows, columns)));
-  const grid = picture({ address, index, rows, columns, values: values.subarray(lead), scale, cell, label: t("row.patches") });
-  grid.dataset.offset = lead;
+  const grid = heatmap({
+    address, index, rows, columns, values: values.subarray(lead), scale, cell,
+    label: t("row.patches"), focus: "patches", marked: null, selected: null, rowLabels: null, columnLabels: null,
+    describe: (row, column) => `${row},${column}`,
+    pick: (row, column) => pick(lead + row * columns + column),
+  });
+  grid.querySelector("canvas").dataset.offset = lead;
+  if (pass.flipped) grid.querySelector(".heat-stack").classList.add("flipped");
   const seen = h("div", { class: "patch-picture", style: { width: `${cell * columns}px`, height: `${cell * rows}px` } },
     h("img", { src: pass.image, alt: t("tokens.picture") }),
-    h("div", { class: "patch-shade", style: { "grid-template-columns": `repeat(${columns}, 1fr)` } },
+    h("div", { class: pass.flipped ? "patch-shade flipped" : "patch-shade", style: { "grid-template-columns": `repeat(${columns}, 1fr)` } },
       Array.from(values.subarray(lead), (value) => h("span", { style: { background: cssColor(value, scale), opacity: 0.15 + 0.7 * Math.min(1, Math.abs(value) / scale.hi) } }))));
   return h("div", { class: "patch-pair" }, seen, grid);
 }
@@ -55,6 +61,6 @@ export function mountRow(root, store) {
     const pick = (key) => store.set({ cell: { name, index: { ...index, key } } });
     const heading = h("h3", {}, rich("row.title", { query: word(pass.tokens[layer.queries][query]) }));
     const scale = scaleOf(values, state.show !== "diff");
-    return [heading, pass.grid && pass.image && keys.length > 1 ? patches(pass, name, index, values, scale) : null, bars(store, values, keys, pick)];
+    return [heading, pass.grid && pass.image ? patches(pass, name, index, values, scale, pick) : bars(store, values, keys, pick)];
   });
 }

@@ -8,6 +8,7 @@ import { currentPlace } from "explore/places";
 import { headBody, headIsOff, outputPosition, toggleHead } from "explore/session";
 import { word } from "explore/view-row";
 
+const SMALL = 0.001; // changes of probabilities below it are not told one by one
 const CLEAR = 0.5; // a head that puts more than half of its weight on one place has a role there
 
 function list(nodes) {
@@ -31,6 +32,8 @@ function looks(pass, layer, query, told) {
 
 function promotes(state, told) {
   const name = (each) => h("span", {}, h("span", { class: "token", text: shown(state.vocabulary?.[each.symbol] ?? String(each.symbol)) }), " ", h("span", { class: "number", text: signed(each.p - each.p_without) }));
+  const changes = [...told.promoted, ...told.suppressed].map((each) => Math.abs(each.p - each.p_without));
+  if (Math.max(0, ...changes) < SMALL) return [h("p", {}, rich("story.hardly", { most: number(SMALL) }))];
   const sentence = (key, symbols) => symbols.length > 0 && h("p", {}, rich(key, { symbols: joined(symbols.slice(0, 3).map(name)) }));
   return [sentence("story.raises", told.promoted), sentence("story.lowers", told.suppressed)];
 }
@@ -64,9 +67,7 @@ export function mountStory(root, store) {
     return [
       h("h3", { text: t("story.title", { n: body.head }) }),
       looks(pass, layer, body.query, told),
-      promotes(state, told),
-      effect(state, told),
-      told.note && h("p", { class: "soft", text: told.note }),
+      off ? h("p", { text: t("story.off") }) : [promotes(state, told), effect(state, told), told.note && h("p", { class: "soft", text: told.note })],
       pass.outputs.positions.length > 1 && where,
       flip,
     ];

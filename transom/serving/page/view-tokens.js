@@ -52,12 +52,25 @@ function row(store, state, stack, tokens, several) {
       from + part.length < tokens.length && h("span", { class: "soft", text: t("tokens.after", { n: tokens.length - from - part.length }) })));
 }
 
-/** The picture with its patches; the chosen patch is framed. */
+/** The picture with the chosen patch framed; a click chooses another. */
 function imageRow(store, state, pass) {
-  const stack = pass.outputs.stack in pass.tokens ? pass.outputs.stack : Object.keys(pass.tokens)[0];
+  const [stack, tokens] = Object.entries(pass.tokens)[0];
   const chosen = chosenToken(state, stack);
-  const token = pass.tokens[stack][chosen];
-  return [h("img", { src: pass.image, alt: t("tokens.picture"), class: "whole-picture" }), h("p", { class: "soft" }, t("tokens.chosen_patch", { text: shown(token?.text ?? "") }))];
+  const lead = pass.n_class_tokens ?? 0;
+  const side = pass.grid;
+  const turn = (row) => (pass.flipped ? side - 1 - row : row);
+  const frame = h("div", { class: "frame", hidden: chosen < lead || !side });
+  const at = chosen - lead;
+  const box = { left: at % side, top: turn(Math.floor(at / side)), width: 1, height: 1 };
+  for (const [name, value] of Object.entries(box)) frame.style.setProperty(name, `${(100 * value) / side}%`);
+  const choose = (event) => {
+    const area = event.currentTarget.getBoundingClientRect();
+    const [x, y] = [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height].map((part) => Math.min(side - 1, Math.floor(part * side)));
+    chooseToken(store, stack, lead + turn(y) * side + x);
+  };
+  // The patches below can be chosen by keyboard.
+  const seen = h("div", { class: "patch-choice", title: t("tokens.choose_patch"), on: { click: choose } }, h("img", { src: pass.image, alt: t("tokens.picture") }), frame);
+  return [seen, h("p", { class: "soft", text: t("tokens.chosen_patch", { text: shown(tokens[chosen]?.text ?? "") }) })];
 }
 
 export function mountTokens(root, store) {

@@ -12,6 +12,13 @@ function mark(selector) {
   return target;
 }
 
+const TOKENS = ["token", "key", "key2", "symbol", "second", "answer"];
+
+/** Show those values that are tokens as tokens. */
+function withTokens(values) {
+  return Object.fromEntries(Object.entries(values).map(([name, value]) => [name, TOKENS.includes(name) ? h("span", { class: "token", text: value }) : value]));
+}
+
 export function mountTour(root, store) {
   let marking = 0;
   let gone = null; // the step to which the page was brought
@@ -74,7 +81,7 @@ export function mountTour(root, store) {
     return [
       h("div", { class: "tour-head" }, h("p", { class: "soft tour-count", text: t("tour.count", { i: at + 1, n: steps.length }) }), button("×", "tour-leave", leave, { class: "round", "aria-label": t("tour.leave") })),
       h("h2", { text: t(`tour.${key}.title`) }),
-      h("p", { class: "tour-text" }, rich(`tour.${key}.text`, values)),
+      h("p", { class: "tour-text" }, rich(`tour.${key}.text`, withTokens(values))),
       h("progress", { max: steps.length, value: at + 1, "aria-label": t("tour.count", { i: at + 1, n: steps.length }) }),
       h("div", { class: "tour-tools" }, back, next),
     ];

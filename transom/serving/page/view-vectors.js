@@ -11,7 +11,8 @@ import { word } from "explore/view-row";
 
 const WRAP = 64; // cells in a line of a strip
 const MOST_CELLS = 40000; // of larger quantities, the shape is shown
-const MOST_CELL = 13;
+const MOST_CELL = 14;
+const MOST_WIDTH = 768;
 
 /** Return the index that fixes the axes of a quantity to the head and token in view. */
 export function fixedIndex(state, place, quantity) {
@@ -50,10 +51,14 @@ function drawn(store, state, place, quantity, found, index, width) {
   const isWeights = /(^|\.)(weights|probs|router_probs|gates)$/.test(quantity.address) && state.show !== "diff";
   const scale = scaleOf(values, isWeights);
   const keys = state.loaded.pass.tokens[place.layer?.keys] ?? [];
+  const nameOf = (axis, i) => {
+    const text = axis === "key" ? keys[i]?.text : axis === "vocab" ? state.vocabulary?.[i] : undefined;
+    return text === undefined ? `[${i}]` : `${shown(text)} [${i}]`;
+  };
   const cellIndex = (row, column) => ({ ...index, ...unravel(axes, shape, row * columns + column) });
   const describe = (row, column) => {
     const at = unravel(axes, shape, row * columns + column);
-    return Object.entries(at).map(([axis, i]) => (axis === "key" && keys[i] ? `${shown(keys[i].text)} (${i})` : `[${i}]`)).join(" ");
+    return Object.entries(at).map(([axis, i]) => (nameOf(axis, i))).join(" ");
   };
   const offset = state.cell?.name === quantity.address ? findOffset(state.cell.index, index, axes, shape) : null;
   return heatmap({
@@ -102,13 +107,13 @@ async function row(store, state, place, quantity, width) {
 }
 
 export function mountVectors(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.details, s.language], async (state) => {
+  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.details, s.vocabulary, s.language], async (state) => {
     if (!state.loaded) return [];
     const place = currentPlace(state);
     if (place.kind === "heads") return [];
     const all = quantitiesOf(state.loaded.pass, place);
     const quantities = state.details ? all : all.filter((each) => !isDetail(each.address));
-    const width = Math.max(200, Math.min(640, root.clientWidth - (root.clientWidth > 560 ? 230 : 8)));
+    const width = Math.max(200, Math.min(MOST_WIDTH, root.parentElement.clientWidth - (window.innerWidth > 620 ? 234 : 8)));
     const rows = await Promise.all(quantities.map((quantity) => row(store, state, place, quantity, width)));
     if (!rows.length) return [];
     const token = state.loaded.pass.tokens[place.layer?.queries ?? place.stack]?.[chosenToken(state, place.layer?.queries ?? place.stack)];
