@@ -1,10 +1,11 @@
-"""Trained runs for all tests of the server and its page."""
+"""Trained runs, servers and a browser for all tests of the server and its page."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.browser import Browser, chromium
 from tests.serving.runs import Runs, serve
 from transom.serving.server import ExploreServer
 
@@ -20,3 +21,22 @@ def server(runs: dict[str, Path]) -> Iterator[ExploreServer]:
     """Serve the language model."""
     with serve(runs["language"]) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Start a browser for the tests of a module."""
+    program = chromium()
+    if program is None:
+        pytest.skip("needs Chromium")
+    found = Browser(program)
+    yield found
+    found.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_faults(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test of which a page had an error, a dialog or a request to another host."""
+    yield
+    if "browser" in request.fixturenames:
+        assert request.getfixturevalue("browser").faults == []

@@ -26,6 +26,9 @@ TEXT = "the cat sees the dog and the dog sees the cat\n"
 INPUTS = {"translator": "a b c d e f", "language": "the cat sees ", "classifier": "the cat sees a ship on the sea"}
 """An input of each model of texts."""
 
+TARGET = "f e d c b a"
+"""A translation for the translator."""
+
 
 class Runs(dict[str, Path]):
     """Runs by name, trained for a few steps when they are asked for."""
