@@ -168,6 +168,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "chat",  # drops the oldest turns: test_chat.py
         "kernels",
         "names",
+        "explore",  # refuses it: tests/serving
         "analogy",
         "contexts",  # refuses it: test_analogy_and_diff.py
         "diff",  # refuses it: test_analogy_and_diff.py

@@ -2,16 +2,15 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from transom.checkpoints.output_paths import check_output_file
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, RunArgument, TextArgument, option_errors, require_one_input
+from transom.cli.options import InputFileOption, RunArgument, TextArgument, expand_options, option_errors, require_one_input
 from transom.cli.output import print_note
 from transom.cli.terminal_width import terminal_width
 from transom.errors import ConfigError
@@ -42,41 +41,71 @@ SUFFIXES: dict[str, Format] = {
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
-def explain(
-    run: RunArgument,
-    text: TextArgument = None,
-    input_file: InputFileOption = None,
-    block: Annotated[int, typer.Option("--block", min=0, help="Block, or layer of a recurrent model, from 0.")] = 0,
-    head: Annotated[int, typer.Option("--head", min=0, help="Attention head, from 0.")] = 0,
+class StepOptions(NamedTuple):
+    """Options that choose what is worked out; None for a default."""
+
+    block: Annotated[int, typer.Option("--block", min=0, help="Block, or layer of a recurrent model, from 0. Default: 0.")]
+    head: Annotated[int, typer.Option("--head", min=0, help="Attention head, from 0. Default: 0.")]
     query: Annotated[
         int | None,
         typer.Option(
             "--query", min=0, help="Position of the token, from 0. Default: the last token, or the class token if the model pools it."
         ),
-    ] = None,
+    ]
     key: Annotated[
         int | None, typer.Option("--key", min=0, help="Position of a key to work out, from 0. Default: those with the largest weights.")
-    ] = None,
-    stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option("--stack", help="One side of a translator. Default: both.")] = None,
+    ]
+    stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option("--stack", help="One side of a translator. Default: both.")]
     dim: Annotated[
-        int, typer.Option("--dim", min=0, help="Element of each vector that is worked out; in narrower vectors, modulo their width.")
-    ] = 0,
+        int,
+        typer.Option(
+            "--dim", min=0, help="Element of each vector that is worked out; in narrower vectors, modulo their width. Default: 0."
+        ),
+    ]
     temperature: Annotated[
         list[float] | None,
         typer.Option(
             "--temperature", min=1e-6, max=1e6, help="Divisor of the logits before the probabilities. Repeatable. Default: 0.5, 1 and 2."
         ),
-    ] = None,
+    ]
     top: Annotated[
-        int, typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out; all if there are fewer.")
-    ] = 5,
+        int,
+        typer.Option("--top", min=1, help="Candidates whose logits and probabilities are worked out; all if there are fewer. Default: 5."),
+    ]
     candidate: Annotated[
         str | None, typer.Option("--candidate", metavar="TOKEN", help="Token or class to work out beside the best candidates.")
-    ] = None,
+    ]
     every: Annotated[
-        bool, typer.Option("--every", help="Also work out logsumexp, scales of norms, heads through W_O, and log-probabilities.")
-    ] = False,
+        bool | None, typer.Option("--every", help="Also work out logsumexp, scales of norms, heads through W_O, and log-probabilities.")
+    ]
+
+    def of(self, predictor: Any) -> dict[str, Any]:
+        """Return the arguments of ``explain`` that are given.
+
+        Args:
+            predictor: the run, which knows the index of the candidate.
+
+        Raises:
+            ConfigError: the candidate is not one token or class.
+        """
+        from transom.inspection.lenses.question import symbol_index
+
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        if self.candidate is not None:
+            given["candidate"] = symbol_index(predictor, self.candidate)
+        if (temperatures := given.pop("temperature", None)) is not None:
+            given["temperatures"] = temperatures
+        return given
+
+
+@app.command()
+@expand_options
+def explain(
+    run: RunArgument,
+    text: TextArgument = None,
+    *,
+    input_file: InputFileOption = None,
+    steps: StepOptions,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Format of the output. Default: that of the suffix of --out, else text.")
     ] = None,
@@ -98,25 +127,12 @@ def explain(
     chosen = _format(format_, out, as_json)
     with gc_frozen_imports():
         from transom.files.atomic_io import write_file
-        from transom.inspection.explain.explain import TEMPERATURES, explain_run
-        from transom.inspection.lenses.question import symbol_index
+        from transom.inspection.explain.explain import explain_run
         from transom.tasks.load import load
 
-    temperatures: Sequence[float] = temperature or TEMPERATURES
-    choices: dict[str, Any] = {
-        "block": block,
-        "head": head,
-        "query": query,
-        "key": key,
-        "stack": stack,
-        "dim": dim,
-        "top": top,
-        "every": every,
-    }
-    predictor, named = load(run, "fp32"), {name: f"--{name}" for name in (*choices, "candidate", "temperatures")}
-    choices |= {"temperatures": temperatures, "candidate": None if candidate is None else symbol_index(predictor, candidate)}
+    predictor, named = load(run, "fp32"), {name: f"--{name}" for name in (*StepOptions._fields, "temperatures")}
     with option_errors(text="TEXT", **named), edits_in_force(predictor, edit):
-        found = explain_run(predictor, text, input_file, **choices)
+        found = explain_run(predictor, text, input_file, **steps.of(predictor))
     if out is not None:
         write_file(out, _written(found, chosen, color=False, width=None).encode())
         n = sum(len(section.steps) for section in found.sections)

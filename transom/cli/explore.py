@@ -1,5 +1,6 @@
 """``transom explore``: a local web page that shows every number of a model."""
 
+import sys
 import tempfile
 import threading
 import webbrowser
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.output import print_note
+from transom.cli.output import JsonOption, print_note, print_result
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -29,6 +30,7 @@ def explore(
         int, typer.Option("--port", min=0, max=65535, help="Port of the server. Default: any that is free.", show_default=False)
     ] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the web browser.")] = True,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a model in a web page: type a text, and walk from its tokens through blocks and heads to the probabilities.
 
@@ -51,7 +53,8 @@ def explore(
         except OSError as error:
             raise ConfigError(f"--port: expected a free port, found {port} in use ({error.strerror}); choose another one") from None
         with server:
-            print(server.url, flush=True)
+            print_result({"url": server.url, "port": server.server_port}, as_json, [server.url])
+            sys.stdout.flush()
             print_note("the page shows this model until Ctrl-C ends the command; only this machine can open it")
             threading.Thread(target=explorer.warm_up, daemon=True).start()
             if browser:
