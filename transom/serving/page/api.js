@@ -42,16 +42,46 @@ class AnswerError extends Error {
   isAnswer = true; // the server's own line, which is shown where the answer was expected
 }
 
-async function fetchAnswer(name, body) {
-  if (isSaved) {
-    const found = answers[`${name} ${canonical(body)}`];
-    if (!found) throw new AnswerError(missingMessage());
-    return found;
-  }
-  const reply = await fetch(`api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: canonical(body) });
+async function post(name, text) {
+  const reply = await fetch(`api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: text });
   const answer = await reply.json().catch(() => ({ error: `${reply.status} ${reply.statusText}` }));
   if (!reply.ok || answer.error) throw new AnswerError(answer.error ?? `${reply.status} ${reply.statusText}`);
   return answer;
+}
+
+function fetchAnswer(name, body) {
+  const text = canonical(body);
+  if (!isSaved) return inTurn(name, () => post(name, text));
+  const found = answers[`${name} ${text}`];
+  return found ? Promise.resolve(found) : Promise.reject(new AnswerError(missingMessage()));
+}
+
+/** The server answers one question at a time, so what a person waits for goes first. */
+const ORDER = ["pass", "logits", "tile", "calculation", "tensor", "head", "lens", "sweep"];
+const AT_ONCE = ["pass", "logits"];
+const MOST_OPEN = 4;
+const waiting = [];
+let open = 0;
+
+function inTurn(name, call) {
+  return new Promise((resolve, reject) => {
+    waiting.push({ rank: ORDER.indexOf(name), run: () => call().then(resolve, reject).finally(next) });
+    if (AT_ONCE.includes(name)) start();
+    else queueMicrotask(start);
+  });
+}
+
+function start() {
+  while (open < MOST_OPEN && waiting.length) {
+    const first = waiting.reduce((best, each, i) => (each.rank < waiting[best].rank ? i : best), 0);
+    open += 1;
+    waiting.splice(first, 1)[0].run();
+  }
+}
+
+function next() {
+  open -= 1;
+  start();
 }
 
 /** Ask the server: one promise per request, kept until many others came. */

@@ -9,6 +9,7 @@ import { createStore, fromFragment, INITIAL, toFragment, TRANSIENT } from "explo
 import { mountAnswer } from "explore/view-answer";
 import { mountCalculation } from "explore/view-calculation";
 import { mountChanges } from "explore/view-changes";
+import { mountGlance } from "explore/view-glance";
 import { mountHeader } from "explore/view-header";
 import { mountHelp } from "explore/view-help";
 import { mountInput } from "explore/view-input";
@@ -76,9 +77,14 @@ async function start() {
   mountCalculation(byId("calculation"), store);
   mountAnswer(byId("answer"), store);
   mountChanges(byId("changes"), store);
+  mountGlance(byId("glance"), store);
   mountTour(byId("tour"), store);
   mountHelp(byId("help"), store);
   mountKeys(store);
+  byId("skip").addEventListener("click", (event) => { // the address keeps the state, so the link may not change it
+    event.preventDefault();
+    byId("stage").focus();
+  });
   const remember = debounce((state) => { if (!isSaved) history.replaceState(null, "", `#${toFragment(state)}`); }, 200);
   store.subscribe((state) => { applyTheme(state); showProblem(state); remember(state); });
   window.addEventListener("hashchange", () => store.set({ ...INITIAL, language: store.get().language, ...fromFragment(location.hash) }));

@@ -38,7 +38,13 @@ function decode(table) {
   return Array.from({ length: 256 }, (_, i) => [0, 2, 4].map((at) => parseInt(table.slice(6 * i + at, 6 * i + at + 2), 16)));
 }
 
+/** Return the colors as pixels of an image, in the byte order of this machine. */
+function pack(table) {
+  return Uint32Array.from(table, (rgb) => new Uint32Array(Uint8Array.of(...rgb, 255).buffer)[0]);
+}
+
 const TABLES = { weights: decode(CIVIDIS), signed: decode(PUOR) };
+const PACKED = { weights: pack(TABLES.weights), signed: pack(TABLES.signed) };
 
 /** Return the entry of the table for a value: round(255 (v - lo) / (hi - lo)). */
 export function entry(value, lo, hi) {
@@ -55,6 +61,11 @@ export function color(value, scale) {
 export function cssColor(value, scale) {
   const found = color(value, scale);
   return found ? `rgb(${found.join(" ")})` : "transparent";
+}
+
+/** Return a color as a pixel of an image; 0, transparent, where the value is not finite. */
+export function packed(value, scale) {
+  return Number.isFinite(value) ? PACKED[scale.table][entry(value, scale.lo, scale.hi)] : 0;
 }
 
 /** Return the scale of some numbers: from 0 to the largest for weights, symmetric about 0 for numbers with a sign. */

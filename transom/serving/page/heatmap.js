@@ -1,6 +1,6 @@
 /** Heat maps: a canvas of exact colors, a cursor for mouse and keyboard, and the exact number of the cell under it. */
 
-import { color, cssColor } from "explore/colors";
+import { cssColor, packed } from "explore/colors";
 import { announce, h } from "explore/dom";
 import { number } from "explore/format";
 
@@ -10,16 +10,15 @@ export function paint(canvas, { address, index = {}, rows, columns, values, scal
   canvas.height = rows * cell;
   canvas.style.setProperty("width", `${canvas.width}px`);
   canvas.style.setProperty("height", `${canvas.height}px`);
-  const pixels = new ImageData(columns, rows);
-  for (let i = 0; i < rows * columns; i += 1) {
-    const rgb = i < values.length ? color(values[i], scale) : null;
-    if (rgb) pixels.data.set([...rgb, 255], 4 * i);
+  const pixels = new ImageData(canvas.width, canvas.height);
+  const out = new Uint32Array(pixels.data.buffer);
+  for (let row = 0; row < rows; row += 1) {
+    const start = row * cell * canvas.width;
+    const n = Math.min(columns, values.length - row * columns);
+    for (let column = 0; column < n; column += 1) out.fill(packed(values[row * columns + column], scale), start + column * cell, start + (column + 1) * cell);
+    for (let line = 1; line < cell; line += 1) out.copyWithin(start + line * canvas.width, start, start + canvas.width);
   }
-  const small = new OffscreenCanvas(columns, rows);
-  small.getContext("2d").putImageData(pixels, 0, 0);
-  const context = canvas.getContext("2d");
-  context.imageSmoothingEnabled = false;
-  context.drawImage(small, 0, 0, canvas.width, canvas.height);
+  canvas.getContext("2d", { willReadFrequently: true }).putImageData(pixels, 0, 0);
   Object.assign(canvas.dataset, { address, index: JSON.stringify(index), lo: scale.lo, hi: scale.hi, rows, columns, cell });
   return canvas;
 }

@@ -7,6 +7,13 @@ const BLOCK = /^(.+\.(?:blocks|layers)\.(\d+))\.(.+)$/;
  * @returns {Array<{id, kind, stack, block, prefix, layer}>} kind: "embedding", "attention", "feed-forward", "layer" or "output"
  */
 export function listPlaces(pass) {
+  if (!listed.has(pass)) listed.set(pass, findPlaces(pass));
+  return listed.get(pass);
+}
+
+const listed = new WeakMap(); // of each pass, once
+
+function findPlaces(pass) {
   const places = [];
   const byId = new Map();
   const add = (place) => {
@@ -62,6 +69,13 @@ export const isDetail = (address) => DETAILS.test(address);
 
 /** Return the quantities of a place in the order of the computation. */
 export function quantitiesOf(pass, place) {
+  if (!contents.has(place)) contents.set(place, findQuantities(pass, place));
+  return contents.get(place);
+}
+
+const contents = new WeakMap(); // of each place, once
+
+function findQuantities(pass, place) {
   const all = new Map(pass.quantities.map((each) => [each.address, each]));
   const found = [];
   const take = (address) => {

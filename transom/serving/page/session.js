@@ -13,7 +13,11 @@ export async function loadPass(state) {
   const body = passBody(state);
   const other = state.show === "diff" ? passBody(state, 1) : null;
   const [pass] = await Promise.all([ask("pass", body), other && ask("pass", other)]);
-  return { body, other, pass };
+  const loaded = { body, other, pass };
+  if (pass.outputs.positions.length) { // asked first, so that the probabilities move first
+    for (const each of Object.values(logitsBodies({ ...state, loaded }))) if (each) ask("logits", each).catch(() => {}); // the panel shows the error
+  }
+  return loaded;
 }
 
 /** Return a tensor of the pass in view: {address, axes, shape, values, ...}; of two passes, the first minus the second. */

@@ -49,7 +49,7 @@ async function shortMap(store, state, layer, head, width) {
 }
 
 export function mountAttention(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.edits, s.language], async (state) => {
+  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.language], async (state) => {
     if (!state.loaded) return [];
     const place = currentPlace(state);
     if (place.kind !== "attention") return [];
@@ -64,7 +64,7 @@ export function mountAttention(root, store) {
         h("h3", { text: t("map.title", { n: head }) }),
         button("‹", "head-before", () => step(-1), { class: "round", "aria-label": t("map.before") }),
         button("›", "head-after", () => step(1), { class: "round", "aria-label": t("map.after") }),
-        headIsOff(state.edits, layer, head) && h("span", { class: "off-note", text: t("heads.is_off") }),
+        headIsOff(state.loaded.body.edits, layer, head) && h("span", { class: "off-note", text: t("heads.is_off") }),
         h("span", { class: "grow" }), ends),
       h("p", { class: "soft map-help", text: t(isLong(layer) ? "map.long_help" : "map.help") }),
       map,

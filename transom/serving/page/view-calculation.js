@@ -5,6 +5,7 @@ import { copyText } from "explore/copy";
 import { announce, button, h, view } from "explore/dom";
 import { cellName, full } from "explore/format";
 import { t } from "explore/messages";
+import { math } from "explore/notation";
 import { placeOf } from "explore/places";
 import { calculationBody } from "explore/session";
 
@@ -27,7 +28,7 @@ function related(pass, { name, index }) {
 function step(each, formula) {
   if (each.kind === "calculation") {
     return [
-      each.formula && each.formula !== formula && h("p", { class: "formula", text: each.formula }),
+      each.formula && each.formula !== formula && h("p", { class: "formula" }, math(each.formula)),
       h("p", { class: each.focus ? "step focus" : "step" }, h("span", { class: "label", text: each.label }), ` = ${each.expression} = `, h("strong", { text: each.result })),
     ];
   }

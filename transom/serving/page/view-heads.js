@@ -46,7 +46,7 @@ function badge(difference, largest) {
 }
 
 function tile(store, state, layer, head, map, scale, swept) {
-  const off = headIsOff(state.edits, layer, head);
+  const off = headIsOff(state.loaded.body.edits, layer, head);
   const current = currentPlace(state).layer?.address === layer.address && state.head === head;
   const name = t("heads.head", { n: head });
   const cell = Math.max(1, Math.floor(SMALL / Math.max(map.rows, map.columns)));
@@ -55,7 +55,10 @@ function tile(store, state, layer, head, map, scale, swept) {
     class: "tile-map", "aria-pressed": String(current), "aria-label": `${layerName(state.loaded.pass, layer)}, ${name}`, data: { attention: layer.address, head },
   });
   choose.append(canvas);
-  const flip = button(name, `switch-${layer.address}-${head}`, () => store.set({ edits: toggleHead(store.get().edits, layer, head) }), {
+  const flip = button(name, `switch-${layer.address}-${head}`, (event) => {
+    event.currentTarget.setAttribute("aria-checked", String(off)); // at once; the maps follow
+    store.set({ edits: toggleHead(store.get().edits, layer, head) });
+  }, {
     class: "switch", role: "switch", "aria-checked": String(!off), "aria-label": t("heads.switch", { n: head }), title: t(off ? "heads.is_off" : "heads.is_on"), data: { switch: layer.address, head },
   });
   return h("li", { class: off ? "tile off" : "tile" }, choose, flip, badge(swept?.values.get(`${layer.address} ${head}`), swept?.largest));
@@ -82,7 +85,7 @@ function certificate(layer) {
 }
 
 export function mountHeads(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.head, s.edits, s.sweep, s.position, s.language], async (state) => {
+  view(root, store, (s) => [s.loaded, s.error, s.place, s.head, s.sweep, s.sweep ? s.position : null, s.language], async (state) => {
     if (!state.loaded) return [];
     const place = currentPlace(state);
     const { pass } = state.loaded;

@@ -1,9 +1,10 @@
 /** The map of a head over a long text: drawn from tiles, with pan and zoom by mouse, touch and keyboard. */
 
 import { ask } from "explore/api";
-import { color, scaleOf } from "explore/colors";
+import { packed, scaleOf } from "explore/colors";
 import { announce, h } from "explore/dom";
 import { count, number, shown } from "explore/format";
+import { paint } from "explore/heatmap";
 import { t } from "explore/messages";
 
 const TILE = 256; // cells per side of a tile
@@ -72,12 +73,12 @@ export async function longMap(store, state, layer, head, width) {
   function put() {
     const scale = [...tiles.values()].map((tile) => scaleOf(tile.values, true)).reduce((a, b) => (a.hi > b.hi ? a : b));
     const pixels = new ImageData(side, side);
+    const out = new Uint32Array(pixels.data.buffer);
     for (let y = 0; y < side; y += 1) {
       for (let x = 0; x < side; x += 1) {
         const [query, keyAt] = cellOf(x, y);
         const value = query < layer.shape[0] && keyAt < layer.shape[1] ? valueAt(query, keyAt) : undefined;
-        const rgb = value === undefined ? null : color(value, scale);
-        if (rgb) pixels.data.set([...rgb, 255], 4 * (y * side + x));
+        if (value !== undefined) out[y * side + x] = packed(value, scale);
       }
     }
     canvas.getContext("2d").putImageData(pixels, 0, 0);
@@ -114,20 +115,10 @@ export async function longMap(store, state, layer, head, width) {
   const frame = h("div", { class: "mini-frame" });
   await draw();
   const small = await tileAt(Math.ceil(Math.log2(Math.max(...layer.shape) / 96)), 0, 0);
-  paintMini(mini, small);
+  paint(mini, { address: `${layer.address}.weights`, index: { n_heads: head }, rows: small.shape[0], columns: small.shape[1], values: small.values, scale: scaleOf(small.values, true), cell: 1 });
   const buttons = [["+", 0.5, "map.closer"], ["−", 2, "map.farther"]].map(([text, factor, label]) => h("button", { type: "button", class: "round", text, "aria-label": t(label), on: { click: () => zoom(factor) } }));
   return h("div", { class: "long-map" }, h("div", { class: "long-main", role: "application", "aria-label": t("map.long_label", { n: head }) }, canvas),
     h("div", { class: "long-side" }, h("div", { class: "mini" }, mini, frame), h("div", { class: "zoom" }, buttons)), readout, problem);
-}
-
-function paintMini(mini, tile) {
-  const [rows, columns] = tile.shape;
-  mini.width = columns;
-  mini.height = rows;
-  const scale = scaleOf(tile.values, true);
-  const pixels = new ImageData(columns, rows);
-  tile.values.forEach((value, i) => pixels.data.set([...color(value, scale), 255], 4 * i));
-  mini.getContext("2d").putImageData(pixels, 0, 0);
 }
 
 /** Pan by dragging or arrows, zoom by wheel, two fingers, + and -; a click zooms in, or opens the cell. */

@@ -63,6 +63,10 @@ export function mountOverview(root, store) {
         own.filter((each) => each.kind === "attention" && (each.block ?? null) === null).map((place) => h("li", { class: "block" }, item(store, here, place, t("overview.attn")))));
     });
     const output = places.find((each) => each.kind === "output");
+    requestAnimationFrame(() => {
+      const current = root.querySelector("[aria-current]");
+      if (current && root.scrollWidth > root.clientWidth) root.scrollLeft = current.offsetLeft - root.offsetLeft - root.clientWidth / 3;
+    });
     return [
       pass.layers.length > 0 && item(store, here, { id: "heads", kind: "heads" }, t("overview.heads")),
       ...columns,

@@ -61,7 +61,7 @@ export function mountStory(root, store) {
     const { layer } = place;
     const body = headBody(state, layer);
     const told = await ask("head", body);
-    const off = headIsOff(state.edits, layer, body.head);
+    const off = headIsOff(state.loaded.body.edits, layer, body.head);
     const flip = button(t(off ? "heads.turn_on" : "heads.turn_off", { n: body.head }), "story-switch", () => store.set({ edits: toggleHead(store.get().edits, layer, body.head) }), { data: { action: "toggle-head" } });
     const where = outputPosition(state) === body.query ? null : h("p", { class: "soft", text: t("story.position", { n: body.position }) });
     return [

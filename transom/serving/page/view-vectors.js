@@ -5,6 +5,7 @@ import { button, errorLine, h, view } from "explore/dom";
 import { count, number, shown } from "explore/format";
 import { cellSize, heatmap, legend } from "explore/heatmap";
 import { rich, t } from "explore/messages";
+import { math } from "explore/notation";
 import { currentPlace, isDetail, kvHead, quantitiesOf } from "explore/places";
 import { chosenToken, tensor } from "explore/session";
 import { word } from "explore/view-row";
@@ -89,7 +90,7 @@ async function row(store, state, place, quantity, width) {
   const left = quantity.shape.filter((_, i) => !(quantity.axes[i] in index));
   const size = left.reduce((product, n) => product * (n ?? 1), 1);
   const text = h("div", { class: "quantity-name" },
-    h("span", { class: "symbol", text: quantity.symbol || quantity.name }), h("code", { text: quantity.address.split(".").slice(-2).join(".") }), h("span", { class: "soft formula", text: quantity.formula }));
+    h("span", { class: "symbol" }, quantity.symbol ? math(quantity.symbol) : quantity.name), h("code", { text: quantity.address.split(".").slice(-2).join(".") }), h("span", { class: "soft formula" }, math(quantity.formula)));
   let content;
   let ends = null;
   if (size > MOST_CELLS) content = h("p", { class: "soft", text: t("vectors.large", { shape: left.map(count).join(" × ") }) });
