@@ -1,12 +1,13 @@
 """The page of ``transom explore`` in a browser: bring it to a state, and read numbers and colors of its cells."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import matplotlib
 import torch
+from playwright.sync_api import Page
 from torch import Tensor
 
 from tests.browser import Browser, ColorScheme
@@ -32,9 +33,10 @@ def open_page(
     width: int = 1440,
     scheme: ColorScheme = "light",
     language: str = "en",
+    prepare: Callable[[Page], object] = lambda page: None,
 ) -> None:
-    """Open the page in a new window, in a state as it stands in the address."""
-    browser.new_page(width, scheme, language, urlsplit(server.url).netloc)
+    """Open the page in a new window, in a state as it stands in the address; ``prepare`` gets the empty page before."""
+    prepare(browser.new_page(width, scheme, language, urlsplit(server.url).netloc))
     browser.page.goto(f"{server.url}#{fragment(state)}")
     settle(browser)
 
