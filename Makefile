@@ -19,10 +19,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_IN
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
 # Rooms that compute are tested with shapes checked at each call, which takes half as long again. The others are in `make ci`,
-# in the session without the kernels, which runs all rooms in which anything is computed.
+# in the session without the kernels, which runs all rooms in which anything is computed; commands only compose them.
 COMPUTING := $(addprefix tests/,agreement kernels lab layers models parallel planning training) transom
-OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files inspection tasks) $(wildcard tests/test_*.py)
-BY_REFERENCE := $(filter-out transom tests/chaos tests/config tests/files %.py,$(COMPUTING) $(OTHERS))
+OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files inspection serving tasks) $(wildcard tests/test_*.py)
+BY_REFERENCE := $(filter-out transom tests/chaos tests/cli tests/config tests/files %.py,$(COMPUTING) $(OTHERS))
 # The folders with tests of torch.compile.
 COMPILED := tests/kernels tests/models
 FIRST_TIER := "not long and not soak and not compile and not chaos"

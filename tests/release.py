@@ -17,7 +17,15 @@ from pathlib import Path
 
 from tests.size import ROOT
 
-NEEDED = ("transom/py.typed", "transom/recipes/phrasebook.toml", "transom/inspection/pages/page.css", "transom/kernels/step/step.cpp")
+NEEDED = (
+    "transom/py.typed",
+    "transom/recipes/phrasebook.toml",
+    "transom/inspection/messages/de.json",
+    "transom/inspection/pages/page.css",
+    "transom/kernels/step/step.cpp",
+    "transom/serving/page/index.html",
+    "transom/serving/page/app.js",
+)
 """A sample of each kind of file that is no Python module."""
 UNWANTED = re.compile(r"(^|/)(tests|benchmarks|log|runs|\.venv|__pycache__)/")
 

@@ -37,6 +37,22 @@ def test_the_calculation_of_both_sides_is_printed_and_holds(transom: Call, train
     assert "\x1b" not in outcome.out, "a file has no colors"
 
 
+def test_a_chosen_key_candidate_and_target_are_worked_out(transom: Call, trained: Trained) -> None:
+    asked = ("explain", trained.folder, "ab ba", "--stack", "decoder", "--target", "ba ab", "--key", "1", "--candidate", "a", "--every")
+    outcome = transom(*asked)
+    assert outcome.code == 0 and "translation" not in outcome.out
+    assert all(map(holds, text_lines(outcome.out)))
+    for part in (
+        r"key 1 \(\S+\) is the chosen one; its key and value:",
+        r"    k_1\[0\] = ",
+        r"    scale = sqrt\(",
+        r"    logsumexp = ln\(",
+        r"    z_\d+ W_O\[0\] = ",
+        r"    ln p\(a\) = \S+ / 1 - \S+ = -",
+    ):
+        assert re.search(part, outcome.out), part
+
+
 @pytest.mark.parametrize(
     ("suffix", "format_"), [(".txt", "text"), (".md", "markdown"), (".tex", "latex"), (".html", "html"), (".json", "json")]
 )
@@ -65,6 +81,8 @@ def test_the_suffix_of_the_file_or_the_option_gives_the_format(
         (("ab", "--block", "1"), "--block: expected a number from 0 to 0 of the encoder, found 1"),
         (("ab", "--head", "2"), "--head: expected a number from 0 to 1, found 2"),
         (("ab", "--dim", "16"), "--dim: expected a number from 0 to 15, found 16"),
+        (("ab", "--key", "50"), "--key: expected a number from 0 to "),
+        (("ab", "--candidate", "a b"), "expected a text of one token, found 'a b', which has "),
         (("ab", "--query", "50", "--stack", "encoder"), "--query: expected the position of a token, from 0 to 2 in the encoder, found 50"),
         (("ab", "--query", "50"), "choose one side, the encoder or the decoder"),
         (("ab", "--query", "-1"), "invalid value for '--query': expected a number greater than or equal to 0; see transom explain --help"),

@@ -58,6 +58,8 @@ def commands_of(page: str) -> list[str]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a folder that holds the files the README speaks of, with made-up sentences, and go there."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("webbrowser.open", lambda url: True)
+    monkeypatch.setattr("transom.serving.server.ExploreServer.serve_forever", lambda self: None)
     for folder in (tmp_path, tmp_path / "data" / "multi30k"):
         folder.mkdir(parents=True, exist_ok=True)
         for seed, name in enumerate(("train", "val", "test", "test_2016_flickr")):

@@ -46,7 +46,7 @@ def model_and_batch(fields: dict[str, Any], dtype: torch.dtype = torch.float32) 
 
 
 def choices(model: Network, draw: random.Random) -> dict[str, Any]:
-    """Draw block, head, element and token."""
+    """Draw block, head, element, token, key and candidate."""
     config: Any = model.config
     stacks = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
     n_blocks = min((len(getattr(stack, "blocks", getattr(stack, "layers", ()))) for stack in stacks), default=1)
@@ -57,6 +57,9 @@ def choices(model: Network, draw: random.Random) -> dict[str, Any]:
         "dim": draw.randrange(config.d_model),
         "query": draw.choice([None, 0, 1]) if stacks else None,
         "top": draw.choice([1, 5]),
+        "key": draw.choice([None, 0, 2]) if stacks else None,
+        "candidate": draw.choice([None, 0]),
+        "every": draw.random() < 0.7,
     }
 
 

@@ -118,10 +118,10 @@ def _parse_numbers(name: str, value: str) -> tuple[int, ...]:
 
 
 def _format_lines(comparison: "AttentionComparison", notes: list[str]) -> Iterator[str]:
-    from transom.inspection.pages.attention_comparison_page import COLUMNS, cells, sections
+    from transom.inspection.pages.attention_comparison_page import cells, columns, sections
 
     yield f"mean over {len(comparison.layers)} attention layers, {max(comparison.tokens.values()):,} tokens"
-    yield from align_columns([COLUMNS, *map(cells, comparison.averages)])
+    yield from align_columns([columns(), *map(cells, comparison.averages)])
     for title, costs in sections(comparison):
-        yield from ("", title, *align_columns([COLUMNS, *map(cells, costs)]))
+        yield from ("", title, *align_columns([columns(), *map(cells, costs)]))
     yield from ("", *notes)

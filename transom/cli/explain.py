@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 transom explain runs/en-de "A man sleeps." --block 0 --head 2 --query 3 --key 1
-transom explain runs/en-de "A man sleeps." --stack decoder --out calculation.html
+transom explain runs/en-de "A man sleeps." --stack decoder --target "Ein Mann schläft."
 transom explain runs/gpt "To be, or not" --dim 7 --temperature 0.7 --temperature 1
 transom explain runs/photos --input cat.jpg --query 5 --format latex
 transom explain runs/gpt "To be, or not" --edit without-head-2.json
@@ -54,6 +54,9 @@ class StepOptions(NamedTuple):
     ]
     key: Annotated[
         int | None, typer.Option("--key", min=0, help="Position of a key to work out, from 0. Default: those with the largest weights.")
+    ]
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="TEXT", help="Target text of a translator. Default: its own translation.")
     ]
     stack: Annotated[Literal["encoder", "decoder"] | None, typer.Option("--stack", help="One side of a translator. Default: both.")]
     dim: Annotated[

@@ -40,7 +40,8 @@ def fill(
     independently.
     """
     with gc_frozen_imports():
-        from transom.decoding.predictors.fill_mask import MASK, MaskFiller
+        from transom.data.tokenizer.special_tokens import MASK
+        from transom.decoding.predictors.fill_mask import MaskFiller
         from transom.tasks.load import load
 
     mask_filler, n_dropped = load(run, precision, kind=MaskFiller), list[int]()

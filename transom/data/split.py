@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from transom.config.data import DataConfig, LanguageConfig
 from transom.errors import DataError
+from transom.files.message import phrase
 
 
 @runtime_checkable
@@ -88,6 +89,10 @@ def smallest_hashes(texts: Sequence[str], fraction: float) -> list[int]:
     return [] if smallest == largest else [place for place, value in enumerate(hashes) if value <= threshold]
 
 
+PLURALS = ("pairs", "texts", "images", "sounds", "sentences", "documents")
+"""Plural nouns for samples that other languages have; those of a plugin stay English."""
+
+
 def holdout(data: SplittableT, keys: Sequence[str], fraction: float, noun: str) -> tuple[SplittableT, SplittableT]:
     """Split samples into training and validation data by a hash of each sample's key.
 
@@ -111,4 +116,12 @@ def holdout(data: SplittableT, keys: Sequence[str], fraction: float, noun: str) 
             f"{data.name}: expected at least two different {noun}, to split off validation data, found fewer; set data.valid or add {noun}"
         )
     rest = sorted(set(range(len(data))).difference(chosen))
-    return data.select(rest, data.name), data.select(chosen, f"{len(chosen)} of {len(data)} {noun} of {data.name}, held out")
+    held_out = phrase(
+        "data.held_out",
+        "{number} of {total} {noun} of {name}, held out",
+        number=str(len(chosen)),
+        total=str(len(data)),
+        noun=phrase(f"data.plural.{noun}", noun) if noun in PLURALS else noun,
+        name=data.name,
+    )
+    return data.select(rest, data.name), data.select(chosen, held_out)

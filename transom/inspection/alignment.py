@@ -13,6 +13,7 @@ from transom.data.tokenizer.special_tokens import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.predictors.results import Alignment
 from transom.errors import ConfigError, DataError
+from transom.inspection.messages import message
 from transom.inspection.recompute import recompute_attention_weights
 from transom.layers.attention import SupportsAttentionWeights
 from transom.layers.mixture_of_depths import DepthRouter
@@ -133,7 +134,7 @@ def align(
     columns, source_words = word_labels(tokenizers.source, pieces[0], words)
     rows, target_words = word_labels(tokenizers.target, pieces[1], words)
     n_heads = all_weights.shape[1]
-    origin = attentions[chosen] + (f", mean of {n_heads} heads" if n_heads > 1 else "")
+    origin = attentions[chosen] if n_heads == 1 else message("alignment.origin", layer=attentions[chosen], n=n_heads)
     return Alignment(source_words, target_words, merge_subwords(all_weights[chosen].mean(0), columns, rows), origin)
 
 

@@ -13,6 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from transom.config.approximations import ApproximationConfig, LinearAttentionConfig, LinformerConfig, NystromConfig, PerformerConfig
 from transom.config.architecture import TransformerConfig
 from transom.errors import ConfigError
+from transom.files.message import joined
+from transom.inspection.messages import message
 from transom.layers.approximations.approximate_attention import build_approximation
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer
@@ -366,25 +368,26 @@ def _notes(model: Network, all_inputs: Sequence[RecordedAttention], settings: Co
     """Return the caveats of a comparison."""
     first, c = all_inputs[0], model.config
     assert isinstance(c, TransformerConfig)
-    notes = ["nothing is retrained; Linformer's learned projections E and F are replaced by means over segments of tokens"]
+    notes = [message("comparison.notes.not_retrained")]
     if any(layer_inputs.causal for layer_inputs in all_inputs):
-        notes.append("Linformer and Nystrom are not causal; they are skipped in causal attention layers")
+        notes.append(message("comparison.notes.not_causal"))
     longest = max(layer_inputs.k.shape[2] for layer_inputs in all_inputs)
     if too_large := sorted({size for size in (*settings.windows, *settings.ranks) if size >= longest}):
-        notes.append(f"windows and ranks of {', '.join(map(str, too_large))} are skipped, since the text has only {longest:,} tokens")
-    features = {"a position bias": first.args.bias is not None, "softcap": first.args.softcap is not None}
-    features |= {
-        "another score function": first.args.score is not None,
+        notes.append(message("comparison.notes.too_large", sizes=", ".join(map(str, too_large)), n=longest))
+    features = {
+        "position_bias": first.args.bias is not None,
+        "softcap": first.args.softcap is not None,
+        "score_function": first.args.score is not None,
         "sinks": first.args.sinks is not None,
-        "a sparsity pattern": c.attention.pattern.kind != "full",
+        "sparsity_pattern": c.attention.pattern.kind != "full",
     }
-    if found := [name for name, there in features.items() if there]:
-        notes.append(f"the model's own attention has {' and '.join(found)}, which the approximations ignore")
+    if found := [message(f"comparison.features.{name}") for name, there in features.items() if there]:
+        notes.append(message("comparison.notes.ignored", features=joined(", ", found)))
     if c.attention.approximation.kind != "none":
-        notes.append(f"the model was trained with approximation = {c.attention.approximation.kind!r}, not with exact attention")
+        notes.append(message("comparison.notes.approximation", kind=c.attention.approximation.kind))
     if c.depth.kind != "full":
-        notes.append("mixture-of-depths blocks are skipped")
+        notes.append(message("comparison.notes.depths"))
     if settings.lengths:
         address = next(layer_inputs.address for layer_inputs in all_inputs if layer_inputs.is_self_attention)
-        notes.append(f"other lengths are measured on {address}, with the text's tokens repeated or cut")
+        notes.append(message("comparison.notes.lengths", layer=address))
     return notes

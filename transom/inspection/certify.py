@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -154,7 +155,7 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
         largest, flat = ratios.flatten().max(0)
         if float(largest) > ratio:
             ratio = float(largest)
-            text, head, query = (int(index) for index in torch.unravel_index(flat, ratios.shape))
+            text, head, query = (int(index) for index in np.unravel_index(int(flat), ratios.shape))  # PyTorch's imports sympy: 1 s
             worst = text, head if heads is None else heads[head], chunk[query]
             cause = "" if ratio <= 1.0 or inputs is None else likely_cause(inputs, v, expected, eps)
     return Certificate(attention, ratio, len(z) * n_heads, worst, cause, with_logsumexp)

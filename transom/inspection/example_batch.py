@@ -8,6 +8,7 @@ from transom.data.batch import Batch
 from transom.data.text.text_io import check_text, read_lines
 from transom.decoding.predictors.long_texts import split_windows
 from transom.errors import DataError
+from transom.inspection.messages import message
 from transom.inspection.pages.describe import with_article
 
 
@@ -79,6 +80,6 @@ def build_example_batch(
         raise DataError(f"{file or 'text'}: expected a text of at least one token, found none")
     ((truncated, *_), _, (n_dropped_tokens,)), notes = split_windows([row], most, too_long), list[str]()
     if n_dropped_tokens:
-        notes.append(f"the text of {len(row):,} tokens was truncated to the context window of {most:,} tokens")
+        notes.append(message("comparison.notes.truncated", tokens=len(row), most=most))
     batch, added = predictor.text_batch(truncated)
     return ExampleBatch(batch.to(model.device), notes + added, n_dropped_tokens)

@@ -11,6 +11,7 @@ import torch
 
 from transom.errors import ConfigError
 from transom.files.cpu_info import cpu_flags
+from transom.files.message import phrase
 
 BF16_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 """CPU flags of bfloat16 multiply instructions, as named by Linux on x86 and ARM; other CPUs emulate bfloat16.
@@ -73,36 +74,40 @@ def choose_precision(requested: Literal["auto", "fp32", "bf16", "fp16"], device:
     if requested == "fp16" and device.type == "cpu":
         raise ConfigError("precision = 'fp16': expected a GPU, found none; set precision to 'bf16', 'fp32' or 'auto'")
     if requested != "auto":
-        return Precision(requested, f"{requested}: requested")
+        return Precision(requested, phrase("machine.requested", "{dtype}: requested", dtype=requested))
     return _fastest_on_gpu(device) if device.type == "cuda" else _fastest_on_cpu()
 
 
 def _fastest_on_gpu(device: torch.device) -> Precision:
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        return Precision("bf16", "bf16: this GPU multiplies bf16 in hardware")
+        return Precision("bf16", phrase("machine.gpu_bf16", "bf16: this GPU multiplies bf16 in hardware"))
     if torch.cuda.get_device_capability(device) >= _FP16_COMPUTE_CAPABILITY:
-        return Precision("fp16", "fp16: this GPU multiplies fp16 in hardware, but not bf16")
-    return Precision("fp32", "fp32: this GPU multiplies neither bf16 nor fp16 faster")
+        return Precision("fp16", phrase("machine.gpu_fp16", "fp16: this GPU multiplies fp16 in hardware, but not bf16"))
+    return Precision("fp32", phrase("machine.gpu_fp32", "fp32: this GPU multiplies neither bf16 nor fp16 faster"))
 
 
 def _fastest_on_cpu() -> Precision:
     if not torch.backends.mkldnn.is_available():  # the only PyTorch library that uses these instructions
-        return Precision("fp32", "fp32: this PyTorch was built without oneDNN, which multiplies bf16")
+        reason = phrase("machine.no_onednn", "fp32: this PyTorch was built without oneDNN, which multiplies bf16")
+        return Precision("fp32", reason)
     flag = next((flag for flag in BF16_CPU_FLAGS if flag in cpu_flags()), None)
     if flag is None:
-        return Precision("fp32", "fp32: this CPU has no bf16 instructions")
-    return Precision("bf16", f"bf16: this CPU multiplies bf16 in hardware ({flag})")
+        return Precision("fp32", phrase("machine.cpu_fp32", "fp32: this CPU has no bf16 instructions"))
+    return Precision("bf16", phrase("machine.cpu_bf16", "bf16: this CPU multiplies bf16 in hardware ({flag})", flag=flag))
 
 
 def choose_threads() -> ThreadPlan:
     """Choose one thread per physical core available to this process, at most the container's CPU limit; OMP_NUM_THREADS overrides both."""
     if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(asked) > 0:
-        return ThreadPlan(int(asked), f"threads {asked}: OMP_NUM_THREADS is set")
+        return ThreadPlan(int(asked), phrase("machine.threads_set", "threads {count}: OMP_NUM_THREADS is set", count=asked))
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores, cpu_limit = _physical_cores(cpus), _cgroup_cpu_limit()
     if cpu_limit is not None and cpu_limit < cores:
-        return ThreadPlan(max(1, int(cpu_limit)), f"threads {max(1, int(cpu_limit))}: this container is limited to {cpu_limit:g} CPUs")
-    return ThreadPlan(cores, f"threads {cores}: physical cores available to this process")
+        limited = "threads {count}: this container is limited to {limit} CPUs"
+        count = max(1, int(cpu_limit))
+        return ThreadPlan(count, phrase("machine.threads_limited", limited, count=str(count), limit=f"{cpu_limit:g}"))
+    physical = "threads {count}: physical cores available to this process"
+    return ThreadPlan(cores, phrase("machine.threads_physical", physical, count=str(cores)))
 
 
 def plan_processes(requested: int, threads: ThreadPlan, device: torch.device) -> ProcessPlan:
@@ -134,7 +139,15 @@ def plan_processes(requested: int, threads: ThreadPlan, device: torch.device) ->
     return ProcessPlan(
         requested,
         threads_per_process,
-        f"{requested} processes with {threads_per_process} {'thread' if threads_per_process == 1 else 'threads'} each share every batch",
+        phrase(
+            "machine.processes",
+            {
+                "one": "{processes} processes with {n} thread each share every batch",
+                "other": "{processes} processes with {n} threads each share every batch",
+            },
+            processes=requested,
+            n=threads_per_process,
+        ),
     )
 
 

@@ -124,6 +124,7 @@ def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any
     }
     for name, value in options.items():
         words += [f"--{name}"] if value is True else [f"--{'temperature' if name == 'temperatures' else name}", names.get(name, str)(value)]
+    words += ["--target", request.input.target] if request.input.target is not None else []
     words += ["--input", "FILE"] if request.input.text is None else []
     words += ["--edit", "EDITS.json"] if request.edits else []
     return shlex.join(words)
@@ -134,11 +135,14 @@ def _python(found: Pass, request: TensorRequest) -> str:
     run, name = str(found.model.folder), request.name
     axes = [axis for axis in found.trace.axes(name) if axis != "batch"]
     index = ", ".join(["0", *(str(request.index[axis]) if axis in request.index else ":" for axis in axes)])
-    lines = ["import transom", "", f"run = transom.load({run!r}, 'fp32')"]
-    given = repr(request.input.text)
+    imports, given = ["import transom"], repr(request.input.text)
     if request.input.text is None:
-        lines += ["from transom.inspection.example_batch import build_example_batch", "from pathlib import Path", ""]
+        imports = ["from pathlib import Path", "", *imports, "from transom.inspection.example_batch import build_example_batch"]
         given = "build_example_batch(run, None, Path('FILE')).batch"
+    elif request.input.target is not None:
+        imports.append("from transom.inspection.edits.answers import ask")
+        given = f"ask(run, {given}, answer={request.input.target!r}).batch"
+    lines = [*imports, "", f"run = transom.load({run!r}, 'fp32')"]
     read = [f"logits, trace = transom.trace(run, {given}, [{name!r}])", f"print(trace[{name!r}][{index}])"]
     if request.edits:
         edits = dump_edits(request.edits)["edits"]

@@ -16,6 +16,8 @@ from transom.files.atomic_io import FORMAT_VERSION, json_bytes
 from transom.inspection.pages.model_card import render_model_card
 from transom.inspection.pages.report import render_report
 from transom.inspection.pages.run_summary import summarize_run
+from transom.inspection.sample_attention import NoAttention, PatchAttention, TextAttention, patch_attention, text_attention
+from transom.tasks.run_data import validation_batches
 from transom.training.events import TrainingFinished
 from transom.training.metrics_window import read_metrics_history
 from transom.training.setup import TrainingSetup
@@ -37,7 +39,12 @@ def write_run_pages(setup: TrainingSetup, finished: TrainingFinished) -> list[st
     folder, name = setup.folder, setup.folder.path.resolve().name
     summary = summarize_run(name, setup.recipe, setup.facts, read_metrics_history(setup.folder.metrics), finished.seconds)
     setup.folder.load_weights(setup.eval_model)
-    whole = replace(summary, alignments=_alignments(setup, summary.samples), classification=_classification_metrics(setup))
+    whole = replace(
+        summary,
+        alignments=_alignments(setup, summary.samples),
+        classification=_classification_metrics(setup),
+        attention=_attention(setup),
+    )
     folder.write(RESULT, json_bytes({"format_version": FORMAT_VERSION, **_result(setup, finished, whole.problems)}))
     folder.write(REPORT, render_report(whole, getattr(setup.task, "report_sections", ())).encode())
     folder.write(CARD, render_model_card(whole).encode())
@@ -61,6 +68,17 @@ def _alignments(setup: TrainingSetup, samples: Sequence[Mapping[str, Any]]) -> l
     """Align some of the validation samples, if the task supports it."""
     align = getattr(setup.task, "alignments", None)
     return [] if align is None else list(islice(align(setup.eval_model, samples), MAX_ALIGNMENTS))
+
+
+def _attention(setup: TrainingSetup) -> TextAttention | PatchAttention | NoAttention | None:
+    """Trace the attention of the saved weights over one sample of the validation data; None if a plugin's task has no such data."""
+    task, model = setup.task, setup.eval_model
+    if (sample := getattr(task, "sample_picture", None)) is not None:
+        batch, picture = sample()
+        return patch_attention(model, batch.to(model.device), picture)
+    if not hasattr(task, "valid_batches") or not hasattr(task, "tokenizers"):
+        return None
+    return text_attention(model, validation_batches(task), task.tokenizers)
 
 
 def _classification_metrics(setup: TrainingSetup) -> ClassificationMetrics | MultiLabelMetrics | None:

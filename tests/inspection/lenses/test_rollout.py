@@ -141,9 +141,6 @@ def test_models_and_options_without_a_meaning_are_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(rollout, "MAX_FLOW_EDGES", 100)
     with pytest.raises(ConfigError, match=r"attention flow: expected at most 100 output tokens"):
         attention_flow(model, batch)
-    routed, batch = model_of(FAMILIES[3], depth={"kind": "mod", "capacity": 0.5, "every": 1})
-    with pytest.raises(ConfigError, match="found depth routers in the decoder"):
-        attention_rollout(routed, batch)
     config = described(SET_RECURRENT[0])
     with pytest.raises(ConfigError, match="expected a model with blocks of self-attention, found one of kind 'recurrent-seq2seq'"):
         attention_rollout(built(config), batch_for(config))

@@ -11,6 +11,7 @@ from transom.data.pairs.pairs import Pairs
 from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, padding_waste, plan_epoch
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import ConfigError, DataError
+from transom.files.message import phrase
 
 TokenRows = list["array[int]"]
 
@@ -254,6 +255,11 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], source_prefix: Sequence[i
     return [array("i", [*source_prefix, *row]) for chunk in chunks for row in tokenizer.encode_batch(chunk)]
 
 
+def longer_than(max_seq_len: int) -> str:
+    """Return the reason for dropping pairs with a side of too many tokens."""
+    return phrase("data.reasons.longer", "longer than {most} tokens", most=str(max_seq_len))
+
+
 def _find_dropped(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, max_length_ratio: float | None) -> dict[str, list[int]]:
     """Return the indices of unusable pairs, grouped by the first reason that applies to each.
 
@@ -266,10 +272,14 @@ def _find_dropped(pairs: Pairs, source: Indices, target: Indices, max_seq_len: i
     """
     empty = np.array([not s.strip() or not t.strip() for s, t in zip(pairs.source, pairs.target, strict=True)], dtype=bool)
     short, long = np.minimum(source, target), np.maximum(source, target)
-    reasons = {"with an empty side": empty, f"longer than {max_seq_len} tokens": long + 1 > max_seq_len}
+    reasons: dict[str, Any] = {
+        phrase("data.reasons.empty", "with an empty side"): empty,
+        longer_than(max_seq_len): long + 1 > max_seq_len,
+    }
     if max_length_ratio is not None:
         with np.errstate(over="ignore"):  # an infinite maximum ratio drops no pair
-            reasons[f"with a length ratio above {max_length_ratio:g}"] = long > max_length_ratio * short
+            ratio = phrase("data.reasons.ratio", "with a length ratio above {ratio}", ratio=f"{max_length_ratio:g}")
+            reasons[ratio] = long > max_length_ratio * short
     dropped, left = {}, np.ones(len(empty), dtype=bool)
     for reason, holds in reasons.items():
         if (samples := np.flatnonzero(holds & left)).size:

@@ -1,7 +1,7 @@
 """Baselines, which are the validation metrics of a trivial predictor that ignores its input."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 from transom.data.batch import Batch, Indices
 from transom.data.labeled.class_labels import LabelSets
 from transom.data.tokenizer.special_tokens import EOS
+from transom.files.message import phrase
+
+AnswerNoun = Literal["class", "token"]
+"""Singular noun for a label."""
 
 
 class BaselineMetric(NamedTuple):
@@ -25,7 +29,9 @@ class BaselineMetric(NamedTuple):
     predictor: str
 
 
-def frequency_baseline(counts: NDArray[Any], labels: Indices, answers: str, most_frequent: str | None = None) -> list[BaselineMetric]:
+def frequency_baseline(
+    counts: NDArray[Any], labels: Indices, answers: AnswerNoun, most_frequent: str | None = None
+) -> list[BaselineMetric]:
     """Return the metrics of a predictor that always assigns each label its relative frequency in the training data.
 
     The loss of this predictor is the cross-entropy ``-mean(log(counts[label] / counts.sum()))``. A label without training samples is
@@ -34,16 +40,21 @@ def frequency_baseline(counts: NDArray[Any], labels: Indices, answers: str, most
     Args:
         counts: number of training samples of each label.
         labels: label of each validation sample.
-        answers: singular noun for a label, such as "class" or "token".
+        answers: singular noun for a label, "class" or "token".
         most_frequent: name of the most frequent label, for the description of the accuracy. None for tasks without accuracy.
     """
     smoothed = np.maximum(counts, 1)
     loss = float(np.log(smoothed.sum()) - np.log(smoothed[labels]).mean())
-    metrics = [BaselineMetric("loss", loss, f"always answering the {answers} frequencies")]
+    frequencies = phrase(f"baseline.{answers}_frequencies", f"always answering the {answers} frequencies")
+    metrics = [BaselineMetric("loss", loss, frequencies)]
     if most_frequent is not None:
         accuracy = 100 * float((labels == counts.argmax()).mean())
-        metrics.append(BaselineMetric("accuracy", accuracy, f"always answering {most_frequent!r}"))
+        metrics.append(BaselineMetric("accuracy", accuracy, _always_answering(repr(most_frequent))))
     return metrics
+
+
+def _always_answering(answer: str) -> str:
+    return phrase("baseline.always", "always answering {answer}", answer=answer)
 
 
 def class_baseline(train: Sequence[int], valid: Sequence[int], classes: Sequence[str]) -> list[BaselineMetric]:
@@ -75,8 +86,8 @@ def label_baseline(train: LabelSets, valid: LabelSets, classes: Sequence[str]) -
     score = 200 * float(valid[:, chosen].sum()) / max(len(chosen) * len(valid) + float(valid.sum()), 1)
     names = ", ".join(repr(classes[i]) for i in chosen[:3].tolist()) + (", ..." if len(chosen) > 3 else "")
     return [
-        BaselineMetric("loss", loss, "always answering the label frequencies"),
-        BaselineMetric("micro_f1", score, f"always answering {names}"),
+        BaselineMetric("loss", loss, phrase("baseline.label_frequencies", "always answering the label frequencies")),
+        BaselineMetric("micro_f1", score, _always_answering(names)),
     ]
 
 
@@ -89,7 +100,8 @@ def uniform_baseline(group_sizes: Sequence[int], n_candidates: int) -> list[Base
     """
     sizes = np.array(group_sizes)
     loss = float((sizes * np.log(sizes)).sum() / sizes.sum())
-    return [BaselineMetric(key, value, "choosing at random") for key, value in (("loss", loss), ("accuracy", 100 / n_candidates))]
+    at_random = phrase("baseline.random", "choosing at random")
+    return [BaselineMetric(key, value, at_random) for key, value in (("loss", loss), ("accuracy", 100 / n_candidates))]
 
 
 def count_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> NDArray[Any]:
@@ -109,6 +121,10 @@ def validation_labels(batches: Iterable[Batch]) -> Indices:
     return np.concatenate([batch.labels[batch.loss_mask].numpy() for batch in batches])
 
 
+_METRIC_NAMES = {"loss": "loss", "accuracy": "accuracy", "bleu": "BLEU", "micro_f1": "micro F1"}
+"""Names of the metrics of the baselines of this package, which other languages have."""
+
+
 def worse_than_baseline(metrics: Mapping[str, Any], baseline: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return one message for each validation metric that is worse than the metric of a trivial predictor.
 
@@ -121,9 +137,15 @@ def worse_than_baseline(metrics: Mapping[str, Any], baseline: Iterable[Mapping[s
         key, value = each["key"], metrics.get(each["key"])
         if value is not None and (value > each["value"] if key == "loss" else value < each["value"]):
             unit, digits = ("", 2) if key == "loss" else ("%", 1)
-            name = key.replace("_f1", " F1")
             problems.append(
-                f"validation {name} {value:.{digits}f}{unit} is worse than {each['predictor']}, {each['value']:.{digits}f}{unit}"
+                phrase(
+                    "problems.worse_than_baseline",
+                    "validation {metric} {value} is worse than {predictor}, {baseline}",
+                    metric=phrase(f"metrics.{key}", _METRIC_NAMES[key]) if key in _METRIC_NAMES else key,
+                    value=f"{value:.{digits}f}{unit}",
+                    predictor=each["predictor"],
+                    baseline=f"{each['value']:.{digits}f}{unit}",
+                )
             )
     return problems
 

@@ -10,6 +10,7 @@ from transom.data.batch import Indices, sequence_lengths
 from transom.data.pairs.loader import TokenRows
 from transom.data.split import SplittableData
 from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.files.message import joined, phrase
 
 MAX_EXAMPLES = 5
 """Maximum number of examples listed per problem."""
@@ -21,9 +22,48 @@ Distribution = dict[str, int | float]
 """Minimum, quantiles, maximum, mean and total of a set of lengths, by name."""
 
 
+NOUNS = frozenset(
+    [
+        "document",
+        "file",
+        "image",
+        "instruction",
+        "mention",
+        "pair",
+        "prompt",
+        "sample",
+        "sentence",
+        "sound",
+        "symbol",
+        "text",
+        "time",
+        "token",
+        "word",
+    ]
+)
+"""Nouns for which other languages have a singular and a plural; messages about the samples of a plugin stay English."""
+
+SPLIT_NAMES = frozenset(("train", "valid", "test", "source", "target", "prompt", "answer"))
+"""Names of splits, and of their sides, that other languages have."""
+
+
 def count_noun(n: int, noun: str) -> str:
     """Return a number and the singular or plural of a noun, such as "1 text" or "2 texts"."""
+    if noun in NOUNS:
+        return phrase(f"data.count.{noun}", {"one": f"{{n}} {noun}", "other": f"{{n}} {noun}s"}, n=n)
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def out_of(n: int, noun: str) -> str:
+    """Return the whole of which a number of samples is a part, such as "of 2 texts"."""
+    if noun in NOUNS:
+        return phrase(f"data.out_of.{noun}", {"one": f"of {{n}} {noun}", "other": f"of {{n}} {noun}s"}, n=n)
+    return f"of {count_noun(n, noun)}"
+
+
+def split_name(name: str) -> str:
+    """Return the name of a split or of one of its sides, such as "train" or "de valid source"."""
+    return joined(" ", [phrase(f"data.names.{word}", word) if word in SPLIT_NAMES else word for word in name.split(" ")])
 
 
 def reading_notes(parts: Mapping[str, Any]) -> list[str]:
@@ -32,7 +72,7 @@ def reading_notes(parts: Mapping[str, Any]) -> list[str]:
     Args:
         parts: data of each split by name, with the notes made while reading the files.
     """
-    return [f"{name}: {note}" for name, part in parts.items() for note in part.notes]
+    return [joined(": ", [split_name(name), note]) for name, part in parts.items() for note in part.notes]
 
 
 def split_sizes(parts: Mapping[str, SplittableData], keys: Mapping[str, Sequence[object]], noun: str) -> dict[str, SplitStatistics]:
@@ -66,7 +106,8 @@ def summarize_sizes(split_sizes: Mapping[str, SplitStatistics], noun: str, detai
 
 def first_examples(things: Sequence[object]) -> str:
     """Return the first ``MAX_EXAMPLES`` items as text, separated by commas."""
-    return ", ".join(map(str, things[:MAX_EXAMPLES])) + ", ..." * (len(things) > MAX_EXAMPLES)
+    shown = [thing if isinstance(thing, str) else str(thing) for thing in things[:MAX_EXAMPLES]]
+    return joined(", ", [*shown, *["..."] * (len(things) > MAX_EXAMPLES)])
 
 
 def length_distribution(rows: Sequence[Sequence[int]] | Indices) -> Distribution:
@@ -133,8 +174,14 @@ def unseen_problems(never: Mapping[str, SplitStatistics]) -> list[str]:
         never: result of ``unseen_by_split``.
     """
     return [
-        f"{name}: {count_noun(int(statistics['symbols']), 'symbol')} absent from the training data,"
-        f" {count_noun(int(statistics['occurrences']), 'time')}, such as {statistics['such as']}"
+        phrase(
+            "data.unseen",
+            "{name}: {symbols} absent from the training data, {times}, such as {examples}",
+            name=split_name(name),
+            symbols=count_noun(int(statistics["symbols"]), "symbol"),
+            times=count_noun(int(statistics["occurrences"]), "time"),
+            examples=str(statistics["such as"]),
+        )
         for name, statistics in never.items()
         if statistics["symbols"]
     ]
@@ -151,7 +198,13 @@ def overlap_problems(keys: Mapping[str, Sequence[object]], noun: str) -> list[st
     for name, part in keys.items():
         if name != "train" and (n_overlapping := sum(key in known for key in part)):
             problems.append(
-                f"{name}: {n_overlapping:,} of {count_noun(len(part), noun)} also in training, so its metrics are too optimistic"
+                phrase(
+                    "data.overlap",
+                    "{name}: {number} {total} also in training, so its metrics are too optimistic",
+                    name=split_name(name),
+                    number=n_overlapping,
+                    total=out_of(len(part), noun),
+                )
             )
     return problems
 
@@ -162,7 +215,9 @@ def duplicate_indices(keys: Iterable[object]) -> list[int]:
     return [place for place, key in enumerate(keys) if first.setdefault(key, place) != place]
 
 
-def contradiction_problems(keys: Sequence[str], labels: Sequence[str], named: Callable[[int], object], noun: str, what: str) -> list[str]:
+def contradiction_problems(
+    keys: Sequence[str], labels: Sequence[str], named: Callable[[int], str | int], noun: str, what: str
+) -> list[str]:
     """Return a message about training samples that are equal to an earlier sample but have another label, if there are any.
 
     Args:
@@ -170,12 +225,23 @@ def contradiction_problems(keys: Sequence[str], labels: Sequence[str], named: Ca
         labels: label of each training sample.
         named: a function that returns the name of the sample at an index.
         noun: singular noun for a sample.
-        what: words of the message after "with", such as "another class than an earlier equal text: lines".
+        what: words of the message after "with", such as "another class than an earlier equal text: lines"; a message for other languages.
     """
     first: dict[str, int] = {}
     others = [(first[key], i) for i, key in enumerate(keys) if labels[first.setdefault(key, i)] != labels[i]]
-    places = [f"{named(before)} and {named(i)}" for before, i in others]
-    return [f"train: {count_noun(len(others), noun)} with {what} {first_examples(places)}"] if others else []
+    if not others:
+        return []
+    places = [phrase("data.both", "{first} and {second}", first=str(named(before)), second=str(named(i))) for before, i in others]
+    return [
+        phrase(
+            "data.contradictions",
+            "{name}: {samples} with {what} {examples}",
+            name=split_name("train"),
+            samples=count_noun(len(others), noun),
+            what=what,
+            examples=first_examples(places),
+        )
+    ]
 
 
 def class_counts(labels: Mapping[str, Sequence[str]], classes: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -204,4 +270,7 @@ def rare_class_problems(counts: Mapping[str, int], noun: str) -> list[str]:
         noun: singular noun for a sample.
     """
     few = [repr(label) for label, count in counts.items() if count < 10]
-    return [f"train: fewer than 10 {noun}s of {first_examples(few)}"] if few else []
+    if not few:
+        return []
+    samples, classes = count_noun(10, noun), first_examples(few)
+    return [phrase("data.rare", "{name}: fewer than {samples} of {classes}", name=split_name("train"), samples=samples, classes=classes)]

@@ -10,6 +10,7 @@ from transom.data.images.image_files import Images
 from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
+from transom.files.message import phrase
 
 MAX_REDUCTION = 4
 """Factor by which images may be reduced without a hint that a larger size keeps more detail."""
@@ -35,13 +36,22 @@ def report_images(splits: Splits[Images], classes: Sequence[str], model: ImageCl
     parts, train = splits.parts, splits.train
     keys = {name: part.digests for name, part in parts.items()}
     counts = findings.class_counts({name: part.labels for name, part in parts.items()}, classes)
-    ignored = (
-        f"train: {findings.count_noun(train.n_ignored, 'file')} among the {noun}s ignored, because their suffix is not that of a {noun}"
+    ignored = phrase(
+        "data.ignored_files",
+        "{name}: {files} among the {samples} ignored, because their suffix is not that of a {sample}",
+        name=findings.split_name("train"),
+        files=findings.count_noun(train.n_ignored, "file"),
+        samples=f"{noun}s",
+        sample=noun,
     )
     pixels = _median_size(train)
     problems = [
         *findings.contradiction_problems(
-            train.digests, train.labels, lambda i: train.names[i], noun, "another class than an earlier equal file:"
+            train.digests,
+            train.labels,
+            lambda i: train.names[i],
+            noun,
+            phrase("data.other_class_of_file", "another class than an earlier equal file:"),
         ),
         *findings.overlap_problems(keys, noun),
         *findings.rare_class_problems(counts["train"], noun),

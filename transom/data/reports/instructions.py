@@ -10,6 +10,7 @@ from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.files.message import phrase
 
 _SIDES = ("prompt", "answer")
 
@@ -38,16 +39,28 @@ def report_instructions(
     parts, train = splits.parts, splits.train
     both = {name: list(zip(part.source, part.target, strict=True)) for name, part in parts.items()}
     rows = {name: (encode(tokenizer, part.source), encode(tokenizer, part.target)) for name, part in parts.items()}
+    kept = phrase("data.end_of_prompt", "only the end of the prompt is kept"), phrase("data.are_dropped", "dropped")
     too_long = [
-        f"{name}: {findings.count_noun(len(samples), 'instruction')} longer than the {loader.max_seq_len} tokens of the context window;"
-        f" {treatment} ({findings.first_examples([f'line {parts[name].line_number(i)}' for i in samples])})"
+        phrase(
+            "data.long_instructions",
+            "{name}: {samples} longer than the {most} tokens of the context window; {treatment} ({examples})",
+            name=findings.split_name(name),
+            samples=findings.count_noun(len(samples), "instruction"),
+            most=str(loader.max_seq_len),
+            treatment=treatment,
+            examples=findings.first_examples([phrase("data.line", "line {line}", line=str(parts[name].line_number(i))) for i in samples]),
+        )
         for name, found in read.items()
-        for samples, treatment in ((found.truncated, "only the end of the prompt is kept"), (found.dropped, "dropped"))
+        for samples, treatment in zip((found.truncated, found.dropped), kept, strict=True)
         if samples
     ]
     problems = [
         *findings.contradiction_problems(
-            train.source, train.target, train.line_number, "prompt", "another answer than an earlier equal prompt: lines"
+            train.source,
+            train.target,
+            train.line_number,
+            "prompt",
+            phrase("data.other_answer", "another answer than an earlier equal prompt: lines"),
         ),
         *findings.overlap_problems(both, "instruction"),
         *too_long,

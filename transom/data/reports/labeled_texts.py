@@ -9,6 +9,7 @@ from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.files.message import phrase
 
 
 def report_labeled_texts(
@@ -39,11 +40,19 @@ def report_labeled_texts(
     }
     problems = [
         *findings.contradiction_problems(
-            train.source, train.target, train.line_number, "text", "another class than an earlier equal text: lines"
+            train.source,
+            train.target,
+            train.line_number,
+            "text",
+            phrase("data.other_class", "another class than an earlier equal text: lines"),
         ),
         *(
-            f"{name}: {findings.count_noun(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens of the context"
-            f" window; they are {'dropped' if of_part['dropped'] else 'truncated'}"
+            phrase(
+                *(_DROPPED if of_part["dropped"] else _TRUNCATED),
+                name=findings.split_name(name),
+                samples=findings.count_noun(int(of_part["texts"]), "text"),
+                most=str(loader.max_seq_len),
+            )
             for name, of_part in longer.items()
             if of_part["texts"]
         ),
@@ -61,6 +70,10 @@ def report_labeled_texts(
     if train.multi_label:
         statistics["labels_per_text"] = {name: _labels_per_text(part) for name, part in parts.items()}
     return DataReport(problems, statistics, findings.summarize_sizes(texts, "text", details), findings.reading_notes(parts))
+
+
+_DROPPED = ("data.long_dropped", "{name}: {samples} longer than the {most} tokens of the context window; they are dropped")
+_TRUNCATED = ("data.long_truncated", "{name}: {samples} longer than the {most} tokens of the context window; they are truncated")
 
 
 def _labels(texts: LabeledTexts) -> list[str]:

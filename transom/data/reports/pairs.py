@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from transom.data.batch import Indices, sequence_lengths
-from transom.data.pairs.loader import PairLoader, encode
+from transom.data.pairs.loader import PairLoader, encode, longer_than
 from transom.data.pairs.multilingual import MultilingualLoader
 from transom.data.pairs.pairs import Pairs
 from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.files.message import joined, phrase
 
 _OUTLIER_RATIO = 3.0
 _OUTLIER_TOKENS = 5
@@ -50,8 +51,8 @@ def report_languages(
             statistics[name] |= {f"{to} {key}": value for key, value in report.statistics[name].items()}
         statistics["pairs"][f"{to} train"]["samples per epoch"] = mixture.samples_per_epoch[str(to)]
         statistics["longest"] += [{"to": to, **pair} for pair in report.statistics["longest"]]
-    problems = [f"{to} {problem}" for to, report in reports.items() for problem in report.problems]
-    return _report(problems, statistics, [f"{to} {note}" for to, report in reports.items() for note in report.notes])
+    problems = [joined(" ", [str(to), problem]) for to, report in reports.items() for problem in report.problems]
+    return _report(problems, statistics, [joined(" ", [str(to), note]) for to, report in reports.items() for note in report.notes])
 
 
 def _report(problems: list[str], statistics: dict[str, Any], notes: list[str]) -> DataReport:
@@ -91,9 +92,10 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: PairLoad
         - ``padding_waste``: fraction of padding among the source and target tokens of the first epoch.
     """
     train, keys = splits.train, {name: list(zip(part.source, part.target, strict=True)) for name, part in splits.parts.items()}
-    problems = [_lines_of(loader.pairs, samples, f"train: dropped ({reason})") for reason, samples in loader.dropped.items()]
+    problems = [_lines_of(loader.pairs, samples, _dropped("train", reason)) for reason, samples in loader.dropped.items()]
     if found := findings.duplicate_indices(keys["train"]):
-        problems.append(_lines_of(train, found, "train: equal to an earlier pair"))
+        equal = phrase("data.equal", "{name}: equal to an earlier pair", name=findings.split_name("train"))
+        problems.append(_lines_of(train, found, equal))
     problems += _outliers(train, *loader.lengths)
     pairs: dict[str, findings.SplitStatistics] = {
         name: {**statistics, "different sources": len(set(part.source))}
@@ -106,14 +108,20 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: PairLoad
         pairs[name] |= {"also in training": n_overlapping, "sources also in training": sum(source in sources for source in other.source)}
         if n_overlapping:
             problems.append(
-                f"{name}: {n_overlapping:,} of {findings.count_noun(len(other), 'pair')} also in training, so its scores are too optimistic"
+                phrase(
+                    "data.overlap_of_pairs",
+                    "{name}: {number} {total} also in training, so its scores are too optimistic",
+                    name=findings.split_name(name),
+                    number=n_overlapping,
+                    total=findings.out_of(len(other), "pair"),
+                )
             )
         rows = encode(tokenizers.source, other.source, loader.source_prefix), encode(tokenizers.target, other.target)
         lengths = [sequence_lengths(side) for side in rows]
         tokens |= _distributions(name, *lengths)
         too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
         if too_long:
-            problems.append(_lines_of(other, too_long, f"{name}: dropped (longer than {loader.max_seq_len} tokens)"))
+            problems.append(_lines_of(other, too_long, _dropped(name, longer_than(loader.max_seq_len))))
         unseen[f"{name} source"] = findings.unseen_symbols(tokenizers.source, rows[0], seen[0])
         unseen[f"{name} target"] = findings.unseen_symbols(tokenizers.target, rows[1], seen[1])
     problems += findings.unseen_problems(unseen)
@@ -152,10 +160,25 @@ def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
     odd = both & (np.abs(logs - usual) > np.log(_OUTLIER_RATIO)) & (np.abs(target - source * np.exp(usual)) >= _OUTLIER_TOKENS)
     samples = np.flatnonzero(odd)
     samples = samples[np.argsort(-np.abs(logs - usual)[samples], kind="stable")].tolist()
-    what = f"train: length ratio more than {_OUTLIER_RATIO:g} times above or below the median"
+    what = phrase(
+        "data.outliers",
+        "{name}: length ratio more than {factor} times above or below the median",
+        name=findings.split_name("train"),
+        factor=f"{_OUTLIER_RATIO:g}",
+    )
     return [_lines_of(pairs, samples, what)] if samples else []
 
 
 def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:
-    lines = findings.first_examples([pairs.line_number(sample) for sample in samples])
-    return f"{what}: {len(samples):,} of {findings.count_noun(len(pairs), 'pair')}, line{'s' if len(samples) > 1 else ''} {lines}"
+    return phrase(
+        "data.lines",
+        {"one": "{what}: {n} {total}, line {lines}", "other": "{what}: {n} {total}, lines {lines}"},
+        what=what,
+        n=len(samples),
+        total=findings.out_of(len(pairs), "pair"),
+        lines=findings.first_examples([pairs.line_number(sample) for sample in samples]),
+    )
+
+
+def _dropped(name: str, reason: str) -> str:
+    return phrase("data.dropped", "{name}: dropped ({reason})", name=findings.split_name(name), reason=reason)

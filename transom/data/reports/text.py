@@ -11,6 +11,7 @@ from transom.data.text.documents import Documents
 from transom.data.text.windows import TokenStream, WindowLoader
 from transom.data.tokenizer.special_tokens import UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.files.message import phrase
 
 
 def report_text(splits: Splits[Documents], streams: dict[str, TokenStream], tokenizer: Tokenizer, loader: WindowLoader) -> DataReport:
@@ -36,20 +37,26 @@ def report_text(splits: Splits[Documents], streams: dict[str, TokenStream], toke
     text = {name: _sizes(part, streams[name]) for name, part in parts.items()}
     seen, known = set(np.unique(streams["train"].tokens).tolist()), set(splits.train.texts)
     duplicates = findings.duplicate_indices(splits.train.texts)
-    problems = [f"train: {_named(splits.train, duplicates, 'the same as an earlier one')}"] if duplicates else []
+    problems = [_named("train", splits.train, duplicates, _EQUAL)] if duplicates else []
     never = dict[str, findings.SplitStatistics]()
     for name in list(parts)[1:]:
         also = [i for i, each in enumerate(parts[name].texts) if each in known]
         text[name]["also in training"] = len(also)
         if also:
-            problems.append(f"{name}: {_named(parts[name], also, 'also in training')}, so its metrics are too optimistic")
+            problems.append(_named(name, parts[name], also, _OVERLAP))
         never[name] = findings.unseen_symbols(tokenizer, [streams[name].tokens.tolist()], seen)
         problems += findings.unseen_problems({name: never[name]})
     if tokenizer.kind != "bpe":
         for name, stream in streams.items():
             if n := int((stream.tokens == UNK).sum()):
-                outside = findings.count_noun(n, "token")
-                problems.append(f"{name}: {outside} outside the vocabulary; raise tokenizer.vocab_size or set tokenizer.kind = 'bpe'")
+                problems.append(
+                    phrase(
+                        "data.outside_vocabulary",
+                        "{name}: {tokens} outside the vocabulary; raise tokenizer.vocab_size or set tokenizer.kind = 'bpe'",
+                        name=findings.split_name(name),
+                        tokens=findings.count_noun(n, "token"),
+                    )
+                )
     lengths = {name: findings.length_distribution(stream.lengths) for name, stream in streams.items()}
     order = np.argsort(-streams["train"].lengths, kind="stable")[: findings.MAX_EXAMPLES].tolist()
     longest = [{"document": splits.train.origins[i], "tokens": int(streams["train"].lengths[i])} for i in order]
@@ -81,6 +88,12 @@ def _sizes(documents: Documents, stream: TokenStream) -> dict[str, str | int | f
     }
 
 
-def _named(documents: Documents, samples: Sequence[int], what: str) -> str:
-    origins = findings.first_examples([documents.origins[i] for i in samples])
-    return f"{len(samples):,} of {findings.count_noun(len(documents), 'document')} {what} ({origins})"
+_EQUAL = ("data.equal_documents", "{name}: {number} {total} the same as an earlier one ({examples})")
+_OVERLAP = ("data.overlap_of_documents", "{name}: {number} {total} also in training ({examples}), so its metrics are too optimistic")
+
+
+def _named(name: str, documents: Documents, samples: Sequence[int], what: tuple[str, str]) -> str:
+    """Return a message about some documents of a split, from its key and template."""
+    examples = findings.first_examples([documents.origins[i] for i in samples])
+    total = findings.out_of(len(documents), "document")
+    return phrase(*what, name=findings.split_name(name), number=len(samples), total=total, examples=examples)

@@ -17,6 +17,7 @@ from transom.data.text.tabular import SUFFIXES, read_table
 from transom.data.text.text_io import expand_path, read_lines
 from transom.errors import DataError
 from transom.files.limits import MAX_DOCUMENT_LINE_BYTES
+from transom.files.message import phrase
 
 VALID_FRACTION = 0.05
 """Fraction of the text that is held out for validation if the recipe names no validation text."""
@@ -91,7 +92,8 @@ class Documents:
             if kept.strip():
                 texts.append(kept)
                 origins.append(place)
-        return Documents(texts, origins, f"{start:.4g} to {end:.4g} of {self.name}", self.notes)
+        name = phrase("data.slice", "{start} to {end} of {name}", start=f"{start:.4g}", end=f"{end:.4g}", name=self.name)
+        return Documents(texts, origins, name, self.notes)
 
 
 def _next_start(text: str, position: int) -> int:
@@ -145,7 +147,13 @@ def read_documents(files: TextFilesConfig, root: Path) -> Documents:
             empty.append(path.name)
     if empty:
         notes.append(
-            f"skipped {len(empty):,} of {len(paths):,} files, which have no text: {', '.join(empty[:5])}{', ...' * (len(empty) > 5)}"
+            phrase(
+                "notes.empty_files",
+                "skipped {number} of {total} files, which have no text: {examples}",
+                number=len(empty),
+                total=len(paths),
+                examples=f"{', '.join(empty[:5])}{', ...' * (len(empty) > 5)}",
+            )
         )
     found = Documents(texts, origins, ", ".join(names), tuple(notes))
     if files.start > 0 or files.end < 1:

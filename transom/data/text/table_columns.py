@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from transom.errors import AmbiguousHeaderError, ConfigError, DataError
+from transom.files.message import joined, phrase
 
 Field = str | int
 """Name of a column, or its index starting at 0."""
@@ -181,10 +182,13 @@ def find_layout(
             _reject_suspicious(path, rows, required, fields)
     if header:
         indices, notes = choose_columns(f"{path}:1", first, columns, fields, rows[1:])
-        return Layout(True, indices, [f"the first line is a header: {describe_columns(first, columns, indices)}", *notes])
+        return Layout(True, indices, [_header_note(first, columns, indices), *notes])
     indices = [_position(path, field, place, columns[place]) for place, field in enumerate(fields)]
     if fields[0] is fields[1] is None and len(first) == len(columns) == 2 and columns[1].is_class and _classes_come_first(rows):
-        return Layout(False, [1, 0], [f"no header: the classes are in the first column, the {columns[0].name}s in the second"])
+        note = phrase(
+            "notes.no_header", "no header: the classes are in the first column, the {samples} in the second", samples=f"{columns[0].name}s"
+        )
+        return Layout(False, [1, 0], [note])
     return Layout(False, indices, [])
 
 
@@ -234,9 +238,18 @@ def describe_columns(names: Sequence[str], columns: Sequence[Column], indices: S
     >>> describe_columns(["id", "review", "stars"], (TEXT, LABEL), (1, 2))
     "text from 'review', label from 'stars'"
     """
-    return ", ".join(
-        f"{column.name} from {names[index].strip()!r}" for column, index in zip(columns, indices, strict=True) if index is not None
+    return joined(
+        ", ",
+        (
+            phrase("notes.column", "{column} from {field}", column=column.name, field=repr(names[index].strip()))
+            for column, index in zip(columns, indices, strict=True)
+            if index is not None
+        ),
     )
+
+
+def _header_note(names: Sequence[str], columns: Sequence[Column], indices: Sequence[int | None]) -> str:
+    return phrase("notes.header", "the first line is a header: {columns}", columns=describe_columns(names, columns, indices))
 
 
 def _by_language(keys: Sequence[str], free: Sequence[int], unknown: Sequence[Column]) -> tuple[list[int], list[str]] | None:
@@ -267,12 +280,15 @@ def _by_elimination(
         rows: cells of the samples.
     """
     if len(unknown) == len(free) == 1:
-        return [free[0]], [f"the {unknown[0].name} is taken from {names[free[0]]!r}, the only column left"]
+        only = "the {column} is taken from {field}, the only column left"
+        return [free[0]], [phrase("notes.only_column", only, column=unknown[0].name, field=repr(names[free[0]]))]
     if len(unknown) == len(free) == 2 and unknown[1].is_class:
         cells = [[row[i] for row in rows if len(row) > max(free)] for i in free]
         for texts, classes in ((0, 1), (1, 0)):
             if _are_classes(cells[classes]) and _are_distinct(cells[texts]):
-                return [free[texts], free[classes]], [f"the classes are taken from {names[free[classes]]!r}, whose values repeat"]
+                field = repr(names[free[classes]])
+                note = phrase("notes.repeating_column", "the classes are taken from {field}, whose values repeat", field=field)
+                return [free[texts], free[classes]], [note]
     return None
 
 

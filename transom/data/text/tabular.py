@@ -10,6 +10,7 @@ from transom.data.text.json_lines import read_json_array, read_json_lines, short
 from transom.data.text.table_columns import Column, Field, choose_columns, describe_columns, find_layout
 from transom.data.text.text_io import check_text, read_lines
 from transom.errors import ConfigError, DataError
+from transom.files.message import phrase
 
 Rows = list[tuple[int, list[str]]]
 Record = dict[str, Any] | list[Any]
@@ -145,7 +146,7 @@ def _read_delimited(
             lines.append(line)
             texts.append(["" if index is None else row[index] for index in layout.indices])
     if (n_blank := len(rows) - layout.has_header - len(lines)) > 0:
-        layout.notes.append(f"blank lines skipped: {n_blank:,}")
+        layout.notes.append(phrase("notes.blank_lines", "blank lines skipped: {number}", number=n_blank))
     return lines, texts, layout.notes
 
 

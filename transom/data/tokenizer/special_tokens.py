@@ -18,5 +18,8 @@ UNK = 3
 Byte-pair encoding has no unknown characters. There the id belongs to the NUL character, which no text file may contain.
 """
 
+MASK = "[MASK]"
+"""Printed form of the mask token, and what stands for it in a text to fill in. Its id is the size of the vocabulary."""
+
 TOKEN_NAMES = {PAD: "[PAD]", SOS: "[SOS]", EOS: "[EOS]", UNK: "[UNK]"}
 """Printed form of each special token."""

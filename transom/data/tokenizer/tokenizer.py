@@ -13,7 +13,7 @@ from transom.config.suggestions import suggest
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.bpe import BytePairEncoding
 from transom.data.tokenizer.char_word_tokenizer import CharacterVocabulary, ClosedVocabulary, WordVocabulary
-from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
+from transom.data.tokenizer.special_tokens import EOS, MASK, PAD, SOS
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.files.limits import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS, MAX_TOKENIZER_STRINGS
 from transom.files.regular_files import parse_json, read_regular_file
@@ -136,8 +136,8 @@ class Tokenizer:
         return self.decode([*before, *tokens])[len(self.decode(before)) :]
 
     def symbols(self, tokens: Iterable[int]) -> list[str]:
-        """Return the symbol of each token id in printed form, with ``▁`` in place of spaces."""
-        return [self._symbols[token].replace(" ", "▁") for token in tokens]
+        """Return the symbol of each token id in printed form, with ``▁`` in place of spaces, and ``[MASK]`` for a mask token."""
+        return [MASK if token == self.vocab_size else self._symbols[token].replace(" ", "▁") for token in tokens]
 
     def starts_word(self, tokens: Sequence[int]) -> list[bool]:
         """Return for each token whether it starts a whitespace-separated word. Each special token is a word of its own."""

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from transom.data.batch import MaskedBatch, PaddedSequences
-from transom.data.tokenizer.special_tokens import EOS, UNK
+from transom.data.tokenizer.special_tokens import EOS, MASK, UNK
 from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, unless_edited
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import check_long_text_policy
@@ -15,9 +15,6 @@ from transom.decoding.predictors.results import Record, Results
 from transom.decoding.search.loop import log_probabilities
 from transom.errors import DataError
 from transom.models.encoder import MaskedEncoderTransformer
-
-MASK = "[MASK]"
-"""String in a text that stands for a token to predict."""
 
 
 @dataclass(frozen=True)

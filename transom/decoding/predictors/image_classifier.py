@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class ImageClassifier:
         origin: run folder from which the classifier was loaded, for ``repr``; None if it was not loaded.
     """
 
-    NOUN: ClassVar[str] = "image"
+    NOUN: ClassVar[Literal["image", "sound"]] = "image"
     """Noun for the content of a file, for messages."""
 
     model: VisionTransformer | ConvolutionalNetwork

@@ -10,8 +10,10 @@ import torch
 from transom.config.architecture import TransformerConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
+from transom.decoding.predictors.translator import Translator
 from transom.errors import ConfigError
 from transom.inspection.activations import Activations, find_network, sequences_of
+from transom.inspection.edits.answers import ask
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.explain.block import BlockSteps
 from transom.inspection.explain.builder import Builder
@@ -88,16 +90,22 @@ def explain(
     return _Writer(model, batch, block, head, query, stack, dim, temperatures, candidates, key, every).write(tuple(notes))
 
 
-def explain_run(predictor: Any, text: str | None, file: Path | None, **options: Any) -> Explanation:
+def explain_run(predictor: Any, text: str | None, file: Path | None, target: str | None = None, **options: Any) -> Explanation:
     """Explain a loaded run on a text, which is truncated to the context window, or on a file.
 
     Args:
         predictor: a run loaded by ``transom.load``.
         text: the text; None to read ``file``.
         file: a text file, or an image or sound for such a model.
+        target: the target text of a translator; None for its own translation.
         **options: further arguments of ``explain``.
+
+    Raises:
+        ConfigError: a target is given for a model that does not translate, or an argument is out of range.
     """
-    example = build_example_batch(predictor, text, file)
+    if target is not None and not isinstance(predictor, Translator):
+        raise ConfigError(f"target: expected a translator, found a {type(predictor).__name__}, which has no target text; leave it out")
+    example = build_example_batch(predictor, text, file) if target is None else ask(predictor, text, file, target)
     explanation = explain(predictor, example.batch, **options)
     return replace(explanation, notes=tuple(example.notes))
 
@@ -139,7 +147,7 @@ class _Writer:
         config = self.model.config
         if self.stacks:
             _check_range("head", head, range(config.n_heads if isinstance(config, TransformerConfig) else 1))
-        _check_range("dim", dim, range(int(getattr(config, "d_model", 1))))
+        _check_range("dim", dim, range(max(1, *(getattr(config, name, 0) for name in ("d_model", "d_ff", "patch_width")))))
         if not self.temperatures or not all(1e-6 <= t <= 1e6 for t in self.temperatures):
             raise ConfigError(
                 f"temperatures: expected numbers from 1e-6 to 1e6, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}"

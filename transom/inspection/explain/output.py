@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from transom.inspection.activations import Activations, stack_output
 from transom.inspection.explain.builder import Builder, number, numbers
 from transom.inspection.explain.convolution import stem_steps
-from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exact, ln, sigmoid, sqrt, tanh
+from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exact, sigmoid, sqrt, tanh
 from transom.inspection.explain.feed_forward import gelu
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
@@ -182,8 +183,9 @@ def _probability_steps(b: Builder, logits: Tensor, best: Sequence[int], names: M
         f"sum over all {len(z):,} candidates",
         "probability: exponential / sum",
     )
-    found = softmax_steps(b, dict(enumerate(z)), best, labels, scaled, temperature)
-    if b.every:
+    lse = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).logsumexp(-1) if b.every else None
+    softmax_steps(b, dict(enumerate(z)), best, labels, scaled, temperature, logsumexp=lse)
+    if lse is not None:
         expected = Activations(a.model, a.batch, {"logits": logits[None]}, temperature)["log_probs"][0]
         for c in best:
-            b.calculate(f"ln p({names[c]})", "logarithm of the probability", ln(found[c]), expected[c])
+            b.calculate(f"ln p({names[c]})", "ln p = z / tau - ln sum e^(z / tau)", z[c] / tau - number(lse), expected[c])

@@ -76,8 +76,10 @@ def softmax_steps(
         total.append(b.calculate("exp(sink)", "the learned sink of this head joins the sum and has no value", power(sink)))
     divisor = b.calculate("sum", labels.total, Sum(total))
     if logsumexp is not None:
-        lse: Expression = ln(divisor) + largest if shift else ln(divisor)
-        b.calculate("logsumexp", f"ln sum{f' + max {labels.symbol}' if shift else ''}", lse, logsumexp)
+        shifted = largest if tau is None else largest / tau
+        lse: Expression = ln(divisor) + shifted if shift else ln(divisor)
+        added = f" + max {labels.symbol}{'' if tau is None else ' / tau'}" if shift else ""
+        b.calculate("logsumexp", f"ln sum{added}", lse, logsumexp)
     results = traced.double().tolist()
     weights = {j: Number(results[j], (powers[j] / divisor).error()) for j in scores}
     for j in shown:

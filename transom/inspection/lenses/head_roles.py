@@ -13,6 +13,7 @@ from transom.inspection.activations import find_network
 from transom.inspection.derive_attention import linear_weight, output_weights
 from transom.inspection.lenses.head_statistics import HeadStatistics, attention_layers, layers_by_kind, map_rows
 from transom.inspection.trace import trace
+from transom.inspection.whole_maps import n_heads_of
 from transom.layers.attention import repeat_kv
 from transom.layers.block import ParallelBlock
 from transom.models.base import Network, Seq2SeqModel
@@ -106,26 +107,28 @@ def head_scores(model: Any, heads: Sequence[HeadStatistics]) -> list[HeadScores]
 def repeat_scores(network: Network, seed: int = 0) -> dict[Head, tuple[float, float]]:
     """Return the induction and duplicate-token score of each head of self-attention; empty if the context window or vocabulary is tiny.
 
+    A query that skips the block has the weight 0.
+
     Args:
         network: a model of texts.
         seed: seed of the random tokens.
     """
     config = network.config
     assert isinstance(config, TextModelConfig)
+    paths = [path for path in attention_layers(network) if path.endswith(".attn")]
     sizes = [getattr(config, name) for name in config.VOCABULARIES]
     n = min(MAX_REPEATED, (config.max_seq_len - 1) // 2, min(sizes) - UNK - 1)
-    if n < 2:
+    if n < 2 or not paths:
         return {}
     draw = torch.Generator().manual_seed(seed)
     starts = (EOS, SOS if isinstance(network, Seq2SeqModel) else EOS)
     source, target = (_repeated_tokens(start, n, size, draw) for start, size in zip(starts, (sizes[0], sizes[-1]), strict=True))
     sides = [TokenSequences.from_tokens(tokens.to(network.device)) for tokens in (source, target)]
     batch = TensorBatch(source=sides[0], decoder_input=sides[1])
-    paths = [path for path in attention_layers(network) if path.endswith(".attn")]
     _, traced = trace(network, batch, [f"{path}.weights" for path in paths])
     found = dict[Head, tuple[float, float]]()
     for of_kind in layers_by_kind(paths).values():
-        heads = [(path, head) for path in of_kind for head in range(traced.activations.module(path).n_heads)]
+        heads = [(path, head) for path in of_kind for head in range(n_heads_of(traced.activations, path))]
         totals = torch.zeros(len(heads), 2, dtype=torch.float64)
         for rows in map_rows(traced.activations, of_kind):
             for row, query in enumerate(rows.queries):

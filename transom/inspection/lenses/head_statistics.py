@@ -12,9 +12,11 @@ from transom.config.architecture import TextModelConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.data.tokenizer.special_tokens import EOS, SOS
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations, find_network, sequences_of
+from transom.inspection.activations import Activations, find_network, parent, sequences_of
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.inspection.trace import trace
+from transom.inspection.whole_maps import n_heads_of, non_negative_map, token_masks, visible_pairs
+from transom.layers.attention import SupportsAttentionWeights
 from transom.layers.context import Part
 from transom.models.base import Network
 
@@ -23,7 +25,7 @@ MAX_ELEMENTS = 2**21
 
 
 class HeadStatistics(NamedTuple):
-    """Statistics of one head, means over all query tokens that see at least two keys.
+    """Statistics of one head, means over all query tokens that see at least two keys; 0 if there are none, since all tokens skip its block.
 
     Attributes:
         address: address of the layer.
@@ -81,18 +83,18 @@ class MapRows(NamedTuple):
 
 
 def attention_layers(network: Network) -> list[str]:
-    """Return the addresses of the attention layers of a model.
+    """Return the addresses of the attention layers of a model; a recurrent decoder has one at most.
 
     Raises:
-        ConfigError: the model has no attention, or layers that are approximations, have a plugin's scores or are skipped by some tokens.
+        ConfigError: the model has no attention, or a plugin's layers, whose weights are unknown.
     """
     modules = dict(network.named_modules())
     paths = [path for path in modules if path.endswith((".attn", ".cross"))]
     if not paths:
         raise ConfigError(f"expected a model with attention, found one of kind {network.config.kind!r}; use another run")
     for path in paths:
-        if not is_exact(modules[path]) or getattr(modules[path.rpartition(".")[0]], "depth", None) is not None:
-            raise ConfigError(f"{path}: expected scaled dot-product attention of all tokens, found another kind of layer; use another run")
+        if not isinstance(modules[path], SupportsAttentionWeights):
+            raise ConfigError(f"{path}: expected a layer with attention weights, found {type(modules[path]).__name__}; use another run")
     return paths
 
 
@@ -112,34 +114,37 @@ def layers_by_kind(paths: Iterable[str]) -> dict[str, list[str]]:
 def map_rows(a: Activations, paths: list[str]) -> Iterator[MapRows]:
     """Yield the rows of the maps of all heads of some layers with the same queries and keys.
 
+    Whole maps are in memory of approximations, whose weights no row gives alone, and of blocks that some tokens skip.
+
     Args:
         a: activations with queries and keys of the layers.
         paths: addresses of the layers.
+
+    Raises:
+        ConfigError: an approximation of attention implies negative weights.
     """
-    query_tokens, key_tokens = _token_masks(a, paths[0])
+    query_tokens, key_tokens = token_masks(a, paths[0])
     n_batch, n_keys = key_tokens.shape
-    n_heads = sum(a.module(path).n_heads for path in paths)
+    n_heads = sum(n_heads_of(a, path) for path in paths)
+    sliced = {path: is_exact(a.module(path)) and getattr(a.module(parent(path)), "depth", None) is None for path in paths}
+    whole = {path: (non_negative_map(a, path), visible_pairs(a, path).cpu()) for path in paths if not sliced[path]}
     step = max(MAX_ELEMENTS // (n_batch * n_heads * n_keys), 1)
     for start in range(0, query_tokens.shape[1], step):
         queries = list(range(start, min(start + step, query_tokens.shape[1])))
         weights, visible = list[Tensor](), list[Tensor]()
         for path in paths:
-            inputs = AttentionInputs.of(a, path, part=Part(queries=queries))
-            weights.append(inputs.weights().double().cpu())
-            seen = key_tokens[:, None, None] if inputs.args.mask is None else inputs.args.mask & key_tokens[:, None, None]
-            visible.append((seen & query_tokens[:, None, queries, None]).cpu().expand(weights[-1].shape))
+            if path in whole:
+                rows, seen = (x[:, :, queries] for x in whole[path])
+            else:
+                inputs = AttentionInputs.of(a, path, part=Part(queries=queries))
+                rows = inputs.weights().double().cpu()
+                seen = key_tokens[:, None, None] if inputs.args.mask is None else inputs.args.mask & key_tokens[:, None, None]
+                seen = (seen & query_tokens[:, None, queries, None]).cpu()
+            weights.append(rows)
+            visible.append(seen.expand(rows.shape))
         all_visible = torch.cat(visible, 1)
         all_visible = all_visible & (all_visible.sum(-1, keepdim=True) > 1)
         yield MapRows(paths, torch.cat(weights, 1).where(all_visible, 0.0), all_visible, queries)
-
-
-def _token_masks(a: Activations, path: str) -> tuple[Bool[Tensor, "batch query"], Bool[Tensor, "batch key"]]:
-    """Return True at the query tokens and key tokens of a layer, False at padding."""
-    if isinstance(a.model.config, VisionTransformerConfig):
-        mask = torch.ones(len(a.batch.pixels), a.model.config.n_positions, dtype=torch.bool, device=a.model.device)
-        return mask, mask
-    queries = sequences_of(a, path).segments > 0
-    return queries, a.batch.source.segments > 0 if path.endswith(".cross") else queries
 
 
 class Geometry(NamedTuple):
@@ -238,12 +243,13 @@ class _Sums:
 
     def statistics(self, n_heads: Sequence[int]) -> list[HeadStatistics]:
         """Return the statistics of each head; ``n_heads`` is the number of heads of each layer."""
+        counts = self.counts.clamp(min=1)
         columns = (
-            self.entropy / self.counts,
-            self.share / self.counts,
-            self.distance / self.distance_counts,
+            self.entropy / counts,
+            self.share / counts,
+            self.distance / self.distance_counts.clamp(min=1),
             self.previous / self.previous_counts.clamp(min=1),
-            self.delimiter / self.counts,
+            self.delimiter / counts,
             self.explained_by_offset(),
         )
         owners = [(path, head) for path, n in zip(self.paths, n_heads, strict=True) for head in range(n)]
@@ -256,6 +262,8 @@ class _Sums:
 def head_statistics(model: Any, batches: Iterable[Any], delimiters: Mapping[str, Sequence[int]] | None = None) -> HeadReport:
     """Compute statistics of every attention head over batches, one after another, with certified attention weights.
 
+    Tokens that skip a block are no queries or keys of it.
+
     Args:
         model: a run loaded by ``transom.load``, or a model.
         batches: batches or tensors, one pass each.
@@ -263,27 +271,28 @@ def head_statistics(model: Any, batches: Iterable[Any], delimiters: Mapping[str,
             (``delimiter_tokens``).
 
     Raises:
-        ConfigError: there is no batch, or the model has no attention, or layers of another kind than scaled dot products of all tokens.
+        ConfigError: there is no batch, or the model has no attention, or an approximation that implies negative weights.
         CertificationError: weights do not give the head outputs of a pass.
     """
     _, network = find_network(model, None)
-    kinds, modules = layers_by_kind(attention_layers(network)), dict(network.named_modules())
+    kinds = layers_by_kind(attention_layers(network))
+    heads = {path: getattr(network.get_submodule(path), "n_heads", 1) for paths in kinds.values() for path in paths}
     known = delimiter_tokens(model) if delimiters is None else delimiters
     bounds = _offset_bounds(network)
-    sums = {kind: _Sums(paths, sum(modules[path].n_heads for path in paths), bounds.n_bins) for kind, paths in kinds.items()}
+    sums = {kind: _Sums(paths, sum(heads[path] for path in paths), bounds.n_bins) for kind, paths in kinds.items()}
     for batch in batches:
         _, traced = trace(network, batch, [f"{path}.weights" for paths in kinds.values() for path in paths])
         for certificate in traced.certify():
             certificate.check()
         for kind, paths in kinds.items():
-            n_queries, n_keys = (mask.shape[1] for mask in _token_masks(traced.activations, paths[0]))
+            n_queries, n_keys = (mask.shape[1] for mask in token_masks(traced.activations, paths[0]))
             geometry = Geometry.of(network, n_queries, n_keys, bounds.largest)
             mask = _delimiter_mask(traced.activations, paths[0], known)
             for rows in map_rows(traced.activations, paths):
                 sums[kind].add(rows, geometry, mask)
-    if not all(bool(each.counts.all()) for each in sums.values()):
+    if not all(bool(each.counts.any()) for each in sums.values()):
         raise ConfigError("batches: expected texts of at least two tokens, or images, found none; give others")
-    found = [each for of_kind in sums.values() for each in of_kind.statistics([modules[path].n_heads for path in of_kind.paths])]
+    found = [each for of_kind in sums.values() for each in of_kind.statistics([heads[path] for path in of_kind.paths])]
     similarity = torch.block_diag(*(each.similarity / each.counts.minimum(each.counts[:, None]) for each in sums.values()))
     kind_of_head = torch.tensor([i for i, each in enumerate(sums.values()) for _ in each.counts])
     return HeadReport(found, similarity.where(kind_of_head == kind_of_head[:, None], torch.nan))

@@ -176,7 +176,7 @@ def describe_firing(run: Any, path: str, batches: Sequence[Any], firing: Firing)
     tokenizers = getattr(run, "tokenizers", None)
     tokenizer = run.tokenizer if tokenizers is None else tokenizers.target if path.startswith("decoder.") else tokenizers.source
     row = side.tokens[firing.row][side.segments[firing.row] > 0].tolist()
-    symbols = ["[MASK]" if token >= tokenizer.vocab_size else tokenizer.symbols([token])[0] for token in row]
+    symbols = tokenizer.symbols(row)
     before, after = symbols[max(position - CONTEXT, 0) : position], symbols[position + 1 : position + 1 + CONTEXT]
     return {"position": position, "token": symbols[position], "text": " ".join([*before, f"[{symbols[position]}]", *after])}
 

@@ -134,7 +134,7 @@ def output_symbols(model: Any) -> Callable[[int], str]:
         return lambda index: str(classes[index])
     if tokenizer is None:
         return str
-    return lambda index: str(tokenizer.symbols([index])[0]) if index < tokenizer.vocab_size else "[MASK]"
+    return lambda index: str(tokenizer.symbols([index])[0])
 
 
 def flat_logits(logits: Tensor) -> Float[Tensor, "batch positions vocab"]:

@@ -17,9 +17,10 @@ from transom.config.architecture import TransformerConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import ProgressCallback, ignore_progress
 from transom.errors import ConfigError
-from transom.inspection.activations import find_network
+from transom.inspection.activations import Activations, find_network
 from transom.inspection.lenses.max_flow import FlowNetwork
-from transom.inspection.trace import Trace, trace
+from transom.inspection.trace import trace
+from transom.inspection.whole_maps import non_negative_map
 
 Stack = Literal["encoder", "decoder"]
 
@@ -83,7 +84,7 @@ class AttentionGraph:
         """Trace a model, certify its attention weights, and build the graph of one stack; a decoder's contains the encoder's.
 
         Raises:
-            ConfigError: the model has no such stack of self-attention, or blocks that some tokens skip, or negative weights.
+            ConfigError: the model has no such stack of self-attention, or negative weights.
             CertificationError: weights do not give the head outputs of the pass.
         """
         _, network = find_network(model, inputs)
@@ -94,28 +95,35 @@ class AttentionGraph:
             raise ConfigError(f"stack: expected {' or '.join(stacks)}, found {stack}")
         top = stack or stacks[-1]
         used = [each for each in stacks if each == top or top == "decoder"]
-        if routed := [each for each in used if getattr(network, each).routed]:
-            raise ConfigError(f"expected blocks that process all tokens, found depth routers in the {routed[0]}; use another run")
         _, traced = trace(model, inputs, [f"{each}.blocks.*.weights" for each in used])
         for certificate in traced.certify():
             certificate.check()
-        graph, memory = cls(traced.tokens), None
-        for each in used:
-            memory = graph._add_stack(traced, each, len(getattr(network, each).blocks), memory)
+        return cls.of_activations(traced.activations, used, traced.tokens)
+
+    @classmethod
+    def of_activations(cls, a: Activations, stacks: Sequence[Stack], tokens: dict[str, list[str]] | None = None) -> Self:
+        """Build the graph of some stacks, the encoder first, from activations from which the weights of all their blocks follow.
+
+        Raises:
+            ConfigError: an approximation of attention implies negative weights.
+        """
+        graph, memory = cls(tokens or {}), None
+        for each in stacks:
+            memory = graph._add_stack(a, each, len(a.module(each).blocks), memory)
         return graph
 
-    def _add_stack(self, traced: Trace, stack: str, n_blocks: int, memory: int | None) -> int:
+    def _add_stack(self, a: Activations, stack: str, n_blocks: int, memory: int | None) -> int:
         """Add the layers of a stack that may attend to a memory; return the index of the last."""
-        first = _mean_weights(traced, f"{stack}.blocks.0.attn")
+        first = _mean_weights(a, f"{stack}.blocks.0.attn")
         layer = self.add_input("source" if stack == "encoder" else "target", first.shape[1])
         for i in range(n_blocks):
             path = f"{stack}.blocks.{i}"
-            own = _mean_weights(traced, f"{path}.attn")
+            own = _mean_weights(a, f"{path}.attn")
             if memory is None:
                 layer = self.mix(layer, {layer: own})
                 continue
-            cross = _mean_weights(traced, f"{path}.cross")
-            if hasattr(traced.activations.module(path), "norm"):  # a parallel block adds both outputs to the same stream
+            cross = _mean_weights(a, f"{path}.cross")
+            if hasattr(a.module(path), "norm"):  # a parallel block adds both outputs to the same stream
                 layer = self.mix(layer, {layer: own, memory: cross})
             else:
                 layer = self.mix(self.mix(layer, {layer: own}), {memory: cross})
@@ -135,6 +143,11 @@ class AttentionGraph:
             found.append(sums)
         return found[-1]
 
+    def rollout(self) -> InputShares:
+        """Return the shares of the inputs in the tokens of the last layer: ``paths``, by side."""
+        paths = self.paths()
+        return InputShares(paths.get("source"), paths.get("target"), self.tokens, list(range(self.sizes[-1])))
+
     def flow_network(self, row: int) -> tuple[FlowNetwork, list[int]]:
         """Return the graph of a row of the batch with capacities in units of 1 / ``SCALE``, and the first node of each layer."""
         starts = torch.tensor([0, *self.sizes]).cumsum(0).tolist()
@@ -148,16 +161,13 @@ class AttentionGraph:
         return FlowNetwork(starts[-1], edges), starts
 
 
-def _mean_weights(traced: Trace, path: str) -> Float[Tensor, "batch query key"]:
-    """Return the attention weights of a layer, averaged over heads, in float64.
+def _mean_weights(a: Activations, path: str) -> Float[Tensor, "batch query key"]:
+    """Return the attention weights of a layer, averaged over heads, in float64; 0 for tokens that skip the block: they stay as they are.
 
     Raises:
         ConfigError: an approximation of attention implies negative weights.
     """
-    weights = traced[f"{path}.weights"].double().mean(1).cpu()
-    if bool((weights < 0).any()):
-        raise ConfigError(f"{path}: expected weights of at least 0, found negative ones, which an approximation implies; use another run")
-    return weights
+    return non_negative_map(a, path).mean(1)
 
 
 def attention_rollout(model: Any, inputs: Any, stack: Stack | None = None) -> InputShares:
@@ -172,12 +182,10 @@ def attention_rollout(model: Any, inputs: Any, stack: Stack | None = None) -> In
         stack: stack whose outputs are explained; None for the last.
 
     Raises:
-        ConfigError: the model has no such stack of self-attention, or blocks that some tokens skip.
+        ConfigError: the model has no such stack of self-attention, or an approximation of attention implies negative weights.
         CertificationError: weights do not give the head outputs of the pass.
     """
-    graph = AttentionGraph.of(model, inputs, stack)
-    paths = graph.paths()
-    return InputShares(paths.get("source"), paths.get("target"), graph.tokens, list(range(graph.sizes[-1])))
+    return AttentionGraph.of(model, inputs, stack).rollout()
 
 
 def attention_flow(

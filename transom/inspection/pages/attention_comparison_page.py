@@ -1,28 +1,33 @@
-"""Comparison of attention methods as tables, for the terminal and as a self-contained HTML page without scripts."""
+"""Comparison of attention methods as tables, for the terminal and as a self-contained HTML page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
+from transom.files.message import as_sentence
 from transom.inspection.attention_comparison import AttentionComparison, MethodCost
+from transom.inspection.messages import message
 from transom.inspection.pages.html_tables import html_table
 from transom.inspection.pages.line_chart import Line, line_chart
 from transom.inspection.pages.markup import node
-from transom.inspection.pages.number_format import format_compact, format_count, format_percent
+from transom.inspection.pages.number_format import format_compact, format_percent
 from transom.inspection.pages.page import SectionContent, render_page
 
-COLUMNS = ["attention", "error", "weights error", "ms", "MB"]
+
+def columns() -> list[str]:
+    """Return the column headings of a table of methods."""
+    return [*(message(f"comparison.{name}") for name in ("attention", "error", "weights_error")), "ms", "MB"]
 
 
 def cells(cost: MethodCost) -> list[str]:
-    """Format the costs of a method, one cell per column of ``COLUMNS``."""
+    """Format the costs of a method, one cell per column of ``columns``."""
     errors = ["" if error is None else format_percent(error, 2) for error in (cost.output_error, cost.weights_error)]
     return [cost.kind, *errors, f"{1e3 * cost.seconds:.3f}", format_compact(cost.bytes / 1e6)]
 
 
 def sections(found: AttentionComparison) -> Iterator[tuple[str, Sequence[MethodCost]]]:
     """Yield the title and the costs of a table per attention layer, then per number of tokens."""
-    yield from ((f"{address}, {format_count(found.tokens[address])} tokens", costs) for address, costs in found.layers.items())
-    yield from ((f"{format_count(length)} tokens", costs) for length, costs in found.lengths.items())
+    yield from ((message("comparison.layer", layer=address, n=found.tokens[address]), costs) for address, costs in found.layers.items())
+    yield from ((message("comparison.length", n=length), costs) for length, costs in found.lengths.items())
 
 
 def error_charts(lengths: Mapping[int, Sequence[MethodCost]]) -> list[Element]:
@@ -48,8 +53,10 @@ def error_charts(lengths: Mapping[int, Sequence[MethodCost]]) -> list[Element]:
     tokens, largest = (min(lengths), max(lengths)), max(error for of_kind in points.values() for _, error in of_kind)
     figures = []
     for family, lines in families.items():
-        title = f"Error of {family} attention, in %"
-        chart = line_chart(title, lines, x_label="tokens", from_zero=True, x_range=tokens, y_range=(0, largest), x_log=True)
+        title = message("comparison.error_of", family=family)
+        chart = line_chart(
+            title, lines, x_label=message("comparison.tokens"), from_zero=True, x_range=tokens, y_range=(0, largest), x_log=True
+        )
         figures.append(node("figure", node("h3", title), chart))
     return [node("div", *figures, class_="curves")]
 
@@ -62,12 +69,12 @@ def comparison_page(name: str, found: AttentionComparison, notes: Sequence[str])
         found: the measurements.
         notes: caveats, one paragraph each.
     """
-    mean = f"Mean over {format_count(len(found.layers))} attention layers"
+    mean = message("comparison.mean", n=len(found.layers))
     parts: list[SectionContent] = [
-        (None, mean, [html_table(COLUMNS, list(map(cells, found.averages)))] if len(found.layers) > 1 else []),
-        (None, "Error over length", error_charts(found.lengths)),
+        (None, mean, [html_table(columns(), list(map(cells, found.averages)))] if len(found.layers) > 1 else []),
+        (None, message("comparison.over_length"), error_charts(found.lengths)),
     ]
-    parts += [(None, heading, [html_table(COLUMNS, list(map(cells, costs)))]) for heading, costs in sections(found)]
-    sentences = (node("li", f"{note[:1].upper()}{note[1:]}.", class_="soft") for note in notes)
-    title = f"{name}: attention methods"
+    parts += [(None, heading, [html_table(columns(), list(map(cells, costs)))]) for heading, costs in sections(found)]
+    sentences = (node("li", as_sentence(note), class_="soft") for note in notes)
+    title = message("comparison.page", name=name)
     return render_page(title, title, parts, above=[node("ul", *sentences)])

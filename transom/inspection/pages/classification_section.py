@@ -5,10 +5,13 @@ from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.class_metrics import N_BINS, ClassificationMetrics
 from transom.decoding.predictors.multi_label import MultiLabelMetrics
+from transom.files.message import as_sentence
+from transom.inspection.messages import message
 from transom.inspection.pages.classification_pictures import confusion_matrix_svg, reliability_diagram
+from transom.inspection.pages.describe import unit, unit_named
 from transom.inspection.pages.html_tables import html_table, scrollable
 from transom.inspection.pages.markup import node
-from transom.inspection.pages.multi_label_section import multi_label_sections, summary_sentence
+from transom.inspection.pages.multi_label_section import headings, multi_label_sections, summary_sentence
 from transom.inspection.pages.number_format import format_count, format_percent
 from transom.inspection.pages.page import SectionContent, render_page
 from transom.inspection.pages.run_summary import RunSummary
@@ -38,28 +41,28 @@ def class_table(metrics: ClassificationMetrics) -> Table:
         [label, *(format_percent(score, 1) for score in (each.precision, each.recall, each.f1)), format_count(each.n)]
         for label, each in shown
     ]
-    means = [("macro average", metrics.macro), ("weighted average", metrics.weighted)]
+    means = [(message(f"classification.{kind}_average"), getattr(metrics, kind)) for kind in ("macro", "weighted")]
     rows += [[name, *(format_percent(score, 1) for score in mean), format_count(metrics.n)] for name, mean in means]
-    return ["class", "precision", "recall", "F1", "support"], rows
+    return headings("class", "precision", "recall", "f1", "support"), rows
 
 
 def class_table_title(metrics: ClassificationMetrics) -> str:
     """Return the heading of ``class_table``, which says whether classes are left out."""
     if (n := len(metrics.classes)) <= MAX_CLASSES:
-        return "Precision, recall and F1"
-    return f"Precision, recall and F1: the {MAX_CLASSES} of {format_count(n)} classes with the lowest F1"
+        return message("classification.per_class")
+    return message("classification.lowest_classes", most=MAX_CLASSES, number=n)
 
 
 def confused_table(metrics: ClassificationMetrics) -> Table:
     """Return the pairs of classes that are confused most often."""
     rows = [[label, found, format_count(n)] for label, found, n in metrics.confused[:MAX_CONFUSED]]
-    return ["class", "predicted", "number"], rows
+    return headings("class", "predicted", "number"), rows
 
 
 def confusion_table(metrics: ClassificationMetrics) -> Table:
     """Return the confusion matrix: a row per class, a column per predicted class."""
     classes = [label for label, _ in metrics.classes]
-    return ["class", *classes], [
+    return [*headings("class"), *classes], [
         [label, *(format_count(metrics.confusion.get((label, found), 0)) for found in classes)] for label in classes
     ]
 
@@ -68,14 +71,14 @@ def calibration_table(metrics: ClassificationMetrics) -> Table:
     """Return the bins of the expected calibration error."""
     rows = [
         [
-            f"{format_percent(each.low, 1)} to {format_percent(each.high, 1)}",
+            message("classification.from_to", low=format_percent(each.low, 1), high=format_percent(each.high, 1)),
             format_percent(each.confidence, 1),
             format_percent(each.accuracy, 1),
             format_count(each.n),
         ]
         for each in metrics.calibration
     ]
-    return ["confidence", "mean", "accuracy", "number"], rows
+    return headings("confidence", "mean", "accuracy", "number"), rows
 
 
 def abstention_table(metrics: ClassificationMetrics) -> Table:
@@ -89,45 +92,41 @@ def abstention_table(metrics: ClassificationMetrics) -> Table:
         ]
         for each in metrics.abstention
     ]
-    return ["threshold", "coverage", "accuracy", "number"], rows
+    return headings("threshold", "coverage", "accuracy", "number"), rows
 
 
 def calibration_sentence(metrics: ClassificationMetrics) -> str:
     """State the expected calibration error and its definition."""
-    return (
-        f"expected calibration error {format_percent(metrics.calibration_error, 1)}: mean of |accuracy - confidence| over {N_BINS} bins of"
-        " equal width, weighted by their number of predictions (Guo et al. 2017, eq. 3)"
-    )
+    return message("classification.calibration_error", error=format_percent(metrics.calibration_error, 1), bins=N_BINS)
 
 
 def _sections(metrics: ClassificationMetrics) -> Iterator[tuple[str, Sequence[Element]]]:
     """Yield the title and the content of each part."""
     yield class_table_title(metrics), [html_table(*class_table(metrics))]
     if len(metrics.classes) <= MAX_MATRIX_CLASSES:
-        note = node("p", "Rows are classes, columns are predicted classes; a darker cell is a larger fraction of its row.", class_="soft")
+        note = node("p", message("classification.matrix_note"), class_="soft")
         matrix = confusion_matrix_svg([label for label, _ in metrics.classes], metrics.confusion)
-        yield "Confusion matrix", [note, scrollable(matrix)]
+        yield message("classification.matrix"), [note, scrollable(matrix)]
     if metrics.confused:
-        yield "Most confused classes", [html_table(*confused_table(metrics))]
-    sentence = calibration_sentence(metrics)
+        yield message("classification.confused"), [html_table(*confused_table(metrics))]
     yield (
-        "Calibration",
+        message("classification.calibration"),
         [
-            node("p", f"{sentence[:1].upper()}{sentence[1:]}.", class_="soft"),
+            node("p", as_sentence(calibration_sentence(metrics)), class_="soft"),
             node("div", node("figure", reliability_diagram(metrics.calibration)), class_="pictures"),
             html_table(*calibration_table(metrics)),
         ],
     )
-    yield "Abstention", [node("p", f"{ABSTENTION_NOTE}.", class_="soft"), html_table(*abstention_table(metrics))]
+    note = node("p", as_sentence(abstention_note()), class_="soft")
+    yield message("classification.abstention"), [note, html_table(*abstention_table(metrics))]
     if metrics.errors:
         rows = [[shorten(each.item, MAX_ITEM_LENGTH), each.label, each.found, format_percent(each.p, 1)] for each in metrics.errors]
-        yield "Most confident errors", [html_table(["", "class", "predicted", "confidence"], rows)]
+        yield message("classification.errors"), [html_table(["", *headings("class", "predicted", "confidence")], rows)]
 
 
-ABSTENTION_NOTE = (
-    "If the classifier answers only with a confidence of at least the threshold (--abstain-below), coverage is the fraction of samples that"
-    " it answers, and accuracy is that of these answers"
-)
+def abstention_note() -> str:
+    """Say how to read ``abstention_table``."""
+    return message("classification.abstention_note")
 
 
 def shorten(text: str, max_length: int) -> str:
@@ -144,7 +143,7 @@ def classification_section(run: RunSummary) -> list[Element]:
     """Show the metrics of the saved weights on the validation data of a run."""
     if run.classification is None:
         return []
-    note = node("p", f"Predictions of the saved weights for the {format_count(run.classification.n)} validation {run.recipe.UNIT}.")
+    note = node("p", message("classification.note", number=run.classification.n, unit=unit(run.recipe, "many")))
     parts = (part for title, content in _sections_of(run.classification) for part in (node("h3", title), *content))
     return [note, *parts]
 
@@ -162,9 +161,9 @@ def classification_page(name: str, data: str, noun: str, metrics: Classification
         noun: plural noun for the samples.
         metrics: the metrics.
     """
-    title = f"{name}: predictions for {data}"
+    title = message("classification.page", name=name, data=data)
     parts: list[SectionContent] = [(None, heading, content) for heading, content in _sections_of(metrics)]
     if isinstance(metrics, MultiLabelMetrics):
-        sentence = summary_sentence(metrics, noun)
-        return render_page(title, title, parts, lead=f"{sentence[:1].upper()}{sentence[1:]}.")
-    return render_page(title, title, parts, lead=f"Accuracy {metrics.accuracy:.2f}% of {format_count(metrics.n)} {noun}.")
+        return render_page(title, title, parts, lead=as_sentence(summary_sentence(metrics, noun)))
+    lead = message("classification.accuracy_of", accuracy=f"{metrics.accuracy:.2f}", number=metrics.n, unit=unit_named(noun, "many"))
+    return render_page(title, title, parts, lead=lead)

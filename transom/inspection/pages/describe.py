@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from transom.config.architecture import TransformerConfig
 from transom.config.data import PairTokenizerConfig
@@ -12,6 +12,8 @@ from transom.config.patterns import format_pattern
 from transom.config.plugins import plugins_of
 from transom.config.recipe import Recipe, TextRecipe
 from transom.config.recurrent import LuongAttentionConfig, RecurrentConfig, RecurrentSeq2SeqConfig
+from transom.config.vision import ConvolutionalNetworkConfig
+from transom.inspection.messages import message, message_or
 from transom.inspection.pages.number_format import format_count
 
 
@@ -20,8 +22,25 @@ def describe_family(recipe: Recipe) -> str:
     return recipe.model.FAMILY
 
 
-PATHS_NOTE = "As in recipe.toml, with absolute paths reduced to their last component"
-"""Note beside a recipe that ``without_local_paths`` returned."""
+def paths_note() -> str:
+    """Return the note beside a recipe that ``without_local_paths`` returned."""
+    return message("recipe.paths")
+
+
+def describe_model_kind(recipe: Recipe) -> str:
+    """Return the task with its article, such as "A translation model"."""
+    return message_or(f"tasks.{recipe.task}", message("other_task", task=recipe.task))
+
+
+def unit(recipe: Recipe, form: Literal["one", "many", "title", "of_the"]) -> str:
+    """Return the unit of a throughput or a loss, such as "target token", "target tokens", "Target tokens", "of the target tokens"."""
+    return unit_named(recipe.UNIT, form)
+
+
+def unit_named(named: str, form: Literal["one", "many", "title", "of_the"]) -> str:
+    """Return a form of a unit from its plural; a unit that the tables do not know, such as that of a plugin's task, is its own name."""
+    forms = {"one": named.removesuffix("s"), "many": named, "title": named.capitalize(), "of_the": message("other_units", unit=named)}
+    return message_or(f"units.{named.replace(' ', '_')}.{form}", forms[form])
 
 
 def without_local_paths(recipe: Recipe) -> Recipe:
@@ -52,16 +71,21 @@ def path_basename(text: str) -> str:
 def describe_initialization(recipe: Recipe) -> str:
     """Return the origin of the initial weights, such as "from scratch" or "from the weights of another run"."""
     if recipe.training.init_from is None:
-        return "from scratch"
+        return message("start.scratch")
     adapter = recipe.training.adapter
-    by = "" if adapter is None else f", by {adapter.kind} of rank {adapter.rank} on {', '.join(adapter.target_modules)}"
-    return f"from the weights of another run{by}"
+    if adapter is None:
+        return message("start.weights")
+    return message("start.adapter", kind=adapter.kind, rank=adapter.rank, modules=", ".join(adapter.target_modules))
 
 
 def describe_layers(recipe: Recipe) -> str:
     """Return the number of layers per stack, such as "3 + 3 layers" for an encoder-decoder."""
     stacks = recipe.model.stacks
-    return f"{' + '.join(map(str, stacks))} layer{'' if stacks == (1,) else 's'}" if stacks else recipe.model.described_layers
+    if stacks:
+        return message("layers", stacks=" + ".join(map(str, stacks)), n=sum(stacks))
+    if isinstance(recipe.model, ConvolutionalNetworkConfig):
+        return message("stages", stages=len(recipe.model.stem.channels), n=recipe.model.stem.convs_per_stage)
+    return recipe.model.described_layers
 
 
 def with_article(noun: str) -> str:

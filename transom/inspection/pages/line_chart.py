@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
+from transom.files.message import joined
+from transom.inspection.messages import max_length, message
 from transom.inspection.pages.markup import node, style_sheet, to_svg
 from transom.inspection.pages.number_format import format_compact, format_count, linear_ticks, log_ticks, tick_labels
 
@@ -61,7 +63,7 @@ class Scale:
 def line_chart(
     title: str,
     lines: Sequence[Line],
-    x_label: str = "step",
+    x_label: str | None = None,
     mark: tuple[float, str] | None = None,
     from_zero: bool = False,
     x_range: tuple[float, float] | None = None,
@@ -76,13 +78,14 @@ def line_chart(
     Args:
         title: quantity on the y axis with its unit; the description for screen readers adds each line's first, last and extreme values.
         lines: at least one line with at least one finite point.
-        x_label: quantity on the x axis.
+        x_label: quantity on the x axis; by default the step.
         mark: an x value to highlight, and its label.
         from_zero: start the y axis at zero.
         x_range: ends of the x axis, so that charts can share it; by default the first and last x.
         y_range: values that the y axis covers at least.
         x_log: whether the x axis is logarithmic, with a tick at each x; all x must be positive.
     """
+    x_label = message("charts.step") if x_label is None else x_label
     drawn = [(style % N_STYLES, line.name, buckets) for style, line in enumerate(lines) if any(buckets := _buckets(line.points))]
     finite = [bucket for _, _, buckets in drawn for bucket in buckets if bucket is not None]
     assert finite, f"no finite point to draw in {title!r}"
@@ -96,9 +99,8 @@ def line_chart(
     description, legend = _text_description(lines, x_label), _legend([(style, name) for style, name, _ in drawn])
     readouts = _hover_readouts(drawn, x, y, x_label)
     n_rows = max(len({text.get("y") for text in group.iter("text")}) for group in (legend, *readouts))
-    more = ROW_HEIGHT * (n_rows - 1)
-    picture = node("svg", viewBox=f"0 {-more} {WIDTH} {HEIGHT + more}", class_="chart", role="img")
-    picture.set("aria-label", f"{title}. {description}")
+    more, label = ROW_HEIGHT * (n_rows - 1), joined(" ", [joined("", [title, "."]), description])
+    picture = node("svg", viewBox=f"0 {-more} {WIDTH} {HEIGHT + more}", class_="chart", role="img", aria_label=label)
     picture.extend([node("title", title), node("desc", description), *_axes(x, y, _x_ticks(x, x_values), ticks, x_label)])
     if mark is not None and x.low <= mark[0] <= x.high:
         picture.extend(_vertical_marker(x(mark[0]), mark[1]))
@@ -140,10 +142,19 @@ def _text_description(lines: Sequence[Line], x_label: str) -> str:
             (first, at_first), (last, at_last) = points[0], points[-1]
             low, high = min(y for _, y in points), max(y for _, y in points)
             sentences.append(
-                f"{line.name}: {format_compact(at_first)} at {x_label} {format_count(first)},"
-                f" {format_compact(at_last)} at {x_label} {format_count(last)}, between {format_compact(low)} and {format_compact(high)}."
+                message(
+                    "charts.course",
+                    line=line.name,
+                    x=x_label,
+                    first=format_compact(at_first),
+                    start=format_count(first),
+                    last=format_compact(at_last),
+                    end=format_count(last),
+                    low=format_compact(low),
+                    high=format_compact(high),
+                )
             )
-    return " ".join(sentences)
+    return joined(" ", sentences)
 
 
 def _x_ticks(x: Scale, values: Sequence[float]) -> list[float]:
@@ -206,7 +217,7 @@ def _legend(names: Sequence[tuple[int, str]]) -> Element:
         for name, style in zip(row, styles, strict=False):
             group.append(node("line", x1=at, x2=at + 20, y1=y, y2=y, class_=f"curve line-{style}"))
             group.append(node("text", name, x=at + 26, y=y, dy="0.35em"))
-            at += 50 + CHARACTER_WIDTH * len(name)
+            at += 50 + CHARACTER_WIDTH * max_length(name)
     return group
 
 
@@ -214,7 +225,7 @@ def _pack(words: Sequence[str], width: float, space: float) -> list[list[str]]:
     """Distribute words over rows of at most ``width``, each word with ``space`` beside it; a longer word has a row of its own."""
     rows, left = list[list[str]](), 0.0
     for word in words:
-        needed = space + CHARACTER_WIDTH * len(word)
+        needed = space + CHARACTER_WIDTH * max_length(word)
         if not rows or needed > left:
             rows.append([])
             left = width
@@ -238,16 +249,16 @@ def _hover_readouts(drawn: Sequence[tuple[int, str, list[Bucket | None]]], x: Sc
     probes = []
     for (at, value), (start, end) in zip(x_values, pairwise(edges), strict=True):
         probe = node("g", node("rect", x=start, y=0, width=round(end - start, 1), height=BOTTOM, class_="strip"), class_="probe")
-        shown, words = node("g", class_="shown"), [f"{x_label} {format_count(value)}"]
+        shown, words = node("g", class_="shown"), [joined(" ", [x_label, format_count(value)])]
         shown.append(node("line", x1=at, x2=at, y1=TOP, y2=BOTTOM, class_="rule"))
         for style, name, buckets in solid:
             closest = min(buckets, key=lambda bucket: abs(bucket.x - value))
             shown.append(node("circle", cx=x(closest.x), cy=y(closest.mean), r=3.5, class_=f"dot line-{style}"))
-            elsewhere = "" if format_count(closest.x) == format_count(value) else f" (at {format_count(closest.x)})"
-            words.append((f"{name} " if len(solid) > 1 else "") + format_compact(closest.mean) + elsewhere)
-        rows = _pack(words, RIGHT, 4 * CHARACTER_WIDTH)
+            elsewhere = [] if format_count(closest.x) == format_count(value) else [message("charts.at", x=format_count(closest.x))]
+            words.append(joined(" ", [*([name] if len(solid) > 1 else []), format_compact(closest.mean), *elsewhere]))
+        rows = _pack(words, RIGHT, 3 * CHARACTER_WIDTH)
         for y_row, row in zip(_row_positions(len(rows)), rows, strict=True):
-            shown.append(node("text", "  ·  ".join(row), x=RIGHT, y=y_row, dy="0.35em", text_anchor="end", class_="readout"))
+            shown.append(node("text", joined("  ·  ", row), x=RIGHT, y=y_row, dy="0.35em", text_anchor="end", class_="readout"))
         probe.append(shown)
         probes.append(probe)
     return probes

@@ -7,7 +7,7 @@ from importlib import resources
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from transom.inspection.messages import Code, Message
+from transom.files.message import Code, Message
 
 Child = Element | str | None
 """Content of an element; ``None`` is skipped."""
@@ -76,7 +76,8 @@ def node(tag: str, *children: Child, **attributes: str | float | None) -> Elemen
 
 
 def _encode(code: Code) -> str:
-    return escape_control_characters(json.dumps(_escape_code(code), ensure_ascii=False, separators=(",", ":")).translate(_QUOTES))
+    text = json.dumps(_escape_code(code), ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").translate(_QUOTES)
 
 
 def _escape_code(code: Code) -> Code:

@@ -94,7 +94,7 @@ def _training(run: RunSummary) -> str:
 
 def _recipe(run: RunSummary) -> str:
     written = dump_recipe(describe.without_local_paths(run.recipe))
-    return f"## Recipe\n\n{describe.PATHS_NOTE}:\n\n{_code_block(written, 'toml')}"
+    return f"## Recipe\n\n{describe.paths_note()}:\n\n{_code_block(written, 'toml')}"
 
 
 def _bullet_list(lines: list[str]) -> str:

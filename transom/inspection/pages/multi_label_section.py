@@ -5,7 +5,10 @@ from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.class_metrics import N_BINS
 from transom.decoding.predictors.multi_label import LabelError, MultiLabelMetrics
+from transom.files.message import as_sentence
+from transom.inspection.messages import message
 from transom.inspection.pages.classification_pictures import reliability_diagram
+from transom.inspection.pages.describe import unit_named
 from transom.inspection.pages.html_tables import html_table
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.number_format import format_count, format_percent
@@ -25,62 +28,69 @@ def label_table(metrics: MultiLabelMetrics) -> tuple[list[str], list[list[str]]]
         for label, each in shown
     ]
     n = sum(each.n for _, each in metrics.classes)
-    means = (("micro average", metrics.micro), ("macro average", metrics.macro), ("weighted average", metrics.weighted))
-    rows += [[name, *_percents(*mean), format_count(n), ""] for name, mean in means]
-    return ["label", "precision", "recall", "F1", "support", "threshold"], rows
+    means = (("micro", metrics.micro), ("macro", metrics.macro), ("weighted", metrics.weighted))
+    rows += [[message(f"classification.{kind}_average"), *_percents(*mean), format_count(n), ""] for kind, mean in means]
+    return headings("label", "precision", "recall", "f1", "support", "threshold"), rows
+
+
+def headings(*names: str) -> list[str]:
+    """Return column headings of tables of classes."""
+    return [message(f"columns.{name}") for name in names]
 
 
 def label_table_title(metrics: MultiLabelMetrics) -> str:
     """Return the heading of ``label_table``, which says whether labels are left out."""
     if (n := len(metrics.classes)) <= MAX_LABELS:
-        return "Precision, recall and F1"
-    return f"Precision, recall and F1: the {MAX_LABELS} of {format_count(n)} labels with the lowest F1"
+        return message("classification.per_class")
+    return message("classification.lowest_labels", most=MAX_LABELS, number=n)
 
 
 def probability_table(metrics: MultiLabelMetrics) -> tuple[list[str], list[list[str]]]:
     """Return the bins of the expected calibration error."""
     rows = [
         [
-            f"{format_percent(each.low, 1)} to {format_percent(each.high, 1)}",
+            message("classification.from_to", low=format_percent(each.low, 1), high=format_percent(each.high, 1)),
             *_percents(each.confidence, each.accuracy),
             format_count(each.n),
         ]
         for each in metrics.calibration
     ]
-    return ["probability", "mean", "frequency", "number"], rows
+    return headings("probability", "mean", "frequency", "number"), rows
 
 
 def probability_sentence(metrics: MultiLabelMetrics) -> str:
     """State the expected calibration error and its definition."""
-    return (
-        f"expected calibration error {format_percent(metrics.calibration_error, 1)}: mean of |frequency - probability| of the labels over"
-        f" {N_BINS} bins of equal width, weighted by their number of decisions (Guo et al. 2017, eq. 3)"
-    )
+    return message("classification.label_calibration_error", error=format_percent(metrics.calibration_error, 1), bins=N_BINS)
 
 
 def summary_sentence(metrics: MultiLabelMetrics, noun: str) -> str:
     """State the scores over all labels."""
-    return (
-        f"micro F1 {metrics.micro.f1:.2%}, macro F1 {metrics.macro.f1:.2%}, subset accuracy {metrics.subset_accuracy:.2f}%,"
-        f" Hamming loss {metrics.hamming_loss:.4f} of {format_count(metrics.n)} {noun}"
+    return message(
+        "classification.label_summary",
+        micro=f"{metrics.micro.f1:.2%}",
+        macro=f"{metrics.macro.f1:.2%}",
+        subset_accuracy=f"{metrics.subset_accuracy:.2f}",
+        hamming_loss=f"{metrics.hamming_loss:.4f}",
+        number=metrics.n,
+        unit=unit_named(noun, "many"),
     )
 
 
 def describe_error(error: LabelError) -> str:
     """State a wrong decision, such as "drama 3.0%, missing"."""
-    return f"{error.label} {format_percent(error.p, 1)}, {'missing' if error.expected else 'not a label of the text'}"
+    key = "classification.missing_label" if error.expected else "classification.wrong_label"
+    return message(key, label=error.label, p=format_percent(error.p, 1))
 
 
 def multi_label_sections(metrics: MultiLabelMetrics) -> Iterator[tuple[str, Sequence[Element]]]:
     """Yield the title and the content of each part."""
     yield label_table_title(metrics), [html_table(*label_table(metrics))]
-    sentence = probability_sentence(metrics)
     diagram = node("div", node("figure", reliability_diagram(metrics.calibration)), class_="pictures")
-    note = node("p", f"{sentence[:1].upper()}{sentence[1:]}.", class_="soft")
-    yield "Calibration", [note, diagram, html_table(*probability_table(metrics))]
+    note = node("p", as_sentence(probability_sentence(metrics)), class_="soft")
+    yield message("classification.calibration"), [note, diagram, html_table(*probability_table(metrics))]
     if metrics.errors:
         rows = [[each.item[:MAX_ITEM_LENGTH], describe_error(each)] for each in metrics.errors]
-        yield "Most confident errors", [html_table(["", "label"], rows)]
+        yield message("classification.errors"), [html_table(["", *headings("label")], rows)]
 
 
 def _percents(*fractions: float) -> list[str]:

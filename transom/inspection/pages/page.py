@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
-from transom.inspection.messages import keys_of, message, switch_data, switch_script
-from transom.inspection.pages.markup import codes_of, node, script, style_sheet, to_html
+from transom.files.message import Message, keys_of
+from transom.inspection.messages import message, switch_data, switch_script
+from transom.inspection.pages.markup import codes_of, node, script, style_sheet, to_html, without_codes
 from transom.inspection.pages.run_summary import RunSummary
 
 _CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -44,7 +45,7 @@ def render_page(
     """Render an HTML page; text from data is escaped.
 
     Args:
-        title: the document title.
+        title: the document title; if it is a message, all words of the page are, and the page has the script that shows other languages.
         heading: the top heading.
         parts: sections; those without content are omitted, those with an anchor are linked from the header.
         lead: a sentence below the heading.
@@ -60,13 +61,14 @@ def render_page(
     main = node("main", *above, *(node("section", node("h2", name), *content, id=anchor) for anchor, name, content in filled))
     body = node("body", header, main, node("footer", footer) if footer else None)
     document_title = node("title", title)
-    keys = {key for part in (document_title, body) for code in codes_of(part) for key in keys_of(code)}
     policy = _CONTENT_SECURITY_POLICY
-    if keys:
-        code = switch_script()
-        policy += f"; script-src 'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"
+    if isinstance(title, Message):
+        keys = {key for part in (document_title, body) for code in codes_of(part) for key in keys_of(code)}
         data = json.dumps(switch_data(keys), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-        body.extend([script(data, type="application/json", class_="messages"), script(code)])
+        body.extend([script(data, type="application/json", class_="messages"), script(switch_script())])
+        policy += f"; script-src 'sha256-{base64.b64encode(hashlib.sha256(switch_script().encode()).digest()).decode()}'"
+    else:
+        without_codes(body)
     head = node(
         "head",
         node("meta", charset="utf-8"),

@@ -13,6 +13,8 @@ from transom.config.model import DecoderConfig, TextTransformerConfig
 from transom.config.patterns import block_patterns, format_pattern, pattern_kinds
 from transom.config.vision import VisionTransformerConfig
 from transom.errors import ConfigError
+from transom.files.message import as_sentence
+from transom.inspection.messages import message
 from transom.inspection.pages.markup import node, style_sheet, to_svg
 from transom.inspection.pages.number_format import format_percent
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, MaskRule, TokenPositions, build_mask_rules
@@ -54,9 +56,17 @@ class PatternView:
     @property
     def title(self) -> str:
         """A caption: stack, layers, pattern and density."""
-        layers = f"layer{'s' if len(self.layers) > 1 else ''} {', '.join(map(str, self.layers))}"
-        left = "" if self.fraction_of_allowed == self.density else f", {format_percent(self.fraction_of_allowed, 1)} of the allowed pairs"
-        return f"{self.stack} {layers}: {self.pattern}, {format_percent(self.density, 1)} of the pairs{left}"
+        restricted = self.fraction_of_allowed != self.density
+        allowed = {"allowed": format_percent(self.fraction_of_allowed, 1)} if restricted else {}
+        return message(
+            "patterns.title_of_allowed" if restricted else "patterns.title",
+            n=len(self.layers),
+            stack=message(f"stacks.{self.stack}"),
+            layers=", ".join(map(str, self.layers)),
+            pattern=self.pattern,
+            density=format_percent(self.density, 1),
+            **allowed,
+        )
 
 
 def pattern_views(config: ModelConfig, length: int) -> list[PatternView]:
@@ -114,16 +124,19 @@ def pattern_svg(view: PatternView) -> Element:
     n_panels = 2 if view.grid else 1
     width, height = n_panels * (_MATRIX_SIZE + 40), _MATRIX_SIZE + _TOP + 16
     picture = node(
-        "svg", viewBox=f"0 0 {width} {height}", width=width, height=height, class_="pattern", role="img", aria_label=f"{view.title}."
+        "svg", viewBox=f"0 0 {width} {height}", width=width, height=height, class_="pattern", role="img", aria_label=as_sentence(view.title)
     )
     picture.append(node("title", view.title))
-    picture.append(node("text", f"{view.stack} {', '.join(map(str, view.layers))}: {view.pattern}", x=20, y=18, class_="symbol"))
-    picture.append(node("text", f"key (of {n} tokens) →, query ↓", x=20, y=_TOP - 10, class_="unit"))
+    heading = message(
+        "patterns.heading", stack=message(f"stacks.{view.stack}"), layers=", ".join(map(str, view.layers)), pattern=view.pattern
+    )
+    picture.append(node("text", heading, x=20, y=18, class_="symbol"))
+    picture.append(node("text", message("patterns.axes", n=n), x=20, y=_TOP - 10, class_="unit"))
     picture.append(_matrix_svg(view.mask, 20, "pairs"))
     if view.grid:
         middle = view.grid // 2 * (view.grid + 1)
         patches = view.mask[n - view.grid**2 + middle, n - view.grid**2 :].reshape(view.grid, view.grid)
-        picture.append(node("text", f"image patches that patch {middle} attends to", x=_MATRIX_SIZE + 60, y=_TOP - 10, class_="unit"))
+        picture.append(node("text", message("patterns.patches", patch=middle), x=_MATRIX_SIZE + 60, y=_TOP - 10, class_="unit"))
         field = _matrix_svg(patches, _MATRIX_SIZE + 60, "image")
         at = {"x": view.grid // 2, "y": view.grid // 2, "width": 1, "height": 1}
         field.append(node("rect", **at, class_="asked", fill="none", stroke_width=0.15))

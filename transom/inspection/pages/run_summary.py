@@ -12,6 +12,9 @@ from transom.data.reports.baseline import worse_than_baseline
 from transom.decoding.predictors.class_metrics import ClassificationMetrics
 from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
+from transom.files.message import joined
+from transom.inspection.messages import message
+from transom.inspection.sample_attention import NoAttention, PatchAttention, TextAttention
 
 MetricsRecord = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
@@ -45,6 +48,7 @@ class RunSummary:
         data: the data report as JSON.
         alignments: alignments of sample translations.
         classification: metrics of the saved weights on the validation data of a classifier.
+        attention: attention of the saved weights over a validation sample; None if the task has no such sample.
         test_scores: test scores of the best weights.
         machine_notes: lines on the measured hardware, and on precision, threads and processes with the reasons for their choice.
     """
@@ -58,6 +62,7 @@ class RunSummary:
     data: MetricsRecord
     alignments: Sequence[Alignment] = ()
     classification: ClassificationMetrics | MultiLabelMetrics | None = None
+    attention: TextAttention | PatchAttention | NoAttention | None = None
     test_scores: Sequence[TestScore] = ()
     machine_notes: Sequence[str] = ()
 
@@ -78,13 +83,12 @@ class RunSummary:
     @cached_property
     def best_weights_note(self) -> str | None:
         """Kind of the best weights, such as "averaged weights (the raw weights have loss 1.2345)"; None without weight averaging."""
-        names = {"raw": "raw weights", "averaged": "averaged weights"}
+        others = {"raw": "averaged", "averaged": "raw"}
         chosen = self.best_validation.get("weights") if self.best_validation else None
-        if self.best_validation is None or chosen not in names:
+        if self.best_validation is None or chosen not in others:
             return None
-        (other,) = names.keys() - {chosen}
-        loss = self.best_validation.get(f"{other}_loss")
-        return names[chosen] + (f" (the {names[other]} have loss {loss:.4f})" if loss is not None else "")
+        loss = self.best_validation.get(f"{others[chosen]}_loss")
+        return message(f"weights.{chosen}") if loss is None else message(f"weights.{chosen}_than", loss=f"{loss:.4f}")
 
     @cached_property
     def problems(self) -> list[str]:
@@ -93,16 +97,16 @@ class RunSummary:
             return []
         loss = _nan_if_none(self.best_validation["loss"])
         if math.isnan(loss):
-            return ["the validation loss of the best weights is not a number; lower training.learning_rate"]
-        advice = "train longer, change training.learning_rate, or check the data"
-        worse = [f"{problem}; {advice}" for problem in worse_than_baseline(self.best_validation, self.data.get("baseline", ()))]
+            return [message("problems.not_a_number")]
+        advice = message("problems.advice")
+        worse = [joined("; ", [problem, advice]) for problem in worse_than_baseline(self.best_validation, self.data.get("baseline", ()))]
         return [*(worse or self._worse_than_uniform(loss)), *self._better_by_another_metric]
 
     @property
     def _better_by_another_metric(self) -> list[str]:
         """Describe a metric that could select the weights, by which those of another validation are clearly better."""
         best, training = self.best_validation, self.recipe.training
-        found = []
+        found = list[str]()
         for key in get_args(type(training).model_fields["best_checkpoint_metric"].annotation):
             records = [record for record in self.validations if record.get(key) is not None]
             if best is None or best.get(key) is None or key == "loss" or key == training.best_checkpoint_metric:
@@ -110,9 +114,15 @@ class RunSummary:
             other = max(records, key=lambda record: float(record[key]))
             if other[key] - best[key] >= MIN_BETTER_POINTS:
                 found.append(
-                    f"the validation {key} of step {other['step']:,} is better ({other[key]:.2f}) than that of the saved weights"
-                    f" ({best[key]:.2f}, step {best['step']:,}), which have the best {training.best_checkpoint_metric}; set"
-                    f" training.best_checkpoint_metric = {key!r} to save the others"
+                    message(
+                        "problems.better_by_another_metric",
+                        metric=key,
+                        step=int(other["step"]),
+                        value=f"{other[key]:.2f}",
+                        saved_value=f"{best[key]:.2f}",
+                        saved_step=int(best["step"]),
+                        chosen_by=training.best_checkpoint_metric,
+                    )
                 )
         return found
 
@@ -120,11 +130,8 @@ class RunSummary:
         """Describe a loss that is worse than that of a uniform distribution; for runs whose data report has no baseline."""
         if "baseline" in self.data or (choices := _n_choices(self.recipe)) is None or loss <= math.log(choices[0]):
             return []
-        return [
-            f"the validation loss of the best weights is {loss:.2f} nats, worse than random: a uniform distribution over {choices[0]:,}"
-            f" {choices[1]} has ln {choices[0]:,} = {math.log(choices[0]):.2f}; train longer, change training.learning_rate, or check"
-            " the data"
-        ]
+        n, noun = choices
+        return [message(f"problems.worse_than_random_{noun}", loss=f"{loss:.2f}", number=n, uniform=f"{math.log(n):.2f}")]
 
     @cached_property
     def samples(self) -> Sequence[Mapping[str, Any]]:
@@ -163,7 +170,7 @@ def summarize_run(
         seconds: training time, from the event that ends the run.
     """
     flops, bandwidth = started_facts["peak_flops"], started_facts["bandwidth"]
-    measured = f"measured peak: matmul {flops / 1e9:,.0f} GFLOP/s, memory {bandwidth / 1e9:,.0f} GB/s"
+    measured = message("machine.peak", flops=f"{flops / 1e9:,.0f}", bandwidth=f"{bandwidth / 1e9:,.0f}")
     choices = [started_facts[choice] for choice in ("precision", "threads", "processes") if started_facts[choice]]
     return RunSummary(
         name=name,

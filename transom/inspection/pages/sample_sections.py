@@ -6,6 +6,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from transom.config.recipe import TextRecipe
+from transom.inspection.messages import message
 from transom.inspection.pages.html_tables import html_table
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.number_format import format_percent
@@ -19,16 +20,16 @@ def translations(run: RunSummary) -> list[Element]:
     if not shown or not isinstance(run.recipe, TextRecipe):
         return []
     lowercase = run.recipe.tokenizer.lowercase
-    explanation = f" words differ from the reference{', ignoring case.' if lowercase else '.'}"
-    note = node("p", "Validation sentences translated by the best weights. ", node("mark", "Underlined"), explanation, class_="soft")
+    marked, which = node("mark", message("samples.underlined")), "samples.differ_ignoring_case" if lowercase else "samples.differ"
+    note = node("p", message("samples.translations"), " ", marked, " ", message(which), class_="soft")
     return [note, *(_translation(sample, lowercase) for sample in shown)]
 
 
 def _translation(sample: Mapping[str, str], lowercase: bool) -> Element:
     rows = (
-        (f"Source, to {sample['to']}" if "to" in sample else "Source", [sample["source"]]),
-        ("Reference", [sample["reference"]]),
-        ("Translation", _mark_differences(sample["reference"], sample["translation"], lowercase)),
+        (message("samples.source_to", language=sample["to"]) if "to" in sample else message("samples.source"), [sample["source"]]),
+        (message("samples.reference"), [sample["reference"]]),
+        (message("samples.translation"), _mark_differences(sample["reference"], sample["translation"], lowercase)),
     )
     listed = (each for name, shown in rows for each in (node("dt", name), node("dd", *shown, dir="auto")))
     return node("div", node("dl", *listed), class_="sample")
@@ -37,10 +38,10 @@ def _translation(sample: Mapping[str, str], lowercase: bool) -> Element:
 def _mark_differences(reference: str, translation: str, lowercase: bool) -> list[Element | str]:
     """Mark the words of a translation that differ from the reference."""
     if not translation.strip():
-        return [node("span", "(empty)", class_="soft")]
+        return [node("span", message("samples.empty"), class_="soft")]
     expected = reference.lower() if lowercase else reference
     if translation == expected:
-        return [translation, " ", node("span", "✓ same as the reference", class_="same")]
+        return [translation, " ", node("span", message("samples.same"), class_="same")]
     found, pieces = translation.split(), list[Element | str]()
     for kind, _, _, start, end in SequenceMatcher(None, expected.split(), found, autojunk=False).get_opcodes():
         if start < end:
@@ -54,9 +55,8 @@ def continuations(run: RunSummary) -> list[Element]:
     shown = [sample for sample in run.samples if "continuation" in sample]
     if not shown:
         return []
-    note = node(
-        "p", "Excerpts from validation documents, continued with ", node("mark", "text sampled from the best weights"), ".", class_="soft"
-    )
+    marked = node("mark", message("samples.sampled"))
+    note = node("p", message("samples.continuations"), " ", marked, ".", class_="soft")
     texts = (node("pre", sample["prompt"], node("mark", sample["continuation"]), dir="auto") for sample in shown)
     return [note, *(node("div", text, class_="sample") for text in texts)]
 
@@ -64,14 +64,15 @@ def continuations(run: RunSummary) -> list[Element]:
 def masked_tokens(run: RunSummary) -> list[Element]:
     """Show texts with a masked token, the predicted token and the original token."""
     rows = [[sample["text"], sample["filled"], sample["was"]] for sample in run.samples if "filled" in sample]
-    return [html_table(["Excerpt from a validation document", "Predicted", "Original"], rows)] if rows else []
+    columns = [message(f"samples.{name}") for name in ("excerpt", "predicted", "original")]
+    return [html_table(columns, rows)] if rows else []
 
 
 _COLUMNS = {
-    "instruction": ["Validation prompt", "Reference answer", "Generated answer"],
-    "embedding": ["Validation text", "Its pair", "Nearest text"],
+    "instruction": ("prompt", "reference_answer", "generated_answer"),
+    "embedding": ("text", "pair", "nearest"),
 }
-"""Column headings of the predictions of tasks that predict no class."""
+"""Names of the columns of the predictions of tasks that predict no class."""
 
 
 def predictions(run: RunSummary) -> list[Element]:
@@ -83,7 +84,8 @@ def predictions(run: RunSummary) -> list[Element]:
         [sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"], _confidence(sample)]
         for sample in shown
     ]
-    columns = [*_COLUMNS.get(run.recipe.task, ["Validation text", "Expected", "Predicted"]), "Probability"]
+    names = (*_COLUMNS.get(run.recipe.task, ("text", "expected", "predicted")), "probability")
+    columns = [message(f"samples.{name}") for name in names]
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return [html_table(columns, rows)] if rows else []
@@ -97,13 +99,16 @@ def _confidence(sample: Mapping[str, Any]) -> str:
 def _thumbnail(sample: Mapping[str, Any]) -> Element:
     """Render an image above its predicted class with its probability and, if the class is wrong, the true class."""
     found, own = f"{sample['found']} {_confidence(sample)}".rstrip(), sample["class"]
-    explanation = node("span", f"✓ {found}", class_="same") if sample["found"] == own else node("span", node("mark", found), f", not {own}")
+    if sample["found"] == own:
+        explanation = node("span", f"✓ {found}", class_="same")
+    else:
+        explanation = node("span", node("mark", found), ", ", message("samples.not", label=own))
     return node("figure", node("img", src=sample["picture"], alt=sample["text"], title=sample["text"]), node("figcaption", explanation))
 
 
 SECTIONS = (
-    Section("translations", "Translations", translations),
-    Section("continuations", "Continuations", continuations),
-    Section("masked-tokens", "Masked tokens", masked_tokens),
-    Section("predictions", "Predictions", predictions),
+    Section("translations", message("sections.translations"), translations),
+    Section("continuations", message("sections.continuations"), continuations),
+    Section("masked-tokens", message("sections.masked_tokens"), masked_tokens),
+    Section("predictions", message("sections.predictions"), predictions),
 )

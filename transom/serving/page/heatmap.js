@@ -108,7 +108,7 @@ function columnLabels({ columnLabels: texts, cell, columns }) {
   const step = Math.max(1, Math.ceil(LINE / cell));
   const labels = texts.map((text, column) => (column % step ? null : h("span", { text, title: text, style: { left: `${(column + 0.5) * cell}px` } })));
   const longest = Math.max(0, ...texts.map((text) => [...text].length));
-  return h("div", { class: "column-labels", "aria-hidden": "true", style: { width: `${columns * cell}px`, height: `${Math.min(96, 12 + longest * 6.6)}px` } }, labels);
+  return h("div", { class: "column-labels", "aria-hidden": "true", style: { width: `${columns * cell}px`, height: `${Math.min(96, 10 + longest * 7.6)}px` } }, labels);
 }
 
 /** Make the legend of a color scale: its two ends and, for numbers with a sign, zero. */

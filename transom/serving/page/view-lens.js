@@ -11,7 +11,7 @@ const SHOWN = 3;
 
 export function mountLens(root, store) {
   view(root, store, (s) => [s.loaded, s.place, s.position, s.vocabulary, s.language], async (state) => {
-    if (!state.loaded || currentPlace(state).kind !== "output" || !state.loaded.pass.outputs.positions.length) return [];
+    if (!state.loaded || currentPlace(state).kind !== "output" || !state.loaded.pass.outputs.positions.length || state.loaded.pass.whole === false) return [];
     const lens = await ask("lens", { ...state.loaded.body, position: outputPosition(state) });
     const name = (symbol) => shown(state.vocabulary?.[symbol] ?? String(symbol));
     const stream = (each) => (each.name === "embedding" ? t("overview.embedding") : each.name.replace(/^(\w+)\.\w+\.(\d+)$/, (_, stack, block) => `${t(`overview.${stack}`)} ${t("overview.block", { n: block })}`));

@@ -7,7 +7,6 @@ import { count, number, shown } from "explore/format";
 import { paint } from "explore/heatmap";
 import { t } from "explore/messages";
 
-const TILE = 256; // cells per side of a tile
 const SIDE = 512; // pixels of the viewport
 const MOST_ZOOM = 32; // pixels of a cell of the map itself
 
@@ -35,6 +34,7 @@ export async function longMap(store, state, layer, head, width) {
   const problem = h("p", { class: "error", role: "alert", hidden: true });
   const level = () => Math.max(0, Math.ceil(Math.log2(at.unit)));
   const tileAt = (wanted, row, column) => ask("tile", { ...state.loaded.body, edits: [], attention: layer.address, head, level: wanted, row, column });
+  const [high, wide] = (await tileAt(0, 0, 0)).shape; // of a whole tile, since the map is larger
   let tiles = new Map();
   let ticket = 0;
 
@@ -42,19 +42,19 @@ export async function longMap(store, state, layer, head, width) {
   const valueAt = (query, keyAt) => {
     const stride = 2 ** level();
     const [row, column] = [Math.floor(query / stride), Math.floor(keyAt / stride)];
-    const tile = tiles.get(`${Math.floor(row / TILE)} ${Math.floor(column / TILE)}`);
-    return tile?.values[(row % TILE) * tile.shape[1] + (column % TILE)];
+    const tile = tiles.get(`${Math.floor(row / high)} ${Math.floor(column / wide)}`);
+    return tile?.values[(row % high) * tile.shape[1] + (column % wide)];
   };
 
   async function draw() {
     const mine = (ticket += 1);
     const wanted = level();
     const stride = 2 ** wanted;
-    const last = (start, n) => Math.floor(Math.min(start + side * at.unit, n) / stride / TILE - 1e-9);
-    const first = (start) => Math.floor(start / stride / TILE);
+    const last = (start, n, size) => Math.floor(Math.min(start + side * at.unit, n) / stride / size - 1e-9);
+    const first = (start, size) => Math.floor(start / stride / size);
     const asked = [];
-    for (let row = first(at.top); row <= last(at.top, layer.shape[0]); row += 1) {
-      for (let column = first(at.left); column <= last(at.left, layer.shape[1]); column += 1) asked.push([row, column]);
+    for (let row = first(at.top, high); row <= last(at.top, layer.shape[0], high); row += 1) {
+      for (let column = first(at.left, wide); column <= last(at.left, layer.shape[1], wide); column += 1) asked.push([row, column]);
     }
     canvas.setAttribute("aria-busy", "true");
     try {
@@ -117,8 +117,8 @@ export async function longMap(store, state, layer, head, width) {
   const small = await tileAt(Math.ceil(Math.log2(Math.max(...layer.shape) / 96)), 0, 0);
   paint(mini, { address: `${layer.address}.weights`, index: { n_heads: head }, rows: small.shape[0], columns: small.shape[1], values: small.values, scale: scaleOf(small.values, true), cell: 1 });
   const buttons = [["+", 0.5, "map.closer"], ["−", 2, "map.farther"]].map(([text, factor, label]) => h("button", { type: "button", class: "round", text, "aria-label": t(label), on: { click: () => zoom(factor) } }));
-  return h("div", { class: "long-map" }, h("div", { class: "long-main", role: "application", "aria-label": t("map.long_label", { n: head }) }, canvas),
-    h("div", { class: "long-side" }, h("div", { class: "mini" }, mini, frame), h("div", { class: "zoom" }, buttons)), readout, problem);
+  return h("div", { class: "long-map" }, h("div", { class: "long-main", role: "application", "aria-label": t("map.long_label", { n: head }) }, canvas), readout, problem,
+    h("div", { class: "long-side" }, h("div", { class: "mini" }, mini, frame), h("div", { class: "zoom" }, buttons)));
 }
 
 /** Pan by dragging or arrows, zoom by wheel, two fingers, + and -; a click zooms in, or opens the cell. */

@@ -10,7 +10,7 @@ import { outputPosition } from "explore/session";
 /** Return what the model would say after each stream, by its name; empty where the model has no answer to read. */
 async function readings(state) {
   const { body, pass } = state.loaded;
-  if (!pass.outputs.positions.length) return new Map();
+  if (!pass.outputs.positions.length || pass.whole === false) return new Map();
   // A model without a logit lens says so in the place of its output.
   const lens = await ask("lens", { ...body, position: outputPosition(state) }).catch(() => ({ streams: [] }));
   return new Map(lens.streams.map((stream) => [stream.name, stream.top[0]]));

@@ -8,6 +8,7 @@ import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
 import { chosenToken, tensor } from "explore/session";
 
+const DENSE = 16; // with more words than this, they stand close together
 const MOST = 64; // words of a long text: those with the most weight
 
 /** A token as it stands in a sentence. */
@@ -17,9 +18,9 @@ function bars(store, values, keys, pick) {
   const top = Math.max(...values.map((value) => Math.abs(value)), 1e-12);
   let kept = keys.map((_, i) => i);
   if (keys.length > MOST) kept = kept.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, MOST).sort((a, b) => a - b);
-  return h("ol", { class: "words", data: { row: "words" } }, kept.map((i) => {
+  return h("ol", { class: keys.length > DENSE ? "words dense" : "words", data: { row: "words" } }, kept.map((i) => {
     const value = values[i];
-    const made = h("button", { type: "button", class: value < 0 ? "word minus" : "word", data: { focus: `word-${i}`, key: i, value: number(value) }, style: { "--part": Math.abs(value) / top }, on: { click: () => pick(i) } },
+    const made = h("button", { type: "button", class: value < 0 ? "word minus" : "word", data: { focus: `word-${i}`, key: i, value: number(value) }, title: `${shown(keys[i].text)} ${number(value)}`, style: { "--part": Math.abs(value) / top }, on: { click: () => pick(i) } },
       h("span", { class: "word-bar" }), h("span", { class: "word-text", text: shown(keys[i].text) }), h("span", { class: "number word-weight", text: number(value, 2) }));
     return h("li", {}, made);
   }));
@@ -49,8 +50,8 @@ export function mountRow(root, store) {
   view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.language], async (state) => {
     if (!state.loaded) return [];
     const place = currentPlace(state);
-    if (place.kind !== "attention") return [];
     const { pass } = state.loaded;
+    if (place.kind !== "attention" || pass.whole === false) return [];
     const { layer } = place;
     const head = Math.min(state.head, layer.n_heads - 1);
     const query = chosenToken(state, layer.queries);

@@ -56,8 +56,9 @@ export function mountStory(root, store) {
   view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.position, s.symbol, s.vocabulary, s.language], async (state) => {
     if (!state.loaded) return [];
     const place = currentPlace(state);
-    if (place.kind !== "attention") return [];
     const { pass } = state.loaded;
+    if (place.kind !== "attention") return [];
+    if (pass.whole === false) return [h("p", { class: "soft", text: t("map.maps_only") })];
     const { layer } = place;
     const body = headBody(state, layer);
     const told = await ask("head", body);

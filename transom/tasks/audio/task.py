@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -24,7 +24,7 @@ from transom.tasks.image_classification.task import ImageClassifyCommand, ImageT
 class AudioClassifier(ImageClassifier):
     """Predictor of the classes of sounds."""
 
-    NOUN: ClassVar[str] = "sound"
+    NOUN: ClassVar[Literal["image", "sound"]] = "sound"
 
     @property
     def config(self) -> SpectrogramTransformerConfig:
@@ -65,6 +65,7 @@ class AudioTask(ImageTask):
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = AudioClassifier
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": AudioClassifyCommand}
+    FROM_BOTTOM: ClassVar[bool] = True
 
     @classmethod
     def load(cls, recipe: Any, base: Path) -> Splits[Images]:

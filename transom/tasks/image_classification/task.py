@@ -4,6 +4,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -31,6 +32,7 @@ from transom.decoding.predictors.classifier import ClassPrediction
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.decoding.predictors.long_texts import LongTextPolicy
 from transom.errors import DataError
+from transom.inspection.sample_attention import SamplePicture
 from transom.models.base import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
@@ -90,7 +92,7 @@ class ImageTask:
     """The image classification task.
 
     A subclass for other data that are represented as images, such as spectrograms, overrides ``load``, ``make_loader``, ``to_data_url``,
-    ``PREDICTOR`` and ``COMMANDS``.
+    ``FROM_BOTTOM``, ``PREDICTOR`` and ``COMMANDS``.
 
     Attributes:
         recipe: the resolved recipe, with classes and pixel statistics filled in.
@@ -110,6 +112,8 @@ class ImageTask:
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = ImageClassifier
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImageClassifyCommand}
+    FROM_BOTTOM: ClassVar[bool] = False
+    """Whether the first row of pixels is the lowest of ``to_data_url``."""
 
     @classmethod
     def read(cls, recipe: Any, context: TaskContext) -> Self:
@@ -218,6 +222,11 @@ class ImageTask:
             }
             for i, image, answer in rows
         )
+
+    def sample_picture(self) -> tuple[ImageBatch, SamplePicture]:
+        """Return a batch of the first validation image, and the image for display."""
+        (batch,) = islice(image_batches(self.valid, self.labels, 1), 1)
+        return batch, SamplePicture(self.to_data_url(self.valid.load([0])[0]), self.PREDICTOR.NOUN, self.FROM_BOTTOM)
 
     def classification_metrics(self, model: Network, autocast: torch.autocast) -> ClassificationMetrics:
         """Return the metrics of a model's predictions for all validation images, for the report."""

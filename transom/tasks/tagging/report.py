@@ -8,6 +8,8 @@ from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.files.message import phrase
+from transom.inspection.messages import message
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.run_summary import RunSummary
 from transom.tasks.tagging.entities import OUTSIDE, entities_of, scheme_of
@@ -47,11 +49,23 @@ def report_tagged(
     tags_of_train = list(map(" ".join, splits.train.tags))
     problems = [
         *findings.contradiction_problems(
-            keys["train"], tags_of_train, splits.train.describe_sample, "sentence", "other tags than an earlier equal sentence:"
+            keys["train"],
+            tags_of_train,
+            splits.train.describe_sample,
+            "sentence",
+            phrase("data.other_tags", "other tags than an earlier equal sentence:"),
         ),
         *(
-            f"{name}: {findings.count_noun(n, 'more window')} than sentences, because some sentences exceed the context window of"
-            f" {max_tokens + 1} tokens"
+            phrase(
+                "data.more_windows",
+                {
+                    "one": "{name}: {n} more window than sentences, because some sentences exceed the context window of {most} tokens",
+                    "other": "{name}: {n} more windows than sentences, because some sentences exceed the context window of {most} tokens",
+                },
+                name=findings.split_name(name),
+                n=n,
+                most=str(max_tokens + 1),
+            )
             for name, n in n_cut.items()
             if n
         ),
@@ -80,8 +94,8 @@ def _labels(tags: Sequence[str], plain: bool) -> list[str]:
 def render_tagged_sentences(run: RunSummary) -> list[Element]:
     """Render validation sentences with the tags that the saved weights predict, and with the expected tags of incorrect predictions."""
     shown = [sample for sample in run.samples if "tagged" in sample]
-    note = "Validation sentences with the tags that the saved weights predict. The expected tag follows each incorrect tag."
-    return [node("p", note, class_="soft"), *(node("div", *_render_sentence(sample), class_="sample") for sample in shown)] if shown else []
+    note = node("p", message("samples.tags"), class_="soft")
+    return [note, *(node("div", *_render_sentence(sample), class_="sample") for sample in shown)] if shown else []
 
 
 def _render_sentence(sample: Mapping[str, str]) -> list[Element | str]:
@@ -91,5 +105,5 @@ def _render_sentence(sample: Mapping[str, str]) -> list[Element | str]:
             pieces.append(f"{word} ")
             continue
         pieces += [node("mark", word), " ", node("span", found, class_="soft tag" if found == expected else "tag")]
-        pieces += [" "] if found == expected else [", not ", node("span", expected, class_="tag"), " "]
+        pieces += [" "] if found == expected else [", ", message("samples.not_tag"), " ", node("span", expected, class_="tag"), " "]
     return pieces

@@ -18,6 +18,7 @@ from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.errors import ConfigError, DataError
 from transom.files.limits import MAX_CLASSES
+from transom.inspection.messages import message
 from transom.inspection.pages.page import Section
 from transom.models.base import Network
 from transom.planning.flops import count_flops
@@ -45,7 +46,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
 
     PREDICTOR: ClassVar[type] = Tagger
     COMMANDS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": as_embedder}
-    report_sections: ClassVar[Sequence[Section]] = (Section("tags", "Tags", render_tagged_sentences),)
+    report_sections: ClassVar[Sequence[Section]] = (Section("tags", message("sections.tags"), render_tagged_sentences),)
 
     @classmethod
     def load(cls, recipe: TaggingRecipe, base: Path) -> Splits[TaggedSentences]:

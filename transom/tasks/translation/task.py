@@ -21,6 +21,7 @@ from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.predictors.results import Alignment
 from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
+from transom.files.message import phrase
 from transom.inspection.alignment import align, cross_attention_addresses
 from transom.models.base import Network, Seq2SeqModel
 from transom.planning.flops import count_flops
@@ -141,7 +142,8 @@ def _most_frequent_translation(splits: Mapping[str | None, Splits[Pairs]], n_sen
     if not references:
         return []
     bleu = corpus_scores(answers, references, lowercase=lowercase)["bleu"]
-    return [BaselineMetric("bleu", bleu, "always answering the most frequent translation")]
+    predictor = phrase("baseline.translation", "always answering the most frequent translation")
+    return [BaselineMetric("bleu", bleu, predictor)]
 
 
 def languages_of(data: TranslationDataConfig) -> str | None:
