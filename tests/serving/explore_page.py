@@ -46,6 +46,13 @@ def fragment(state: Mapping[str, Any]) -> str:
     return urlencode({name: json.dumps(value) for name, value in state.items()})
 
 
+def move_to(browser: Browser, state: Mapping[str, Any]) -> None:
+    """Bring the open page to another state."""
+    go = "(fragment) => { history.replaceState(null, '', `#${fragment}`); dispatchEvent(new HashChangeEvent('hashchange')); }"
+    browser.page.evaluate(go, fragment(state))
+    settle(browser)
+
+
 def settle(browser: Browser) -> None:
     """Wait until the page has drawn all that it asked for."""
     browser.page.evaluate(SETTLE)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 import transom
 from tests.browser import Browser
-from tests.serving.explore_page import Canvas, canvases, color_of, is_shown, open_page, pixels, scale_of, settle, texts
-from tests.serving.explore_page import fragment as fragment_of
+from tests.serving.explore_page import Canvas, canvases, color_of, is_shown, move_to, open_page, pixels, scale_of, settle, texts
 from tests.serving.runs import INPUTS, NAMES, TARGET, picture, serve, with_a_changed_weight
 from tests.tiers import every
 from transom.data.batch import translation_batch
@@ -169,13 +168,6 @@ def is_close(text: str, value: float, digits: int = 4) -> bool:
     """Return whether a text is a number at the page's precision, within the rounding of float32 sums in another order."""
     last = 10 ** (math.floor(math.log10(max(abs(value), 1e-9))) + 1 - digits)
     return abs(float(text.replace("−", "-")) - value) <= 0.501 * last + 2e-6 * max(1.0, abs(value))
-
-
-def move_to(browser: Browser, state: Mapping[str, Any]) -> None:
-    """Bring the open page to another state."""
-    go = "(fragment) => { history.replaceState(null, '', `#${fragment}`); dispatchEvent(new HashChangeEvent('hashchange')); }"
-    browser.page.evaluate(go, fragment_of(state))
-    settle(browser)
 
 
 @pytest.mark.parametrize("shown", every(2, ["language", "translator"]), indirect=True)
