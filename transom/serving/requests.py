@@ -15,6 +15,7 @@ MAX_TEXT = 1_000_000
 
 Name = Annotated[str, Field(min_length=1, max_length=300)]
 Index = Annotated[int, Field(ge=0)]
+NamedRequest = Annotated[tuple[str, dict[str, Any]], Field(strict=False)]
 
 
 class InputRequest(Schema):
@@ -100,12 +101,9 @@ class TileRequest(PassRequest):
     column: Index = Field(description="column of the tile")
 
 
-Question = Annotated[tuple[str, dict[str, Any]], Field(strict=False)]
-
-
 class ExportRequest(Schema):
     """Requests whose answers an exported page holds."""
 
-    requests: Annotated[tuple[Question, ...], Field(strict=False, max_length=20_000)] = Field(description="name and body of each request")
+    requests: Annotated[tuple[NamedRequest, ...], Field(strict=False, max_length=20_000)] = Field(description="name and body of each request")
     state: dict[str, Any] = Field(description="state of the page")
     language: Name = Field("en", description="language of the page")
