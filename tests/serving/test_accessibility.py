@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser import Browser, ColorScheme
 from tests.serving.explore_page import move_to, open_page, settle
-from tests.serving.runs import INPUTS, serve
+from tests.serving.runs import INPUTS, TARGET, serve
 from tests.size import ROOT
 from transom.serving.server import ExploreServer
 
@@ -62,7 +62,7 @@ LOOKS: list[tuple[int, ColorScheme, str]] = [(360, "light", "de"), (1440, "dark"
 @pytest.mark.parametrize("look", range(len(LOOKS)), ids=lambda number: " ".join(map(str, LOOKS[number])))
 def test_nothing_serious_is_found_in_any_view(browser: Browser, translator: ExploreServer, axe: str, look: int) -> None:
     width, scheme, language = LOOKS[look]
-    found, shown = list[str](), {"input": {"text": INPUTS["translator"]}}
+    found, shown = list[str](), {"input": {"text": INPUTS["translator"], "target": TARGET}}
     open_page(browser, translator, shown, width=width, scheme=scheme, language=language)
     for view, state in VIEWS.items():
         move_to(browser, shown | state)
