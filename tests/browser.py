@@ -24,6 +24,7 @@ class Browser:
     Attributes:
         page: the page, or None before the first one.
         faults: what the pages did that no page may do: errors in the console, dialogs, and requests to hosts that were not allowed.
+        requests: address of each request.
     """
 
     page: Page
@@ -35,7 +36,7 @@ class Browser:
         options = ["--disable-gpu", "--no-first-run", *sandbox]
         self._browser = self._playwright.chromium.launch(executable_path=program, args=options)
         self._context: BrowserContext | None = None
-        self.faults = list[str]()
+        self.faults, self.requests = list[str](), list[str]()
 
     def close(self) -> None:
         """End the browser."""
@@ -65,7 +66,7 @@ class Browser:
             offline=offline,
             permissions=["clipboard-read", "clipboard-write"],
         )
-        self.page, self.faults = self._context.new_page(), []
+        self.page, self.faults, self.requests = self._context.new_page(), [], []
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.faults.append(f"error of the page: {error}"))
         self.page.on("request", lambda request: self._watch(request, host))
@@ -78,6 +79,7 @@ class Browser:
             self.faults.append(f"console {message.type}: {message.text} ({message.location.get('url', '')})")
 
     def _watch(self, request: Request, host: str | None) -> None:
+        self.requests.append(request.url)
         parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob", "file", "about") and parts.netloc != host:
             self.faults.append(f"request to {request.url}")

@@ -30,6 +30,17 @@ TARGET = "f e d c b a"
 """A translation for the translator."""
 
 
+_CALLS = ("alert(1)", "parent.hits=1", "fetch('//evil.example')")
+_WRAPPERS = (
+    *("<script>{}</script>", "<img/src=x/onerror={}>", "<svg/onload={}>", "<body/onload={}>", "<iframe/src=javascript:{}>", "javascript:{}"),
+    *('"><script>{}</script>', "'><script>{}</script>", "</script><script>{}</script>", "</textarea><script>{}</script>", "--><script>{}</script>"),
+    *("</style><img/src=x/onerror={}>", '"/onfocus={}/autofocus/x="', "<details/open/ontoggle={}>", "${{{}}}", "{{{{constructor.constructor('{}')()}}}}"),
+)
+HOSTILE = [wrapper.format(call) for wrapper in _WRAPPERS for call in _CALLS]
+HOSTILE += ["\u202e<b>evil</b>", "<meta http-equiv=refresh content='0;url=//evil.example'>", "<base href=//evil.example>", "<!--", "]]>&lt;script&gt;"]
+"""Texts that are scripts, markup or templates to a careless page."""
+
+
 class Runs(dict[str, Path]):
     """Runs by name, trained for a few steps when they are asked for."""
 
@@ -56,6 +67,14 @@ class Runs(dict[str, Path]):
         (self.folder / "labeled.tsv").write_text("".join(f"{line}\n" for line in LINES * 30), encoding="utf-8")
         data = [f"data.train.file={self.folder / 'labeled.tsv'}", "tokenizer.vocab_size=280", "model.n_layers=2"]
         transom.train("text-classes", run, [*TEXTS, *data])
+
+    def _train_hostile(self, run: Path) -> None:
+        """Train a classifier whose tokens, classes, samples and folder are scripts."""
+        words = [text for text in HOSTILE if not text.split()[1:]]
+        lines = [f"{word} ship {words[0]}\t{HOSTILE[i % 6]}\n" for i, word in enumerate(words * 3)]
+        (self.folder / "hostile.tsv").write_text("".join(lines), encoding="utf-8")
+        data = [f"data.train.file={self.folder / 'hostile.tsv'}", "tokenizer.kind=whitespace", "tokenizer.lowercase=false"]
+        transom.train("text-classes", run, [*TEXTS, *data, "tokenizer.vocab_size=100", "model.n_layers=2"])
 
     def _train_pictures(self, run: Path) -> None:
         stem = ["model.patch_size=2", "model.stem=none", "model.n_layers=2", "model.pooling=cls"]
