@@ -3,10 +3,10 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Playwright, Request, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
 
@@ -28,30 +28,36 @@ class Browser:
     """
 
     page: Page
+    _drivers: ClassVar[list[Playwright]] = []
+    _open: ClassVar[list["Browser"]] = []
 
-    def __init__(self, program: str) -> None:
-        """Start the browser."""
-        self._playwright = sync_playwright().start()
+    def __init__(self, program: str, languages: str = "en-US,en") -> None:
+        """Start the browser of a reader of some languages; all browsers of a process have one driver."""
+        if not self._drivers:
+            self._drivers.append(sync_playwright().start())
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has no sandbox for root; the pages are our own
-        options = ["--disable-gpu", "--no-first-run", *sandbox]
-        self._browser = self._playwright.chromium.launch(executable_path=program, args=options)
+        options, self._languages = ["--disable-gpu", "--no-first-run", *sandbox], languages
+        self._browser = self._drivers[0].chromium.launch(executable_path=program, args=options)
         self._context: BrowserContext | None = None
+        self._open.append(self)
         self.faults, self.requests = list[str](), list[str]()
 
     def close(self) -> None:
         """End the browser."""
         self._browser.close()
-        self._playwright.stop()
+        self._open.remove(self)
+        if not self._open:
+            self._drivers.pop().stop()
 
     def new_page(
-        self, width: int = 1440, scheme: ColorScheme = "light", language: str = "en", host: str | None = None, offline: bool = False
+        self, width: int = 1440, scheme: ColorScheme = "light", language: str | None = None, host: str | None = None, offline: bool = False
     ) -> Page:
         """Make an empty page in a new context, without anything stored; end the one before.
 
         Args:
             width: of the window in CSS pixels; below 600, those of a phone.
             scheme: color scheme that the reader prefers.
-            language: language that the reader prefers.
+            language: language that the reader prefers; None for those of the browser.
             host: host and port that may be contacted; None for files only.
             offline: whether there is no network.
         """
@@ -60,13 +66,15 @@ class Browser:
         self._context = self._browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,
-            locale=language,
             is_mobile=width < 600,
             has_touch=width < 600,
             offline=offline,
             permissions=["clipboard-read", "clipboard-write"],
         )
         self.page, self.faults, self.requests = self._context.new_page(), [], []
+        agent, languages = self.page.evaluate("navigator.userAgent"), language or self._languages
+        override = {"userAgent": agent, "acceptLanguage": languages}
+        self._context.new_cdp_session(self.page).send("Emulation.setUserAgentOverride", override)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.faults.append(f"error of the page: {error}"))
         self.page.on("request", lambda request: self._watch(request, host))

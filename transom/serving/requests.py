@@ -104,6 +104,8 @@ class TileRequest(PassRequest):
 class ExportRequest(Schema):
     """Requests whose answers an exported page holds."""
 
-    requests: Annotated[tuple[NamedRequest, ...], Field(strict=False, max_length=20_000)] = Field(description="name and body of each request")
+    requests: Annotated[tuple[NamedRequest, ...], Field(strict=False, max_length=20_000)] = Field(
+        description="name and body of each request"
+    )
     state: dict[str, Any] = Field(description="state of the page")
     language: Name = Field("en", description="language of the page")
