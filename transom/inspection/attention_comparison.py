@@ -14,7 +14,7 @@ from transom.config.approximations import ApproximationConfig, LinearAttentionCo
 from transom.config.architecture import TransformerConfig
 from transom.errors import ConfigError
 from transom.files.message import joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.approximations.approximate_attention import build_approximation
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer

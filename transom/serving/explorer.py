@@ -101,8 +101,13 @@ class Explorer:
 
     def warm_up(self) -> None:
         """List the names of all quantities, which takes seconds, before the first request needs them."""
-        for model in self.models:
-            names_of(model.network.config)
+        with self._lock:
+            for model in self.models:
+                names_of(model.network.config)
+
+    def close(self) -> None:
+        """Wait until no model computes; later requests wait for ever, so that the process can end."""
+        self._lock.acquire()
 
     @cached_property
     def _described(self) -> list[Json]:

@@ -47,7 +47,10 @@ function ofRow(state, layer) {
   const head = Math.min(state.head, layer.n_heads - 1);
   const query = chosenToken(state, layer.queries);
   const name = `${layer.address}.weights`;
-  const rows = Array.from({ length: layer.n_heads }, (_, each) => ["tensor", { ...state.loaded.body, name, index: { n_heads: each, query } }]);
+  const rows = Array.from({ length: layer.n_heads }, (_, each) => [
+    "tensor",
+    { ...state.loaded.body, name, index: { n_heads: each, query } },
+  ]);
   const isShown = state.place === layer.address || state.place === null;
   const n = isShown ? Math.min(layer.shape[1], MOST_CALCULATIONS) : 0;
   const cells = Array.from({ length: n }, (_, key) => ["calculation", calculationBody(state, name, { n_heads: head, query, key })]);

@@ -25,13 +25,15 @@ function findPlaces(pass) {
     const { address } = quantity;
     const inBlock = BLOCK.exec(address);
     if (inBlock) addBlock(pass, inBlock[1], Number(inBlock[2]), address, add);
-    else if (/(^|_)embedding\./.test(address)) add({ id: address.split(".")[0], kind: "embedding", prefix: address.split(".")[0], stack: stackOfEmbedding(pass, address) });
+    else if (/(^|_)embedding\./.test(address))
+      add({ id: address.split(".")[0], kind: "embedding", prefix: address.split(".")[0], stack: stackOfEmbedding(pass, address) });
     else {
       const layer = pass.layers.find((each) => address.startsWith(`${each.address}.`));
       if (layer) add({ id: layer.address, kind: "attention", prefix: layer.address, stack: layer.queries, block: layer.block, layer });
     }
   }
-  for (const layer of pass.layers) { // of long texts there are maps only
+  for (const layer of pass.layers) {
+    // of long texts there are maps only
     const prefix = layer.address.slice(0, -layer.part.length - 1);
     add({ id: layer.address, kind: "attention", part: layer.part, stack: layer.stack, block: layer.block, prefix, layer });
   }
@@ -59,7 +61,23 @@ function stackOfEmbedding(pass, address) {
 }
 
 const NORM = ["x", "mean", "mean_square", "variance", "scale", "normalized", "out"];
-const ATTENTION = ["q_proj", "k_proj", "v_proj", "q", "k", "v", "dot_products", "scores", "masked_scores", "logsumexp", "weights", "z", "concat", "head_out", "out"];
+const ATTENTION = [
+  "q_proj",
+  "k_proj",
+  "v_proj",
+  "q",
+  "k",
+  "v",
+  "dot_products",
+  "scores",
+  "masked_scores",
+  "logsumexp",
+  "weights",
+  "z",
+  "concat",
+  "head_out",
+  "out",
+];
 const FEED_FORWARD = ["router", "router_probs", "chosen", "gates", "pre", "gate", "up", "hidden", "out"];
 const EMBEDDING = ["patches", "patch", "token", "cls", "position", "sum", "resid"];
 const DETAILS = /\.(x|mean|mean_square|variance|scale|normalized|q_proj|k_proj|v_proj|dot_products|logsumexp|concat)$/;

@@ -14,8 +14,11 @@ export async function loadPass(state) {
   const other = state.show === "diff" ? passBody(state, 1) : null;
   const [pass] = await Promise.all([ask("pass", body), other && ask("pass", other)]);
   const loaded = { body, other, pass };
-  if (pass.outputs.positions.length) { // asked first, so that the probabilities move first
-    for (const each of Object.values(logitsBodies({ ...state, loaded }))) if (each) ask("logits", each).catch(() => {}); // the panel shows the error
+  if (pass.outputs.positions.length) {
+    // asked first, so that the probabilities move first
+    for (const each of Object.values(logitsBodies({ ...state, loaded }))) {
+      if (each) ask("logits", each).catch(() => {}); // the panel of the answer asks again, and shows the error
+    }
   }
   return loaded;
 }
@@ -72,7 +75,10 @@ export function chosenToken(state, stack) {
   const chosen = state.tokens[stack];
   if (chosen !== undefined && chosen < row.length) return chosen;
   if (stack === outputs.stack && outputs.per_token && outputs.default < row.length) return outputs.default;
-  return Math.max(0, row.findIndex((each) => !each.special));
+  return Math.max(
+    0,
+    row.findIndex((each) => !each.special),
+  );
 }
 
 /** Merge heads that are off into edits, one per layer. */
@@ -83,18 +89,31 @@ export function toggleHead(edits, layer, head) {
   if (!heads.delete(head)) heads.add(head);
   const others = edits.filter((edit) => edit !== found);
   if (!heads.size) return others;
-  const edit = { kind: "ablate-heads", stack: layer.stack, part: layer.part, blocks: [layer.block], heads: [...heads].sort((a, b) => a - b) };
+  const edit = {
+    kind: "ablate-heads",
+    stack: layer.stack,
+    part: layer.part,
+    blocks: [layer.block],
+    heads: [...heads].sort((a, b) => a - b),
+  };
   return [...others, edit];
 }
 
 /** Tell whether an edit switches heads off as this page does. */
 export function isHeadOff(edit) {
-  return edit.kind === "ablate-heads" && (edit.value ?? "zero") === "zero" && !edit.positions && edit.blocks?.length === 1 && Boolean(edit.heads);
+  return (
+    edit.kind === "ablate-heads" && (edit.value ?? "zero") === "zero" && !edit.positions && edit.blocks?.length === 1 && Boolean(edit.heads)
+  );
 }
 
 /** Tell whether a head is switched off. */
 export function headIsOff(edits, layer, head) {
   return edits.some(
-    (edit) => isHeadOff(edit) && edit.stack === layer.stack && edit.part === layer.part && edit.blocks[0] === layer.block && edit.heads.includes(head),
+    (edit) =>
+      isHeadOff(edit) &&
+      edit.stack === layer.stack &&
+      edit.part === layer.part &&
+      edit.blocks[0] === layer.block &&
+      edit.heads.includes(head),
   );
 }
