@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Browser, chromium
-from tests.serving.runs import Runs, serve
+from tests.serving.runs import Runs, picture, serve
+from tests.serving.shown import Shown
 from transom.serving.server import ExploreServer
 
 
@@ -21,6 +22,14 @@ def server(runs: dict[str, Path]) -> Iterator[ExploreServer]:
     """Serve the language model."""
     with serve(runs["language"]) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def shown(request: pytest.FixtureRequest, runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    """Serve one of the runs, and trace it independently."""
+    run = runs[request.param]
+    with serve(run) as server:
+        yield Shown(server, run, picture(tmp_path_factory.mktemp("picture") / "picture.png"))
 
 
 @pytest.fixture(scope="module")

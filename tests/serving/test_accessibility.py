@@ -51,7 +51,10 @@ VIEWS: dict[str, dict[str, Any]] = {
     "heads": {"place": "heads", "sweep": True},
     "output": {"place": "output", "temperature": 1.5, "topK": 3},
     "embedding": {"place": "target_embedding"},
-    "edits": {"place": "decoder.blocks.0.ff", "edits": [{"kind": "ablate-heads", "stack": "decoder", "part": "attn", "blocks": [0], "heads": [1]}]},
+    "edits": {
+        "place": "decoder.blocks.0.ff",
+        "edits": [{"kind": "ablate-heads", "stack": "decoder", "part": "attn", "blocks": [0], "heads": [1]}],
+    },
     "difference": {"place": LAYER, "show": "diff"},
     "tour": {"tour": 0},
     "tour's middle": {"tour": 8},

@@ -36,10 +36,11 @@ ELEMENTS = """() => {
     const allowed = (value) => /^(data:image\\/png;base64,|data:,|blob:|#|[a-z-]+\\.(js|css)$)/.test(value);
     const names = ["IFRAME", "OBJECT", "EMBED", "BASE", "FRAME", "FORM", "LINK", "META", "SCRIPT", "STYLE", "TEMPLATE"];
     const count = Object.fromEntries(names.map((name) => [name, all.filter((each) => each.tagName.toUpperCase() === name).length]));
-    const wrong = all.flatMap((each) => [...each.attributes].filter((attribute) =>
-        attribute.name.startsWith("on") || attribute.name === "style" && /url|expression/i.test(attribute.value)
-        || (source.includes(attribute.name) && !allowed(attribute.value))).map((attribute) => `${each.tagName} ${attribute.name}=${attribute.value}`));
-    return {wrong, count, hits: window.hits ?? null, foreign: all.filter((each) => /^(b|svg|marquee|img)$/i.test(each.tagName) && !each.alt && each.alt !== "").length};
+    const isWrong = ({name, value}) => name.startsWith("on") || (name === "style" && /url|expression/i.test(value))
+        || (source.includes(name) && !allowed(value));
+    const wrong = all.flatMap((each) => [...each.attributes].filter(isWrong).map(({name, value}) => `${each.tagName} ${name}=${value}`));
+    const foreign = all.filter((each) => /^(b|svg|marquee|img)$/i.test(each.tagName) && !each.hasAttribute("alt")).length;
+    return {wrong, count, hits: window.hits ?? null, foreign};
 }"""
 
 
