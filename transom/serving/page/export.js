@@ -3,7 +3,7 @@
 import { ask } from "explore/api";
 import { t } from "explore/messages";
 import { listPlaces, quantitiesOf } from "explore/places";
-import { calculationBody, chosenToken, headBody, outputPosition } from "explore/session";
+import { calculationBody, chosenToken, hasLens, headBody, outputPosition } from "explore/session";
 import { lasting } from "explore/state";
 import { isLong } from "explore/view-heads";
 import { fixedIndex } from "explore/view-vectors";
@@ -35,7 +35,7 @@ export function requestsOf(state) {
       ask("logits", { position: at });
       if (body.edits.length) found.push(["logits", { ...body, edits: [], position: at }]);
     }
-    ask("lens", { position });
+    if (hasLens(pass)) ask("lens", { position });
     if (pass.layers.length && pass.whole !== false) found.push(["sweep", { ...body, position }]);
   }
   if (state.cell) found.push(["calculation", calculationBody(state, state.cell.name, state.cell.index)]);

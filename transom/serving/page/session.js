@@ -8,11 +8,19 @@ export function passBody(state, model = state.show === "B" ? 1 : 0) {
   return { model, input: state.input, edits: state.edits };
 }
 
+const EMBEDDER = "text-embedder"; // gives vectors; its logits are similarities of a batch
+
+function withoutAnswer(pass) {
+  const quantities = pass.quantities.filter((each) => !["logits", "probs", "log_probs"].includes(each.address));
+  return { ...pass, quantities, outputs: { ...pass.outputs, positions: [] } };
+}
+
 /** Ask for the pass of the state: {body, other, pass}; `other` is the second pass of a difference. */
 export async function loadPass(state) {
   const body = passBody(state);
   const other = state.show === "diff" ? passBody(state, 1) : null;
-  const [pass] = await Promise.all([ask("pass", body), other && ask("pass", other)]);
+  const [found] = await Promise.all([ask("pass", body), other && ask("pass", other)]);
+  const pass = state.models.models[body.model].kind === EMBEDDER ? withoutAnswer(found) : found;
   const loaded = { body, other, pass };
   if (pass.outputs.positions.length) {
     // asked first, so that the probabilities move first
@@ -37,6 +45,11 @@ export async function tensor(state, name, index = undefined) {
 export function calculationBody(state, name, index) {
   const body = { ...state.loaded.body, name, index };
   return state.temperature !== 1 && /(^|\.)(log_)?probs$/.test(name) ? { ...body, temperature: state.temperature } : body;
+}
+
+/** Tell whether the residual stream after each block leads to an answer, so that it can be read there. */
+export function hasLens({ whole, outputs, quantities }) {
+  return whole !== false && outputs.positions.length > 0 && quantities.some((each) => each.address.endsWith(".resid_post"));
 }
 
 /** Return the output position in view. */

@@ -258,7 +258,7 @@ export const STEPS = [
     go: () => ({}),
     target: () => "#answer",
     values: answerValues,
-    message: (pass) => (pass.outputs.per_token ? "decoding" : "decision"),
+    message: (pass) => (pass.outputs.stack === "decoder" ? "decoding" : "decision"),
   },
 ];
 

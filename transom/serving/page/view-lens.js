@@ -5,7 +5,7 @@ import { h, view } from "explore/dom";
 import { number, shown } from "explore/format";
 import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
-import { outputPosition } from "explore/session";
+import { hasLens, outputPosition } from "explore/session";
 
 const SHOWN = 3;
 
@@ -15,13 +15,7 @@ export function mountLens(root, store) {
     store,
     (s) => [s.loaded, s.place, s.position, s.vocabulary, s.language],
     async (state) => {
-      if (
-        !state.loaded ||
-        currentPlace(state).kind !== "output" ||
-        !state.loaded.pass.outputs.positions.length ||
-        state.loaded.pass.whole === false
-      )
-        return [];
+      if (!state.loaded || currentPlace(state).kind !== "output" || !hasLens(state.loaded.pass)) return [];
       const lens = await ask("lens", { ...state.loaded.body, position: outputPosition(state) });
       const name = (symbol) => shown(state.vocabulary?.[symbol] ?? String(symbol));
       const stream = (each) =>

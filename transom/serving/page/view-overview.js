@@ -5,12 +5,12 @@ import { button, h, view } from "explore/dom";
 import { number, short, shown } from "explore/format";
 import { t } from "explore/messages";
 import { currentPlace, listPlaces } from "explore/places";
-import { outputPosition } from "explore/session";
+import { hasLens, outputPosition } from "explore/session";
 
 /** Return what the model would say after each stream, by its name; empty where the model has no answer to read. */
 async function readings(state) {
   const { body, pass } = state.loaded;
-  if (!pass.outputs.positions.length || pass.whole === false) return new Map();
+  if (!hasLens(pass)) return new Map();
   // A model without a logit lens says so in the place of its output.
   const lens = await ask("lens", { ...body, position: outputPosition(state) }).catch(() => ({ streams: [] }));
   return new Map(lens.streams.map((stream) => [stream.name, stream.top[0]]));
@@ -87,8 +87,8 @@ export function mountOverview(root, store) {
           ),
           blocks(store, state, here, own, said),
           own
-            .filter((each) => each.kind === "attention" && (each.block ?? null) === null)
-            .map((place) => h("li", { class: "block" }, item(store, here, place, t("overview.attn")))),
+            .filter((each) => each.kind === "layer" && (each.block ?? null) === null)
+            .map((place) => h("li", { class: "block" }, item(store, here, place, place.id))),
         );
       });
       const output = places.find((each) => each.kind === "output");

@@ -16,7 +16,7 @@ export function placeName(pass, place) {
   const stack = place.stack && Object.keys(pass.tokens).length > 1 && place.kind !== "output" ? t(`overview.${place.stack}`) : null;
   const block = place.block === null || place.block === undefined ? null : t("overview.block", { n: place.block });
   const where = [stack, block].filter(Boolean).join(", ");
-  const what = t(`overview.${place.part ?? place.kind}`);
+  const what = place.kind === "layer" && !block ? place.id : t(`overview.${place.part ?? place.kind}`);
   return where ? `${where}: ${what}` : what;
 }
 

@@ -98,7 +98,11 @@ export function mountStory(root, store) {
         looks(pass, layer, body.query, told),
         off
           ? h("p", { text: t("story.off") })
-          : [promotes(state, told), effect(state, told), told.note && h("p", { class: "soft", text: told.note })],
+          : pass.outputs.positions.length > 0 && [
+              promotes(state, told),
+              effect(state, told),
+              told.note && h("p", { class: "soft", text: told.note }),
+            ],
         pass.outputs.positions.length > 1 && where,
         flip,
       ];
