@@ -76,7 +76,7 @@ ENGLISH_ONLY = "calculation.html"
 
 NAMES = re.findall(
     r"\w+",
-    "EOS MASK torch cpu fp digits without fold synthesized sounds train valid test tone rising falling noise vowel window size"
+    "EOS SOS MASK torch cpu fp digits without fold synthesized sounds train valid test tone rising falling noise vowel window size"
     " linear elu relu performer features exact fused explicit",
 )
 """Names that are the same in all languages: special tokens, built-in data and classes, methods of attention, fields of recipes."""
