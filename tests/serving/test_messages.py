@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import transom.serving
-from transom.inspection.messages import ENGLISH, LANGUAGES, table, templates
+from transom.inspection.messages.tables import ENGLISH, LANGUAGES, table, templates
 from transom.inspection.names import QUANTITIES
 
 PAGE = Path(transom.serving.__file__).parent / "page"
