@@ -68,6 +68,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_kernel_registry.py::test_packed_products_are_as_near_as_the_table_says": "needs a CPU with bfloat16",
     "tests/kernels/test_flex.py::test_the_compiled_kernel_equals_the_reference": "needs a GPU",
     "tests/docs/test_executed_files.py::test_a_step_and_a_translation_enter_the_files_that_the_page_lists": _COMPILED,
+    "tests/benchmarks/test_explore.py": _BROWSER,
     "tests/inspection/pages/test_report_pages.py": _BROWSER,
     "tests/serving/conftest.py": _BROWSER,
     "tests/serving/test_accessibility.py": f"{_BROWSER}, and axe-core, which .ci/run installs",
