@@ -77,6 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = f"transom/{__version__}", ""
     timeout = TIMEOUT
+    disable_nagle_algorithm = True  # a body follows its headers at once; else it waits some 40 ms for their acknowledgement
 
     def do_GET(self) -> None:
         """Send a file of the page."""
