@@ -30,8 +30,8 @@ TEXT = "the cat sees the dog and the dog sees the cat\n"
 LAYER = "decoder.blocks.5.attn"
 
 PAINT = """() => new Promise((done) => {
-    const told = (list) => { const entry = list.getEntriesByName("first-contentful-paint")[0]; if (entry) done(entry.startTime); };
-    new PerformanceObserver(told).observe({ type: "paint", buffered: true });
+    const look = (list) => list.getEntriesByName("first-contentful-paint").forEach((entry) => done(entry.startTime));
+    new PerformanceObserver(look).observe({ type: "paint", buffered: true });
 })"""
 
 EDIT = """async (head) => {
@@ -68,7 +68,9 @@ def train(folder: Path, quick: bool) -> Path:
     n_tokens = 1024 if quick else 2**15
     (folder / "text.txt").write_text(TEXT * (3 * n_tokens // len(TEXT)), encoding="utf-8")
     data = [f"data.root={folder}", "data.train.files=text.txt", "data.valid.files=text.txt", "data.valid.start=0.5", "data.valid.end=0.9"]
-    width = ["model.d_model=32", "model.n_heads=4", "model.d_ff=32"] if quick else ["model.d_model=256", "model.n_heads=8", "model.d_ff=1024"]
+    width = (
+        ["model.d_model=32", "model.n_heads=4", "model.d_ff=32"] if quick else ["model.d_model=256", "model.n_heads=8", "model.d_ff=1024"]
+    )
     model = ["model.n_layers=6", f"model.max_seq_len={n_tokens}", "model.position=rotary"]
     steps = ["training.max_steps=1", "training.validate_every=1", "training.checkpoint_every=1", "training.precision=fp32"]
     transom.train("shakespeare-char", folder / "run", [*data, *width, *model, *steps, "tokenizer.vocab_size=60"])

@@ -14,7 +14,6 @@ from transom.config.schema import Schema
 from transom.errors import ConfigError
 from transom.inspection.edits.scope import edits as edit_scope
 from transom.inspection.trace import names_of
-from transom.inspection.trace import names_of
 from transom.serving.answers import (
     Json,
     answer_calculation,
