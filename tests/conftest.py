@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -31,6 +31,7 @@ SECONDS = {
     "models": 120,
     "parallel": 40,
     "planning": 40,
+    "serving": 25,
     "tasks": 60,
     "training": 150,
 }
@@ -43,6 +44,7 @@ LAST = pytest.StashKey[float]()
 """Processor time of this process and its children at the last report."""
 
 _COMPILED = "needs a C++ compiler, and a processor with AVX-512"
+_BROWSER = "needs Chromium"
 ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_native_decoder.py::test_steps_are_near_the_models": _COMPILED,
     "tests/kernels/test_native_decoder.py::test_steps_of_a_language_model_are_near_its_own": _COMPILED,
@@ -66,11 +68,17 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_kernel_registry.py::test_packed_products_are_as_near_as_the_table_says": "needs a CPU with bfloat16",
     "tests/kernels/test_flex.py::test_the_compiled_kernel_equals_the_reference": "needs a GPU",
     "tests/docs/test_executed_files.py::test_a_step_and_a_translation_enter_the_files_that_the_page_lists": _COMPILED,
-    "tests/inspection/pages/test_report_pages.py::test_pages_of_a_run_fit": "needs Chromium",
-    "tests/inspection/pages/test_report_pages.py::test_a_report_with_hostile_text_fits": "needs Chromium",
-    "tests/inspection/pages/test_report_pages.py::test_a_faulty_page_is_seen": "needs Chromium",
+    "tests/benchmarks/test_explore.py": _BROWSER,
+    "tests/inspection/pages/test_report_pages.py": _BROWSER,
+    "tests/serving/conftest.py": _BROWSER,
+    "tests/serving/test_accessibility.py": f"{_BROWSER}, and axe-core, which .ci/run installs",
+    "tests/serving/test_cells.py": _BROWSER,
+    "tests/serving/test_export.py": _BROWSER,
+    "tests/serving/test_hostile_text.py": _BROWSER,
+    "tests/serving/test_keyboard.py": _BROWSER,
+    "tests/serving/test_page.py": _BROWSER,
 }
-"""Each test that may skip (its node id without parameters), and why. A skip elsewhere fails the session."""
+"""Each test that may skip (its node id without parameters, or its file), and why. A skip elsewhere fails the session."""
 
 BY_REFERENCE = os.environ.get("TRANSOM_KERNELS") == "reference"
 """Whether the session runs without kernels; tests marked ``kernels`` skip then, and only then may they."""
@@ -133,12 +141,14 @@ class Watch:
         self.first_tier = first_tier
         self.spent: dict[str, float] = defaultdict(float)
         self.skipped: set[str] = set()
+        self.reasons: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up set-up, call and tear-down."""
         self.spent[room_of(report.nodeid.split("::")[0])] += sum(seconds for name, seconds in report.user_properties if name == "processor")
         if report.skipped and not (BY_REFERENCE and _KERNELS_ARE_OUT in str(report.longrepr)):
             self.skipped.add(report.nodeid.split("[")[0])
+            self.reasons[str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)] += 1
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """See files that skip as a whole."""
@@ -153,7 +163,9 @@ class Watch:
             if self.first_tier and seconds > SECONDS.get(room, REST)
         ]
         skips = [
-            f"{name} was skipped and is not in ALLOWED_SKIPS (tests/conftest.py)" for name in sorted(self.skipped - set(ALLOWED_SKIPS))
+            f"{name} was skipped and is not in ALLOWED_SKIPS (tests/conftest.py)"
+            for name in sorted(self.skipped)
+            if not {name, name.partition("::")[0]} & set(ALLOWED_SKIPS)
         ]
         return slow + skips
 
@@ -167,5 +179,7 @@ class Watch:
         """Print the faults and the time of each package."""
         packages = ", ".join(f"{package} {seconds:.0f}" for package, seconds in sorted(self.spent.items(), key=lambda item: -item[1]))
         terminalreporter.write_line(f"processor seconds per package: {packages}")
+        for reason, n in self.reasons.items():
+            terminalreporter.write_line(f"{n} tests did not run. {reason}")
         for fault in self.faults():
             terminalreporter.write_line(f"FAILED {fault}", red=True)

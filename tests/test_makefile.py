@@ -67,12 +67,12 @@ def test_help_tells_of_every_target() -> None:
     assert all(f"make {target} " in page for target in TARGETS)
 
 
-@pytest.mark.parametrize("lacking", ["", "venv", "c++", "chromium"])
+@pytest.mark.parametrize("lacking", ["", "venv", "c++", "chromium", "npm"])
 def test_ci_installs_what_is_lacking_and_calls_make_ci(lacking: str, tmp_path: Path) -> None:
     """Every program that .ci/run calls is one that tells of the call."""
-    for name in {"make", "c++", "python3", "apt-get", "id", "chromium"} - {lacking}:
+    for name in {"make", "c++", "python3", "apt-get", "id", "chromium", "npm"} - {lacking}:
         refuses = "case $2 in *ensurepip*) exit 1;; esac; exit 0" if name == "python3" and lacking == "venv" else "exit 0"
-        tells = f'echo "{name} $*"' if name in ("make", "apt-get") else "echo 0" if name == "id" else refuses
+        tells = f'echo "{name} $*"' if name in ("make", "apt-get", "npm") else "echo 0" if name == "id" else refuses
         (tmp_path / name).write_text(f"#!/bin/sh\n{tells}\n")
         (tmp_path / name).chmod(0o755)
     for needed in ("bash", "sh", "dirname", "basename"):
@@ -80,9 +80,13 @@ def test_ci_installs_what_is_lacking_and_calls_make_ci(lacking: str, tmp_path: P
     done = subprocess.run(
         [tmp_path / "bash", ROOT / ".ci" / "run"], env={"PATH": str(tmp_path)}, check=True, capture_output=True, text=True
     )
-    package = {"": None, "venv": "python3-venv", "c++": "g++", "chromium": "--no-install-recommends chromium"}[lacking]
+    package = {"": None, "npm": None, "venv": "python3-venv", "c++": "g++", "chromium": "--no-install-recommends chromium"}[lacking]
     installs = [] if package is None else ["apt-get update -qq", f"apt-get install -y -qq {package}"]
-    assert done.stdout.splitlines() == [*installs, "make ci"]
+    scan = [line for line in done.stdout.splitlines() if line.startswith("npm ")]
+    assert len(scan) == (lacking != "npm") and all(
+        re.search(r"--ignore-scripts --prefix build/npm axe-core@[\d.]+$", line) for line in scan
+    )
+    assert done.stdout.splitlines() == [*installs, *scan, "make ci"]
 
 
 @pytest.mark.long

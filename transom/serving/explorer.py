@@ -117,7 +117,13 @@ class Explorer:
             for sample in described["samples"]:
                 if "input" not in sample:  # pictures become uploaded files
                     sample["input"] = {"file": self._store(sample["thumbnail"].partition(",")[2])}
-        return {"version": __version__, "models": self._described}
+        return {"version": __version__, "models": self._described, "comparable": self._comparable}
+
+    @cached_property
+    def _comparable(self) -> bool:
+        """Whether two models have the same quantities and symbols, so that their difference can be shown."""
+        named = [([(each.address, each.shape) for each in names_of(model.network.config)], model.symbols()) for model in self.models]
+        return len(named) == 2 and named[0] == named[1]
 
     def _store(self, data: str) -> str:
         """Store a file in base64; return its identifier."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inspection.pages.browser import Browser, ColorScheme, chromium
+from tests.browser import Browser, ColorScheme, chromium
 from tests.inspection.pages.page_kinds import KINDS
 from tests.inspection.pages.page_words import Words
 from transom.files.message import render
@@ -22,26 +22,26 @@ SCHEMES: tuple[ColorScheme, ...] = ("light", "dark")
 LAYOUT = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 
 
-def started(folder: Path, language: str) -> Iterator[Browser]:
-    """Start the browser of a user who reads a language."""
+def started(languages: str) -> Iterator[Browser]:
+    """Start the browser of a user who reads some languages."""
     program = chromium()
     if program is None:
         pytest.skip("needs Chromium")
-    found = Browser(program, folder, language)
+    found = Browser(program, languages)
     yield found
     found.close()
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
     """Start a browser."""
-    yield from started(tmp_path_factory.mktemp("profile"), "en-US,en")
+    yield from started("en-US,en")
 
 
 @pytest.fixture(scope="module")
-def german_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def german_browser() -> Iterator[Browser]:
     """Start the browser of a user who reads Dutch, which no table has, and German."""
-    yield from started(tmp_path_factory.mktemp("profile"), "nl,de-AT,en")
+    yield from started("nl,de-AT,en")
 
 
 def faults(browser: Browser, page: Path, schemes: tuple[ColorScheme, ...] = SCHEMES) -> list[str]:

@@ -1,0 +1,142 @@
+"""Measure the page of ``transom explore`` in headless Chromium: first paint, an edit, tiles of a long map, bytes of JavaScript.
+
+    python -m benchmarks.explore [--quick] [--out FILE]
+
+The model is a decoder of 6 blocks, trained for a few steps on made-up text, which does not change the times. The aims are those of the
+page: first paint within 1 s, an edit within 200 ms, a tile of a map of 32k tokens within 50 ms, 200 KB of JavaScript.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import transom
+from benchmarks.measure import describe_environment
+from tests.browser import Browser, chromium
+from tests.serving.explore_page import open_page
+from tests.serving.runs import serve
+from transom.planning.hardware import measure_peak
+from transom.planning.precision import choose_threads
+from transom.serving.server import PAGE, ExploreServer
+
+TEXT = "the cat sees the dog and the dog sees the cat\n"
+LAYER = "decoder.blocks.5.attn"
+
+PAINT = """() => new Promise((done) => {
+    const look = (list) => list.getEntriesByName("first-contentful-paint").forEach((entry) => done(entry.startTime));
+    new PerformanceObserver(look).observe({ type: "paint", buffered: true });
+})"""
+
+EDIT = """async (head) => {
+    const drawn = () => !document.querySelector("[aria-busy], body.busy") && document.querySelectorAll(".edits li").length === 1;
+    const frame = () => new Promise((done) => requestAnimationFrame(done));
+    const start = performance.now();
+    document.querySelector(`[data-switch="${head[0]}"][data-head="${head[1]}"]`).click();
+    await frame();
+    while (!drawn() || !document.querySelector(".probability .old")) await frame();
+    const seconds = performance.now() - start;
+    document.querySelector("[data-action=all-back]").click();
+    await frame();
+    while (document.querySelector("[aria-busy], body.busy, .edits li, .probability .old")) await frame();
+    return seconds;
+}"""
+
+TILE = """async (body) => {
+    const start = performance.now();
+    const reply = await fetch("api/tile", { method: "POST", body: JSON.stringify(body) });
+    const { shape } = await reply.json();
+    if (!shape) throw new Error("no tile");
+    return performance.now() - start;
+}"""
+
+
+def quartiles(times: list[float]) -> dict[str, Any]:
+    """Return median, quartiles and largest of some milliseconds."""
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return {"median": round(median, 1), "low": round(low, 1), "high": round(high, 1), "max": round(max(times), 1), "n": len(times)}
+
+
+def train(folder: Path, quick: bool) -> Path:
+    """Train a decoder of 6 blocks for a few steps; its context holds the long text."""
+    n_tokens = 1024 if quick else 2**15
+    (folder / "text.txt").write_text(TEXT * (3 * n_tokens // len(TEXT)), encoding="utf-8")
+    data = [f"data.root={folder}", "data.train.files=text.txt", "data.valid.files=text.txt", "data.valid.start=0.5", "data.valid.end=0.9"]
+    width = (
+        ["model.d_model=32", "model.n_heads=4", "model.d_ff=32"] if quick else ["model.d_model=256", "model.n_heads=8", "model.d_ff=1024"]
+    )
+    model = ["model.n_layers=6", f"model.max_seq_len={n_tokens}", "model.position=rotary"]
+    steps = ["training.max_steps=1", "training.validate_every=1", "training.checkpoint_every=1", "training.precision=fp32"]
+    transom.train("shakespeare-char", folder / "run", [*data, *width, *model, *steps, "tokenizer.vocab_size=60"])
+    return folder / "run"
+
+
+def first_paint(browser: Browser, server: ExploreServer, n: int) -> list[float]:
+    """Return the milliseconds from the navigation to the first paint of content, each time without a cache."""
+    times = []
+    for _ in range(n):
+        open_page(browser, server, {"input": {"text": TEXT.strip()}})
+        times.append(float(browser.page.evaluate(PAINT)))
+    return times
+
+
+def edits(browser: Browser, server: ExploreServer, n: int, n_heads: int) -> list[float]:
+    """Return the milliseconds from a click on a head's switch to all pictures and probabilities with the head off."""
+    open_page(browser, server, {"input": {"text": TEXT.strip()}, "place": LAYER})
+    return [float(browser.page.evaluate(EDIT, [LAYER, number % n_heads])) for number in range(n)]
+
+
+def tiles(browser: Browser, server: ExploreServer, n: int, n_tokens: int) -> dict[str, Any]:
+    """Return the milliseconds of the first tile of a long map, and of tiles at random places of random levels."""
+    text = (TEXT * (n_tokens // len(TEXT) + 1))[: n_tokens - 1]
+    body = {"model": 0, "input": {"text": text}, "edits": [], "attention": LAYER, "head": 1}
+    open_page(browser, server, {"input": {"text": TEXT.strip()}})
+    first = float(browser.page.evaluate(TILE, {**body, "level": 0, "row": 0, "column": 0}))
+    draw, times, size = random.Random(1), list[float](), 128
+    for _ in range(n):
+        level = draw.randrange(max(n_tokens // size, 1).bit_length())
+        n_tiles = max(n_tokens // (size * 2**level), 1)
+        place = {"level": level, "row": draw.randrange(n_tiles), "column": draw.randrange(n_tiles)}
+        times.append(float(browser.page.evaluate(TILE, body | place)))
+    return {"tokens": n_tokens, "first_with_the_pass": round(first, 1), **quartiles(times)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure all, print the results as JSON, and write them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.explore", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=30, help="repetitions of each")
+    parser.add_argument("--quick", action="store_true", help="check that everything runs, with a tiny model and meaningless figures")
+    parser.add_argument("--out", type=Path, help="JSON file to write the results to")
+    args = parser.parse_args(arguments)
+    program = chromium()
+    if program is None:
+        sys.exit("error: expected an installed Chromium, found none; install your distribution's chromium")
+    threads = choose_threads().count
+    torch.set_num_threads(threads)
+    command = " ".join(["python -m benchmarks.explore", *(arguments or sys.argv[1:])])
+    result: dict[str, Any] = {"facts": describe_environment(command, threads, measure_peak())}
+    with TemporaryDirectory() as folder, serve(train(Path(folder), args.quick)) as server:
+        browser = Browser(program)
+        try:
+            result["first_paint_ms"] = quartiles(first_paint(browser, server, args.rounds))
+            result["edit_to_picture_ms"] = quartiles(edits(browser, server, args.rounds, 4 if args.quick else 8))
+            result["tile_ms"] = tiles(browser, server, args.rounds, 1024 if args.quick else 2**15)
+        finally:
+            browser.close()
+    result["javascript_bytes"] = sum(len(each.read_bytes()) for each in PAGE.iterdir() if each.name.endswith(".js"))
+    print(json.dumps(result, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The answers of the server equal independent computations, for four kinds of models."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import transom
+from tests.serving.runs import NAMES, serve
+from tests.serving.test_cells import Shown, part_of
+from transom.inspection.edits.schemas import AblateHeads
+from transom.serving.explorer import request_key
+from transom.serving.server import PAGE
+
+every_run = pytest.mark.parametrize("shown", NAMES, indirect=True)
+
+
+def ask(shown: Shown, kind: str, /, **fields: Any) -> dict[str, Any]:
+    """Ask about the pass of a served run; the answer is JSON."""
+    answer = shown.server.explorer.answer(kind, {"input": shown.input, **fields})
+    return json.loads(json.dumps(answer, allow_nan=False))
+
+
+def array(answer: dict[str, Any]) -> Tensor:
+    """Return the tensor of an answer."""
+    return torch.frombuffer(bytearray(base64.b64decode(answer["data"])), dtype=torch.float32).reshape(answer["shape"])
+
+
+def flat(logits: Tensor) -> Tensor:
+    """Return the logits of the row, (positions, symbols)."""
+    return logits[0] if logits.ndim == 3 else logits
+
+
+@every_run
+def test_models_and_vocabulary(shown: Shown) -> None:
+    answer = json.loads(json.dumps(shown.server.explorer.answer("models", {})))
+    (model,) = answer["models"]
+    config = shown.run.model.config
+    assert answer["version"] == transom.__version__ and answer["comparable"] is False
+    assert (model["d_model"], model["n_heads"], model["kind"]) == (config.d_model, config.n_heads, config.kind)
+    assert model["n_parameters"] == sum(x.numel() for x in load_file(Path(model["folder"]) / "model.safetensors").values())
+    assert {each["name"]: each["n_blocks"] for each in model["stacks"]} == {
+        name: 2 for name in ("encoder", "decoder") if f"{name}.blocks.0.resid_pre" in shown.trace.quantities
+    }
+    assert 1 <= len(model["samples"]) <= 12
+    for sample in model["samples"]:
+        assert shown.server.explorer.answer("pass", {"input": sample["input"]})["tokens"], "a sample can be looked at"
+    symbols = shown.server.explorer.answer("vocabulary", {})["symbols"]
+    tokenizer = shown.run.tokenizers.target if hasattr(shown.run, "tokenizers") else getattr(shown.run, "tokenizer", None)
+    classes = getattr(config, "classes", None)
+    assert symbols == (list(classes) if classes else tokenizer.symbols(list(range(flat(shown.logits).shape[1]))))
+
+
+@every_run
+def test_a_pass_lists_tokens_layers_and_quantities(shown: Shown) -> None:
+    answer, config = ask(shown, "pass"), shown.run.model.config
+    for stack, tokens in answer["tokens"].items():
+        side = "source" if stack == "encoder" else "decoder_input"
+        if answer["grid"] is None:
+            ids = getattr(shown.batch, side).tokens[0].tolist()
+            assert [each["id"] for each in tokens] == ids and [each["position"] for each in tokens] == list(range(len(ids)))
+            assert [each["text"] for each in tokens] == shown.trace.tokens["source" if stack == "encoder" else "target"]
+        else:
+            assert len(tokens) == config.n_positions == answer["grid"] ** 2 + answer["n_class_tokens"]
+    for layer in answer["layers"]:
+        weights = shown.trace[f"{layer['address']}.weights"]
+        assert (layer["n_heads"], layer["shape"]) == (weights.shape[1], list(weights.shape[2:]))
+        assert layer["exact"] and layer["certificate"]["ratio"] <= 1
+        assert layer["keys"] == ("encoder" if layer["part"] == "cross" else layer["queries"])
+    assert len(answer["layers"]) == sum(name.endswith(".weights") for name in shown.trace.quantities)
+    for each in answer["quantities"]:
+        x = part_of(shown.trace, each["address"])
+        assert len(each["axes"]) == x.ndim == len(each["shape"])
+        assert all(size in (None, n) for size, n in zip(each["shape"], x.shape, strict=True)), each
+        assert each["formula"]
+    assert answer["outputs"]["positions"] == list(range(len(flat(shown.logits)))) and answer["whole"] and answer["fired"] == []
+
+
+@every_run
+def test_every_tensor_is_that_of_the_trace(shown: Shown) -> None:
+    """Whole, and at a fixed index of its first axis."""
+    for name in shown.trace.quantities:
+        x = part_of(shown.trace, name).float()
+        answer = ask(shown, "tensor", name=name)
+        assert torch.equal(array(answer), x), name
+        finite = x[x.isfinite()]
+        assert (answer["min"], answer["max"], answer["finite"]) == (finite.min(), finite.max(), len(finite) == x.numel())
+        if x.ndim:
+            index = {answer["axes"][0]: x.shape[0] - 1}
+            part = ask(shown, "tensor", name=name, index=index)
+            assert torch.equal(array(part), x[-1]) and part["axes"] == answer["axes"][1:]
+
+
+def head_off(layer: str, head: int) -> dict[str, Any]:
+    """Return the edit that switches a head off."""
+    stack, _, block, part = layer.split(".")
+    return {"kind": "ablate-heads", "stack": stack, "part": part, "blocks": [int(block)], "heads": [head]}
+
+
+@every_run
+def test_logits_with_and_without_a_head(shown: Shown) -> None:
+    """Switched off by hand: its columns of W_O are zero."""
+    edit = head_off(shown.layer, 1)
+    projection = shown.run.model.get_submodule(shown.layer).o
+    width = projection.weight.shape[1] // 4
+    saved = projection.weight.detach().clone()
+    with torch.no_grad():
+        projection.weight[:, width : 2 * width] = 0
+        expected = flat(transom.trace(shown.run, shown.batch, ["logits"])[0])
+        projection.weight.copy_(saved)
+    for position in {0, len(expected) - 1}:
+        assert torch.equal(array(ask(shown, "logits", position=position)), flat(shown.logits)[position])
+        found = array(ask(shown, "logits", position=position, edits=[edit]))
+        torch.testing.assert_close(found, expected[position], rtol=1e-5, atol=1e-6)
+        assert not torch.equal(found, flat(shown.logits)[position])
+
+
+@every_run
+def test_what_a_head_does(shown: Shown) -> None:
+    position, query = len(flat(shown.logits)) - 1, 2
+    answer = ask(shown, "head", attention=shown.layer, head=1, query=query, position=position)
+    weights = part_of(shown.trace, f"{shown.layer}.weights", {"n_heads": 1, "query": query}).double()
+    order = weights.argsort(descending=True)
+    assert [each["weight"] for each in answer["keys"]] == pytest.approx(weights[order[:12]].tolist())
+    assert all(weights[each["position"]].item() == pytest.approx(each["weight"]) for each in answer["keys"])
+    seen = weights[weights > 0]
+    assert answer["entropy"] == pytest.approx(float(-(seen * seen.log()).sum()), rel=1e-6)
+    before, after = (
+        array(ask(shown, "logits", position=position, edits=edits)).double().softmax(-1) for edits in ([], [head_off(shown.layer, 1)])
+    )
+    symbol = int(before.argmax())
+    assert (answer["symbol"], answer["p"]) == (symbol, pytest.approx(before[symbol].item(), rel=1e-5))
+    assert answer["p_without"] == pytest.approx(after[symbol].item(), rel=1e-5)
+    change = before - after
+    for kind, sign in (("promoted", 1), ("suppressed", -1)):
+        found = [(each["p"] - each["p_without"]) * sign for each in answer[kind]]
+        expected = sorted((sign * change)[sign * change > 0].tolist(), reverse=True)[:5]
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-7)
+        assert all(
+            change[each["symbol"]].item() * sign == pytest.approx(value, abs=1e-7) for each, value in zip(answer[kind], found, strict=True)
+        )
+
+
+@every_run
+def test_the_sweep_switches_off_each_head_alone(shown: Shown) -> None:
+    position = len(flat(shown.logits)) - 1
+    answer = ask(shown, "sweep", position=position)
+    log_p = array(ask(shown, "logits", position=position)).double().log_softmax(-1)
+    symbol = int(log_p.argmax())
+    assert (answer["symbol"], answer["log_p"]) == (symbol, pytest.approx(log_p[symbol].item(), rel=1e-6))
+    layers = [name.removesuffix(".weights") for name in shown.trace.quantities if name.endswith(".weights")]
+    assert {(f"{each['stack']}.blocks.{each['block']}.{each['part']}", each["head"]) for each in answer["heads"]} == {
+        (layer, head) for layer in layers for head in range(4)
+    }
+    for each in answer["heads"][::5]:
+        edit = head_off(f"{each['stack']}.blocks.{each['block']}.{each['part']}", each["head"])
+        without = array(ask(shown, "logits", position=position, edits=[edit])).double().log_softmax(-1)[symbol]
+        assert each["difference"] == pytest.approx((without - log_p[symbol]).item(), abs=1e-5)
+    assert AblateHeads.model_validate(edit)
+
+
+@every_run
+def test_tiles_of_every_level_are_sums(shown: Shown) -> None:
+    weights = part_of(shown.trace, f"{shown.layer}.weights", {"n_heads": 1})
+    for level in (0, 1, 3):
+        answer = ask(shown, "tile", attention=shown.layer, head=1, level=level, row=0, column=0)
+        stride = 2**level
+        rows = weights[::stride]
+        sums = torch.stack([rows[:, start : start + stride].sum(1) for start in range(0, weights.shape[1], stride)], 1)
+        torch.testing.assert_close(array(answer), sums, rtol=1e-6, atol=1e-7)
+        assert answer["queries"] == list(range(0, weights.shape[0], stride)) and answer["stride"] == stride
+
+
+@every_run
+def test_calculations_give_their_cell(shown: Shown) -> None:
+    """The value is that of the trace, and the last step in focus prints it; lines of Python and of the command name the quantity."""
+    index = {"n_heads": 1, "query": 2, "key": 1}
+    name = f"{shown.layer}.weights"
+    answer = ask(shown, "calculation", name=name, index=index)
+    value = part_of(shown.trace, name, index).item()
+    assert answer["value"] == value
+    focus = [step for section in answer["sections"] if section["focus"] for step in section["steps"] if step.get("focus")]
+    assert focus and float(focus[-1]["result"].replace("−", "-")) == pytest.approx(value, rel=1e-3)
+    assert name in answer["python"] and answer["command"].startswith("transom explain ")
+
+
+def test_exported_answers_are_the_answers(runs: dict[str, Path]) -> None:
+    """Keyed by the name and canonical JSON of the request, beside every module and message of the page."""
+    with serve(runs["language"]) as server:
+        body = {"input": {"text": 'the "cat" <b>'}, "position": 0}
+        html = server.explorer.answer("export", {"requests": [["logits", body]], "state": {"head": 1}})["html"]
+        assert request_key("logits", body) == 'logits {"input":{"text":"the \\"cat\\" <b>"},"position":0}'
+        for file in PAGE.iterdir():
+            if file.name.endswith(".js"):
+                assert base64.b64encode(file.read_bytes()).decode() in html
+        kept = json.loads(html.partition('id="answers">')[2].partition("</script>")[0])
+        assert kept == {request_key("logits", body): json.loads(json.dumps(server.explorer.answer("logits", body)))}

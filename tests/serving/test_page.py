@@ -1,0 +1,74 @@
+"""The page as a whole: its size, language and state, every place of every model, and what it says of mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.browser import Browser
+from tests.serving.explore_page import move_to, open_page, settle
+from tests.serving.runs import INPUTS, NAMES, serve
+from transom.inspection.messages.tables import LANGUAGES, table
+from transom.serving.server import PAGE, ExploreServer
+
+
+def test_the_page_is_small_and_has_no_other_language_than_its_own() -> None:
+    sizes = {each.name: len(each.read_bytes()) for each in PAGE.iterdir()}
+    assert sum(size for name, size in sizes.items() if name.endswith(".js")) <= 200_000
+    assert {name.rpartition(".")[2] for name in sizes} <= {"html", "css", "js", "svg"}
+    for name in sizes:
+        text = (PAGE / name).read_text(encoding="utf-8")
+        assert not any(f"{scheme}://" in text for scheme in ("http", "https", "ws", "wss")), f"{name} names another host"
+        assert not any(way in text for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_has_the_language_of_the_browser(browser: Browser, server: ExploreServer, language: str) -> None:
+    open_page(browser, server, {}, language=f"nl,{language}-CH,en")
+    words = table(language)["explore"]
+    assert browser.page.evaluate("() => document.documentElement.lang") == language
+    assert browser.page.title() == words["title"] and words["answer"]["title"] in browser.page.inner_text("#answer")
+    assert {request.rpartition("/")[2] for request in browser.requests} >= {"app.js", f"{language}.json"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_every_place_of_every_model_is_drawn(browser: Browser, runs: dict[str, Path], name: str) -> None:
+    """Without an error in the place of a picture, after a person chose a sample."""
+    with serve(runs[name]) as server:
+        open_page(browser, server, {"input": {"text": INPUTS[name]}} if name in INPUTS else {})
+        assert browser.page.locator(".probability").count() > 1
+        for place in browser.page.eval_on_selector_all("[data-place]", "(all) => all.map((each) => each.dataset.place)"):
+            browser.page.click(f"[data-place='{place}']")
+            settle(browser)
+            assert browser.page.locator(".error:visible").count() == 0, (place, browser.page.locator(".error:visible").all_inner_texts())
+        browser.page.locator("[data-sample]").last.click()
+        settle(browser)
+        assert browser.page.locator(".error:visible").count() == 0 and browser.page.locator(".probability").count() > 1
+
+
+def test_a_reloaded_page_shows_the_same_view(browser: Browser, server: ExploreServer) -> None:
+    cell = {"name": "decoder.blocks.1.attn.weights", "index": {"n_heads": 2, "query": 4, "key": 1}}
+    off = {"kind": "ablate-heads", "stack": "decoder", "part": "attn", "blocks": [0], "heads": [1]}
+    state = {"input": {"text": "the dog"}, "place": "decoder.blocks.1.attn", "head": 2, "edits": [off], "temperature": 0.5}
+    open_page(browser, server, state)
+    move_to(browser, {**state, "cell": cell})
+    settle(browser)
+    parts = ("#tokens", "#map", "#answer", "#changes", "#calculation")
+    before = [browser.page.text_content(part) for part in parts]
+    browser.page.wait_for_function("(name) => decodeURIComponent(location.hash).includes(name)", arg=cell["name"])
+    browser.page.reload()
+    settle(browser)
+    assert [browser.page.text_content(part) for part in parts] == before
+    assert json.dumps(cell["name"]) in browser.page.evaluate("() => decodeURIComponent(location.hash)")
+
+
+def test_what_is_wrong_is_told_in_one_line_and_the_page_goes_on(browser: Browser, server: ExploreServer) -> None:
+    open_page(browser, server, {"input": {"text": "the dog"}})
+    chips = browser.page.locator(".chip").count()
+    move_to(browser, {"input": {"text": "a" * 3000}})
+    assert "2,04" in browser.page.inner_text("#problem") and browser.page.locator(".chip").count() == chips
+    move_to(browser, {"input": {"text": "the cat sees"}})
+    assert browser.page.locator("#problem").is_hidden() and browser.page.locator(".chip").count() == len("the cat sees") + 1
+    assert [fault for fault in browser.faults if "status of 400" not in fault] == []
+    browser.faults.clear()
