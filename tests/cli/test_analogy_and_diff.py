@@ -83,6 +83,10 @@ def test_contexts_are_a_table_by_block(transom: Call, trained: Trained, spoken: 
     value = transom("contexts", spoken.folder, "sun", "--input", file, "--json").json
     assert [row["layer"] for row in value["layers"]] == expected.layers
     assert value["layers"][2]["cosines"][0][1] == float(expected.cosines[2, 0, 1])
+    both = transom(
+        "contexts", trained.folder, "ab", "ba ab", "ab", "--side", "target", "--target", "ab ba", "--target", "ba ba ab", "--json"
+    ).json
+    assert both["texts"] == ["ab ba", "ba ba ab"] and both["layers"][1]["layer"] == "embedding" and len(both["occurrences"]) == 2
     several = transom("contexts", trained.folder, "ab", "ab ab ba ab ab ab").out.splitlines()
     assert several[0].startswith("1: mean of tokens 0 to 1 (a b) of text 1: ")
     assert "1-2" not in several[6] and several[-1] == "mean: of all 10 pairs of occurrences, which --json lists"

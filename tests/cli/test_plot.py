@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,22 @@ def test_picture_and_numbers_are_written(kind: str, transom: Call, trained: Trai
     found = transom("plot", kind, trained.folder, *text, "--out", tmp_path / "b.svg", "--json").json
     assert found["alt"] == alt and len(found["rows"]) == len(rows) - 1 and found["columns"] == rows[0]
     assert (tmp_path / "b.svg").read_bytes() == (tmp_path / "a.svg").read_bytes()
+
+
+@pytest.mark.long
+def test_heads_forming_are_drawn_from_the_checkpoints(transom: Call, trained: Trained, tmp_path: Path) -> None:
+    shorter = [each.replace("training.max_steps=10", "training.max_steps=4") for each in trained.command]
+    run, out = tmp_path / "run", tmp_path / "a.svg"
+    assert transom(*shorter, "--set", "training.checkpoint_every=2", "--out", run, "--json").code == 0
+    drawn = transom("plot", "formation", run, "ab ba", "--out", out)
+    assert drawn.code == 0 and "at 2 steps of training, from 2 to 4." in drawn.out and f"wrote {out} and" in drawn.err
+    again = transom("plot", "formation", run, "ab ba", "--out", tmp_path / "b.svg")
+    assert again.code == 0 and (tmp_path / "b.svg").read_bytes() == out.read_bytes()
+    assert (tmp_path / "b.csv").read_text().startswith("step,layer,head,score,value\n2,encoder.blocks.0.attn,0,previous-token,")
+    assert "expected TEXT or --input, found both" in transom("plot", "formation", run, "ab", "--input", trained.source).error
+    shutil.rmtree(run / "checkpoints" / "step-2")
+    refused = transom("plot", "formation", run, "ab ba", "--out", tmp_path / "c.svg").error
+    assert "expected a run with two checkpoints or more, found step-4" in refused and "training.keep_checkpoints" in refused
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def assert_every_parameter_once(model: Network) -> None:
     assert "<svg" in picture.svg()
 
 
-@pytest.mark.parametrize("kind", every(4, [name for name in KINDS if name not in ("alignment", "embeddings", "experts")]))
+@pytest.mark.parametrize("kind", every(4, [name for name in KINDS if name not in ("alignment", "embeddings", "experts", "formation")]))
 def test_the_same_call_gives_the_same_bytes(kind: str) -> None:
     pictures = [transom.plot(kind, decoder(), TOKENS if KINDS[kind].has_input else None) for _ in range(2)]
     for form in ("svg", "png", "csv", "html"):

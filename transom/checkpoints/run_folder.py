@@ -276,6 +276,16 @@ class RunFolder:
         self._require_same_run(WEIGHTS)
         load_weights_into(model, path)
 
+    @property
+    def weights_step(self) -> int | None:
+        """Number of optimizer steps after which the run's weights were saved; None if they have format 1, which does not say it.
+
+        Raises:
+            CheckpointError: the run has no weights.
+        """
+        origin = read_metadata(self._weights_path()).origin
+        return None if origin is None else origin.step
+
     def _weights_path(self) -> Path:
         if not (self.path / WEIGHTS).exists():
             raise CheckpointError(

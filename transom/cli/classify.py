@@ -197,6 +197,7 @@ def _metric_lines(metrics: "ClassificationMetrics | MultiLabelMetrics", noun: st
 
 def _class_lines(metrics: "ClassificationMetrics", noun: str) -> Iterator[str]:
     from transom.inspection.pages import classification_section as shown
+    from transom.inspection.pages.markup import shorten
 
     yield from _table(shown.class_table_title(metrics), shown.class_table(metrics))[1:]
     if len(metrics.classes) <= MAX_MATRIX_CLASSES:
@@ -208,13 +209,13 @@ def _class_lines(metrics: "ClassificationMetrics", noun: str) -> Iterator[str]:
     if metrics.errors:
         yield from ("", "Most confident errors")
     for each in metrics.errors[:MAX_PRINTED_ERRORS]:
-        yield f"{each.found} {each.p:.1%}, not {each.label}: {shown.shorten(each.item, MAX_PRINTED_LENGTH)}"
+        yield f"{each.found} {each.p:.1%}, not {each.label}: {shorten(each.item, MAX_PRINTED_LENGTH)}"
     yield from ("", f"accuracy {metrics.accuracy:.2f}% of {metrics.n:,} {noun}")
 
 
 def _multi_label_lines(metrics: "MultiLabelMetrics", noun: str) -> Iterator[str]:
     from transom.inspection.pages import multi_label_section as shown
-    from transom.inspection.pages.classification_section import shorten
+    from transom.inspection.pages.markup import shorten
 
     yield from _table(shown.label_table_title(metrics), shown.label_table(metrics))[1:]
     yield from _table(f"Calibration: {shown.probability_sentence(metrics)}", shown.probability_table(metrics))

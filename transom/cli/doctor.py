@@ -1,6 +1,5 @@
 """``transom doctor``: check a trained model for errors, dead parts, poor learning and lost speed."""
 
-import shutil
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +10,7 @@ import typer
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import RunArgument
 from transom.cli.output import JsonOption, print_result
+from transom.cli.terminal_width import terminal_width
 
 if TYPE_CHECKING:
     from transom.inspection.doctor.finding import Finding
@@ -68,7 +68,7 @@ def doctor(
     counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in ("problem", "warning", "ok", "not applicable")}
     record = {"run": str(run), "seconds": taken, "verdicts": counts, "checks": [each._asdict() for each in found]}
     summary = f"{', '.join(f'{n} {verdict}' for verdict, n in counts.items())} in {format_duration(taken)}"
-    print_result(record, as_json, [*_lines(found, min(shutil.get_terminal_size().columns, MAX_WIDTH)), "", summary])
+    print_result(record, as_json, [*_lines(found, min(terminal_width() or MAX_WIDTH, MAX_WIDTH)), "", summary])
     if counts["problem"]:
         raise typer.Exit(1)
 

@@ -71,14 +71,10 @@ def _batches(run: Path, predictor: Any, text: str | None, input_file: Path | Non
     """Yield the batches of the texts or images that the options name."""
     from transom.data.text.text_io import read_lines
     from transom.inspection.example_batch import SupportsFileInput, build_example_batch
-    from transom.tasks.run_data import load_run_data
+    from transom.tasks.run_data import first_batches, load_run_data
 
     if text is None and input_file is None:
-        for batch in load_run_data(run, print_note).valid:
-            if n <= 0:
-                return
-            n -= len(batch.sample_ids)
-            yield batch.to(predictor.model.device)
+        yield from (batch.to(predictor.model.device) for batch in first_batches(load_run_data(run, print_note).valid, n))
         return
     is_text_file = input_file is not None and not isinstance(predictor, SupportsFileInput)
     lines = [line for line in read_lines(input_file) if line.strip()][:n] if is_text_file and input_file is not None else [text]

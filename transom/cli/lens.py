@@ -1,6 +1,5 @@
 """``transom lens``: read a model's residual stream, divide its answer among its parts and inputs, and read its neurons."""
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +11,7 @@ from transom.cli import lens_attention
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, require_one_input
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
+from transom.cli.terminal_width import cut_line, split_columns
 from transom.cli.trace import indices_option
 from transom.errors import ConfigError
 
@@ -37,9 +37,6 @@ AnswerOption = Annotated[
     str | None,
     typer.Option("--answer", metavar="TEXT", help="Continuation, translation, token of a mask, tag or class. Default: the model's own."),
 ]
-
-MAX_WIDTH = 100
-"""Characters per line of a table, at most."""
 
 MAX_ROWS = 20
 """Parts and patches that are printed, those with the largest contributions."""
@@ -300,11 +297,6 @@ def _print_notes(question: "Question") -> None:
         print_note(note)
 
 
-def _width() -> int:
-    """Return the characters per line of a table."""
-    return min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
-
-
 def _lens_record(found: "LogitLens", name: Any) -> dict[str, Any]:
     """Return the result of a logit lens as JSON-serializable data, for the first row of the batch."""
 
@@ -334,21 +326,14 @@ def _lens_lines(found: "LogitLens", name: Any) -> Iterator[str]:
             best = "  ".join(f"{each['token']} {each['p']:.1%}" for each in one["top"])
             rows.append([stream["stream"], f"{one['p']:.2%}", str(one["rank"]), f"{one['kl']:.3f}", best])
         table = align_columns([row[:-1] for row in rows])
-        yield from (f"{line}  {row[-1]}"[: _width()].rstrip() for line, row in zip(table, rows, strict=True))
+        yield from (cut_line(f"{line}  {row[-1]}").rstrip() for line, row in zip(table, rows, strict=True))
         return
     yield "most probable token, and its probability, by position"
     cells = [
         ["stream", *(f"{each['position']}: {each['answer']}" for each in streams[-1]["positions"])],
         *([s["stream"], *(f"{each['top'][0]['token']} {each['top'][0]['p']:.0%}" for each in s["positions"])] for s in streams),
     ]
-    first, widths = max(len(row[0]) for row in cells), [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
-    start = 1
-    while start < len(widths):
-        end = start + 1
-        while end < len(widths) and first + sum(widths[start : end + 1]) <= _width():
-            end += 1
-        yield from ("", *align_columns([[row[0], *row[start:end]] for row in cells], n_left=end - start + 1))
-        start = end
+    yield from ("", *split_columns(cells))
 
 
 def _input_lines(side: str, values: Sequence[float], tokens: Mapping[str, list[str]]) -> list[str]:
@@ -386,11 +371,11 @@ def _neuron_lines(record: Mapping[str, Any]) -> Iterator[str]:
         yield from [""] if number else []
         yield f"{record['network']}, neuron {each['neuron']}"
         rows = [[f"  {firing['value']:.3f}", firing["text"]] for firing in each["firings"]]
-        yield from (line[: _width()] for line in (align_columns([["  fires", "at"], *rows], n_left=2) if rows else ["  fires at no token"]))
+        yield from (cut_line(line) for line in (align_columns([["  fires", "at"], *rows], n_left=2) if rows else ["  fires at no token"]))
         for kind in ("promoted", "suppressed"):
             if kind in each:
                 shown = "  ".join(f"{token['token']} {token['logit']:+.2f}" for token in each[kind])
-                yield f"  {kind}: {shown}"[: _width()]
+                yield cut_line(f"  {kind}: {shown}")
 
 
 app.command("rollout", epilog=lens_attention.ROLLOUT_EXAMPLES)(lens_attention.rollout)

@@ -1,24 +1,19 @@
 """``transom lens rollout`` and ``transom lens flow``: how much of each input token reaches each output."""
 
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, require_one_input
+from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, expand_options, require_one_input
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
+from transom.cli.terminal_width import terminal_width
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from transom.inspection.lenses.rollout import InputShares
-
-StackOption = Annotated[
-    Literal["encoder", "decoder"] | None, typer.Option("--stack", help="Stack whose outputs are explained. Default: the last.")
-]
-PositionOption = Annotated[int | None, typer.Option("--position", min=0, metavar="N", help="Only this output token, from 0. Default: all.")]
 
 ROLLOUT_EXAMPLES = """Examples
 
@@ -36,14 +31,19 @@ MAX_SHOWN_SYMBOL = 16
 """Characters of a token that are printed."""
 
 
+class ShareOptions(NamedTuple):
+    """Options of both commands."""
+
+    input_file: InputFileOption
+    stack: Annotated[
+        Literal["encoder", "decoder"] | None, typer.Option("--stack", help="Stack whose outputs are explained. Default: the last.")
+    ]
+    position: Annotated[int | None, typer.Option("--position", min=0, metavar="N", help="Only this output token, from 0. Default: all.")]
+
+
+@expand_options
 def rollout(
-    run: RunArgument,
-    text: TextArgument = None,
-    input_file: InputFileOption = None,
-    stack: StackOption = None,
-    position: PositionOption = None,
-    precision: PrecisionOption = "fp32",
-    as_json: JsonOption = False,
+    run: RunArgument, text: TextArgument = None, *, options: ShareOptions, precision: PrecisionOption = "fp32", as_json: JsonOption = False
 ) -> None:
     """Multiply the attention of all layers, and print the share of each input token in each output (Abnar and Zuidema 2020).
 
@@ -51,38 +51,24 @@ def rollout(
     sum to 1; in a translator's decoder they lead through cross-attention to source tokens, or end at target tokens. The row of a
     decoder's token belongs to the prediction of the next one. For images: the share of each patch in the vector that is classified.
     """
-    _print_shares(run, text, input_file, stack, position, precision, as_json, is_flow=False)
+    _print_shares(run, text, options, precision, as_json, is_flow=False)
 
 
+@expand_options
 def flow(
-    run: RunArgument,
-    text: TextArgument = None,
-    input_file: InputFileOption = None,
-    stack: StackOption = None,
-    position: PositionOption = None,
-    precision: PrecisionOption = "fp32",
-    as_json: JsonOption = False,
+    run: RunArgument, text: TextArgument = None, *, options: ShareOptions, precision: PrecisionOption = "fp32", as_json: JsonOption = False
 ) -> None:
     """Print the maximum flow from each output to each input token through the attention of all layers (Abnar and Zuidema 2020).
 
     The weights (A + I) / 2 of each layer are the capacities of pipes between tokens. A flow of 1 is the most that any token can get. Unlike
     the shares of rollout, the flows of a row are computed one by one and do not sum to 1. Long inputs need --position.
     """
-    _print_shares(run, text, input_file, stack, position, precision, as_json, is_flow=True)
+    _print_shares(run, text, options, precision, as_json, is_flow=True)
 
 
-def _print_shares(
-    run: Path,
-    text: str | None,
-    input_file: Path | None,
-    stack: Literal["encoder", "decoder"] | None,
-    position: int | None,
-    precision: Any,
-    as_json: bool,
-    *,
-    is_flow: bool,
-) -> None:
+def _print_shares(run: Path, text: str | None, options: ShareOptions, precision: Any, as_json: bool, *, is_flow: bool) -> None:
     """Compute rollout or flow for one input, and print it."""
+    input_file, stack, position = options
     require_one_input(text, input_file)
     with gc_frozen_imports():
         from transom.config.vision import VisionTransformerConfig
@@ -135,7 +121,7 @@ def _token_lines(shares: "InputShares", rows: list[int]) -> list[str]:
     """Format one line per output token with its largest shares; target tokens are marked if there are source tokens too."""
     both = shares.source is not None and shares.target is not None
     sides = [side for side in ("source", "target") if getattr(shares, side) is not None]
-    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    width = terminal_width() or 100
     n_shown = max((width - MAX_SHOWN_SYMBOL - 6) // (MAX_SHOWN_SYMBOL + 9), 1)
     found = list[list[str]]()
     for row in rows:

@@ -31,6 +31,7 @@ transom plot alignment runs/en-de "A man sleeps." --out alignment.png
 transom plot probabilities runs/gpt "To be, or not to" --temperatures 0.5,1,2
 transom plot head runs/photos --input cat.jpg --block 5 --out head.html
 transom plot positions runs/en-de --length 100
+transom plot formation runs/gpt
 transom plot architecture runs/gpt
 """
 
@@ -44,6 +45,7 @@ KindName = Literal[
     "lens",
     "rollout",
     "similarity",
+    "formation",
     "norms",
     "experts",
     "positions",
@@ -130,6 +132,7 @@ def plot(
     lens           the most probable token after each block: the logit lens.
     rollout        share of each input token, or patch, in the output.
     similarity     similarity of all pairs of heads.
+    formation      heads forming during training: scores of their roles by step.
     norms          lengths of the residual stream and of its gradient by depth.
     experts        share of tokens that each expert receives.
     positions      the position encoding and its dot products.
@@ -147,14 +150,20 @@ def plot(
 
     check_suffix(path)
     given = options.of(kind, KINDS[kind].options)
-    if KINDS[kind].has_input:
+    if kind == "formation":
+        if text is not None and input_file is not None:
+            raise ConfigError("expected TEXT or --input, found both; give one of them, or neither for the validation data")
+    elif KINDS[kind].has_input:
         require_one_input(text, input_file)
     elif text is not None or input_file is not None:
         raise ConfigError(f"expected no TEXT and no --input for {kind}, which shows the model alone, found one; leave it out")
     predictor, named = load(run, precision), {name: f"--{name}" for name in KINDS[kind].options}
     named |= {"blocks": "--block", "heads": "--head"} if kind == "head" else {}
     with option_errors(text="TEXT", **named):
-        picture = _draw(kind, predictor, text, input_file, given)
+        if kind == "formation":
+            picture = _draw_formation(run, predictor, text, input_file, precision)
+        else:
+            picture = _draw(kind, predictor, text, input_file, given)
     for each in dict.fromkeys((path, numbers)):
         picture.save(each)
     record = {"title": picture.title, "alt": picture.alt, "columns": picture.columns, "rows": picture.rows} if as_json else None
@@ -178,6 +187,24 @@ def _draw(kind: str, predictor: Any, text: str | None, input_file: Path | None, 
     for note in example.notes:
         print_note(note)
     return draw(kind, predictor, example.batch, **options)
+
+
+def _draw_formation(run: Path, predictor: Any, text: str | None, input_file: Path | None, precision: Any) -> "Picture":
+    """Draw the heads of a run's checkpoints and of its weights, on a text, a file or the run's validation data."""
+    from transom.inspection.lenses.head_statistics import attention_layers
+    from transom.inspection.plots.kinds import plot as draw
+    from transom.tasks.load_checkpoint import kept_steps, load_steps
+    from transom.tasks.run_data import first_batches, load_inputs
+
+    attention_layers(predictor.model)  # refuses other models before the data are read
+    kept_steps(run)  # as are runs without checkpoints
+    batches = list(first_batches(load_inputs(predictor, run, text, input_file), N_TEXTS))
+    print_note(f"measured over {sum(len(batch.sample_ids) for batch in batches):,} rows of the data")
+    return draw("formation", load_steps(run, precision), [batch.to(predictor.model.device) for batch in batches])
+
+
+N_TEXTS = 64
+"""Texts or images of the validation data over which heads are measured, at least."""
 
 
 def _numbers(given: str | None) -> list[float] | None:

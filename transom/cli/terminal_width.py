@@ -18,6 +18,11 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def cut_line(line: str) -> str:
+    """Cut a line off at the end of the terminal."""
+    return line[: terminal_width()]
+
+
 def fit_text(line: str) -> str:
     """Wrap a line at spaces; the lines that follow are indented by two more spaces."""
     width = terminal_width()

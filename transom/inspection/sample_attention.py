@@ -12,7 +12,7 @@ from torch import Tensor
 from transom.config.architecture import TransformerConfig
 from transom.config.recurrent import RecurrentConfig
 from transom.config.vision import VisionTransformerConfig
-from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.inference import eval_mode
 from transom.inspection.activations import Activations, autocast_as
 from transom.inspection.alignment import choose_alignment_layer, cross_attention_addresses
@@ -165,13 +165,18 @@ def text_attention(model: Network, batches: Iterable[Any], tokenizers: Tokenizer
         address = _last_layer(a)
         weights = whole_map(a, address)[0].float().cpu()
     assert batch.source is not None and batch.decoder_input is not None
-    keys = tokenizers.source.symbols(batch.source.tokens[0].tolist())  # of a single text, both sides are the same
-    queries = tokenizers.target.symbols(batch.decoder_input.tokens[0].tolist()) if pairs else keys
+    keys = _symbols(tokenizers.source, batch.source)  # of a single text, both sides are the same
+    queries = _symbols(tokenizers.target, batch.decoder_input) if pairs else keys
     shares, no_shares = _pooled_shares(a)
     approximation, layer = "", a.module(address)
     if isinstance(config, TransformerConfig) and isinstance(layer, ApproximateAttention):
         approximation = config.attention.approximation.kind
     return TextAttention(address, weights, queries, keys, n_tokens, n_read, error, n_maps, approximation, shares, no_shares)
+
+
+def _symbols(tokenizer: Tokenizer, text: SequencesLike) -> list[str]:
+    """Return the symbols of the first row, with an arrow for a line break."""
+    return [symbol.replace("\n", "↵") for symbol in tokenizer.symbols(text.tokens[0].tolist())]
 
 
 def _certified(model: Network, batch: Any) -> tuple[Activations, float, int]:

@@ -16,6 +16,7 @@ MAX_TEXT = 1_000_000
 
 Name = Annotated[str, Field(min_length=1, max_length=300)]
 Index = Annotated[int, Field(ge=0)]
+NamedRequest = Annotated[tuple[str, dict[str, Any]], Field(strict=False)]
 
 
 class InputRequest(Schema):
@@ -112,7 +113,7 @@ class TileRequest(PassRequest):
 class ExportRequest(Schema):
     """Requests whose answers an exported page holds."""
 
-    requests: Annotated[tuple[tuple[str, dict[str, Any]], ...], Field(strict=False, max_length=20_000)] = Field(
+    requests: Annotated[tuple[NamedRequest, ...], Field(strict=False, max_length=20_000)] = Field(
         description="name and body of each request"
     )
     state: dict[str, Any] = Field(description="state of the page")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from transom.checkpoints.run_files import METRICS
 from transom.config.vision import ImageClassifierConfig
-from transom.decoding.predictors.fill_mask import MASK, MaskFiller
+from transom.data.tokenizer.special_tokens import MASK
+from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError

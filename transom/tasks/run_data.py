@@ -1,6 +1,6 @@
 """The training and validation data of a finished run, in batches as in training."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,15 @@ def validation_batches(task: Any) -> list[Batch]:
     """Return the validation data of a task in batches; those of a multilingual translator one language after another."""
     batches = task.valid_batches
     return [batch for each in batches.values() for batch in each] if isinstance(batches, Mapping) else list(batches)
+
+
+def first_batches(batches: Iterable[Batch], n: int) -> Iterator[Batch]:
+    """Yield batches until they have ``n`` rows or more."""
+    for batch in batches:
+        if n <= 0:
+            return
+        n -= len(batch.sample_ids)
+        yield batch
 
 
 def load_inputs(run: Any, folder: Path, text: str | None, file: Path | None) -> list[Any]:

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from tests.inspection.lenses.test_embeddings import cosine, generator
 from tests.inspection.test_trace import model_of
-from tests.models.combinations import ENCODERS
+from tests.models.combinations import ENCODERS, FAMILIES
 from transom.config.data import TokenizerConfig
-from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.data.batch import translation_batch
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.predictors.fill_mask import MaskFiller
+from transom.decoding.predictors.translator import Translator
 from transom.errors import ConfigError, DataError
 from transom.inspection.lenses.contexts import contextual_similarity, find_word
 
@@ -74,6 +76,40 @@ def test_an_encoder_and_words_of_several_tokens() -> None:
     layers = [by_hooks(run, "encoder", tokenizer.encode(text), 1) for text in texts]
     for row, (one, other) in enumerate(zip(*layers, strict=True), 1):
         assert float(found.cosines[row, 0, 1]) == pytest.approx(cosine(one[4:9].mean(0), other[:5].mean(0)), rel=1e-9)
+
+
+def test_a_translators_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.train([" ".join(TEXTS)] * 3, TokenizerConfig(kind="whitespace", vocab_size=300))
+    sizes = {f"{side}_vocab_size": tokenizer.vocab_size for side in ("source", "target")}
+    run = Translator(model_of(FAMILIES[0], max_seq_len=32, **sizes)[0], Tokenizers(tokenizer, tokenizer))  # type: ignore[arg-type]
+    sources, targets = ["the man", "a woman and a king"], TEXTS
+    found = contextual_similarity(run, sources, "river", "target", targets)
+    assert found.texts == TEXTS and [each.start for each in found.occurrences] == [7, 1]
+    vectors = list[list[Tensor]]()
+    for source, target in zip(sources, targets, strict=True):
+        seen = list[Tensor]()
+        hooks = [
+            each.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out[0] if isinstance(out, tuple) else out))
+            for each in [run.model.target_embedding, *run.model.decoder.blocks]
+        ]
+        with torch.no_grad():
+            run.model(translation_batch([tokenizer.encode(source)], [tokenizer.encode(target)], [0]))
+        for hook in hooks:
+            hook.remove()
+        vectors.append([x[0, 1:] for x in seen])  # after the start token
+    assert found.layers == ["static", "embedding", "decoder.blocks.0", "decoder.blocks.1"]
+    for row, (one, other) in enumerate(zip(*vectors, strict=True), 1):
+        assert float(found.cosines[row, 0, 1]) == pytest.approx(cosine(one[7], other[1]), rel=1e-9)
+    monkeypatch.setattr(Translator, "translate", lambda self, texts: TEXTS if texts == sources else [])
+    assert torch.equal(contextual_similarity(run, sources, "river", "target").cosines, found.cosines)
+    with pytest.raises(ConfigError, match="targets: expected a translation of each of 2 texts, on the side target, found 1"):
+        contextual_similarity(run, sources, "river", "target", targets[:1])
+    with pytest.raises(ConfigError, match="targets: expected a translation of each of 2 texts, on the side target, found 2"):
+        contextual_similarity(run, sources, "river", "source", targets)
+    with pytest.raises(ConfigError, match="side: expected none for a model with one vocabulary, found target"):
+        contextual_similarity(generator(), TEXTS, "river", "target")
+    with pytest.raises(DataError, match="expected a source and target of at most 31 tokens, found 2 and 40; shorten them"):
+        contextual_similarity(run, sources, "river", "target", ["river " * 40, TEXTS[1]])
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transom.cli.main import main
 
-LONG_WORD = "Donaudampfschifffahrtsgesellschaftskapitänskajütenschlüssel"
-"""A word that no phone shows in one line."""
+LONG_WORD = "Λοπαδοτεμαχοσελαχογαλεοκρανιολειψανοδριμυποτριμματοσιλφιο"
+"""A word that no phone shows in one line; as all data here it is Greek, so that a Latin word of a page is none of the data."""
 
 SHORT = ("max_steps=8", "validate_every=4", "checkpoint_every=4", "log_every=1", "precision=fp32")
 """Of training: two validations, eight points in each chart."""
@@ -16,13 +16,13 @@ SHORT = ("max_steps=8", "validate_every=4", "checkpoint_every=4", "log_every=1",
 SMALL = ("d_model=16", "n_layers=1", "n_heads=2", "d_ff=16")
 """Of the model."""
 
-CLASSES = ("very_negative", "negative", "Neutral", "positive", "very positive, without reservation")
+CLASSES = ("πολύ_αρνητικό", "αρνητικό", "Ουδέτερο", "θετικό", "πολύ θετικό, χωρίς ίχνος επιφυλάξεων")
 
 
 def sentences(n: int, seed: int = 1) -> list[str]:
     """Draw sentences of a small language, one of whose words is long."""
     draw = random.Random(seed)
-    words = ["sun", "moon", "stars", "and", "the", "shine", "quietly", "responsibilities", "characteristically", LONG_WORD]
+    words = ["ήλιος", "φεγγάρι", "άστρα", "και", "το", "λάμπει", "ήσυχα", "υπευθυνότητα", "χαρακτηριστικότατα", LONG_WORD]
     return [" ".join(draw.choices(words, weights=[9] * 9 + [1], k=draw.randint(4, 24))) for _ in range(n)]
 
 
@@ -41,14 +41,14 @@ def _write(path: Path, lines: list[str]) -> str:
 
 def _translation(folder: Path) -> Iterator[Path]:
     source, target = (_write(folder / name, sentences(200, seed)) for name, seed in (("source", 1), ("target", 2)))
-    model = ("d_model=16", "n_encoder_layers=1", "n_decoder_layers=1", "n_heads=2", "d_ff=16", "max_seq_len=128")
+    model = ("d_model=16", "n_encoder_layers=1", "n_decoder_layers=1", "n_heads=2", "d_ff=16", "max_seq_len=512")
     short = ("batch_tokens=512", "validate_bleu=4")
     run = train(folder, "translation", "--source", source, "--target", target, model=model, training=short)
     yield run / "report.html"
     arguments = ["--input", _write(folder / "few", sentences(3)), "--alignment", "--html", str(folder / "alignments.html")]
     assert main(["translate", str(run), *arguments, "--output", str(folder / "translations")]) == 0
     yield folder / "alignments.html"
-    assert main(["explain", str(run), "sun and moon", "--out", str(folder / "calculation.html")]) == 0
+    assert main(["explain", str(run), "ήλιος και φεγγάρι", "--out", str(folder / "calculation.html")]) == 0
     yield folder / "calculation.html"
 
 
@@ -98,7 +98,7 @@ def _pairs(folder: Path) -> Iterator[Path]:
 
 
 def _tags(folder: Path) -> Iterator[Path]:
-    text = "\n\n".join("\n".join(f"{word} {'B-LIGHT' if len(word) < 6 else 'O'}" for word in line.split()) for line in sentences(200))
+    text = "\n\n".join("\n".join(f"{word} {'B-ΦΩΣ' if len(word) < 6 else 'O'}" for word in line.split()) for line in sentences(200))
     file = _write(folder / "tagged.conll", [text])
     yield train(folder, "tags", "--tagged", file, training=("batch_tokens=512",)) / "report.html"
 

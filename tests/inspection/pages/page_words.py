@@ -17,7 +17,7 @@ UNTRANSLATED = {"pre", "code", "style", "script"}
 UNITS = re.compile(r"(?<=\d)(k|M|G)?\b|\b(s|min|h|ms|MB|nan|inf)\b|\d[\d.]*e-?\d+")
 """Units and exponents, which are the same in every language."""
 
-ADDRESS = re.compile(r"\b[\w-]+(\.[\w-]+)+")
+ADDRESS = re.compile(r"\S*/\S+|\b[\w-]+(\.[\w-]+)+")
 """Dotted names: layers, files, fields of a recipe."""
 
 WORD = re.compile(r"[A-Za-z]{2,}")
@@ -72,7 +72,7 @@ class Words(HTMLParser):
             word
             for text in self.others
             for word in WORD.findall(UNITS.sub("", ADDRESS.sub("", text)))
-            if word not in data and len(word) > 1
+            if word not in data and len(set(word)) > 1
         }
 
     def misquoted(self) -> list[tuple[str, str]]:

@@ -1,5 +1,7 @@
-"""The HTML pages in a browser: nothing is cut, broken or illegible on a phone, a tablet or a desktop, in light or dark."""
+"""The HTML pages in a browser: nothing is cut, broken or illegible on a phone, a tablet or a desktop, in light or dark, in any language."""
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +9,9 @@ import pytest
 
 from tests.inspection.pages.browser import Browser, ColorScheme, chromium
 from tests.inspection.pages.page_kinds import KINDS
+from tests.inspection.pages.page_words import Words
+from transom.files.message import render
+from transom.inspection.messages import templates
 from transom.inspection.pages.report import render_report
 from transom.inspection.pages.run_summary import RunSummary
 
@@ -17,22 +22,33 @@ SCHEMES: tuple[ColorScheme, ...] = ("light", "dark")
 LAYOUT = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Start a browser."""
+def started(folder: Path, language: str) -> Iterator[Browser]:
+    """Start the browser of a user who reads a language."""
     program = chromium()
     if program is None:
         pytest.skip("needs Chromium")
-    found = Browser(program, tmp_path_factory.mktemp("profile"))
+    found = Browser(program, folder, language)
     yield found
     found.close()
 
 
-def faults(browser: Browser, page: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Start a browser."""
+    yield from started(tmp_path_factory.mktemp("profile"), "en-US,en")
+
+
+@pytest.fixture(scope="module")
+def german_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Start the browser of a user who reads Dutch, which no table has, and German."""
+    yield from started(tmp_path_factory.mktemp("profile"), "nl,de-AT,en")
+
+
+def faults(browser: Browser, page: Path, schemes: tuple[ColorScheme, ...] = SCHEMES) -> list[str]:
     """Describe what is wrong with a page, at each width and in each color scheme."""
     found = []
     for width in WIDTHS:
-        for scheme in SCHEMES:
+        for scheme in schemes:
             browser.open(page, width, scheme)
             assert browser.evaluate(f"matchMedia('(width: {width}px)').matches")
             assert browser.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
@@ -41,15 +57,85 @@ def faults(browser: Browser, page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_of_a_run_fit(kind: str, browser: Browser, tmp_path: Path) -> None:
+def test_pages_of_a_run_fit_and_have_no_untranslated_word(kind: str, browser: Browser, german_browser: Browser, tmp_path: Path) -> None:
     pages = list(KINDS[kind](tmp_path))
     assert [fault for page in pages for fault in faults(browser, page)] == []
+    for page in pages:
+        words = Words(page.read_text(encoding="utf-8"))
+        if page.name == ENGLISH_ONLY:
+            assert words.messages == []
+            continue
+        assert words.misquoted() == []
+        assert words.untranslated({*NAMES, *re.findall(r"\w+", " ".join(map(str, pages)))}) == set()
+        assert faults(german_browser, page, ("light",)) == []
+        assert shown(german_browser, words) == expected(words, "de")
 
 
-def test_a_report_with_hostile_text_fits(run: RunSummary, browser: Browser, tmp_path: Path) -> None:
+ENGLISH_ONLY = "calculation.html"
+"""The page of ``transom explain``, whose words are no messages."""
+
+NAMES = re.findall(
+    r"\w+",
+    "EOS MASK torch cpu fp digits without fold synthesized sounds train valid test tone rising falling noise vowel window size"
+    " linear elu relu performer features exact fused explicit",
+)
+"""Names that are the same in all languages: special tokens, built-in data and classes, methods of attention, fields of recipes."""
+
+TEXTS = """[...document.querySelectorAll('[data-message], [data-message-attributes]')].flatMap((e) => [
+  ...Object.keys(JSON.parse((e.dataset.messageAttributes || '{}').replace(/["']/g, (q) => (q === '"' ? "'" : '"'))))
+    .filter((name) => %s.includes(name)).map((name) => e.getAttribute(name)),
+  ...(e.dataset.message ? [e.textContent] : [])])"""
+
+
+def shown(browser: Browser, words: Words) -> list[str]:
+    """Return the messages that the open page shows, those of an element's attributes before its text."""
+    names = json.dumps([where for where in dict.fromkeys(where for _, _, where in words.messages) if where != "text"])
+    return list(browser.evaluate(TEXTS % names))
+
+
+def expected(words: Words, language: str) -> list[str]:
+    """Return the messages of a page in a language, computed from their codes."""
+    return [render(code, templates(language)) for code, _, _ in words.messages]
+
+
+def test_a_report_with_hostile_text_fits(run: RunSummary, browser: Browser, german_browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(render_report(run), encoding="utf-8")
     assert faults(browser, page) == []
+    assert faults(german_browser, page) == []
+
+
+def test_a_report_has_the_language_of_the_browser_and_offers_the_others(
+    run: RunSummary, browser: Browser, german_browser: Browser, tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render_report(run), encoding="utf-8")
+    words = Words(page.read_text(encoding="utf-8"))
+    english = [text for _, text, _ in words.messages]
+    state = "[document.documentElement.lang, document.title, document.querySelector('select').value, document.scripts.length]"
+    choose = "(() => {{ const s = document.querySelector('select'); s.value = '{}'; s.dispatchEvent(new Event('change')); }})()"
+    browser.open(page, 1440, "light")
+    assert browser.evaluate(state) == ["en", "multi30k-en-de: training report", "en", 2] and shown(browser, words) == english
+    browser.evaluate(choose.format("de"))
+    assert browser.evaluate(state)[:2] == ["de", "multi30k-en-de: Trainingsbericht"] and shown(browser, words) == expected(words, "de")
+    browser.evaluate(choose.format("en"))
+    assert browser.evaluate(state)[:2] == ["en", "multi30k-en-de: training report"] and shown(browser, words) == english
+    german_browser.open(page, 390, "light")
+    assert german_browser.evaluate("navigator.languages") == ["nl", "de-AT", "en"]
+    assert german_browser.evaluate(state) == ["de", "multi30k-en-de: Trainingsbericht", "de", 2]
+    assert shown(german_browser, words) == expected(words, "de")
+    assert german_browser.evaluate("[...document.querySelectorAll('option')].map((e) => e.lang + ' ' + e.text)") == [
+        "en English",
+        "de Deutsch",
+    ]
+    assert german_browser.evaluate("document.querySelectorAll('img').length + document.querySelectorAll('b, i, a:not(nav a)').length") == 0
+
+
+def test_other_scripts_are_blocked(run: RunSummary, browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render_report(run).replace("</body>", "<script>document.title = 'other'</script></body>"), encoding="utf-8")
+    browser.open(page, 1440, "light")
+    assert browser.evaluate("document.title") == "multi30k-en-de: training report"
 
 
 FAULTY = """<!DOCTYPE html><meta charset=utf-8><meta name=viewport content="width=device-width"><body style="margin: 0">

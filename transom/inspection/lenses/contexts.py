@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from transom.data.batch import translation_batch
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 from transom.inspection.activations import find_network, sequences_of, stream_after
-from transom.inspection.lenses.embeddings import embedding_table
+from transom.inspection.lenses.embeddings import Side, embedding_table
 from transom.inspection.trace import trace
 
 
@@ -38,6 +39,7 @@ class ContextualSimilarity(NamedTuple):
 
     Attributes:
         word: the word.
+        texts: the texts that contain it: those that were given, or their translations.
         occurrences: its occurrences, by text and position.
         layers: names of the rows: "static", the embedding without position; "embedding", the residual stream before the first block; and
             the blocks, or layers of a recurrent model, after which the vectors are read.
@@ -48,6 +50,7 @@ class ContextualSimilarity(NamedTuple):
     """
 
     word: str
+    texts: list[str]
     occurrences: list[Occurrence]
     layers: list[str]
     cosines: Float[Tensor, "layers occurrences occurrences"]
@@ -60,31 +63,44 @@ class ContextualSimilarity(NamedTuple):
         return self.self_similarity - self.anisotropy
 
 
-def contextual_similarity(model: Any, texts: Sequence[str], word: str) -> ContextualSimilarity:
+def contextual_similarity(
+    model: Any, texts: Sequence[str], word: str, side: Side = "source", targets: Sequence[str] | None = None
+) -> ContextualSimilarity:
     """Compare the vectors of a word between its occurrences: before the first block, and after each block.
 
-    All occurrences of the word in all texts count, so that one text with the word twice is enough. A translator's encoder is read. In a
-    language model a vector depends on the text before the word only, so what distinguishes the meanings must come first.
+    All occurrences of the word in all texts count, so that one text with the word twice is enough. Of a translator the encoder is read, or
+    the decoder, in which a vector depends on the source and on the translation before the word. In a language model it depends on the text
+    before the word only, so what distinguishes the meanings must come first.
 
     Args:
         model: a run of texts, loaded by ``transom.load``.
-        texts: texts that contain the word as a whole.
+        texts: texts that contain the word as a whole; with ``side`` "target" their translations contain it.
         word: the word, which may have several tokens.
+        side: "target" for a translator's decoder.
+        targets: translation of each text; None for the model's own.
 
     Raises:
-        ConfigError: the model is no run of texts.
+        ConfigError: the model is no run of texts, or no translator although ``side`` is "target", or the number of targets is another.
         DataError: a text does not contain the word, there is only one occurrence, or a text exceeds the context window.
     """
     _, network = find_network(model, word)
-    table = embedding_table(model, "source" if hasattr(network, "source_embedding") else None)
+    table = embedding_table(model, side if hasattr(network, "source_embedding") or side == "target" else None)
     assert table.tokenizer is not None
+    sources = list(texts)
+    if side == "target":
+        texts = model.translate(sources) if targets is None else targets
+    if len(texts) != len(sources) or (targets is not None and side == "source"):
+        raise ConfigError(
+            f"targets: expected a translation of each of {len(sources)} texts, on the side target, found {len(targets or ())}"
+        )
     found, others = list[Occurrence](), list[int]()
     vectors, other_vectors = defaultdict[str, list[Tensor]](list), defaultdict[str, list[Tensor]](list)
     for number, text in enumerate(texts):
         spans, tokens = find_word(table.tokenizer, text, word), table.tokenizer.encode(text)
         if not spans:
             raise DataError(f"text {number + 1}: expected the word {word!r}, found none in {text!r:.80}; give texts that contain it")
-        by_layer = {"static": table.weight[tokens], **_residual_streams(model, text, tokens)}
+        streams = _residual_streams(model, sources[number], tokens, side)
+        by_layer = {"static": table.weight[tokens], **streams}
         for span in spans:
             own = tokens[span.start : span.stop]
             found.append(Occurrence(number, span.start, own, table.symbols(own)))
@@ -99,7 +115,7 @@ def contextual_similarity(model: Any, texts: Sequence[str], word: str) -> Contex
     first, second = torch.triu_indices(len(found), len(found), 1)
     ids = torch.tensor(others, device=cosines.device)
     anisotropy = torch.stack([_cosines(torch.cat(each))[ids[:, None] != ids].mean() for each in other_vectors.values()])
-    return ContextualSimilarity(word, found, list(vectors), cosines, cosines[:, first, second].mean(-1), anisotropy)
+    return ContextualSimilarity(word, list(texts), found, list(vectors), cosines, cosines[:, first, second].mean(-1), anisotropy)
 
 
 def find_word(tokenizer: Tokenizer, text: str, word: str) -> list[range]:
@@ -122,10 +138,23 @@ def find_word(tokenizer: Tokenizer, text: str, word: str) -> list[range]:
     return found
 
 
-def _residual_streams(run: Any, text: str, tokens: Sequence[int]) -> dict[str, Tensor]:
-    """Return the residual stream of the tokens of a text in float64, (tokens, d_model), by layer."""
-    stack = "encoder" if hasattr(run.model, "encoder") else "decoder"
-    module, own = run.model.get_submodule(stack), "source_embedding" if hasattr(run.model, "source_embedding") else "embedding"
+def _residual_streams(run: Any, text: str, tokens: Sequence[int], side: Side) -> dict[str, Tensor]:
+    """Return the residual stream of some tokens in float64, (tokens, d_model), by layer.
+
+    Args:
+        run: the run.
+        text: the text, or the source of the tokens.
+        tokens: tokens of the text, or with ``side`` "target" those of its translation.
+        side: side that is read.
+    """
+    stack = "encoder" if hasattr(run.model, "encoder") and side == "source" else "decoder"
+    module, own = run.model.get_submodule(stack), f"{side}_embedding" if hasattr(run.model, "source_embedding") else "embedding"
+    inputs: Any = text
+    if side == "target":
+        source, most = run.encode(text), run.model.config.max_seq_len - 1
+        if max(len(source), len(tokens)) > most:
+            raise DataError(f"expected a source and target of at most {most} tokens, found {len(source)} and {len(tokens)}; shorten them")
+        inputs = translation_batch([source], [tokens], [0]).to(run.model.device)
     blocks = [f"{stack}.blocks.{i}" for i in range(len(getattr(module, "blocks", ())))]
     layers = [f"{stack}.layers.{i}" for i in range(len(getattr(module, "layers", ())))]  # of a recurrent model
     names = [
@@ -133,7 +162,7 @@ def _residual_streams(run: Any, text: str, tokens: Sequence[int]) -> dict[str, T
         *(f"{path}.{name}" for path in blocks for name in ("resid_pre", "resid_post")),
         *(f"{path}.h" for path in layers),
     ]
-    a = trace(run, text, names)[1].activations
+    a = trace(run, inputs, names)[1].activations
     found = {"embedding": a[f"{own}.resid"], **{path: stream_after(a, stack, i) for i, path in enumerate(blocks, 1)}}
     found |= {path: a[f"{path}.h"] for path in layers}
     row = sequences_of(a, stack).tokens[0].tolist()

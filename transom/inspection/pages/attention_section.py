@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.files.message import Message, joined
+from transom.files.message import joined
 from transom.inspection.messages import message
 from transom.inspection.pages.heat_map import HeatMapText, heat_map_svg, root_opacity, small_map_svg
 from transom.inspection.pages.html_tables import html_table, scrollable
@@ -45,7 +45,7 @@ def attention_section(run: RunSummary) -> list[Element]:
             return []
 
 
-def _say(key: str, **values: str | int) -> Message:
+def _say(key: str, **values: str | int) -> str:
     """Return a message of this section."""
     return message(f"attention_sample.{key}", **values)
 
@@ -86,7 +86,7 @@ def _text_section(found: TextAttention, is_embedder: bool) -> Iterator[Element]:
     yield node("p", _say("more"), class_="soft")
 
 
-def _how_to_read(found: TextAttention) -> Iterator[Message]:
+def _how_to_read(found: TextAttention) -> Iterator[str]:
     """Yield sentences on rows, columns and cells."""
     sums = found.weights.double().sum(-1)
     is_whole, is_empty = (sums - 1).abs() < 1e-3, (found.weights == 0).all(-1)
@@ -102,7 +102,7 @@ def _how_to_read(found: TextAttention) -> Iterator[Message]:
             yield _say("negative")
 
 
-def _which_sample(found: TextAttention) -> Iterator[Message]:
+def _which_sample(found: TextAttention) -> Iterator[str]:
     """Yield sentences on the sample."""
     is_pair, tokens = found.address.endswith(".cross"), format_count(found.n_tokens)
     yield _say("pair" if is_pair else "sample", tokens=tokens)
@@ -110,7 +110,7 @@ def _which_sample(found: TextAttention) -> Iterator[Message]:
         yield _say("cut_pair" if is_pair else "cut", read=format_count(found.n_read), tokens=tokens)
 
 
-def _first_heads(n_heads: int) -> list[Message]:
+def _first_heads(n_heads: int) -> list[str]:
     """Say that only the first heads are shown, if there are more."""
     return [_say("many_heads", heads=format_count(MAX_HEADS))] if n_heads > MAX_HEADS else []
 
@@ -126,7 +126,7 @@ def _heads(found: TextAttention) -> Element:
     return node("div", *figures, class_="heads")
 
 
-def describe_head(weights: Float[Tensor, "query key"], is_self: bool) -> Message:
+def describe_head(weights: Float[Tensor, "query key"], is_self: bool) -> str:
     """Say where a head attends to: to a place that gets ``MIN_SHARE`` of its weight or more, and over how many tokens it spreads.
 
     The number of tokens is exp of the mean entropy of the rows, those of tokens that skip the block left out, and a first row that sees
@@ -154,8 +154,8 @@ def describe_head(weights: Float[Tensor, "query key"], is_self: bool) -> Message
     return _say("place", share=format_percent(share), place=_say(f"places.{place}"), spread=spread)
 
 
-def _shaded_text(shares: Float[Tensor, "key"], tokens: Sequence[str], caption: Message) -> Element:
-    """Show a text whose tokens are underlaid by their shares, relative to the largest, with the shares as numbers."""
+def _shaded_text(shares: Float[Tensor, "key"], tokens: Sequence[str], caption: str) -> Element:
+    """Show a text with a bar over each token, as high as its share of the largest one, and the shares as numbers."""
     largest = float(shares.max()) or 1.0
     spans = [
         node(

@@ -10,7 +10,7 @@ from transom.inspection.messages import message
 from transom.inspection.pages.classification_pictures import confusion_matrix_svg, reliability_diagram
 from transom.inspection.pages.describe import unit, unit_named
 from transom.inspection.pages.html_tables import html_table, scrollable
-from transom.inspection.pages.markup import node
+from transom.inspection.pages.markup import node, shorten
 from transom.inspection.pages.multi_label_section import headings, multi_label_sections, summary_sentence
 from transom.inspection.pages.number_format import format_count, format_percent
 from transom.inspection.pages.page import SectionContent, render_page
@@ -127,16 +127,6 @@ def _sections(metrics: ClassificationMetrics) -> Iterator[tuple[str, Sequence[El
 def abstention_note() -> str:
     """Say how to read ``abstention_table``."""
     return message("classification.abstention_note")
-
-
-def shorten(text: str, max_length: int) -> str:
-    """Return a text on one line, its end replaced by an ellipsis if it is longer than ``max_length``.
-
-    >>> shorten("a longer  text", 10)
-    'a longer …'
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= max_length else f"{line[: max_length - 1]}…"
 
 
 def classification_section(run: RunSummary) -> list[Element]:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from transom.files.message import joined
 from transom.inspection.messages import message
-from transom.inspection.pages.markup import escape_control_characters, node
+from transom.inspection.pages.markup import node, shorten
 from transom.inspection.pages.number_format import format_percent
 
 MIN_SHOWN_WEIGHT = 0.01
 """Cells with a smaller attention weight are not drawn."""
 
-_CHARACTER_WIDTH = 8.4
+_CHARACTER_WIDTH = 9.0
 """Average width of a label's character, in SVG units."""
 _MAX_LABEL_LENGTH = 18
 _LEGEND_STEPS = 5
@@ -121,8 +121,7 @@ def small_map_svg(weights: Float[Tensor, "row column"], rows: Sequence[str], col
 
 def label(symbol: str) -> str:
     """Shorten a token for display."""
-    shown = escape_control_characters(symbol)
-    return shown if len(shown) <= _MAX_LABEL_LENGTH else shown[: _MAX_LABEL_LENGTH - 1] + "…"
+    return shorten(symbol, _MAX_LABEL_LENGTH)
 
 
 def display_width(text: str) -> int:

@@ -30,6 +30,16 @@ def escape_control_characters(text: str) -> str:
     return "".join(map(_escape_character, text))
 
 
+def shorten(text: str, most: int) -> str:
+    """Return a text on one line as it is shown: control characters replaced, and its end by an ellipsis if it has more than ``most``.
+
+    >>> shorten("a longer  text", 10), shorten("dog", 10)
+    ('a longer …', 'dog')
+    """
+    line = " ".join(escape_control_characters(text).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
 def _escape_character(character: str) -> str:
     if character in "\t\n\r":
         return " "

@@ -6,6 +6,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from transom.config.recipe import TextRecipe
+from transom.files.message import joined
 from transom.inspection.messages import message
 from transom.inspection.pages.html_tables import html_table
 from transom.inspection.pages.markup import node
@@ -81,7 +82,12 @@ def predictions(run: RunSummary) -> list[Element]:
     if pictures := [sample for sample in shown if "picture" in sample]:
         return [node("div", *map(_thumbnail, pictures), class_="seen")]
     rows = [
-        [sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"], _confidence(sample)]
+        [
+            sample["text"],
+            _label(sample["class"]),
+            joined(" ", [*(["✓"] if sample["found"] == sample["class"] else []), _label(sample["found"])]),
+            _confidence(sample),
+        ]
         for sample in shown
     ]
     names = (*_COLUMNS.get(run.recipe.task, ("text", "expected", "predicted")), "probability")
@@ -89,6 +95,12 @@ def predictions(run: RunSummary) -> list[Element]:
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return [html_table(columns, rows)] if rows else []
+
+
+def _label(text: str) -> str:
+    """Return the expected or predicted text of a sample; that a text has no label is a message."""
+    no_label = message("samples.no_label")
+    return no_label if text == no_label else text
 
 
 def _confidence(sample: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from transom.decoding.predictors.translator import Translator
 from transom.errors import ConfigError
-from transom.inspection.plots.picture import Picture, heat_map, label_cells, short
+from transom.inspection.pages.markup import shorten
+from transom.inspection.plots.picture import MAX_LABEL, Picture, heat_map, label_cells
 from transom.inspection.trace import Trace, names_of, trace
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def matrix_picture(
         axes = figure.subplots()
         top = float(weights.max()) or 1.0
         drawn = heat_map(axes, weights.numpy(), 0.0, top)
-        label_cells(axes, [short(each) for each in rows], [short(each) for each in columns])
+        label_cells(axes, [shorten(each, MAX_LABEL) for each in rows], [shorten(each, MAX_LABEL) for each in columns])
         axes.set_ylabel("query")
         axes.set_xlabel("key")
         if max(len(rows), len(columns)) <= MAX_WRITTEN:

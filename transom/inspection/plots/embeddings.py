@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from transom.errors import ConfigError
-from transom.inspection.plots.picture import CATEGORIES, DIVERGING, Picture, heat_map, short
+from transom.inspection.pages.markup import shorten
+from transom.inspection.plots.picture import CATEGORIES, DIVERGING, MAX_LABEL, Picture, heat_map
 from transom.layers.position_encoding import PositionEncoding, apply_rotary
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def embeddings(model: Any, words: Sequence[str] | None = None, most: int = 120) 
         axes = figure.subplots()
         axes.scatter(plane[:, 0].numpy(), plane[:, 1].numpy(), s=8, color=CATEGORIES[0])
         for name, a, b in rows:
-            axes.annotate(short(name), (a, b), fontsize=7, xytext=(2, 2), textcoords="offset points")
+            axes.annotate(shorten(name, MAX_LABEL), (a, b), fontsize=7, xytext=(2, 2), textcoords="offset points")
         axes.set_xlabel("direction of largest variance")
         axes.set_ylabel("second direction")
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError
-from transom.inspection.plots import architecture, attention, depth, embeddings, lenses, output
+from transom.inspection.plots import architecture, attention, depth, embeddings, formation, lenses, output
 from transom.inspection.plots.picture import Picture
 
 
@@ -38,6 +38,7 @@ KINDS = {
     "lens": Kind(lenses.lens),
     "rollout": Kind(lenses.rollout),
     "similarity": Kind(lenses.similarity),
+    "formation": Kind(formation.formation),
     "norms": Kind(depth.norms),
     "experts": Kind(depth.experts),
     "positions": Kind(embeddings.positions),
@@ -51,7 +52,7 @@ def plot(kind: str, model: Any, inputs: Any = None, **options: Any) -> Picture:
 
     Args:
         kind: a name of ``KINDS``.
-        model: a run loaded by ``transom.load``, or a model.
+        model: a run loaded by ``transom.load``, or a model; for "formation" pairs of a number of steps and a model.
         inputs: a text (for a loaded run), or a batch or tensor; None for kinds that show no pass.
         **options: options of this kind, such as ``block`` and ``head``.
 

@@ -11,9 +11,10 @@ from transom.inspection.example_batch import build_example_batch
 from transom.inspection.lenses.head_statistics import head_statistics
 from transom.inspection.lenses.logit_lens import logit_lens
 from transom.inspection.lenses.rollout import attention_rollout, patch_shares
+from transom.inspection.pages.markup import shorten
 from transom.inspection.plots.attention import matrix_picture
 from transom.inspection.plots.output import output_names
-from transom.inspection.plots.picture import SEQUENTIAL, Picture, heat_map, label_cells, short
+from transom.inspection.plots.picture import MAX_LABEL, SEQUENTIAL, Picture, heat_map, label_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,12 +36,14 @@ def lens(model: Any, inputs: Any) -> Picture:
         axes = figure.subplots()
         drawn = heat_map(axes, probs.numpy(), 0.0, 1.0)
         label_cells(
-            axes, found.streams, [f"{position}: {short(answer)}" for position, answer in zip(found.positions, answers, strict=True)]
+            axes,
+            found.streams,
+            [f"{position}: {shorten(answer, MAX_LABEL)}" for position, answer in zip(found.positions, answers, strict=True)],
         )
         for i, row in enumerate(probs.tolist()):
             for j, p in enumerate(row):
                 color = "white" if p < 0.5 else "black"
-                axes.text(j + 0.5, i + 0.5, short(names[int(symbols[i, j])], 9), ha="center", va="center", fontsize=6.5, color=color)
+                axes.text(j + 0.5, i + 0.5, shorten(names[int(symbols[i, j])], 9), ha="center", va="center", fontsize=6.5, color=color)
         axes.set_xlabel("position and the model's answer")
         figure.colorbar(drawn, ax=axes, label="probability")
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from transom.errors import ConfigError
-from transom.inspection.plots.picture import CATEGORIES, Picture, short
+from transom.inspection.pages.markup import shorten
+from transom.inspection.plots.picture import CATEGORIES, MAX_LABEL, Picture
 from transom.inspection.trace import trace
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def probabilities(model: Any, inputs: Any, position: int = -1, temperatures: Seq
             heights = [p for t, _, _, p in rows if t == tau]
             at = [i + (n - (len(temperatures) - 1) / 2) * width for i in range(len(best))]
             axes.bar(at, heights, width, label=f"temperature {tau:g}", color=CATEGORIES[n % len(CATEGORIES)])
-        axes.set_xticks(range(len(best)), [short(names[i]) for i in best], rotation=60, ha="right")
+        axes.set_xticks(range(len(best)), [shorten(names[i], MAX_LABEL) for i in best], rotation=60, ha="right")
         axes.set_ylabel("probability")
         axes.legend(frameon=False)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transom.errors import ConfigError
 from transom.files.atomic_io import write_file
 from transom.inspection.pages.html_tables import html_table
-from transom.inspection.pages.markup import escape_control_characters, node
+from transom.inspection.pages.markup import escape_control_characters, node, shorten
 from transom.inspection.pages.page import render_page
 
 if TYPE_CHECKING:
@@ -190,6 +190,8 @@ def heat_map(axes: "Axes", values: Any, vmin: float, vmax: float, colors: str = 
 
 
 MAX_CELLS = 4096
+MAX_LABEL = 14
+"""Characters of a token beside a row or column."""
 
 
 def label_cells(axes: "Axes", rows: Sequence[str] | None, columns: Sequence[str] | None, most: int = 48) -> None:
@@ -197,16 +199,6 @@ def label_cells(axes: "Axes", rows: Sequence[str] | None, columns: Sequence[str]
     for names, set_ticks, rotation in ((rows, axes.set_yticks, 0), (columns, axes.set_xticks, 90)):
         if names:
             step = -(-len(names) // most)
-            shown = [(i + 0.5, short(name, 24)) for i, name in enumerate(names) if i % step == 0]
+            shown = [(i + 0.5, shorten(name, 24)) for i, name in enumerate(names) if i % step == 0]
             set_ticks([at for at, _ in shown], [name for _, name in shown], rotation=rotation, fontsize=8)
     axes.tick_params(length=0)
-
-
-def short(text: str, most: int = 14) -> str:
-    """Shorten a label to ``most`` characters, and replace those that a page would interpret.
-
-    >>> short("internationalization"), short("dog")
-    ('internationa…', 'dog')
-    """
-    shown = escape_control_characters(text)
-    return shown if len(shown) <= most else shown[: most - 2] + "…"

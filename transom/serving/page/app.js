@@ -66,6 +66,12 @@ function keepPass() {
   update(store.get());
 }
 
+/** Tell whether two models give their tensors the same shapes, so that a difference can be drawn. */
+function haveSameShapes([first, second]) {
+  const shapes = (model) => JSON.stringify([model.kind, model.d_model, model.d_ff, model.n_heads, model.vocab_size, model.stacks]);
+  return Boolean(second) && shapes(first) === shapes(second);
+}
+
 async function start() {
   applyTheme(store.get());
   await setLanguage(store.get().language);
@@ -97,7 +103,8 @@ async function start() {
   };
   store.subscribe(nameSymbols);
   keepPass();
-  const models = await ask("models", {});
+  const answer = await ask("models", {});
+  const models = { ...answer, comparable: answer.comparable ?? haveSameShapes(answer.models) };
   const { show, input } = store.get();
   const possible = models.models.length > 1 && (show !== "diff" || models.comparable) ? show : "A";
   store.set({ models, show: possible, input: input ?? models.models[0].samples[0]?.input ?? null });

@@ -138,7 +138,7 @@ export const STEPS = [
       const { pass } = state.loaded;
       const place = attentionPlace(pass, layerOf(pass));
       const [x, y] = await Promise.all([`${place.prefix}.resid_pre`, `${place.layer.address}.out`].map((each) => read(state, place, each)));
-      return { ...tokenIn(state, place.stack), x: number(x.values[0]), y: number(y.values[0]), sum: number(x.values[0] + y.values[0]) };
+      return { ...tokenIn(state, place.stack), x: number(x.values[0]), y: y.values[0] < 0 ? `(${number(y.values[0])})` : number(y.values[0]), sum: number(x.values[0] + y.values[0]) };
     },
   },
   {

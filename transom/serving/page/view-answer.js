@@ -79,9 +79,10 @@ function line(store, state, symbol, now, than) {
 
 async function bars(store, state) {
   const bodies = logitsBodies(state);
-  const [now, before, other] = await Promise.all(["now", "before", "other"].map((key) => bodies[key] && ask("logits", bodies[key])));
+  const [own, before, other] = await Promise.all(["now", "before", "other"].map((key) => bodies[key] && ask("logits", bodies[key])));
+  const now = other ?? own; // of two models, the second beside the first
+  const compared = other ? own : before;
   const current = distribution(now, state);
-  const compared = before ?? other;
   const than = compared && compared.values.length === now.values.length ? distribution(compared, state) : null;
   const best = [...current.order.subarray(0, SHOWN)];
   if (than) for (const symbol of than.order.subarray(0, 3)) if (!best.includes(symbol)) best.push(symbol);
@@ -90,8 +91,8 @@ async function bars(store, state) {
   const inBest = best.reduce((sum, symbol) => sum + (current.q ?? current.p)[symbol], 0);
   const kept = current.kept && current.n < now.values.length ? h("p", { class: "soft", text: t("answer.kept", { n: count(current.n), all: count(now.values.length) }) }) : null;
   return [
-    than && h("p", { class: "soft key" }, h("span", { class: "swatch before" }), t(before ? "answer.before" : "answer.model_b"), " ", h("span", { class: "swatch now" }), t(before ? "answer.after" : "answer.model_a")),
-    h("ol", { class: "probabilities" }, best.map((symbol) => line(store, state, symbol, current, than))),
+    than && h("p", { class: "soft key" }, h("span", { class: "swatch before" }), t(before ? "answer.before" : "answer.model_a"), " ", h("span", { class: "swatch now" }), t(before ? "answer.after" : "answer.model_b")),
+    h("ol", { class: than ? "probabilities compared" : "probabilities" }, best.map((symbol) => line(store, state, symbol, current, than))),
     rest > 0 && !now.multi_label && h("p", { class: "soft rest", text: t("answer.rest", { n: count(rest), p: number(Math.max(0, 1 - inBest)) }) }),
     kept,
     now.multi_label && h("p", { class: "soft", text: t("answer.multi_label") }),

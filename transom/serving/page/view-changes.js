@@ -53,7 +53,10 @@ function patchForm(store, state) {
 }
 
 export function mountChanges(root, store) {
-  view(root, store, (s) => [s.loaded, s.edits, s.position, s.language], (state) => {
+  const list = h("div", {});
+  const patch = h("div", {});
+  root.append(list, patch);
+  view(list, store, (s) => [s.loaded, s.edits, s.language], (state) => {
     if (!state.loaded) return [];
     const { pass } = state.loaded;
     const items = state.edits.map((edit, i) => h("li", {}, h("span", { text: describe(pass, edit) }),
@@ -62,7 +65,8 @@ export function mountChanges(root, store) {
       h("h2", { text: t("changes.title") }),
       items.length ? h("ul", { class: "edits" }, items) : h("p", { class: "soft", text: t("changes.none") }),
       items.length > 0 && button(t("changes.all_back"), "all-back", () => store.set({ edits: [] }), { data: { action: "all-back" } }),
-      patchForm(store, state),
     ];
   });
+  // What a person has typed stays while edits come and go.
+  view(patch, store, (s) => [s.loaded?.body.input, s.loaded?.body.model, s.language], (state) => (state.loaded ? [patchForm(store, state)] : []));
 }

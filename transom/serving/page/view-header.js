@@ -33,6 +33,7 @@ function modelSwitch(store, state) {
 function shareMenu(store) {
   const done = (what) => (event) => {
     const said = (text) => { event.target.textContent = text; announce(text); };
+    event.target.textContent = t("share.busy");
     what().then(() => said(t("share.done")), (error) => said(error.message));
   };
   const item = (key, what) => button(t(`share.${key}`), `share-${key}`, done(what), { data: { share: key } });
@@ -52,7 +53,7 @@ export function mountHeader(root, store, app) {
       Object.entries(languages()).map(([code, name]) => h("option", { value: code, text: name, lang: code, selected: code === state.language })));
     const next = THEMES[(THEMES.indexOf(state.theme) + 1) % THEMES.length];
     return [
-      h("div", { class: "brand" }, h("h1", {}, h("span", { class: "wordmark", text: "transom" }), ` ${model.name}`), h("p", { class: "soft", text: facts(model) })),
+      h("div", { class: "brand" }, h("h1", {}, h("span", { class: "wordmark", text: "transom" }), ` ${state.show === "diff" ? state.models.models.map((each) => each.name).join(" − ") : model.name}`), h("p", { class: "soft", text: facts(model) })),
       modelSwitch(store, state),
       h("div", { class: "tools" },
         button(t("tour.start"), "tour-start", () => store.set({ tour: 0 }), { class: "primary", data: { action: "tour" } }),

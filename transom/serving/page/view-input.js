@@ -38,7 +38,7 @@ async function upload(store, file, problem) {
 function fileInput(store, model) {
   const problem = h("p", { class: "error", role: "alert", hidden: true });
   const accept = model.input === "image" ? "image/*" : "audio/wav,.wav";
-  const field = h("input", { type: "file", accept, id: "file", data: { focus: "file" }, on: { change: () => field.files[0] && upload(store, field.files[0], problem) } });
+  const field = h("input", { type: "file", accept, id: "file", class: "unseen", data: { focus: "file" }, on: { change: () => field.files[0] && upload(store, field.files[0], problem) } });
   const drop = h("div", { class: "drop", on: {
     dragover: (event) => event.preventDefault(),
     drop: (event) => { event.preventDefault(); if (event.dataTransfer.files[0]) upload(store, event.dataTransfer.files[0], problem); },

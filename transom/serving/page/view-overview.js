@@ -65,7 +65,7 @@ export function mountOverview(root, store) {
     const output = places.find((each) => each.kind === "output");
     requestAnimationFrame(() => {
       const current = root.querySelector("[aria-current]");
-      if (current && root.scrollWidth > root.clientWidth) root.scrollLeft = current.offsetLeft - root.offsetLeft - root.clientWidth / 3;
+      if (current && root.scrollWidth > root.clientWidth) root.scrollLeft += current.getBoundingClientRect().left - root.getBoundingClientRect().left - root.clientWidth / 3;
     });
     return [
       pass.layers.length > 0 && item(store, here, { id: "heads", kind: "heads" }, t("overview.heads")),
