@@ -9,6 +9,7 @@ import pytest
 
 import transom
 from transom.errors import ConfigError
+from transom.inspection.explain.steps import Note
 from transom.inspection.messages import ENGLISH, LANGUAGES, templates
 from transom.serving import explorer as explorer_module
 from transom.serving.explorer import Explorer, request_key
@@ -96,6 +97,16 @@ def test_the_calculation_of_a_cell_is_told_in_german(explorer: Explorer) -> None
     assert focus["formula"] == "Gewichte: A = e^S / Summe"
     assert any(step["kind"] == "check" and step["text"].startswith("geprüft: Gewichte x V ergibt") for step in steps)
     assert re.search(r" \(12 weitere: ", " ".join(step["expression"] for step in steps if step["kind"] == "calculation"))
+
+
+def test_english_is_what_python_prints(explorer: Explorer) -> None:
+    answer = explorer.answer("calculation", CELL)
+    run = explorer.models[0].run
+    found = transom.explain(run, "a b c", stack="decoder", block=1, head=1, query=0, key=2, temperatures=[1.0], every=True)
+    assert [section["title"] for section in answer["sections"]] == [section.title for section in found.sections]
+    assert (answer["title"], answer["summary"]) == (found.title, found.summary)
+    notes = [step["text"] for section in answer["sections"] for step in section["steps"] if step["kind"] == "note"]
+    assert notes == [step.text for section in found.sections for step in section.steps if isinstance(step, Note) and step.kind == "note"]
 
 
 def test_notes_and_formulas_of_a_pass_are_told_in_german(explorer: Explorer) -> None:

@@ -70,7 +70,7 @@ def in_language(content: Any, language: str) -> Any:
     """Return JSON-serializable content with each of its messages in a language."""
     match content:
         case Message():
-            return render(content.code, templates(language))
+            return str(content) if language == ENGLISH else render(content.code, templates(language))
         case dict():
             return {name: in_language(each, language) for name, each in content.items()}
         case list() | tuple():
