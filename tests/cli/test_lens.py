@@ -9,6 +9,7 @@ from tests.cli.conftest import Call, Trained
 from tests.cli.test_encoders import classifying, filling, labelled
 from tests.cli.test_images import photos, seeing
 from tests.cli.test_language import LanguageRun, spoken
+from transom.cli import terminal_width
 from transom.data.tokenizer.special_tokens import EOS
 from transom.inspection.lenses.tuned_lens import FILE, load_tuned_lens
 from transom.tasks.load import load
@@ -17,18 +18,20 @@ __all__ = ["classifying", "filling", "labelled", "photos", "seeing", "spoken"]
 
 
 @torch.no_grad()
-def test_each_stream_is_read(transom: Call, trained: Trained, spoken: LanguageRun, filling: Path) -> None:
+def test_each_stream_is_read(transom: Call, trained: Trained, spoken: LanguageRun, filling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = load(spoken.folder, "fp32")
     row = [EOS, *run.tokenizer.encode("the sun")]
     p = run.model(torch.tensor([row]))[0, -1].softmax(-1)
     *_, last = transom("lens", "logit", spoken.folder, "the sun", "--json").json["streams"]
     (one,) = last["positions"]
     assert one["rank"] == 1 and one["p"] == pytest.approx(p.max().item(), abs=1e-5) and one["position"] == len(row) - 1
+    whole = transom("lens", "logit", spoken.folder, "the sun").out.splitlines()
+    monkeypatch.setattr(terminal_width, "terminal_width", lambda: 60)
     lines = transom("lens", "logit", spoken.folder, "the sun").out.splitlines()
     assert lines[2].split() == ["stream", "p", "rank", "KL", "most", "probable"] and lines[3].startswith("embedding ")
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, whole)) > 60 and lines == [line[:60].rstrip() for line in whole]
     page = transom("lens", "logit", trained.folder, "ab ba")
-    assert page.out.startswith("most probable token") and max(map(len, page.out.splitlines())) <= 100
+    assert page.out.startswith("most probable token") and max(map(len, page.out.splitlines())) <= 60
     masked = transom("lens", "logit", filling, "the [MASK] of 3", "--answer", "s", "--json").json
     assert masked["streams"][0]["positions"][0]["answer"] == "▁s"
 

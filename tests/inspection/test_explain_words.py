@@ -17,7 +17,7 @@ from transom.inspection.edits.schemas import describe_edit
 from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.notation import Typeset
 from transom.inspection.explain.steps import Calculation, Note, Section, Values
-from transom.inspection.messages import ENGLISH, switch_data, templates
+from transom.inspection.messages.tables import ENGLISH, switch_data, templates
 
 NOTATION = (
     *("alpha", "beta", "cos", "eps", "erf", "exp", "gamma", "hat", "ln", "log", "max", "mu", "phi", "pi", "sigma", "sin", "sqrt", "sum"),

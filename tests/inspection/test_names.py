@@ -35,7 +35,7 @@ from transom.data.batch import ImageBatch
 from transom.errors import ConfigError
 from transom.files.message import Message, render
 from transom.inspection.activations import Activations, sequences_of
-from transom.inspection.messages import ENGLISH, templates
+from transom.inspection.messages.tables import ENGLISH, templates
 from transom.inspection.names import FAMILIES as FAMILIES_OF_MODELS
 from transom.inspection.names import QUANTITIES, Quantity, description, families_of, list_names, owner_kind, required_sites, select_names
 from transom.inspection.vocabulary import names_page

@@ -10,7 +10,7 @@ import pytest
 import transom
 from transom.errors import ConfigError
 from transom.inspection.explain.steps import Note
-from transom.inspection.messages import ENGLISH, LANGUAGES, templates
+from transom.inspection.messages.tables import ENGLISH, LANGUAGES, templates
 from transom.serving import explorer as explorer_module
 from transom.serving.explorer import Explorer, request_key
 from transom.serving.served_model import ServedModel

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import transom.serving
-from transom.inspection.messages import ENGLISH, LANGUAGES, table, templates
+from transom.inspection.messages.tables import ENGLISH, LANGUAGES, table, templates
+from transom.inspection.names import QUANTITIES
 
 PAGE = Path(transom.serving.__file__).parent / "page"
 HTML = (PAGE / "index.html").read_text(encoding="utf-8")
@@ -14,6 +15,10 @@ SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.g
 CALL = re.compile(r"\b(?:t|rich)\(")
 LITERAL = re.compile(r'"([\w-]+(?:\.[\w-]+)+|title|skip)"')
 PATTERN = re.compile(r"`([\w.-]+\.)\$\{[^`]*`")
+NAMES = "sqrt|scores?|tanh|mean|sum|exp|ln|eps|mu|sigma|gamma|beta|alpha|x_hat|softmax|maxout of|Concat|of a simple network"
+FORMULA = re.compile(rf"(({NAMES})(_\w+)?|\b[A-Za-z](_\w+|_(?=\{{))?(?![A-Za-z])|[^A-Za-z])+")
+"""Symbols and the names of functions."""
+MARKUP = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function")
 ATTRIBUTE = re.compile(r'data-(?:message|label)="([^"]+)"')
 
 
@@ -53,7 +58,18 @@ def test_every_key_of_the_page_has_a_message() -> None:
 def test_every_message_is_used() -> None:
     keys, prefixes = keys_and_prefixes()
     unused = {key for key in templates(ENGLISH, "explore") if key not in keys and not any(key.startswith(prefix) for prefix in prefixes)}
-    assert not {key for key in unused if not key.startswith("languages.")}
+    assert not {key for key in unused if not key.startswith(("languages.", "quantities."))}
+
+
+def test_what_each_quantity_is_has_a_message() -> None:
+    """Formulas without words need none; the page finds the others as this test does."""
+    words = {row.formula.rpartition(": ")[2] for rows in QUANTITIES.values() for row in rows}
+    keys = {re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-"): text for text in words}
+    messages = {
+        key.removeprefix("quantities."): text for key, text in templates(ENGLISH, "explore").items() if key.startswith("quantities.")
+    }
+    assert {key: keys.get(key) for key in messages} == messages
+    assert not [text for key, text in keys.items() if key not in messages and not FORMULA.fullmatch(text)]
 
 
 def test_every_table_is_listed_as_a_language() -> None:
@@ -100,4 +116,6 @@ def test_the_page_is_small_and_its_files_are_short() -> None:
 
 def test_nothing_in_the_modules_makes_markup_of_text() -> None:
     for name, source in SCRIPTS.items():
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setTimeout\(\s*[\"'`]", source), name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setTimeout\(\s*[\"'`]", source
+        ), name

@@ -59,4 +59,7 @@ def explore(
             threading.Thread(target=explorer.warm_up, daemon=True).start()
             if browser:
                 webbrowser.open(server.url)
-            server.serve_forever()
+            try:
+                server.serve_forever()
+            finally:
+                explorer.close()

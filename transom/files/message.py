@@ -11,14 +11,14 @@ Template = str | Mapping[str, str]
 """Text of a message with placeholders; one per plural category (``one``, ``other``) of the value ``n`` where the text depends on it."""
 
 Code = Any
-"""What a text is made of, as JSON: a string, a number, ``[key, values]`` for a message, ``{"join": [code, ...]}`` for a sequence."""
+"""Parts of a text, as JSON: a string, a number, ``[key, values]`` for a message, ``{"join": [code, ...]}`` for a sequence."""
 
 
 class Message(str):
     """English text that can be shown in other languages.
 
     Attributes:
-        code: what the text is made of, from which ``render`` makes the text in another language.
+        code: its parts, from which ``render`` makes the text in another language.
     """
 
     code: Code
@@ -96,7 +96,7 @@ def keys_of(code: Code) -> Iterator[str]:
 
 
 def code_of(value: str | int) -> Code:
-    """Return what a value is made of."""
+    """Return the code of a value."""
     return value.code if isinstance(value, Message) else value
 
 

@@ -13,7 +13,7 @@ from transom.data.tokenizer.special_tokens import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.predictors.results import Alignment
 from transom.errors import ConfigError, DataError
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.recompute import recompute_attention_weights
 from transom.layers.attention import SupportsAttentionWeights
 from transom.layers.mixture_of_depths import DepthRouter

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from transom.config.approximations import ApproximationConfig, LinearAttentionConfig, LinformerConfig, NystromConfig, PerformerConfig
 from transom.config.architecture import TransformerConfig
 from transom.errors import ConfigError
-from transom.files.message import joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.approximations.approximate_attention import build_approximation
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer
@@ -382,7 +382,9 @@ def _notes(model: Network, all_inputs: Sequence[RecordedAttention], settings: Co
         "sparsity_pattern": c.attention.pattern.kind != "full",
     }
     if found := [message(f"comparison.features.{name}") for name, there in features.items() if there]:
-        notes.append(message("comparison.notes.ignored", features=joined(", ", found)))
+        notes.append(
+            message("comparison.notes.ignored", features=reduce(lambda some, one: message("data.both", first=some, second=one), found))
+        )
     if c.attention.approximation.kind != "none":
         notes.append(message("comparison.notes.approximation", kind=c.attention.approximation.kind))
     if c.depth.kind != "full":

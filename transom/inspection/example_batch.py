@@ -8,7 +8,7 @@ from transom.data.batch import Batch
 from transom.data.text.text_io import check_text, read_lines
 from transom.decoding.predictors.long_texts import split_windows
 from transom.errors import DataError
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.describe import with_article
 
 

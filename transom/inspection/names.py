@@ -19,7 +19,7 @@ from transom.inspection import derive_layers as layers
 from transom.inspection import derive_recurrent as recurrent
 from transom.inspection.activation_sites import fake_pass
 from transom.inspection.activations import Activations, depth_selected, join, stack_output
-from transom.inspection.messages import ENGLISH, message, templates
+from transom.inspection.messages.tables import ENGLISH, message, templates
 from transom.layers.approximations.approximate_attention import ApproximateAttention
 from transom.layers.attention import Attention
 from transom.layers.block import Block

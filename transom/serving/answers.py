@@ -17,8 +17,8 @@ from transom.inspection.explain.notation import Typeset
 from transom.inspection.explain.steps import Calculation, Note, Step
 from transom.inspection.lenses.logit_attribution import logit_attribution
 from transom.inspection.lenses.logit_lens import logit_lens
-from transom.inspection.lenses.readout import flat_logits, is_pooled, log_probs
-from transom.inspection.messages import message
+from transom.inspection.lenses.readout import flat_logits, is_pooled, log_probs, output_stack
+from transom.inspection.messages.tables import message
 from transom.inspection.names import description
 from transom.layers.attention import Attention
 from transom.serving.passes import Pass, attention_layers
@@ -120,11 +120,14 @@ def _step(step: Step, focus: bool) -> Json:
 def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any]) -> str:
     """Return the command that prints the calculation."""
     words = ["transom", "explain", str(found.model.folder), *([request.input.text] if request.input.text is not None else [])]
+    symbols = found.model.symbols()
     names: dict[str, Callable[[Any], str]] = {
-        "candidate": lambda index: found.model.symbols()[index],
+        "candidate": lambda index: symbols[index],
         "temperatures": lambda values: f"{values[0]:g}",
     }
     for name, value in options.items():
+        if name == "candidate" and not symbols:  # the logits of an embedder are similarities of texts
+            continue
         words += [f"--{name}"] if value is True else [f"--{'temperature' if name == 'temperatures' else name}", names.get(name, str)(value)]
     words += ["--target", request.input.target] if request.input.target is not None else []
     words += ["--input", "FILE"] if request.input.text is None else []
@@ -178,6 +181,10 @@ def _row(found: Pass, position: int) -> Tensor:
 def answer_lens(found: Pass, request: PositionRequest) -> Json:
     """Return what the residual stream after each block implies at a position; edits of the pass must be in force."""
     _row(found, request.position)
+    try:
+        output_stack(found.model.network)
+    except ConfigError as error:  # the page shows why there is no lens
+        return {"answer": None, "streams": [], "note": str(error)}
     lens = logit_lens(found.model.run, found.input.batch, positions=[request.position], top=TOP)
     best = zip(lens.top_symbols[:, 0, 0].tolist(), lens.top_probs[:, 0, 0].tolist(), strict=True)
     numbers = (x[:, 0, 0].tolist() for x in (lens.answer_probs, lens.answer_ranks, lens.kl))
@@ -185,7 +192,7 @@ def answer_lens(found: Pass, request: PositionRequest) -> Json:
         {"name": name, "top": _symbols(*top), "answer_p": p, "answer_rank": rank, "kl": kl}
         for name, top, p, rank, kl in zip(lens.streams, best, *numbers, strict=True)
     ]
-    return {"answer": int(lens.answers[0, 0]), "streams": streams}
+    return {"answer": int(lens.answers[0, 0]), "streams": streams, "note": ""}
 
 
 def _symbols(indices: list[int], p: list[float]) -> list[Json]:

@@ -13,7 +13,7 @@ from transom.config.error_messages import validate
 from transom.config.schema import Schema
 from transom.errors import ConfigError
 from transom.inspection.edits.scope import edits as edit_scope
-from transom.inspection.messages import in_language
+from transom.inspection.messages.tables import in_language
 from transom.inspection.trace import names_of
 from transom.serving.answers import (
     Json,
@@ -102,8 +102,13 @@ class Explorer:
 
     def warm_up(self) -> None:
         """List the names of all quantities, which takes seconds, before the first request needs them."""
-        for model in self.models:
-            names_of(model.network.config)
+        with self._lock:
+            for model in self.models:
+                names_of(model.network.config)
+
+    def close(self) -> None:
+        """Wait until no model computes; later requests wait for ever, so that the process can end."""
+        self._lock.acquire()
 
     @cached_property
     def _described(self) -> list[Json]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from transom.inspection.messages import LANGUAGES, table
+from transom.inspection.messages.tables import LANGUAGES, table
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (

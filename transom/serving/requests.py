@@ -9,14 +9,14 @@ from pydantic import Field, field_validator, model_validator
 
 from transom.config.schema import Schema
 from transom.inspection.edits.schemas import AnyEdit, Patch
-from transom.inspection.messages import ENGLISH, LANGUAGES
+from transom.inspection.messages.tables import ENGLISH, LANGUAGES
 
 MAX_TEXT = 1_000_000
 """Characters of a text."""
 
 Name = Annotated[str, Field(min_length=1, max_length=300)]
 Index = Annotated[int, Field(ge=0)]
-NamedRequest = Annotated[tuple[str, dict[str, Any]], Field(strict=False)]
+NamedRequests = Annotated[tuple[Annotated[tuple[str, dict[str, Any]], Field(strict=False)], ...], Field(strict=False, max_length=20_000)]
 
 
 class InputRequest(Schema):
@@ -113,8 +113,6 @@ class TileRequest(PassRequest):
 class ExportRequest(Schema):
     """Requests whose answers an exported page holds."""
 
-    requests: Annotated[tuple[NamedRequest, ...], Field(strict=False, max_length=20_000)] = Field(
-        description="name and body of each request"
-    )
+    requests: NamedRequests = Field(description="name and body of each request")
     state: dict[str, Any] = Field(description="state of the page")
     language: Name = Field("en", description="language of the page")

@@ -14,7 +14,7 @@ from typing import Any
 from transom import __version__
 from transom.errors import TransomError
 from transom.files.regular_files import parse_json
-from transom.inspection.messages import LANGUAGES, table
+from transom.inspection.messages.tables import LANGUAGES, table
 from transom.serving.explorer import Explorer
 
 HOST = "127.0.0.1"

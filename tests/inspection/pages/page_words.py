@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator
 from html.parser import HTMLParser
 
 from transom.files.message import Code, render
-from transom.inspection.messages import ENGLISH, templates
+from transom.inspection.messages.tables import ENGLISH, templates
 from transom.inspection.pages.markup import MESSAGE, MESSAGE_ATTRIBUTES, decode
 
 SHOWN_ATTRIBUTES = ("aria-label", "alt", "title", "data-label", "placeholder", "label")

@@ -43,6 +43,7 @@ def test_it_is_described(task: str, kind: type[ModelConfig]) -> None:
     recipe = of(task, kind)
     assert describe.describe_family(recipe).split()[0] in ("a", "an")
     assert recipe.model.described_layers and describe.describe_layers(recipe) and all(describe.describe_architecture(recipe))
+    assert recipe.model.stacks or describe.describe_layers(recipe) == recipe.model.described_layers
     assert describe.usage_example(recipe, "runs/a")[0].startswith(f"transom {recipe.COMMAND} runs/a ")
     assert describe.describe_initialization(recipe) == "from scratch"
 

@@ -20,7 +20,17 @@ from transom.data.reports.findings import NOUNS, SPLIT_NAMES, count_noun, out_of
 from transom.data.split import PLURALS
 from transom.decoding.predictors.class_metrics import CalibrationBin
 from transom.files.message import PLACEHOLDER, Message, Template, as_sentence, joined, keys_of, phrase, render
-from transom.inspection.messages import ENGLISH, LANGUAGES, max_length, message, message_or, switch_data, switch_script, table, templates
+from transom.inspection.messages.tables import (
+    ENGLISH,
+    LANGUAGES,
+    max_length,
+    message,
+    message_or,
+    switch_data,
+    switch_script,
+    table,
+    templates,
+)
 from transom.inspection.pages import report
 from transom.inspection.pages.classification_pictures import reliability_diagram
 from transom.inspection.pages.classification_section import classification_page

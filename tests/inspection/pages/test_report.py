@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from transom.inspection.messages import switch_script
+from transom.inspection.messages.tables import switch_script
 from transom.inspection.pages.markup import escape_control_characters
 from transom.inspection.pages.report import render_report
 from transom.inspection.pages.run_summary import RunSummary

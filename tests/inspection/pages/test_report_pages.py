@@ -11,7 +11,7 @@ from tests.inspection.pages.browser import Browser, ColorScheme, chromium
 from tests.inspection.pages.page_kinds import KINDS
 from tests.inspection.pages.page_words import Words
 from transom.files.message import render
-from transom.inspection.messages import templates
+from transom.inspection.messages.tables import templates
 from transom.inspection.pages.report import render_report
 from transom.inspection.pages.run_summary import RunSummary
 

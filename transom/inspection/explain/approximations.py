@@ -12,7 +12,7 @@ from transom.inspection.explain.builder import Builder, number, numbers, weighte
 from transom.inspection.explain.expressions import Expression, Number, Power, Sum, dot, exact, exp, sqrt
 from transom.inspection.explain.feed_forward import relu
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.approximations.approximation import Approximation, dense_mask
 from transom.layers.approximations.linear_attention import MAX_EXPONENT, FeatureMapAttention, LinearAttention, Performer
 from transom.layers.approximations.linformer import Linformer

@@ -18,7 +18,7 @@ from transom.inspection.explain.edited import configs_of, edited_text
 from transom.inspection.explain.expressions import Call, Expression, Number, dot, exact, sqrt, tanh
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.approximations.approximate_attention import ApproximateAttention
 from transom.layers.attention import Attention, attention_weights
 from transom.layers.context import Part

@@ -9,7 +9,7 @@ from transom.inspection.explain.builder import Builder, number
 from transom.inspection.explain.expressions import Expression, Number
 from transom.inspection.explain.feed_forward import feed_forward_steps
 from transom.inspection.explain.norm import norm_steps
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.attention import Attention
 
 PARTS = {"attn": "resid_mid", "cross": "resid_cross", "ff": "resid_post"}

@@ -13,7 +13,7 @@ from transom.inspection.edits.schemas import Scale
 from transom.inspection.explain.edited import EditedSite, EditedSites, edited_text
 from transom.inspection.explain.expressions import Expression, Number, Product, Sum, dot, exact
 from transom.inspection.explain.steps import Calculation, Note, Section, Values
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.lora import LoraLinear
 
 SAFETY = 2.0

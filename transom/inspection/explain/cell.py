@@ -1,5 +1,6 @@
 """The hand calculation of one element of a named quantity."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[s
 
 def _block(network: Any, name: str, stack: str) -> int | None:
     """Return the block that computes a quantity: for the input of a block the one before it, for those after all blocks the last."""
-    found = re.search(r"\.blocks\.(\d+)\.(.*)", name)
+    found = re.search(r"\.(?:blocks|layers)\.(\d+)\.(.*)", name)
     if found is None:
         after = name.partition(".")[0] not in (*SIDES, "embedding")
         return len(blocks) - 1 if after and (blocks := getattr(getattr(network, stack), "blocks", ())) else None
@@ -123,7 +124,9 @@ def _steps(explanation: Explanation, name: str, value: float, index: Mapping[str
         (number, i)
         for number, section in enumerate(explanation.sections)
         for i, step in enumerate(section.steps)
-        if isinstance(step, Calculation) and step.traced is not None and _equal(step.traced, value) and re.search(pattern, step.label)
+        if isinstance(step, Calculation)
+        and _equal(step.value if step.traced is None else step.traced, value)
+        and re.search(pattern, step.label)
     ]
     if not found and (wide := [index[axis] for axis in _WIDE if axis in index]):
         found = [
@@ -141,7 +144,8 @@ def _label(name: str, index: Mapping[str, int]) -> str:
     last = name.rpartition(".")[2]
     if "query" in index and "key" in index:
         i, j = index["query"], index["key"]
-        return rf"^q_{i} \. k_{j}$" if last == "dot_products" else rf"^{'A' if last == 'weights' else 'S'}_{i},{j}(?!\d)"
+        patterns = {"dot_products": rf"^q_{i} \. k_{j}$", "weights": rf"^(A_{i},{j}(?!\d)|exp\(S_{i},{j}\))"}  # e^S is 0 for a masked key
+        return patterns.get(last, rf"^S_{i},{j}(?!\d)")
     labels = {"mean": "^mean$", "variance": "^variance$", "mean_square": "^mean square$", "scale": "^scale$", "logsumexp": "^logsumexp$"}
     outputs = {"logits": r"^z\(", "probs": r"^p\(", "log_probs": r"^ln p\("}
     return (labels | outputs).get(last, r"\[\d+\]$|\[\d+\] \(|^r_\d+|^[zp]_")
@@ -153,4 +157,4 @@ _TITLES = {"attn": "attention, head", "cross": "cross-attention", "ff": "feed-fo
 
 def _equal(a: float, b: float) -> bool:
     """Return whether two numbers of a pass are equal, within the rounding of sums in another order."""
-    return a == b or abs(a - b) <= 2e-6 * max(abs(a), abs(b), 1e-3)
+    return a == b or (math.isfinite(a - b) and abs(a - b) <= 2e-6 * max(abs(a), abs(b), 1e-3))

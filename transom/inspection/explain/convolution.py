@@ -8,7 +8,7 @@ from transom.inspection.explain.approximations import carried
 from transom.inspection.explain.builder import Builder, linear_weight, number, numbers
 from transom.inspection.explain.expressions import Expression, Maximum, Number, Power, Product, Sum, dot, exact, sigmoid, sqrt
 from transom.inspection.explain.feed_forward import relu
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.vision.channel_attention import Cbam, ChannelAttention, SqueezeExcitation
 from transom.layers.vision.conv_stem import ConvBlock, ConvStem, PixelNormalization
 

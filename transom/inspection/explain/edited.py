@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transom.inspection.edits.changes import AttentionChange, AttentionEdit, Counter, ResidualEdit, ValueEdit
 from transom.inspection.edits.schemas import EditConfig, describe_edit
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.observe import SiteEdit, Visit
 from transom.models.base import Network
 

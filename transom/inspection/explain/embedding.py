@@ -10,7 +10,7 @@ from transom.inspection.explain.builder import Builder, number
 from transom.inspection.explain.convolution import normalized_pixel, stem_steps
 from transom.inspection.explain.expressions import Call, Number, exact, sqrt
 from transom.inspection.explain.norm import norm_steps
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.position_encoding import Sinusoidal
 from transom.layers.vision.patch_embedding import PatchEmbedding
 

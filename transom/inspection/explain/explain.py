@@ -24,7 +24,7 @@ from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.output import Candidates, output_sections
 from transom.inspection.explain.recurrent import recurrent_sections
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.trace import token_symbols
 from transom.layers.observe import ActivationRecorder
 from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack

@@ -9,7 +9,7 @@ from transom.files.message import joined
 from transom.inspection.activations import feed_forward_input
 from transom.inspection.explain.builder import Builder, number, weighted_sum
 from transom.inspection.explain.expressions import Call, Expression, Maximum, Number, Power, Sum, exact, exp, sigmoid, sqrt, tanh
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.mixture_of_experts import MixtureOfExperts

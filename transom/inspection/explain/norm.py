@@ -3,7 +3,7 @@
 from transom.files.message import joined
 from transom.inspection.explain.builder import Builder, number, numbers
 from transom.inspection.explain.expressions import Expression, Power, Sum, exact, sqrt, tanh
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.norm import BatchNorm, DynamicTanh, LayerNorm, Norm, RmsNorm
 
 Index = tuple[int, ...]

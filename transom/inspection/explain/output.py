@@ -13,7 +13,7 @@ from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exa
 from transom.inspection.explain.feed_forward import gelu
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.stack import Stack
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer

@@ -12,7 +12,7 @@ from transom.inspection.explain.attention import MAX_KEYS, N_LARGEST
 from transom.inspection.explain.builder import Builder, number, numbers, weighted_sum
 from transom.inspection.explain.expressions import Expression, Maximum, Number, Product, Sum, dot, exact, sigmoid, tanh
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.layers.recurrent.recurrent_decoder import (
     AdditiveAttention,
     AdditiveDecoder,

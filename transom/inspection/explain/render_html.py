@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 from transom.inspection.explain.notation import Typeset
 from transom.inspection.explain.render_text import grouped
 from transom.inspection.explain.steps import Calculation, Note, Section, Step, Values
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.notebook import framed
 from transom.inspection.pages.page import render_page

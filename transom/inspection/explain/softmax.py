@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transom.inspection.explain.builder import Builder
 from transom.inspection.explain.expressions import Expression, Number, Sum, exact, exp, ln
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 
 MAX_EXPONENT = 100.0
 """With a larger exponent in absolute value, the largest score is subtracted first."""

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from transom.files.message import joined
 from transom.inspection.explain.expressions import Expression
 from transom.inspection.explain.notation import Notation, Typeset, format_operand, format_result, places_of
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 
 MIN_DIGITS, MAX_DIGITS = 4, 17
 """Significant digits of printed operands; 17 give every float64 exactly."""

@@ -5,7 +5,7 @@ from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.results import Alignment
 from transom.files.message import joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.heat_map import HeatMapText, display_width, heat_map_svg, label
 from transom.inspection.pages.html_tables import scrollable
 from transom.inspection.pages.markup import node

@@ -5,7 +5,7 @@ from xml.etree.ElementTree import Element
 
 from transom.files.message import as_sentence
 from transom.inspection.attention_comparison import AttentionComparison, MethodCost
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.html_tables import html_table
 from transom.inspection.pages.line_chart import Line, line_chart
 from transom.inspection.pages.markup import node

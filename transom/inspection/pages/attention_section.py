@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.files.message import joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.heat_map import HeatMapText, heat_map_svg, root_opacity, small_map_svg
 from transom.inspection.pages.html_tables import html_table, scrollable
 from transom.inspection.pages.markup import node

@@ -5,7 +5,7 @@ from xml.etree.ElementTree import Element
 
 from transom.decoding.predictors.class_metrics import CalibrationBin
 from transom.files.message import as_sentence, joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.line_chart import Scale
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.number_format import format_count, format_percent

@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 from transom.decoding.predictors.class_metrics import N_BINS, ClassificationMetrics
 from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.files.message import as_sentence
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.classification_pictures import confusion_matrix_svg, reliability_diagram
 from transom.inspection.pages.describe import unit, unit_named
 from transom.inspection.pages.html_tables import html_table, scrollable

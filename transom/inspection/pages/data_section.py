@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 
 from transom.data.reports.findings import split_name
 from transom.files.message import Message, joined
-from transom.inspection.messages import message, message_or
+from transom.inspection.messages.tables import message, message_or
 from transom.inspection.pages.html_tables import html_table, key_value_table
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.number_format import format_compact, format_count, format_percent

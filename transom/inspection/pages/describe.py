@@ -13,7 +13,7 @@ from transom.config.plugins import plugins_of
 from transom.config.recipe import Recipe, TextRecipe
 from transom.config.recurrent import LuongAttentionConfig, RecurrentConfig, RecurrentSeq2SeqConfig
 from transom.config.vision import ConvolutionalNetworkConfig
-from transom.inspection.messages import message, message_or
+from transom.inspection.messages.tables import message, message_or
 from transom.inspection.pages.number_format import format_count
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.files.message import joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.markup import node, shorten
 from transom.inspection.pages.number_format import format_percent
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from transom.files.message import joined
-from transom.inspection.messages import max_length, message
+from transom.inspection.messages.tables import max_length, message
 from transom.inspection.pages.markup import node, style_sheet, to_svg
 from transom.inspection.pages.number_format import format_compact, format_count, linear_ticks, log_ticks, tick_labels
 

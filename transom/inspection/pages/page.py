@@ -8,7 +8,7 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 from transom.files.message import Message, keys_of
-from transom.inspection.messages import message, switch_data, switch_script
+from transom.inspection.messages.tables import message, switch_data, switch_script
 from transom.inspection.pages.markup import codes_of, node, script, style_sheet, to_html, without_codes
 from transom.inspection.pages.run_summary import RunSummary
 

@@ -14,7 +14,7 @@ from transom.config.patterns import block_patterns, format_pattern, pattern_kind
 from transom.config.vision import VisionTransformerConfig
 from transom.errors import ConfigError
 from transom.files.message import as_sentence
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.markup import node, style_sheet, to_svg
 from transom.inspection.pages.number_format import format_percent
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, MaskRule, TokenPositions, build_mask_rules

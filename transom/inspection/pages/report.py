@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from transom import __version__
 from transom.config.recipe import Metric, dump_recipe
 from transom.files.message import as_sentence, joined
-from transom.inspection.messages import message, message_or
+from transom.inspection.messages.tables import message, message_or
 from transom.inspection.pages.alignment_pictures import alignment_svg
 from transom.inspection.pages.attention_section import attention_section
 from transom.inspection.pages.classification_section import classification_section

@@ -13,7 +13,7 @@ from transom.decoding.predictors.class_metrics import ClassificationMetrics
 from transom.decoding.predictors.multi_label import MultiLabelMetrics
 from transom.decoding.predictors.results import Alignment
 from transom.files.message import joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.sample_attention import NoAttention, PatchAttention, TextAttention
 
 MetricsRecord = Mapping[str, Any]

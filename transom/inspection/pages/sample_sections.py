@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from transom.config.recipe import TextRecipe
 from transom.files.message import joined
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.html_tables import html_table
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.number_format import format_percent

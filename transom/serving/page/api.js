@@ -23,13 +23,17 @@ export const isSaved = answers !== null;
 const MAX_KEPT = 600;
 const kept = new Map();
 let missingMessage = () => "";
-export const onMissing = (message) => { missingMessage = message; };
+export const onMissing = (message) => {
+  missingMessage = message;
+};
 
 /** Write JSON with sorted keys and without spaces, so that equal requests have equal texts. */
 export function canonical(value) {
   if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
   if (value === null || typeof value !== "object") return JSON.stringify(value) ?? "null";
-  const fields = Object.keys(value).filter((key) => value[key] !== undefined).sort();
+  const fields = Object.keys(value)
+    .filter((key) => value[key] !== undefined)
+    .sort();
   return `{${fields.map((key) => `${JSON.stringify(key)}:${canonical(value[key])}`).join(",")}}`;
 }
 

@@ -87,12 +87,19 @@ async function start() {
   mountTour(byId("tour"), store);
   mountHelp(byId("help"), store);
   mountKeys(store);
-  byId("skip").addEventListener("click", (event) => { // the address keeps the state, so the link may not change it
+  byId("skip").addEventListener("click", (event) => {
+    // the address keeps the state, so the link may not change it
     event.preventDefault();
     byId("stage").focus();
   });
-  const remember = debounce((state) => { if (!isSaved) history.replaceState(null, "", `#${toFragment(state)}`); }, 200);
-  store.subscribe((state) => { applyTheme(state); showProblem(state); remember(state); });
+  const remember = debounce((state) => {
+    if (!isSaved) history.replaceState(null, "", `#${toFragment(state)}`);
+  }, 200);
+  store.subscribe((state) => {
+    applyTheme(state);
+    showProblem(state);
+    remember(state);
+  });
   window.addEventListener("hashchange", () => store.set({ ...INITIAL, language: store.get().language, ...fromFragment(location.hash) }));
   let named = null;
   const nameSymbols = async (state) => {

@@ -23,7 +23,10 @@ export function python(value) {
   if (value === null || value === undefined) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
   if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
-  if (typeof value === "object") return `{${Object.entries(value).map(([key, item]) => `${python(key)}: ${python(item)}`).join(", ")}}`;
+  if (typeof value === "object")
+    return `{${Object.entries(value)
+      .map(([key, item]) => `${python(key)}: ${python(item)}`)
+      .join(", ")}}`;
   return JSON.stringify(value);
 }
 
@@ -32,7 +35,10 @@ function inView(state) {
   const place = currentPlace(state);
   if (place.layer) return { name: `${place.layer.address}.weights`, head: state.head, query: chosenToken(state, place.layer.queries) };
   if (place.kind === "output" || place.kind === "heads") return { name: place.kind === "output" ? "probs" : "attn.weights" };
-  return { name: place.kind === "embedding" ? `${place.prefix}.resid` : `${place.prefix}.resid_post`, query: chosenToken(state, place.stack) };
+  return {
+    name: place.kind === "embedding" ? `${place.prefix}.resid` : `${place.prefix}.resid_post`,
+    query: chosenToken(state, place.stack),
+  };
 }
 
 const folder = (state) => {
@@ -45,8 +51,18 @@ export function viewAsPython(state) {
   const { name, head, query } = inView(state);
   const given = state.input.file ? "batch" : python(state.input.text);
   const lines = ["import transom", "", `run = transom.load(${python(folder(state))}, "fp32")`];
-  if (state.input.file) lines.push("from pathlib import Path", "from transom.inspection.example_batch import build_example_batch", 'batch = build_example_batch(run, None, Path("FILE")).batch');
-  const read = [`logits, trace = transom.trace(run, ${given}, [${python(name)}])`, ...(name === "attn.weights" ? ["print({address: x.shape for address, x in trace.items()})"] : [`print(trace[${python(name)}][${[0, head, query].filter((each) => each !== undefined).join(", ")}])`])];
+  if (state.input.file)
+    lines.push(
+      "from pathlib import Path",
+      "from transom.inspection.example_batch import build_example_batch",
+      'batch = build_example_batch(run, None, Path("FILE")).batch',
+    );
+  const read = [
+    `logits, trace = transom.trace(run, ${given}, [${python(name)}])`,
+    ...(name === "attn.weights"
+      ? ["print({address: x.shape for address, x in trace.items()})"]
+      : [`print(trace[${python(name)}][${[0, head, query].filter((each) => each !== undefined).join(", ")}])`]),
+  ];
   if (!state.edits.length) return [...lines, ...read].join("\n");
   return [...lines, `edits = ${python(state.edits)}`, "with transom.edits(run, edits):", ...read.map((line) => `    ${line}`)].join("\n");
 }
@@ -54,7 +70,14 @@ export function viewAsPython(state) {
 /** Return a command line that prints what is in view. */
 export function viewAsCommand(state) {
   const { name, head, query } = inView(state);
-  const words = ["transom", "trace", quoted(folder(state)), ...(state.input.file ? ["--input", "FILE"] : [quoted(state.input.text)]), "--names", name];
+  const words = [
+    "transom",
+    "trace",
+    quoted(folder(state)),
+    ...(state.input.file ? ["--input", "FILE"] : [quoted(state.input.text)]),
+    "--names",
+    name,
+  ];
   if (head !== undefined) words.push("--heads", head);
   if (query !== undefined) words.push("--positions", query);
   if (!state.edits.length) return words.join(" ");

@@ -3,7 +3,7 @@
 import { ask } from "explore/api";
 import { t } from "explore/messages";
 import { listPlaces, quantitiesOf } from "explore/places";
-import { calculationBody, chosenToken, headBody, outputPosition, spoken } from "explore/session";
+import { calculationBody, chosenToken, hasLens, headBody, outputPosition, spoken } from "explore/session";
 import { lasting } from "explore/state";
 import { isLong } from "explore/view-heads";
 import { fixedIndex } from "explore/view-vectors";
@@ -35,7 +35,7 @@ export function requestsOf(state) {
       ask("logits", { position: at });
       if (body.edits.length) found.push(["logits", { ...body, edits: [], position: at }]);
     }
-    ask("lens", { position });
+    if (hasLens(pass)) ask("lens", { position });
     if (pass.layers.length && pass.whole !== false) found.push(["sweep", { ...body, position }]);
   }
   if (state.cell) found.push(["calculation", calculationBody(state, state.cell.name, state.cell.index)]);
@@ -47,7 +47,10 @@ function ofRow(state, layer) {
   const head = Math.min(state.head, layer.n_heads - 1);
   const query = chosenToken(state, layer.queries);
   const name = `${layer.address}.weights`;
-  const rows = Array.from({ length: layer.n_heads }, (_, each) => ["tensor", spoken(state, { ...state.loaded.body, name, index: { n_heads: each, query } })]);
+  const rows = Array.from({ length: layer.n_heads }, (_, each) => [
+    "tensor",
+    spoken(state, { ...state.loaded.body, name, index: { n_heads: each, query } }),
+  ]);
   const isShown = state.place === layer.address || state.place === null;
   const n = isShown ? Math.min(layer.shape[1], MOST_CALCULATIONS) : 0;
   const cells = Array.from({ length: n }, (_, key) => ["calculation", calculationBody(state, name, { n_heads: head, query, key })]);

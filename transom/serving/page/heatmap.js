@@ -15,7 +15,8 @@ export function paint(canvas, { address, index = {}, rows, columns, values, scal
   for (let row = 0; row < rows; row += 1) {
     const start = row * cell * canvas.width;
     const n = Math.min(columns, values.length - row * columns);
-    for (let column = 0; column < n; column += 1) out.fill(packed(values[row * columns + column], scale), start + column * cell, start + (column + 1) * cell);
+    for (let column = 0; column < n; column += 1)
+      out.fill(packed(values[row * columns + column], scale), start + column * cell, start + (column + 1) * cell);
     for (let line = 1; line < cell; line += 1) out.copyWithin(start + line * canvas.width, start, start + canvas.width);
   }
   canvas.getContext("2d", { willReadFrequently: true }).putImageData(pixels, 0, 0);
@@ -61,12 +62,28 @@ export function heatmap(options) {
   };
   const open = () => at[0] * columns + at[1] < values.length && pick?.(...at);
   canvas.addEventListener("pointermove", (event) => move(...cellAt(event), false));
-  canvas.addEventListener("pointerleave", () => { if (document.activeElement !== canvas) cursor.hidden = true; });
-  canvas.addEventListener("click", (event) => { move(...cellAt(event), false); open(); });
+  canvas.addEventListener("pointerleave", () => {
+    if (document.activeElement !== canvas) cursor.hidden = true;
+  });
+  canvas.addEventListener("click", (event) => {
+    move(...cellAt(event), false);
+    open();
+  });
   canvas.addEventListener("focus", () => move(...at, true));
-  canvas.addEventListener("blur", () => { cursor.hidden = true; });
+  canvas.addEventListener("blur", () => {
+    cursor.hidden = true;
+  });
   canvas.addEventListener("keydown", (event) => {
-    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-10, 0], PageDown: [10, 0], Home: [0, -columns], End: [0, columns] };
+    const steps = {
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+      PageUp: [-10, 0],
+      PageDown: [10, 0],
+      Home: [0, -columns],
+      End: [0, columns],
+    };
     if (event.key in steps && !event.altKey && !event.metaKey) move(at[0] + steps[event.key][0], at[1] + steps[event.key][1], true);
     else if (event.key === "Enter" || event.key === " ") open();
     else return;
@@ -74,7 +91,8 @@ export function heatmap(options) {
   });
 
   const stack = h("div", { class: "heat-stack" }, canvas, cursor);
-  if (options.marked !== null && options.marked !== undefined) stack.append(placeBox(h("div", { class: "row-mark" }), options.marked, 0, 1, columns, cell));
+  if (options.marked !== null && options.marked !== undefined)
+    stack.append(placeBox(h("div", { class: "row-mark" }), options.marked, 0, 1, columns, cell));
   if (options.selected) stack.append(placeBox(h("div", { class: "selected" }), ...options.selected, 1, 1, cell));
   const body = [stack];
   if (options.columnLabels) body.unshift(columnLabels(options));
@@ -98,7 +116,13 @@ function rowLabels({ rowLabels: texts, cell, marked, onRow, focus }) {
     const style = { top: `${(row + 0.5) * cell}px` };
     const hidden = marked !== null && row !== marked && Math.abs(row - marked) * cell < LINE;
     if (hidden) return null;
-    const options = { class: row === marked ? "row-label chosen" : "row-label", style, tabIndex: -1, title: text, on: { click: () => onRow?.(row) } };
+    const options = {
+      class: row === marked ? "row-label chosen" : "row-label",
+      style,
+      tabIndex: -1,
+      title: text,
+      on: { click: () => onRow?.(row) },
+    };
     return h("button", { type: "button", text, data: { focus: `${focus}-row-${row}` }, ...options });
   });
   return h("div", { class: "row-labels", "aria-hidden": "true" }, labels);
@@ -106,16 +130,37 @@ function rowLabels({ rowLabels: texts, cell, marked, onRow, focus }) {
 
 function columnLabels({ columnLabels: texts, cell, columns }) {
   const step = Math.max(1, Math.ceil(LINE / cell));
-  const labels = texts.map((text, column) => (column % step ? null : h("span", { text, title: text, style: { left: `${(column + 0.5) * cell}px` } })));
+  const labels = texts.map((text, column) =>
+    column % step ? null : h("span", { text, title: text, style: { left: `${(column + 0.5) * cell}px` } }),
+  );
   const longest = Math.max(0, ...texts.map((text) => [...text].length));
-  return h("div", { class: "column-labels", "aria-hidden": "true", style: { width: `${columns * cell}px`, height: `${Math.min(96, 10 + longest * 7.6)}px` } }, labels);
+  return h(
+    "div",
+    {
+      class: "column-labels",
+      "aria-hidden": "true",
+      style: { width: `${columns * cell}px`, height: `${Math.min(96, 10 + longest * 7.6)}px` },
+    },
+    labels,
+  );
 }
 
 /** Make the legend of a color scale: its two ends and, for numbers with a sign, zero. */
 export function legend(scale, label) {
   const stops = Array.from({ length: 17 }, (_, i) => cssColor(scale.lo + ((scale.hi - scale.lo) * i) / 16, scale));
-  const bar = h("span", { role: "img", "aria-label": label, class: "legend-bar", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } });
-  return h("span", { class: "legend" }, h("span", { class: "number", text: number(scale.lo) }), bar, h("span", { class: "number", text: number(scale.hi) }));
+  const bar = h("span", {
+    role: "img",
+    "aria-label": label,
+    class: "legend-bar",
+    style: { background: `linear-gradient(to right, ${stops.join(", ")})` },
+  });
+  return h(
+    "span",
+    { class: "legend" },
+    h("span", { class: "number", text: number(scale.lo) }),
+    bar,
+    h("span", { class: "number", text: number(scale.hi) }),
+  );
 }
 
 /** Return the pixels of a cell so that a map fits a width. */

@@ -39,6 +39,16 @@ export function t(key, values = {}) {
   return lookup(key, values).replace(/\{(\w+)\}/g, (whole, name) => (name in values ? String(values[name]) : whole));
 }
 
+/** Return what a quantity is, "f(X W): hidden units": the words in the language of the page, the formula as it is. */
+export function describeQuantity({ formula }) {
+  const [, symbols, words] = /^(.*: )?(.*)$/.exec(formula);
+  const key = words
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, "-")
+    .replace(/^-|-$/g, "");
+  return (symbols ?? "") + (table.quantities[key] ?? words);
+}
+
 /** Return a message as nodes: numbers in the type of numbers, values given as nodes as they are. */
 export function rich(key, values = {}) {
   return lookup(key, values)

@@ -25,20 +25,32 @@ function findPlaces(pass) {
     const { address } = quantity;
     const inBlock = BLOCK.exec(address);
     if (inBlock) addBlock(pass, inBlock[1], Number(inBlock[2]), address, add);
-    else if (/(^|_)embedding\./.test(address)) add({ id: address.split(".")[0], kind: "embedding", prefix: address.split(".")[0], stack: stackOfEmbedding(pass, address) });
-    else {
-      const layer = pass.layers.find((each) => address.startsWith(`${each.address}.`));
-      if (layer) add({ id: layer.address, kind: "attention", prefix: layer.address, stack: layer.queries, block: layer.block, layer });
-    }
+    else if (/(^|_)embedding\./.test(address))
+      add({ id: address.split(".")[0], kind: "embedding", prefix: address.split(".")[0], stack: stackOfEmbedding(pass, address) });
   }
-  for (const layer of pass.layers) { // of long texts there are maps only
+  for (const layer of pass.layers) {
+    // of long texts there are maps only
     const prefix = layer.address.slice(0, -layer.part.length - 1);
     add({ id: layer.address, kind: "attention", part: layer.part, stack: layer.stack, block: layer.block, prefix, layer });
   }
   const order = Object.keys(pass.tokens);
   const at = (place) => order.indexOf(place.stack);
+  const output = { id: "output", kind: "output", stack: pass.outputs.stack, prefix: "" };
+  for (const place of othersOf(pass, [...places, output])) add(place);
   places.sort((a, b) => at(a) - at(b));
-  return [...places, { id: "output", kind: "output", stack: pass.outputs.stack, prefix: "" }];
+  return [...places, output];
+}
+
+/** The places of quantities that no block, embedding or output has: the attention of a recurrent model, the end of an encoder. */
+function othersOf(pass, places) {
+  const known = new Set(places.flatMap((place) => quantitiesOf(pass, place)));
+  const others = new Map();
+  for (const quantity of pass.quantities.filter((each) => !known.has(each) && each.stack)) {
+    const owner = quantity.address.replace(/(\.norm)?\.\w+$/, "");
+    if (!others.has(owner)) others.set(owner, { id: owner, kind: "layer", stack: quantity.stack, prefix: owner, quantities: [] });
+    others.get(owner).quantities.push(quantity);
+  }
+  return others.values();
 }
 
 function addBlock(pass, prefix, block, address, add) {
@@ -59,7 +71,23 @@ function stackOfEmbedding(pass, address) {
 }
 
 const NORM = ["x", "mean", "mean_square", "variance", "scale", "normalized", "out"];
-const ATTENTION = ["q_proj", "k_proj", "v_proj", "q", "k", "v", "dot_products", "scores", "masked_scores", "logsumexp", "weights", "z", "concat", "head_out", "out"];
+const ATTENTION = [
+  "q_proj",
+  "k_proj",
+  "v_proj",
+  "q",
+  "k",
+  "v",
+  "dot_products",
+  "scores",
+  "masked_scores",
+  "logsumexp",
+  "weights",
+  "z",
+  "concat",
+  "head_out",
+  "out",
+];
 const FEED_FORWARD = ["router", "router_probs", "chosen", "gates", "pre", "gate", "up", "hidden", "out"];
 const EMBEDDING = ["patches", "patch", "token", "cls", "position", "sum", "resid"];
 const DETAILS = /\.(x|mean|mean_square|variance|scale|normalized|q_proj|k_proj|v_proj|dot_products|logsumexp|concat)$/;
@@ -109,7 +137,8 @@ function findQuantities(pass, place) {
     norm(`${residual}.norm_out`);
     if (!isPre) norm(`${residual}.norm`);
     take(`${p}.resid_post`);
-  } else pass.quantities.filter((each) => each.address.startsWith(`${p}.`)).forEach((each) => take(each.address));
+  } else if (place.quantities) place.quantities.forEach((each) => take(each.address));
+  else pass.quantities.filter((each) => each.address.startsWith(`${p}.`)).forEach((each) => take(each.address));
   return found;
 }
 

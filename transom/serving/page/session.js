@@ -13,14 +13,25 @@ export function spoken(state, body) {
   return { ...body, language: savedLanguage ?? state.language };
 }
 
+const EMBEDDER = "text-embedder"; // gives vectors; its logits are similarities of a batch
+
+function withoutAnswer(pass) {
+  const quantities = pass.quantities.filter((each) => !["logits", "probs", "log_probs"].includes(each.address));
+  return { ...pass, quantities, outputs: { ...pass.outputs, positions: [] } };
+}
+
 /** Ask for the pass of the state: {body, other, pass}; `other` is the second pass of a difference. */
 export async function loadPass(state) {
   const body = passBody(state);
   const other = state.show === "diff" ? passBody(state, 1) : null;
-  const [pass] = await Promise.all([body, other].map((each) => each && ask("pass", spoken(state, each))));
+  const [found] = await Promise.all([body, other].map((each) => each && ask("pass", spoken(state, each))));
+  const pass = state.models.models[body.model].kind === EMBEDDER ? withoutAnswer(found) : found;
   const loaded = { body, other, pass };
-  if (pass.outputs.positions.length) { // asked first, so that the probabilities move first
-    for (const each of Object.values(logitsBodies({ ...state, loaded }))) if (each) ask("logits", each).catch(() => {}); // the panel shows the error
+  if (pass.outputs.positions.length) {
+    // asked first, so that the probabilities move first
+    for (const each of Object.values(logitsBodies({ ...state, loaded }))) {
+      if (each) ask("logits", each).catch(() => {}); // the panel of the answer asks again, and shows the error
+    }
   }
   return loaded;
 }
@@ -39,6 +50,11 @@ export async function tensor(state, name, index = undefined) {
 export function calculationBody(state, name, index) {
   const body = spoken(state, { ...state.loaded.body, name, index });
   return state.temperature !== 1 && /(^|\.)(log_)?probs$/.test(name) ? { ...body, temperature: state.temperature } : body;
+}
+
+/** Tell whether the residual stream after each block leads to an answer, so that it can be read there. */
+export function hasLens({ whole, outputs, quantities }) {
+  return whole !== false && outputs.positions.length > 0 && quantities.some((each) => each.address.endsWith(".resid_post"));
 }
 
 /** Return the output position in view. */
@@ -77,7 +93,10 @@ export function chosenToken(state, stack) {
   const chosen = state.tokens[stack];
   if (chosen !== undefined && chosen < row.length) return chosen;
   if (stack === outputs.stack && outputs.per_token && outputs.default < row.length) return outputs.default;
-  return Math.max(0, row.findIndex((each) => !each.special));
+  return Math.max(
+    0,
+    row.findIndex((each) => !each.special),
+  );
 }
 
 /** Merge heads that are off into edits, one per layer. */
@@ -88,18 +107,31 @@ export function toggleHead(edits, layer, head) {
   if (!heads.delete(head)) heads.add(head);
   const others = edits.filter((edit) => edit !== found);
   if (!heads.size) return others;
-  const edit = { kind: "ablate-heads", stack: layer.stack, part: layer.part, blocks: [layer.block], heads: [...heads].sort((a, b) => a - b) };
+  const edit = {
+    kind: "ablate-heads",
+    stack: layer.stack,
+    part: layer.part,
+    blocks: [layer.block],
+    heads: [...heads].sort((a, b) => a - b),
+  };
   return [...others, edit];
 }
 
 /** Tell whether an edit switches heads off as this page does. */
 export function isHeadOff(edit) {
-  return edit.kind === "ablate-heads" && (edit.value ?? "zero") === "zero" && !edit.positions && edit.blocks?.length === 1 && Boolean(edit.heads);
+  return (
+    edit.kind === "ablate-heads" && (edit.value ?? "zero") === "zero" && !edit.positions && edit.blocks?.length === 1 && Boolean(edit.heads)
+  );
 }
 
 /** Tell whether a head is switched off. */
 export function headIsOff(edits, layer, head) {
   return edits.some(
-    (edit) => isHeadOff(edit) && edit.stack === layer.stack && edit.part === layer.part && edit.blocks[0] === layer.block && edit.heads.includes(head),
+    (edit) =>
+      isHeadOff(edit) &&
+      edit.stack === layer.stack &&
+      edit.part === layer.part &&
+      edit.blocks[0] === layer.block &&
+      edit.heads.includes(head),
   );
 }

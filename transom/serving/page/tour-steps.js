@@ -40,7 +40,12 @@ async function inLayer(state, layer) {
   const get = async (name) => (await read(state, place, `${layer.address}.${name}`)).values;
   const weights = await get("weights");
   const key = largest(weights);
-  return { get, weights, key, values: { ...tokenIn(state, layer.queries), key: shown(pass.tokens[layer.keys][key]?.text ?? String(key)), head: state.head } };
+  return {
+    get,
+    weights,
+    key,
+    values: { ...tokenIn(state, layer.queries), key: shown(pass.tokens[layer.keys][key]?.text ?? String(key)), head: state.head },
+  };
 }
 
 /** A step inside the first attention layer, which marks one of its quantities. */
@@ -67,14 +72,25 @@ const embeddingStep = (id, name) => ({
   },
 });
 
-const normOf = (pass) => (address) => address.startsWith(layerOf(pass)?.stack ?? "") && /blocks\.0\.(attn_residual\.)?norm\.out$/.test(address);
+const normOf = (pass) => (address) =>
+  address.startsWith(layerOf(pass)?.stack ?? "") && /blocks\.0\.(attn_residual\.)?norm\.out$/.test(address);
 
 const answerValues = async (state) => {
   const { values } = await ask("logits", logitsBodies(state).now);
   const order = descending(values);
   const name = (symbol) => shown(state.vocabulary?.[symbol] ?? String(symbol));
   const p = (temperature) => number(softmax(values, temperature)[order[0]]);
-  return { n: count(values.length), symbol: name(order[0]), second: name(order[1] ?? order[0]), logit: number(values[order[0]]), logit2: number(values[order[1] ?? order[0]]), p: p(1), cold: p(0.5), hot: p(2), answer: state.loaded.pass.answer || name(order[0]) };
+  return {
+    n: count(values.length),
+    symbol: name(order[0]),
+    second: name(order[1] ?? order[0]),
+    logit: number(values[order[0]]),
+    logit2: number(values[order[1] ?? order[0]]),
+    p: p(1),
+    cold: p(0.5),
+    hot: p(2),
+    answer: state.loaded.pass.answer || name(order[0]),
+  };
 };
 const hasAnswer = (pass) => pass.outputs.positions.length > 0;
 
@@ -98,20 +114,40 @@ export const STEPS = [
     const [q, k, v] = await Promise.all(["q", "k", "v"].map(get));
     return { ...values, n: q.length, q: number(q[0]), k: number(k[0]), v: number(v[0]) };
   }),
-  attentionStep("scores", "dot_products", async ({ get, key, values }) => ({ ...values, product: number((await get("dot_products"))[key]) }), { details: true }),
-  attentionStep("scaling", "scores", async ({ get, key, values }) => {
-    const [products, scores, q] = await Promise.all(["dot_products", "scores", "q"].map(get));
-    return { ...values, d: q.length, root: number(Math.sqrt(q.length)), product: number(products[key]), score: number(scores[key]) };
-  }, { details: true }),
+  attentionStep(
+    "scores",
+    "dot_products",
+    async ({ get, key, values }) => ({ ...values, product: number((await get("dot_products"))[key]) }),
+    { details: true },
+  ),
+  attentionStep(
+    "scaling",
+    "scores",
+    async ({ get, key, values }) => {
+      const [products, scores, q] = await Promise.all(["dot_products", "scores", "q"].map(get));
+      return { ...values, d: q.length, root: number(Math.sqrt(q.length)), product: number(products[key]), score: number(scores[key]) };
+    },
+    { details: true },
+  ),
   {
-    ...attentionStep("mask", "masked_scores", async ({ get, values }) => {
-      const masked = await get("masked_scores");
-      return { ...values, n: masked.length, hidden: masked.filter((each) => each === -Infinity).length };
-    }, { layer: maskedLayer }),
+    ...attentionStep(
+      "mask",
+      "masked_scores",
+      async ({ get, values }) => {
+        const masked = await get("masked_scores");
+        return { ...values, n: masked.length, hidden: masked.filter((each) => each === -Infinity).length };
+      },
+      { layer: maskedLayer },
+    ),
     message: (pass) => (maskedLayer(pass).stack === "decoder" ? "mask" : "no_mask"),
   },
   attentionStep("softmax", "weights", ({ weights, key, values }) => ({ ...values, weight: number(weights[key]), n: weights.length })),
-  attentionStep("values", "z", async ({ get, weights, key, values }) => ({ ...values, weight: number(weights[key]), z: number((await get("z"))[0]), n: weights.length })),
+  attentionStep("values", "z", async ({ get, weights, key, values }) => ({
+    ...values,
+    weight: number(weights[key]),
+    z: number((await get("z"))[0]),
+    n: weights.length,
+  })),
   {
     id: "heads",
     when: (pass) => pass.layers.length > 0 && layerOf(pass).n_heads > 1 && pass.whole !== false,
@@ -120,9 +156,15 @@ export const STEPS = [
     values: async (state) => {
       const { pass } = state.loaded;
       const layer = layerOf(pass);
-      const tell = async (head) => (await inLayer({ ...state, head }, layer));
+      const tell = async (head) => await inLayer({ ...state, head }, layer);
       const [one, two] = await Promise.all([tell(0), tell(1)]);
-      return { ...one.values, n: layer.n_heads, weight: number(one.weights[one.key]), key2: two.values.key, weight2: number(two.weights[two.key]) };
+      return {
+        ...one.values,
+        n: layer.n_heads,
+        weight: number(one.weights[one.key]),
+        key2: two.values.key,
+        weight2: number(two.weights[two.key]),
+      };
     },
   },
   attentionStep("projection", "out", async ({ get, values }, state, layer) => {
@@ -131,14 +173,23 @@ export const STEPS = [
   }),
   {
     id: "residual",
-    when: (pass) => pass.layers.length > 0 && pass.whole !== false && has(pass, `${layerOf(pass).address}.out`) && has(pass, layerOf(pass).address.replace(/attn$/, "resid_pre")),
+    when: (pass) =>
+      pass.layers.length > 0 &&
+      pass.whole !== false &&
+      has(pass, `${layerOf(pass).address}.out`) &&
+      has(pass, layerOf(pass).address.replace(/attn$/, "resid_pre")),
     go: (pass) => ({ place: layerOf(pass).address, details: false }),
     target: (pass) => `[data-quantity="${layerOf(pass).address.replace(/attn$/, "resid_pre")}"]`,
     values: async (state) => {
       const { pass } = state.loaded;
       const place = attentionPlace(pass, layerOf(pass));
       const [x, y] = await Promise.all([`${place.prefix}.resid_pre`, `${place.layer.address}.out`].map((each) => read(state, place, each)));
-      return { ...tokenIn(state, place.stack), x: number(x.values[0]), y: y.values[0] < 0 ? `(${number(y.values[0])})` : number(y.values[0]), sum: number(x.values[0] + y.values[0]) };
+      return {
+        ...tokenIn(state, place.stack),
+        x: number(x.values[0]),
+        y: y.values[0] < 0 ? `(${number(y.values[0])})` : number(y.values[0]),
+        sum: number(x.values[0] + y.values[0]),
+      };
     },
   },
   {
@@ -152,7 +203,13 @@ export const STEPS = [
       const place = placeWith(pass, normOf(pass));
       const [x, y] = await Promise.all([address.replace(/out$/, "x"), address].map((each) => read(state, place, each)));
       const [before, after] = [spread(x.values), spread(y.values)];
-      return { ...tokenIn(state, place.stack), mean: number(before.mean), deviation: number(before.deviation), mean2: number(after.mean), deviation2: number(after.deviation) };
+      return {
+        ...tokenIn(state, place.stack),
+        mean: number(before.mean),
+        deviation: number(before.deviation),
+        mean2: number(after.mean),
+        deviation2: number(after.deviation),
+      };
     },
   },
   {
@@ -163,7 +220,12 @@ export const STEPS = [
     values: async (state) => {
       const place = listPlaces(state.loaded.pass).find((each) => each.kind === "feed-forward");
       const [hidden, out] = await Promise.all(["hidden", "out"].map((name) => read(state, place, `${place.id}.${name}`)));
-      return { ...tokenIn(state, place.stack), n: count(hidden.values.length), d: count(out.values.length), active: count(hidden.values.filter((each) => each > 0).length) };
+      return {
+        ...tokenIn(state, place.stack),
+        n: count(hidden.values.length),
+        d: count(out.values.length),
+        active: count(hidden.values.filter((each) => each > 0).length),
+      };
     },
   },
   {
@@ -171,15 +233,33 @@ export const STEPS = [
     when: (pass) => pass.layers.length > 0,
     go: (pass) => ({ place: pass.layers.length > 1 ? "heads" : layerOf(pass).address }),
     target: () => "#overview",
-    values: (state) => ({ n: state.models.models[0].stacks.map((each) => each.n_blocks).join(" + "), heads: state.loaded.pass.layers.reduce((sum, each) => sum + each.n_heads, 0) }),
+    values: (state) => ({
+      n: state.models.models[0].stacks.map((each) => each.n_blocks).join(" + "),
+      heads: state.loaded.pass.layers.reduce((sum, each) => sum + each.n_heads, 0),
+    }),
   },
   {
-    ...attentionStep("cross", "weights", ({ weights, key, values }) => ({ ...values, weight: number(weights[key]) }), { layer: crossLayer }),
+    ...attentionStep("cross", "weights", ({ weights, key, values }) => ({ ...values, weight: number(weights[key]) }), {
+      layer: crossLayer,
+    }),
     when: (pass) => Boolean(crossLayer(pass)) && pass.whole !== false,
   },
-  { id: "logits", when: hasAnswer, go: () => ({ place: "output", position: null, temperature: 1, topK: 0, topP: 1 }), target: () => "#vectors", values: answerValues },
+  {
+    id: "logits",
+    when: hasAnswer,
+    go: () => ({ place: "output", position: null, temperature: 1, topK: 0, topP: 1 }),
+    target: () => "#vectors",
+    values: answerValues,
+  },
   { id: "temperature", when: hasAnswer, go: () => ({ place: "output", position: null }), target: () => "#answer", values: answerValues },
-  { id: "decoding", when: hasAnswer, go: () => ({}), target: () => "#answer", values: answerValues, message: (pass) => (pass.outputs.per_token ? "decoding" : "decision") },
+  {
+    id: "decoding",
+    when: hasAnswer,
+    go: () => ({}),
+    target: () => "#answer",
+    values: answerValues,
+    message: (pass) => (pass.outputs.stack === "decoder" ? "decoding" : "decision"),
+  },
 ];
 
 /** Return the steps that a pass has. */

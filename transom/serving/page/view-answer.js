@@ -22,14 +22,21 @@ export function distribution(answer, { temperature, topK, topP }) {
 
 function slider(store, state, name, attributes, write) {
   const shownValue = h("output", { class: "number", text: write(state[name]), for: `slider-${name}` });
-  const field = h("input", { type: "range", id: `slider-${name}`, value: String(state[name]), ...attributes, data: { focus: `slider-${name}`, setting: name }, on: {
-    input: () => {
-      const value = Number(field.value);
-      shownValue.textContent = write(value);
-      field.setAttribute("aria-valuetext", write(value));
-      store.set({ [name]: value });
+  const field = h("input", {
+    type: "range",
+    id: `slider-${name}`,
+    value: String(state[name]),
+    ...attributes,
+    data: { focus: `slider-${name}`, setting: name },
+    on: {
+      input: () => {
+        const value = Number(field.value);
+        shownValue.textContent = write(value);
+        field.setAttribute("aria-valuetext", write(value));
+        store.set({ [name]: value });
+      },
     },
-  } });
+  });
   field.value = String(state[name]);
   field.setAttribute("aria-valuetext", write(state[name]));
   return h("div", { class: "slider" }, h("label", { for: `slider-${name}`, text: t(`answer.${name}`) }), field, shownValue);
@@ -40,11 +47,23 @@ function positions(store, state) {
   if (outputs.positions.length < 2) return null;
   const here = outputPosition(state);
   const row = tokens[outputs.stack] ?? [];
-  const options = outputs.positions.map((at) => h("option", { value: String(at), text: `${at} ${row[at] ? shown(row[at].text) : ""}`, selected: at === here }));
-  const select = h("select", { id: "position", data: { focus: "position" }, on: { change: () => {
-    const position = Number(select.value);
-    store.set({ position, symbol: null, tokens: { ...store.get().tokens, [outputs.stack]: position } });
-  } } }, options);
+  const options = outputs.positions.map((at) =>
+    h("option", { value: String(at), text: `${at} ${row[at] ? shown(row[at].text) : ""}`, selected: at === here }),
+  );
+  const select = h(
+    "select",
+    {
+      id: "position",
+      data: { focus: "position" },
+      on: {
+        change: () => {
+          const position = Number(select.value);
+          store.set({ position, symbol: null, tokens: { ...store.get().tokens, [outputs.stack]: position } });
+        },
+      },
+    },
+    options,
+  );
   return h("div", { class: "slider" }, h("label", { for: "position", text: t("answer.position") }), select);
 }
 
@@ -52,7 +71,10 @@ function positions(store, state) {
 function probabilityCell(state, symbol) {
   const quantity = state.loaded.pass.quantities.find((each) => each.address === "probs");
   if (!quantity) return null;
-  return { name: "probs", index: Object.fromEntries(quantity.axes.map((axis) => [axis, axis === "query" ? outputPosition(state) : symbol])) };
+  return {
+    name: "probs",
+    index: Object.fromEntries(quantity.axes.map((axis) => [axis, axis === "query" ? outputPosition(state) : symbol])),
+  };
 }
 
 function meter(part, kind, cut) {
@@ -66,14 +88,37 @@ function line(store, state, symbol, now, than) {
   const name = state.vocabulary?.[symbol] ?? String(symbol);
   const old = than && (than.q ? than.q[symbol] : than.p[symbol]);
   const change = than ? Math.sign(value - old) : 0;
-  const numbers = h("span", { class: "number numbers" },
-    than && h("span", { class: "old", text: number(old) }), than && " ",
+  const numbers = h(
+    "span",
+    { class: "number numbers" },
+    than && h("span", { class: "old", text: number(old) }),
+    than && " ",
     cut ? h("span", { class: "cut-note", text: t("answer.cut") }) : h("span", { class: "new", text: number(value) }),
-    than && h("span", { class: "change", "aria-label": t(change > 0 ? "answer.up" : change < 0 ? "answer.down" : "answer.same"), role: "img", text: ["▼", "=", "▲"][change + 1] }));
+    than &&
+      h("span", {
+        class: "change",
+        "aria-label": t(change > 0 ? "answer.up" : change < 0 ? "answer.down" : "answer.same"),
+        role: "img",
+        text: ["▼", "=", "▲"][change + 1],
+      }),
+  );
   const chosen = state.symbol === symbol;
-  const made = h("button", { type: "button", class: "probability", "aria-pressed": String(chosen), title: t("answer.open", { symbol: name, p: number(now.p[symbol]) }), data: { focus: `symbol-${symbol}`, symbol, value: number(value) }, on: {
-    click: () => store.set({ symbol, cell: probabilityCell(store.get(), symbol) }),
-  } }, h("span", { class: "token", text: short(shown(name), 18) }), h("span", { class: "bars" }, than && meter(old, "before", false), meter(cut ? now.p[symbol] : value, "now", cut)), numbers);
+  const made = h(
+    "button",
+    {
+      type: "button",
+      class: "probability",
+      "aria-pressed": String(chosen),
+      title: t("answer.open", { symbol: name, p: number(now.p[symbol]) }),
+      data: { focus: `symbol-${symbol}`, symbol, value: number(value) },
+      on: {
+        click: () => store.set({ symbol, cell: probabilityCell(store.get(), symbol) }),
+      },
+    },
+    h("span", { class: "token", text: short(shown(name), 18) }),
+    h("span", { class: "bars" }, than && meter(old, "before", false), meter(cut ? now.p[symbol] : value, "now", cut)),
+    numbers,
+  );
   return h("li", {}, made);
 }
 
@@ -89,11 +134,29 @@ async function bars(store, state) {
   if (state.symbol !== null && state.symbol < now.values.length && !best.includes(state.symbol)) best.push(state.symbol);
   const rest = now.values.length - best.length;
   const inBest = best.reduce((sum, symbol) => sum + (current.q ?? current.p)[symbol], 0);
-  const kept = current.kept && current.n < now.values.length ? h("p", { class: "soft", text: t("answer.kept", { n: count(current.n), all: count(now.values.length) }) }) : null;
+  const kept =
+    current.kept && current.n < now.values.length
+      ? h("p", { class: "soft", text: t("answer.kept", { n: count(current.n), all: count(now.values.length) }) })
+      : null;
   return [
-    than && h("p", { class: "soft key" }, h("span", { class: "swatch before" }), t(before ? "answer.before" : "answer.model_a"), " ", h("span", { class: "swatch now" }), t(before ? "answer.after" : "answer.model_b")),
-    h("ol", { class: than ? "probabilities compared" : "probabilities" }, best.map((symbol) => line(store, state, symbol, current, than))),
-    rest > 0 && !now.multi_label && h("p", { class: "soft rest", text: t("answer.rest", { n: count(rest), p: number(Math.max(0, 1 - inBest)) }) }),
+    than &&
+      h(
+        "p",
+        { class: "soft key" },
+        h("span", { class: "swatch before" }),
+        t(before ? "answer.before" : "answer.model_a"),
+        " ",
+        h("span", { class: "swatch now" }),
+        t(before ? "answer.after" : "answer.model_b"),
+      ),
+    h(
+      "ol",
+      { class: than ? "probabilities compared" : "probabilities" },
+      best.map((symbol) => line(store, state, symbol, current, than)),
+    ),
+    rest > 0 &&
+      !now.multi_label &&
+      h("p", { class: "soft rest", text: t("answer.rest", { n: count(rest), p: number(Math.max(0, 1 - inBest)) }) }),
     kept,
     now.multi_label && h("p", { class: "soft", text: t("answer.multi_label") }),
   ];
@@ -103,34 +166,51 @@ export function mountAnswer(root, store) {
   const controls = h("div", {});
   const list = h("div", { class: "bars-list" });
   root.append(controls, list);
-  view(controls, store, (s) => [s.loaded, s.position, s.language], (state) => {
-    if (!state.loaded) return [];
-    const { pass } = state.loaded;
-    const has = pass.outputs.positions.length > 0;
-    const isMulti = state.models.models[0].multi_label;
-    const sliders = [
-      slider(store, state, "temperature", { min: "0", max: "3", step: "0.05" }, (value) => number(value)),
-      slider(store, state, "topK", { min: "0", max: String(MOST_K), step: "1" }, (value) => (value > 0 ? String(value) : t("answer.all"))),
-      slider(store, state, "topP", { min: "0.05", max: "1", step: "0.01" }, (value) => number(value)),
-    ];
-    const reset = button(t("answer.reset"), "answer-reset", () => {
-      const usual = { temperature: 1, topK: 0, topP: 1 };
-      store.set(usual);
-      for (const [name, value] of Object.entries(usual)) {
-        const field = document.getElementById(`slider-${name}`);
-        field.value = String(value);
-        field.dispatchEvent(new Event("input"));
-      }
-    }, { class: "quiet" });
-    return [
-      h("h2", { text: t("answer.title") }),
-      pass.answer && h("p", { class: "answer-text" }, h("span", { class: "token", text: pass.answer })),
-      has && positions(store, state),
-      has && !isMulti && h("div", { class: "sliders" }, sliders, reset),
-    ];
-  });
-  view(list, store, (s) => [s.loaded, s.position, s.symbol, s.vocabulary, s.temperature, s.topK, s.topP, s.language], (state) => {
-    if (!state.loaded) return [];
-    return state.loaded.pass.outputs.positions.length ? bars(store, state) : [h("p", { class: "soft", text: t("answer.none") })];
-  });
+  view(
+    controls,
+    store,
+    (s) => [s.loaded, s.position, s.language],
+    (state) => {
+      if (!state.loaded) return [];
+      const { pass } = state.loaded;
+      const has = pass.outputs.positions.length > 0;
+      const isMulti = state.models.models[0].multi_label;
+      const sliders = [
+        slider(store, state, "temperature", { min: "0", max: "3", step: "0.05" }, (value) => number(value)),
+        slider(store, state, "topK", { min: "0", max: String(MOST_K), step: "1" }, (value) =>
+          value > 0 ? String(value) : t("answer.all"),
+        ),
+        slider(store, state, "topP", { min: "0.05", max: "1", step: "0.01" }, (value) => number(value)),
+      ];
+      const reset = button(
+        t("answer.reset"),
+        "answer-reset",
+        () => {
+          const usual = { temperature: 1, topK: 0, topP: 1 };
+          store.set(usual);
+          for (const [name, value] of Object.entries(usual)) {
+            const field = document.getElementById(`slider-${name}`);
+            field.value = String(value);
+            field.dispatchEvent(new Event("input"));
+          }
+        },
+        { class: "quiet" },
+      );
+      return [
+        h("h2", { text: t("answer.title") }),
+        pass.answer && h("p", { class: "answer-text" }, h("span", { class: "token", text: pass.answer })),
+        has && positions(store, state),
+        has && !isMulti && h("div", { class: "sliders" }, sliders, reset),
+      ];
+    },
+  );
+  view(
+    list,
+    store,
+    (s) => [s.loaded, s.position, s.symbol, s.vocabulary, s.temperature, s.topK, s.topP, s.language],
+    (state) => {
+      if (!state.loaded) return [];
+      return state.loaded.pass.outputs.positions.length ? bars(store, state) : [h("p", { class: "soft", text: t("answer.none") })];
+    },
+  );
 }

@@ -26,14 +26,20 @@ export function selectedCell(state, name, index, rowAxis, columnAxis) {
 async function shortMap(store, state, layer, head, width) {
   const { pass } = state.loaded;
   const name = `${layer.address}.weights`;
-  const { shape: [rows, columns], values } = await tensor(state, name, { n_heads: head });
+  const {
+    shape: [rows, columns],
+    values,
+  } = await tensor(state, name, { n_heads: head });
   const queries = pass.tokens[layer.queries].map((token) => shown(token.text));
   const keys = pass.tokens[layer.keys].map((token) => shown(token.text));
   const scale = scaleOf(values, state.show !== "diff");
   const map = heatmap({
     address: name,
     index: { n_heads: head },
-    rows, columns, values, scale,
+    rows,
+    columns,
+    values,
+    scale,
     cell: cellSize(columns, Math.max(LEAST_WIDTH, width - LABELS), MOST_CELL),
     label: t("map.label", { layer: layerName(pass, layer), n: head }),
     focus: "map",
@@ -49,25 +55,36 @@ async function shortMap(store, state, layer, head, width) {
 }
 
 export function mountAttention(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.language], async (state) => {
-    if (!state.loaded) return [];
-    const place = currentPlace(state);
-    if (place.kind !== "attention") return [];
-    const { layer } = place;
-    const head = Math.min(state.head, layer.n_heads - 1);
-    const width = root.parentElement.clientWidth;
-    const half = window.innerWidth > TWO_COLUMNS ? (width - GAP) * MAP_PART : width;
-    const step = (by) => store.set({ head: (head + by + layer.n_heads) % layer.n_heads });
-    const [map, ends] = isLong(layer) ? [await longMap(store, state, layer, head, half), null] : await shortMap(store, state, layer, head, half);
-    return [
-      h("div", { class: "map-head" },
-        h("h3", { text: t("map.title", { n: head }) }),
-        button("‹", "head-before", () => step(-1), { class: "round", "aria-label": t("map.before") }),
-        button("›", "head-after", () => step(1), { class: "round", "aria-label": t("map.after") }),
-        headIsOff(state.loaded.body.edits, layer, head) && h("span", { class: "off-note", text: t("heads.is_off") }),
-        h("span", { class: "grow" }), ends),
-      h("p", { class: "soft map-help", text: t(isLong(layer) ? "map.long_help" : "map.help") }),
-      map,
-    ];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.language],
+    async (state) => {
+      if (!state.loaded) return [];
+      const place = currentPlace(state);
+      if (place.kind !== "attention") return [];
+      const { layer } = place;
+      const head = Math.min(state.head, layer.n_heads - 1);
+      const width = root.parentElement.clientWidth;
+      const half = window.innerWidth > TWO_COLUMNS ? (width - GAP) * MAP_PART : width;
+      const step = (by) => store.set({ head: (head + by + layer.n_heads) % layer.n_heads });
+      const [map, ends] = isLong(layer)
+        ? [await longMap(store, state, layer, head, half), null]
+        : await shortMap(store, state, layer, head, half);
+      return [
+        h(
+          "div",
+          { class: "map-head" },
+          h("h3", { text: t("map.title", { n: head }) }),
+          button("‹", "head-before", () => step(-1), { class: "round", "aria-label": t("map.before") }),
+          button("›", "head-after", () => step(1), { class: "round", "aria-label": t("map.after") }),
+          headIsOff(state.loaded.body.edits, layer, head) && h("span", { class: "off-note", text: t("heads.is_off") }),
+          h("span", { class: "grow" }),
+          ends,
+        ),
+        h("p", { class: "soft map-help", text: t(isLong(layer) ? "map.long_help" : "map.help") }),
+        map,
+      ];
+    },
+  );
 }

@@ -8,17 +8,27 @@ import { logitsBodies } from "explore/session";
 import { distribution } from "explore/view-answer";
 
 export function mountGlance(root, store) {
-  view(root, store, (s) => [s.loaded, s.position, s.vocabulary, s.temperature, s.topK, s.topP, s.language], async (state) => {
-    root.hidden = !state.loaded?.pass.outputs.positions.length;
-    if (root.hidden) return [];
-    const bodies = logitsBodies(state);
-    const [now, before] = await Promise.all([ask("logits", bodies.now), bodies.before && ask("logits", bodies.before)]);
-    const current = distribution(now, state);
-    const best = current.order[0];
-    const p = (found) => number((found.q ?? found.p)[best]);
-    const go = () => document.getElementById("answer").scrollIntoView({ block: "start" });
-    return [h("button", { type: "button", data: { focus: "glance" }, "aria-label": t("answer.glance"), on: { click: go } },
-      h("span", { class: "token", text: short(shown(state.vocabulary?.[best] ?? String(best)), 20) }),
-      h("span", { class: "number", text: before ? `${p(distribution(before, state))} → ${p(current)}` : p(current) }))];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.position, s.vocabulary, s.temperature, s.topK, s.topP, s.language],
+    async (state) => {
+      root.hidden = !state.loaded?.pass.outputs.positions.length;
+      if (root.hidden) return [];
+      const bodies = logitsBodies(state);
+      const [now, before] = await Promise.all([ask("logits", bodies.now), bodies.before && ask("logits", bodies.before)]);
+      const current = distribution(now, state);
+      const best = current.order[0];
+      const p = (found) => number((found.q ?? found.p)[best]);
+      const go = () => document.getElementById("answer").scrollIntoView({ block: "start" });
+      return [
+        h(
+          "button",
+          { type: "button", data: { focus: "glance" }, "aria-label": t("answer.glance"), on: { click: go } },
+          h("span", { class: "token", text: short(shown(state.vocabulary?.[best] ?? String(best)), 20) }),
+          h("span", { class: "number", text: before ? `${p(distribution(before, state))} → ${p(current)}` : p(current) }),
+        ),
+      ];
+    },
+  );
 }

@@ -41,8 +41,15 @@ async function maps(state, layer) {
 
 function badge(difference, largest) {
   if (difference === undefined) return null;
-  return h("span", { class: difference < 0 ? "badge helps" : "badge hurts", title: t("sweep.badge", { difference: signed(difference) }), style: { "--part": Math.abs(difference) / largest } },
-    h("span", { class: "number", text: signed(difference) }));
+  return h(
+    "span",
+    {
+      class: difference < 0 ? "badge helps" : "badge hurts",
+      title: t("sweep.badge", { difference: signed(difference) }),
+      style: { "--part": Math.abs(difference) / largest },
+    },
+    h("span", { class: "number", text: signed(difference) }),
+  );
 }
 
 function tile(store, state, layer, head, map, scale, swept) {
@@ -50,17 +57,37 @@ function tile(store, state, layer, head, map, scale, swept) {
   const current = currentPlace(state).layer?.address === layer.address && state.head === head;
   const name = t("heads.head", { n: head });
   const cell = Math.max(1, Math.floor(SMALL / Math.max(map.rows, map.columns)));
-  const canvas = picture({ ...map, address: `${layer.address}.weights`, index: { n_heads: head }, scale, cell, label: t("heads.map", { n: head }) });
+  const canvas = picture({
+    ...map,
+    address: `${layer.address}.weights`,
+    index: { n_heads: head },
+    scale,
+    cell,
+    label: t("heads.map", { n: head }),
+  });
   const choose = button("", `head-${layer.address}-${head}`, () => store.set({ place: layer.address, head }), {
-    class: "tile-map", "aria-pressed": String(current), "aria-label": `${layerName(state.loaded.pass, layer)}, ${name}`, data: { attention: layer.address, head },
+    class: "tile-map",
+    "aria-pressed": String(current),
+    "aria-label": `${layerName(state.loaded.pass, layer)}, ${name}`,
+    data: { attention: layer.address, head },
   });
   choose.append(canvas);
-  const flip = button(name, `switch-${layer.address}-${head}`, (event) => {
-    event.currentTarget.setAttribute("aria-checked", String(off)); // at once; the maps follow
-    store.set({ edits: toggleHead(store.get().edits, layer, head) });
-  }, {
-    class: "switch", role: "switch", "aria-checked": String(!off), "aria-label": t("heads.switch", { n: head }), title: t(off ? "heads.is_off" : "heads.is_on"), data: { switch: layer.address, head },
-  });
+  const flip = button(
+    name,
+    `switch-${layer.address}-${head}`,
+    (event) => {
+      event.currentTarget.setAttribute("aria-checked", String(off)); // at once; the maps follow
+      store.set({ edits: toggleHead(store.get().edits, layer, head) });
+    },
+    {
+      class: "switch",
+      role: "switch",
+      "aria-checked": String(!off),
+      "aria-label": t("heads.switch", { n: head }),
+      title: t(off ? "heads.is_off" : "heads.is_on"),
+      data: { switch: layer.address, head },
+    },
+  );
   return h("li", { class: off ? "tile off" : "tile" }, choose, flip, badge(swept?.values.get(`${layer.address} ${head}`), swept?.largest));
 }
 
@@ -81,25 +108,55 @@ async function sweep(state) {
 function certificate(layer) {
   if (!layer.exact) return h("span", { class: "soft", text: t("heads.implied") });
   if (!layer.certificate) return null;
-  return h("span", { class: "certified", title: t("heads.certificate", { ratio: number(layer.certificate.ratio, 2) }), text: t("heads.certified") });
+  return h("span", {
+    class: "certified",
+    title: t("heads.certificate", { ratio: number(layer.certificate.ratio, 2) }),
+    text: t("heads.certified"),
+  });
 }
 
 export function mountHeads(root, store) {
-  view(root, store, (s) => [s.loaded, s.error, s.place, s.head, s.sweep, s.sweep ? s.position : null, s.language], async (state) => {
-    if (!state.loaded) return [];
-    const place = currentPlace(state);
-    const { pass } = state.loaded;
-    if (place.kind !== "heads" && place.kind !== "attention") return [];
-    const layers = place.kind === "heads" ? pass.layers : [place.layer];
-    const swept = await sweep(state);
-    const drawn = await Promise.all(layers.map((layer) => maps(state, layer)));
-    const groups = layers.map((layer, i) => h("div", { class: "layer" },
-      h("h3", { class: "layer-name" }, place.kind === "heads" ? layerName(pass, layer) : t("heads.title", { n: layer.n_heads }), " ", certificate(layer),
-        h("span", { class: "grow" }), legend(drawn[i].scale, t("heatmap.legend"))),
-      h("ul", { class: "tiles" }, drawn[i].heads.map((map, head) => tile(store, state, layer, head, map, drawn[i].scale, swept)))));
-    const canSweep = pass.outputs.positions.length > 0;
-    const toggle = canSweep && button(t(state.sweep ? "sweep.hide" : "sweep.show"), "sweep", () => store.set({ sweep: !state.sweep }), { "aria-pressed": String(state.sweep), data: { action: "sweep" } });
-    const help = h("div", { class: "under" }, toggle, swept && h("p", { class: "soft", text: t("sweep.help") }));
-    return place.kind === "heads" ? [help, groups] : [groups, help];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.error, s.place, s.head, s.sweep, s.sweep ? s.position : null, s.language],
+    async (state) => {
+      if (!state.loaded) return [];
+      const place = currentPlace(state);
+      const { pass } = state.loaded;
+      if (place.kind !== "heads" && place.kind !== "attention") return [];
+      const layers = place.kind === "heads" ? pass.layers : [place.layer];
+      const swept = await sweep(state);
+      const drawn = await Promise.all(layers.map((layer) => maps(state, layer)));
+      const groups = layers.map((layer, i) =>
+        h(
+          "div",
+          { class: "layer" },
+          h(
+            "h3",
+            { class: "layer-name" },
+            place.kind === "heads" ? layerName(pass, layer) : t("heads.title", { n: layer.n_heads }),
+            " ",
+            certificate(layer),
+            h("span", { class: "grow" }),
+            legend(drawn[i].scale, t("heatmap.legend")),
+          ),
+          h(
+            "ul",
+            { class: "tiles" },
+            drawn[i].heads.map((map, head) => tile(store, state, layer, head, map, drawn[i].scale, swept)),
+          ),
+        ),
+      );
+      const canSweep = pass.outputs.positions.length > 0;
+      const toggle =
+        canSweep &&
+        button(t(state.sweep ? "sweep.hide" : "sweep.show"), "sweep", () => store.set({ sweep: !state.sweep }), {
+          "aria-pressed": String(state.sweep),
+          data: { action: "sweep" },
+        });
+      const help = h("div", { class: "under" }, toggle, swept && h("p", { class: "soft", text: t("sweep.help") }));
+      return place.kind === "heads" ? [help, groups] : [groups, help];
+    },
+  );
 }

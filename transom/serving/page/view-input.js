@@ -10,7 +10,10 @@ const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 function samples(store, state, model) {
   if (!model.samples.length || isSaved) return null;
   const choose = (sample) => () => store.set({ input: sample.input, symbol: null });
-  return h("div", { class: "samples", role: "group", "aria-label": t("input.samples") }, h("span", { class: "soft", text: t("input.samples") }),
+  return h(
+    "div",
+    { class: "samples", role: "group", "aria-label": t("input.samples") },
+    h("span", { class: "soft", text: t("input.samples") }),
     model.samples.map((sample, i) => {
       const pressed = String(same(sample.input, state.input));
       const text = short(sample.label || sample.input.text || String(i), 40);
@@ -19,7 +22,8 @@ function samples(store, state, model) {
       const made = button("", `sample-${i}`, choose(sample), { ...attributes, "aria-label": text });
       made.append(h("img", { src: sample.thumbnail, alt: "", class: "thumbnail" }), h("span", { text }));
       return made;
-    }));
+    }),
+  );
 }
 
 async function upload(store, file, problem) {
@@ -38,11 +42,29 @@ async function upload(store, file, problem) {
 function fileInput(store, model) {
   const problem = h("p", { class: "error", role: "alert", hidden: true });
   const accept = model.input === "image" ? "image/*" : "audio/wav,.wav";
-  const field = h("input", { type: "file", accept, id: "file", class: "unseen", data: { focus: "file" }, on: { change: () => field.files[0] && upload(store, field.files[0], problem) } });
-  const drop = h("div", { class: "drop", on: {
-    dragover: (event) => event.preventDefault(),
-    drop: (event) => { event.preventDefault(); if (event.dataTransfer.files[0]) upload(store, event.dataTransfer.files[0], problem); },
-  } }, h("label", { for: "file", text: t(`input.${model.input}`) }), field);
+  const field = h("input", {
+    type: "file",
+    accept,
+    id: "file",
+    class: "unseen",
+    data: { focus: "file" },
+    on: { change: () => field.files[0] && upload(store, field.files[0], problem) },
+  });
+  const drop = h(
+    "div",
+    {
+      class: "drop",
+      on: {
+        dragover: (event) => event.preventDefault(),
+        drop: (event) => {
+          event.preventDefault();
+          if (event.dataTransfer.files[0]) upload(store, event.dataTransfer.files[0], problem);
+        },
+      },
+    },
+    h("label", { for: "file", text: t(`input.${model.input}`) }),
+    field,
+  );
   return [drop, problem];
 }
 
@@ -56,27 +78,52 @@ function textInput(store, state, model) {
   };
   const later = debounce(run, 350);
   const onKey = (event) => {
-    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); run(); }
+    if (event.key === "Enter" && !event.shiftKey) {
+      event.preventDefault();
+      run();
+    }
   };
   const field = (id, value, placeholder) =>
-    h("textarea", { id, rows: 1, spellcheck: "false", placeholder, data: { focus: id }, disabled: isSaved, on: { input: later, keydown: onKey } }, value ?? "");
+    h(
+      "textarea",
+      { id, rows: 1, spellcheck: "false", placeholder, data: { focus: id }, disabled: isSaved, on: { input: later, keydown: onKey } },
+      value ?? "",
+    );
   const text = field("text", state.input?.text, "");
   const target = model.input === "pair" ? field("target", state.input?.target, t("input.own_translation")) : null;
-  return h("form", { class: target ? "texts pair" : "texts", on: { submit: (event) => { event.preventDefault(); run(); } } },
+  return h(
+    "form",
+    {
+      class: target ? "texts pair" : "texts",
+      on: {
+        submit: (event) => {
+          event.preventDefault();
+          run();
+        },
+      },
+    },
     h("div", {}, h("label", { for: "text", text: t(target ? "input.source" : "input.text") }), text),
-    target && h("div", {}, h("label", { for: "target", text: t("input.target") }), target));
+    target && h("div", {}, h("label", { for: "target", text: t("input.target") }), target),
+  );
 }
 
 export function mountInput(root, store) {
-  view(root, store, (s) => [s.models, s.language, s.show === "B", s.input], (state) => {
-    if (!state.models) return [];
-    const model = state.models.models[state.show === "B" ? 1 : 0];
-    const isFile = model.input === "image" || model.input === "sound";
-    const focused = root.contains(document.activeElement) && document.activeElement.tagName === "TEXTAREA";
-    if (focused) { // the person types: only the suggestions change
-      root.querySelector(".samples")?.replaceWith(samples(store, state, model) ?? "");
-      return [...root.childNodes];
-    }
-    return [isFile ? (isSaved ? null : fileInput(store, model)) : textInput(store, state, model), samples(store, state, model)];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.models, s.language, s.show === "B", s.input],
+    (state) => {
+      if (!state.models) return [];
+      const model = state.models.models[state.show === "B" ? 1 : 0];
+      document.body.classList.toggle("reads-files", model.input === "image" || model.input === "sound");
+      const isFile = model.input === "image" || model.input === "sound";
+      const focused = root.contains(document.activeElement) && document.activeElement.tagName === "TEXTAREA";
+      if (focused) {
+        // the person types: only the suggestions change
+        root.querySelector(".samples")?.replaceWith(samples(store, state, model) ?? "");
+        return [...root.childNodes];
+      }
+      return [isFile ? (isSaved ? null : fileInput(store, model)) : textInput(store, state, model), samples(store, state, model)];
+    },
+  );
 }

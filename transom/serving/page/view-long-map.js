@@ -26,14 +26,20 @@ export async function longMap(store, state, layer, head, width) {
   const key = `${layer.address} ${head} ${JSON.stringify(state.loaded.body.input)}`;
   const whole = { unit: Infinity, top: 0, left: 0 };
   let at = fit(windows.get(key) ?? whole, layer.shape, side);
-  const canvas = h("canvas", { role: "img", tabIndex: 0, "aria-label": t("map.long_label", { n: head }), data: { focus: "map", address: `${layer.address}.weights`, index: JSON.stringify({ n_heads: head }) } });
+  const canvas = h("canvas", {
+    role: "img",
+    tabIndex: 0,
+    "aria-label": t("map.long_label", { n: head }),
+    data: { focus: "map", address: `${layer.address}.weights`, index: JSON.stringify({ n_heads: head }) },
+  });
   canvas.width = side;
   canvas.height = side;
   const mini = h("canvas", { class: "minimap", role: "img", "aria-label": t("map.minimap") });
   const readout = h("output", { class: "readout", text: "\u00a0" });
   const problem = h("p", { class: "error", role: "alert", hidden: true });
   const level = () => Math.max(0, Math.ceil(Math.log2(at.unit)));
-  const tileAt = (wanted, row, column) => ask("tile", { ...state.loaded.body, edits: [], attention: layer.address, head, level: wanted, row, column });
+  const tileAt = (wanted, row, column) =>
+    ask("tile", { ...state.loaded.body, edits: [], attention: layer.address, head, level: wanted, row, column });
   const [high, wide] = (await tileAt(0, 0, 0)).shape; // of a whole tile, since the map is larger
   let tiles = new Map();
   let ticket = 0;
@@ -84,7 +90,12 @@ export async function longMap(store, state, layer, head, width) {
     canvas.getContext("2d").putImageData(pixels, 0, 0);
     Object.assign(canvas.dataset, { level: level(), top: at.top, left: at.left, unit: at.unit, lo: scale.lo, hi: scale.hi });
     windows.set(key, at);
-    const part = { left: at.left / layer.shape[1], top: at.top / layer.shape[0], width: (side * at.unit) / layer.shape[1], height: (side * at.unit) / layer.shape[0] };
+    const part = {
+      left: at.left / layer.shape[1],
+      top: at.top / layer.shape[0],
+      width: (side * at.unit) / layer.shape[1],
+      height: (side * at.unit) / layer.shape[0],
+    };
     for (const [name, value] of Object.entries(part)) frame.style.setProperty(name, `${100 * Math.min(1, value)}%`);
     tell(side / 2, side / 2, false);
   }
@@ -95,11 +106,21 @@ export async function longMap(store, state, layer, head, width) {
     if (value === undefined) return;
     const { tokens } = state.loaded.pass;
     const name = (stack, position) => shown(tokens[stack]?.[position]?.text ?? "");
-    const text = t(level() ? "map.long_sum" : "map.long_cell", { query: name(layer.queries, query), i: count(query), key: name(layer.keys, keyAt), j: count(keyAt), n: 2 ** level(), value: number(value) });
+    const text = t(level() ? "map.long_sum" : "map.long_cell", {
+      query: name(layer.queries, query),
+      i: count(query),
+      key: name(layer.keys, keyAt),
+      j: count(keyAt),
+      n: 2 ** level(),
+      value: number(value),
+    });
     readout.textContent = text;
     if (speak) announce(text);
   };
-  const move = (changes) => { at = fit({ ...at, ...changes }, layer.shape, side); return draw(); };
+  const move = (changes) => {
+    at = fit({ ...at, ...changes }, layer.shape, side);
+    return draw();
+  };
   const zoom = (factor, x = side / 2, y = side / 2) => {
     const unit = fit({ ...at, unit: at.unit * factor }, layer.shape, side).unit;
     return move({ unit, top: at.top + y * (at.unit - unit), left: at.left + x * (at.unit - unit) });
@@ -115,10 +136,29 @@ export async function longMap(store, state, layer, head, width) {
   const frame = h("div", { class: "mini-frame" });
   await draw();
   const small = await tileAt(Math.ceil(Math.log2(Math.max(...layer.shape) / 96)), 0, 0);
-  paint(mini, { address: `${layer.address}.weights`, index: { n_heads: head }, rows: small.shape[0], columns: small.shape[1], values: small.values, scale: scaleOf(small.values, true), cell: 1 });
-  const buttons = [["+", 0.5, "map.closer"], ["−", 2, "map.farther"]].map(([text, factor, label]) => h("button", { type: "button", class: "round", text, "aria-label": t(label), on: { click: () => zoom(factor) } }));
-  return h("div", { class: "long-map" }, h("div", { class: "long-main", role: "application", "aria-label": t("map.long_label", { n: head }) }, canvas), readout, problem,
-    h("div", { class: "long-side" }, h("div", { class: "mini" }, mini, frame), h("div", { class: "zoom" }, buttons)));
+  paint(mini, {
+    address: `${layer.address}.weights`,
+    index: { n_heads: head },
+    rows: small.shape[0],
+    columns: small.shape[1],
+    values: small.values,
+    scale: scaleOf(small.values, true),
+    cell: 1,
+  });
+  const buttons = [
+    ["+", 0.5, "map.closer"],
+    ["−", 2, "map.farther"],
+  ].map(([text, factor, label]) =>
+    h("button", { type: "button", class: "round", text, "aria-label": t(label), on: { click: () => zoom(factor) } }),
+  );
+  return h(
+    "div",
+    { class: "long-map" },
+    h("div", { class: "long-main", role: "application", "aria-label": t("map.long_label", { n: head }) }, canvas),
+    readout,
+    problem,
+    h("div", { class: "long-side" }, h("div", { class: "mini" }, mini, frame), h("div", { class: "zoom" }, buttons)),
+  );
 }
 
 /** Pan by dragging or arrows, zoom by wheel, two fingers, + and -; a click zooms in, or opens the cell. */
@@ -141,7 +181,10 @@ function listen({ canvas, get, move, zoom, open, tell, side }) {
   canvas.addEventListener("pointermove", (event) => {
     const before = fingers.get(event.pointerId);
     const now = point(event);
-    if (!before) { tell(...now, false); return; }
+    if (!before) {
+      tell(...now, false);
+      return;
+    }
     if (fingers.size === 2) {
       const wide = spread();
       fingers.set(event.pointerId, now);
@@ -159,7 +202,14 @@ function listen({ canvas, get, move, zoom, open, tell, side }) {
     if (dragged <= 4) open(...point(event));
   });
   canvas.addEventListener("pointercancel", (event) => fingers.delete(event.pointerId));
-  canvas.addEventListener("wheel", (event) => { event.preventDefault(); zoom(event.deltaY > 0 ? 1.25 : 0.8, ...point(event)); }, { passive: false });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      zoom(event.deltaY > 0 ? 1.25 : 0.8, ...point(event));
+    },
+    { passive: false },
+  );
   canvas.addEventListener("keydown", (event) => {
     const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
     const { unit, top, left } = get();

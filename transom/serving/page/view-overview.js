@@ -5,12 +5,12 @@ import { button, h, view } from "explore/dom";
 import { number, short, shown } from "explore/format";
 import { t } from "explore/messages";
 import { currentPlace, listPlaces } from "explore/places";
-import { outputPosition } from "explore/session";
+import { hasLens, outputPosition } from "explore/session";
 
 /** Return what the model would say after each stream, by its name; empty where the model has no answer to read. */
 async function readings(state) {
   const { body, pass } = state.loaded;
-  if (!pass.outputs.positions.length || pass.whole === false) return new Map();
+  if (!hasLens(pass)) return new Map();
   // A model without a logit lens says so in the place of its output.
   const lens = await ask("lens", { ...body, position: outputPosition(state) }).catch(() => ({ streams: [] }));
   return new Map(lens.streams.map((stream) => [stream.name, stream.top[0]]));
@@ -19,8 +19,12 @@ async function readings(state) {
 function reading(state, top) {
   if (!top) return null;
   const symbol = state.vocabulary?.[top.symbol] ?? String(top.symbol);
-  return h("span", { class: "says", title: t("overview.says", { symbol: shown(symbol), p: number(top.p) }) },
-    h("span", { class: "token", text: short(shown(symbol), 12) }), h("span", { class: "meter", style: { "--part": top.p } }));
+  return h(
+    "span",
+    { class: "says", title: t("overview.says", { symbol: shown(symbol), p: number(top.p) }) },
+    h("span", { class: "token", text: short(shown(symbol), 12) }),
+    h("span", { class: "meter", style: { "--part": top.p } }),
+  );
 }
 
 function item(store, here, place, text, attributes = {}) {
@@ -40,37 +44,68 @@ function blocks(store, state, here, places, said) {
   for (const place of places.filter((each) => each.block !== undefined && each.block !== null)) {
     byBlock.set(place.block, [...(byBlock.get(place.block) ?? []), place]);
   }
-  return [...byBlock].map(([block, inside]) => h("li", { class: "block" },
-    h("div", { class: "block-head" }, h("span", { text: t("overview.block", { n: block }) }), reading(state, said.get(inside[0].prefix))),
-    h("div", { class: "parts" }, inside.map((place) => item(store, here, place, t(`overview.${place.part ?? place.kind}`))))));
+  return [...byBlock].map(([block, inside]) =>
+    h(
+      "li",
+      { class: "block" },
+      h("div", { class: "block-head" }, h("span", { text: t("overview.block", { n: block }) }), reading(state, said.get(inside[0].prefix))),
+      h(
+        "div",
+        { class: "parts" },
+        inside.map((place) => item(store, here, place, t(`overview.${place.part ?? place.kind}`))),
+      ),
+    ),
+  );
 }
 
 export function mountOverview(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.position, s.vocabulary, s.language], async (state) => {
-    if (!state.loaded) return [];
-    const { pass } = state.loaded;
-    const said = await readings(state);
-    const here = currentPlace(state);
-    const places = listPlaces(pass);
-    const stacks = Object.keys(pass.tokens);
-    const columns = stacks.map((stack) => {
-      const own = places.filter((each) => each.stack === stack && each.kind !== "output");
-      const embedding = own.filter((each) => each.kind === "embedding");
-      return h("ol", { class: "stack", "aria-label": t(`overview.${stack}`) },
-        stacks.length > 1 && h("li", { class: "stack-name", text: t(`overview.${stack}`) }),
-        embedding.map((place) => h("li", { class: "block single" }, h("div", { class: "parts" }, item(store, here, place, t("overview.embedding"))), reading(state, stack === pass.outputs.stack && said.get("embedding")))),
-        blocks(store, state, here, own, said),
-        own.filter((each) => each.kind === "attention" && (each.block ?? null) === null).map((place) => h("li", { class: "block" }, item(store, here, place, t("overview.attn")))));
-    });
-    const output = places.find((each) => each.kind === "output");
-    requestAnimationFrame(() => {
-      const current = root.querySelector("[aria-current]");
-      if (current && root.scrollWidth > root.clientWidth) root.scrollLeft += current.getBoundingClientRect().left - root.getBoundingClientRect().left - root.clientWidth / 3;
-    });
-    return [
-      pass.layers.length > 0 && item(store, here, { id: "heads", kind: "heads" }, t("overview.heads")),
-      ...columns,
-      h("ol", { class: "stack" }, h("li", { class: "block" }, h("div", { class: "parts" }, item(store, here, output, t("overview.output"))))),
-    ];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.place, s.position, s.vocabulary, s.language],
+    async (state) => {
+      if (!state.loaded) return [];
+      const { pass } = state.loaded;
+      const said = await readings(state);
+      const here = currentPlace(state);
+      const places = listPlaces(pass);
+      const stacks = Object.keys(pass.tokens);
+      const columns = stacks.map((stack) => {
+        const own = places.filter((each) => each.stack === stack && each.kind !== "output");
+        const embedding = own.filter((each) => each.kind === "embedding");
+        return h(
+          "ol",
+          { class: "stack", "aria-label": t(`overview.${stack}`) },
+          stacks.length > 1 && h("li", { class: "stack-name", text: t(`overview.${stack}`) }),
+          embedding.map((place) =>
+            h(
+              "li",
+              { class: "block single" },
+              h("div", { class: "parts" }, item(store, here, place, t("overview.embedding"))),
+              reading(state, stack === pass.outputs.stack && said.get("embedding")),
+            ),
+          ),
+          blocks(store, state, here, own, said),
+          own
+            .filter((each) => each.kind === "layer" && (each.block ?? null) === null)
+            .map((place) => h("li", { class: "block" }, item(store, here, place, place.id))),
+        );
+      });
+      const output = places.find((each) => each.kind === "output");
+      requestAnimationFrame(() => {
+        const current = root.querySelector("[aria-current]");
+        if (current && root.scrollWidth > root.clientWidth)
+          root.scrollLeft += current.getBoundingClientRect().left - root.getBoundingClientRect().left - root.clientWidth / 3;
+      });
+      return [
+        pass.layers.length > 0 && item(store, here, { id: "heads", kind: "heads" }, t("overview.heads")),
+        ...columns,
+        h(
+          "ol",
+          { class: "stack" },
+          h("li", { class: "block" }, h("div", { class: "parts" }, item(store, here, output, t("overview.output")))),
+        ),
+      ];
+    },
+  );
 }

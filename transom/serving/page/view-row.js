@@ -17,13 +17,33 @@ export const word = (token) => h("span", { class: "token", text: token ? shown(t
 function bars(store, values, keys, pick) {
   const top = Math.max(...values.map((value) => Math.abs(value)), 1e-12);
   let kept = keys.map((_, i) => i);
-  if (keys.length > MOST) kept = kept.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, MOST).sort((a, b) => a - b);
-  return h("ol", { class: keys.length > DENSE ? "words dense" : "words", data: { row: "words" } }, kept.map((i) => {
-    const value = values[i];
-    const made = h("button", { type: "button", class: value < 0 ? "word minus" : "word", data: { focus: `word-${i}`, key: i, value: number(value) }, title: `${shown(keys[i].text)} ${number(value)}`, style: { "--part": Math.abs(value) / top }, on: { click: () => pick(i) } },
-      h("span", { class: "word-bar" }), h("span", { class: "word-text", text: shown(keys[i].text) }), h("span", { class: "number word-weight", text: number(value, 2) }));
-    return h("li", {}, made);
-  }));
+  if (keys.length > MOST)
+    kept = kept
+      .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]))
+      .slice(0, MOST)
+      .sort((a, b) => a - b);
+  return h(
+    "ol",
+    { class: keys.length > DENSE ? "words dense" : "words", data: { row: "words" } },
+    kept.map((i) => {
+      const value = values[i];
+      const made = h(
+        "button",
+        {
+          type: "button",
+          class: value < 0 ? "word minus" : "word",
+          data: { focus: `word-${i}`, key: i, value: number(value) },
+          title: `${shown(keys[i].text)} ${number(value)}`,
+          style: { "--part": Math.abs(value) / top },
+          on: { click: () => pick(i) },
+        },
+        h("span", { class: "word-bar" }),
+        h("span", { class: "word-text", text: shown(keys[i].text) }),
+        h("span", { class: "number word-weight", text: number(value, 2) }),
+      );
+      return h("li", {}, made);
+    }),
+  );
 }
 
 /** The picture, and above it one square per patch in the color of its weight. */
@@ -32,36 +52,60 @@ function patches(pass, address, index, values, scale, pick) {
   const lead = values.length - rows * columns; // a class token before the patches
   const cell = Math.max(4, Math.floor(176 / Math.max(rows, columns)));
   const grid = heatmap({
-    address, index, rows, columns, values: values.subarray(lead), scale, cell,
-    label: t("row.patches"), focus: "patches", marked: null, selected: null, rowLabels: null, columnLabels: null,
+    address,
+    index,
+    rows,
+    columns,
+    values: values.subarray(lead),
+    scale,
+    cell,
+    label: t("row.patches"),
+    focus: "patches",
+    marked: null,
+    selected: null,
+    rowLabels: null,
+    columnLabels: null,
     describe: (row, column) => `${row},${column}`,
     pick: (row, column) => pick(lead + row * columns + column),
   });
   grid.querySelector("canvas").dataset.offset = lead;
   if (pass.flipped) grid.querySelector(".heat-stack").classList.add("flipped");
-  const seen = h("div", { class: "patch-picture", style: { width: `${cell * columns}px`, height: `${cell * rows}px` } },
+  const seen = h(
+    "div",
+    { class: "patch-picture", style: { width: `${cell * columns}px`, height: `${cell * rows}px` } },
     h("img", { src: pass.image, alt: t("tokens.picture") }),
-    h("div", { class: pass.flipped ? "patch-shade flipped" : "patch-shade", style: { "grid-template-columns": `repeat(${columns}, 1fr)` } },
-      Array.from(values.subarray(lead), (value) => h("span", { style: { background: cssColor(value, scale), opacity: 0.15 + 0.7 * Math.min(1, Math.abs(value) / scale.hi) } }))));
+    h(
+      "div",
+      { class: pass.flipped ? "patch-shade flipped" : "patch-shade", style: { "grid-template-columns": `repeat(${columns}, 1fr)` } },
+      Array.from(values.subarray(lead), (value) =>
+        h("span", { style: { background: cssColor(value, scale), opacity: 0.15 + 0.7 * Math.min(1, Math.abs(value) / scale.hi) } }),
+      ),
+    ),
+  );
   return h("div", { class: "patch-pair" }, seen, grid);
 }
 
 export function mountRow(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.language], async (state) => {
-    if (!state.loaded) return [];
-    const place = currentPlace(state);
-    const { pass } = state.loaded;
-    if (place.kind !== "attention" || pass.whole === false) return [];
-    const { layer } = place;
-    const head = Math.min(state.head, layer.n_heads - 1);
-    const query = chosenToken(state, layer.queries);
-    const index = { n_heads: head, query };
-    const name = `${layer.address}.weights`;
-    const { values } = await tensor(state, name, index);
-    const keys = pass.tokens[layer.keys];
-    const pick = (key) => store.set({ cell: { name, index: { ...index, key } } });
-    const heading = h("h3", {}, rich("row.title", { query: word(pass.tokens[layer.queries][query]) }));
-    const scale = scaleOf(values, state.show !== "diff");
-    return [heading, pass.grid && pass.image ? patches(pass, name, index, values, scale, pick) : bars(store, values, keys, pick)];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.place, s.head, s.tokens, s.language],
+    async (state) => {
+      if (!state.loaded) return [];
+      const place = currentPlace(state);
+      const { pass } = state.loaded;
+      if (place.kind !== "attention" || pass.whole === false) return [];
+      const { layer } = place;
+      const head = Math.min(state.head, layer.n_heads - 1);
+      const query = chosenToken(state, layer.queries);
+      const index = { n_heads: head, query };
+      const name = `${layer.address}.weights`;
+      const { values } = await tensor(state, name, index);
+      const keys = pass.tokens[layer.keys];
+      const pick = (key) => store.set({ cell: { name, index: { ...index, key } } });
+      const heading = h("h3", {}, rich("row.title", { query: word(pass.tokens[layer.queries][query]) }));
+      const scale = scaleOf(values, state.show !== "diff");
+      return [heading, pass.grid && pass.image ? patches(pass, name, index, values, scale, pick) : bars(store, values, keys, pick)];
+    },
+  );
 }

@@ -16,7 +16,7 @@ export function placeName(pass, place) {
   const stack = place.stack && Object.keys(pass.tokens).length > 1 && place.kind !== "output" ? t(`overview.${place.stack}`) : null;
   const block = place.block === null || place.block === undefined ? null : t("overview.block", { n: place.block });
   const where = [stack, block].filter(Boolean).join(", ");
-  const what = t(`overview.${place.part ?? place.kind}`);
+  const what = place.kind === "layer" && !block ? place.id : t(`overview.${place.part ?? place.kind}`);
   return where ? `${where}: ${what}` : what;
 }
 
@@ -28,7 +28,13 @@ function title(store, state) {
   const step = (by, key) => {
     const next = places[at + by];
     if (at < 0 || !next) return h("span");
-    return h("button", { type: "button", class: "quiet", data: { focus: key }, text: by < 0 ? `← ${placeName(pass, next)}` : `${placeName(pass, next)} →`, on: { click: () => goTo(store, next.id) } });
+    return h("button", {
+      type: "button",
+      class: "quiet",
+      data: { focus: key },
+      text: by < 0 ? `← ${placeName(pass, next)}` : `${placeName(pass, next)} →`,
+      on: { click: () => goTo(store, next.id) },
+    });
   };
   return [
     h("div", { class: "steps" }, step(-1, "place-before"), step(1, "place-after")),
@@ -39,9 +45,16 @@ function title(store, state) {
 
 export function mountStage(root, store) {
   const part = (id, ...classes) => h("div", { id, class: ["part", ...classes].join(" ") });
-  const [head, heads, map, row, story, lens, vectors] = ["place-title", "heads", "map", "row", "story", "lens", "vectors"].map((id) => part(id));
+  const [head, heads, map, row, story, lens, vectors] = ["place-title", "heads", "map", "row", "story", "lens", "vectors"].map((id) =>
+    part(id),
+  );
   root.append(head, heads, h("div", { class: "head-pair" }, map, h("div", { class: "head-words" }, row, story)), lens, vectors);
-  view(head, store, (s) => [s.loaded, s.place, s.language], (state) => (state.loaded ? title(store, state) : []));
+  view(
+    head,
+    store,
+    (s) => [s.loaded, s.place, s.language],
+    (state) => (state.loaded ? title(store, state) : []),
+  );
   mountHeads(heads, store);
   mountAttention(map, store);
   mountRow(row, store);

@@ -18,10 +18,17 @@ function list(nodes) {
 const joined = (nodes) => h("span", {}, list(nodes));
 
 function looks(pass, layer, query, told) {
-  const at = (key) => h("span", {}, word(pass.tokens[layer.keys][key.position]), " ", h("span", { class: "number", text: number(key.weight) }));
+  const at = (key) =>
+    h("span", {}, word(pass.tokens[layer.keys][key.position]), " ", h("span", { class: "number", text: number(key.weight) }));
   const best = told.keys.slice(0, 3);
   const spread = Math.exp(told.entropy);
-  const sentences = [h("p", {}, rich("story.looks", { query: word(pass.tokens[layer.queries][query]), keys: joined(best.map(at)), spread: spread.toFixed(1) }))];
+  const sentences = [
+    h(
+      "p",
+      {},
+      rich("story.looks", { query: word(pass.tokens[layer.queries][query]), keys: joined(best.map(at)), spread: spread.toFixed(1) }),
+    ),
+  ];
   if (layer.queries !== layer.keys) return sentences;
   const places = { previous: query - 1, self: query, first: 0 };
   const weight = (role) => told.keys.find((key) => key.position === places[role])?.weight ?? 0;
@@ -31,7 +38,14 @@ function looks(pass, layer, query, told) {
 }
 
 function promotes(state, told) {
-  const name = (each) => h("span", {}, h("span", { class: "token", text: shown(state.vocabulary?.[each.symbol] ?? String(each.symbol)) }), " ", h("span", { class: "number", text: signed(each.p - each.p_without) }));
+  const name = (each) =>
+    h(
+      "span",
+      {},
+      h("span", { class: "token", text: shown(state.vocabulary?.[each.symbol] ?? String(each.symbol)) }),
+      " ",
+      h("span", { class: "number", text: signed(each.p - each.p_without) }),
+    );
   const changes = [...told.promoted, ...told.suppressed].map((each) => Math.abs(each.p - each.p_without));
   if (Math.max(0, ...changes) < SMALL) return [h("p", {}, rich("story.hardly", { most: number(SMALL) }))];
   const sentence = (key, symbols) => symbols.length > 0 && h("p", {}, rich(key, { symbols: joined(symbols.slice(0, 3).map(name)) }));
@@ -40,7 +54,11 @@ function promotes(state, told) {
 
 function effect(state, told) {
   const symbol = told.symbol ?? state.symbol;
-  const answer = h("span", { class: "token", text: symbol === null || symbol === undefined ? shown(state.loaded.pass.answer ?? "") : shown(state.vocabulary?.[symbol] ?? String(symbol)) });
+  const answer = h("span", {
+    class: "token",
+    text:
+      symbol === null || symbol === undefined ? shown(state.loaded.pass.answer ?? "") : shown(state.vocabulary?.[symbol] ?? String(symbol)),
+  });
   const nodes = [];
   if (told.contribution !== null && told.contribution !== undefined) {
     const key = Math.abs(told.contribution) < 0.05 ? "story.neutral" : told.contribution > 0 ? "story.supports" : "story.opposes";
@@ -53,24 +71,41 @@ function effect(state, told) {
 }
 
 export function mountStory(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.position, s.symbol, s.vocabulary, s.language], async (state) => {
-    if (!state.loaded) return [];
-    const place = currentPlace(state);
-    const { pass } = state.loaded;
-    if (place.kind !== "attention") return [];
-    if (pass.whole === false) return [h("p", { class: "soft", text: t("map.maps_only") })];
-    const { layer } = place;
-    const body = headBody(state, layer);
-    const told = await ask("head", body);
-    const off = headIsOff(state.loaded.body.edits, layer, body.head);
-    const flip = button(t(off ? "heads.turn_on" : "heads.turn_off", { n: body.head }), "story-switch", () => store.set({ edits: toggleHead(store.get().edits, layer, body.head) }), { data: { action: "toggle-head" } });
-    const where = outputPosition(state) === body.query ? null : h("p", { class: "soft", text: t("story.position", { n: body.position }) });
-    return [
-      h("h3", { text: t("story.title", { n: body.head }) }),
-      looks(pass, layer, body.query, told),
-      off ? h("p", { text: t("story.off") }) : [promotes(state, told), effect(state, told), told.note && h("p", { class: "soft", text: told.note })],
-      pass.outputs.positions.length > 1 && where,
-      flip,
-    ];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.place, s.head, s.tokens, s.position, s.symbol, s.vocabulary, s.language],
+    async (state) => {
+      if (!state.loaded) return [];
+      const place = currentPlace(state);
+      const { pass } = state.loaded;
+      if (place.kind !== "attention") return [];
+      if (pass.whole === false) return [h("p", { class: "soft", text: t("map.maps_only") })];
+      const { layer } = place;
+      const body = headBody(state, layer);
+      const told = await ask("head", body);
+      const off = headIsOff(state.loaded.body.edits, layer, body.head);
+      const flip = button(
+        t(off ? "heads.turn_on" : "heads.turn_off", { n: body.head }),
+        "story-switch",
+        () => store.set({ edits: toggleHead(store.get().edits, layer, body.head) }),
+        { data: { action: "toggle-head" } },
+      );
+      const where =
+        outputPosition(state) === body.query ? null : h("p", { class: "soft", text: t("story.position", { n: body.position }) });
+      return [
+        h("h3", { text: t("story.title", { n: body.head }) }),
+        looks(pass, layer, body.query, told),
+        off
+          ? h("p", { text: t("story.off") })
+          : pass.outputs.positions.length > 0 && [
+              promotes(state, told),
+              effect(state, told),
+              told.note && h("p", { class: "soft", text: told.note }),
+            ],
+        pass.outputs.positions.length > 1 && where,
+        flip,
+      ];
+    },
+  );
 }

@@ -24,7 +24,10 @@ function chip(store, stack, token, chosen) {
     data: { stack, position: token.position },
   };
   const made = button("", `token-${stack}-${token.position}`, () => chooseToken(store, stack, token.position), attributes);
-  made.append(h("span", { class: "chip-text", text: shown(token.text) }), h("span", { class: "chip-id", text: token.id ?? token.position }));
+  made.append(
+    h("span", { class: "chip-text", text: shown(token.text) }),
+    h("span", { class: "chip-id", text: token.id ?? token.position }),
+  );
   return made;
 }
 
@@ -45,11 +48,19 @@ function row(store, state, stack, tokens, several) {
   const from = Math.max(0, Math.min(chosen - MOST / 2, tokens.length - MOST));
   const part = tokens.slice(from, from + MOST);
   const heading = t(several ? `tokens.${stack}` : "tokens.label");
-  return h("div", { class: "token-row" }, h("span", { class: "soft token-heading", text: heading }),
-    h("div", { class: "chips", role: "toolbar", "aria-label": heading, data: { stack }, on: { keydown: onKey(store, stack, tokens.length) } },
+  return h(
+    "div",
+    { class: "token-row" },
+    h("span", { class: "soft token-heading", text: heading }),
+    h(
+      "div",
+      { class: "chips", role: "toolbar", "aria-label": heading, data: { stack }, on: { keydown: onKey(store, stack, tokens.length) } },
       from > 0 && h("span", { class: "soft", text: t("tokens.before", { n: from }) }),
       part.map((token) => chip(store, stack, token, token.position === chosen)),
-      from + part.length < tokens.length && h("span", { class: "soft", text: t("tokens.after", { n: tokens.length - from - part.length }) })));
+      from + part.length < tokens.length &&
+        h("span", { class: "soft", text: t("tokens.after", { n: tokens.length - from - part.length }) }),
+    ),
+  );
 }
 
 /** The picture with the chosen patch framed; a click chooses another. */
@@ -65,21 +76,48 @@ function imageRow(store, state, pass) {
   for (const [name, value] of Object.entries(box)) frame.style.setProperty(name, `${(100 * value) / side}%`);
   const choose = (event) => {
     const area = event.currentTarget.getBoundingClientRect();
-    const [x, y] = [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height].map((part) => Math.min(side - 1, Math.floor(part * side)));
+    const [x, y] = [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height].map((part) =>
+      Math.min(side - 1, Math.floor(part * side)),
+    );
     chooseToken(store, stack, lead + turn(y) * side + x);
   };
   // The patches below can be chosen by keyboard.
-  const seen = h("div", { class: "patch-choice", title: t("tokens.choose_patch"), on: { click: choose } }, h("img", { src: pass.image, alt: t("tokens.picture") }), frame);
+  const seen = h(
+    "div",
+    { class: "patch-choice", title: t("tokens.choose_patch"), on: { click: choose } },
+    h("img", { src: pass.image, alt: t("tokens.picture") }),
+    frame,
+  );
   return [seen, h("p", { class: "soft", text: t("tokens.chosen_patch", { text: shown(tokens[chosen]?.text ?? "") }) })];
 }
 
 export function mountTokens(root, store) {
-  view(root, store, (s) => [s.loaded, s.tokens, s.language], (state) => {
-    if (!state.loaded) return [];
-    const { pass } = state.loaded;
-    const rows = Object.entries(pass.tokens);
-    const chips = rows.map(([stack, tokens]) => row(store, state, stack, tokens, rows.length > 1));
-    const notes = (pass.notes ?? []).map((text) => h("p", { class: "soft note", text }));
-    return pass.image ? [h("div", { class: "picture-row" }, h("div", { class: "picture-side" }, imageRow(store, state, pass)), h("details", { class: "patches", data: { focus: "patches" } }, h("summary", { text: t("tokens.patches", { n: rows[0][1].length }) }), chips)), notes] : [chips, notes];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.tokens, s.language],
+    (state) => {
+      if (!state.loaded) return [];
+      const { pass } = state.loaded;
+      const rows = Object.entries(pass.tokens);
+      const chips = rows.map(([stack, tokens]) => row(store, state, stack, tokens, rows.length > 1));
+      const notes = (pass.notes ?? []).map((text) => h("p", { class: "soft note", text }));
+      return pass.image
+        ? [
+            h(
+              "div",
+              { class: "picture-row" },
+              h("div", { class: "picture-side" }, imageRow(store, state, pass)),
+              h(
+                "details",
+                { class: "patches", data: { focus: "patches" } },
+                h("summary", { text: t("tokens.patches", { n: rows[0][1].length }) }),
+                chips,
+              ),
+            ),
+            notes,
+          ]
+        : [chips, notes];
+    },
+  );
 }

@@ -16,7 +16,9 @@ const TOKENS = ["token", "key", "key2", "symbol", "second", "answer"];
 
 /** Show those values that are tokens as tokens. */
 function withTokens(values) {
-  return Object.fromEntries(Object.entries(values).map(([name, value]) => [name, TOKENS.includes(name) ? h("span", { class: "token", text: value }) : value]));
+  return Object.fromEntries(
+    Object.entries(values).map(([name, value]) => [name, TOKENS.includes(name) ? h("span", { class: "token", text: value }) : value]),
+  );
 }
 
 export function mountTour(root, store) {
@@ -53,37 +55,50 @@ export function mountTour(root, store) {
       if (box.top < 60 || box.bottom > free) window.scrollBy({ top: box.top - Math.max(80, (free - box.height) / 2), behavior: "auto" });
     }, 120);
   };
-  view(root, store, (s) => [s.loaded, s.tour, s.language, s.vocabulary, s.tokens], async (state) => {
-    root.hidden = state.tour === null || !state.loaded;
-    document.body.classList.toggle("touring", !root.hidden);
-    if (root.hidden) {
-      clearInterval(marking);
-      mark(null);
-      gone = null;
-      return [];
-    }
-    const { pass } = state.loaded;
-    const steps = stepsOf(pass);
-    const at = Math.min(state.tour, steps.length - 1);
-    const step = steps[at];
-    const first = gone === null;
-    if (gone !== step) {
-      gone = step;
-      store.set({ cell: null, ...step.go(pass) });
-      bring(step, pass);
-    }
-    const now = store.get();
-    const values = await step.values(now);
-    const key = step.message?.(pass) ?? step.id;
-    const back = button(t("tour.back"), "tour-back", () => go(-1), { disabled: at === 0, class: "quiet" });
-    const next = at + 1 < steps.length ? button(t("tour.next"), "tour-next", () => go(1), { class: "primary" }) : button(t("tour.finish"), "tour-next", leave, { class: "primary" });
-    if (first) setTimeout(() => root.focus({ preventScroll: true }), 0);
-    return [
-      h("div", { class: "tour-head" }, h("p", { class: "soft tour-count", text: t("tour.count", { i: at + 1, n: steps.length }) }), button("×", "tour-leave", leave, { class: "round", "aria-label": t("tour.leave") })),
-      h("h2", { text: t(`tour.${key}.title`) }),
-      h("p", { class: "tour-text" }, rich(`tour.${key}.text`, withTokens(values))),
-      h("progress", { max: steps.length, value: at + 1, "aria-label": t("tour.count", { i: at + 1, n: steps.length }) }),
-      h("div", { class: "tour-tools" }, back, next),
-    ];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.tour, s.language, s.vocabulary, s.tokens],
+    async (state) => {
+      root.hidden = state.tour === null || !state.loaded;
+      document.body.classList.toggle("touring", !root.hidden);
+      if (root.hidden) {
+        clearInterval(marking);
+        mark(null);
+        gone = null;
+        return [];
+      }
+      const { pass } = state.loaded;
+      const steps = stepsOf(pass);
+      const at = Math.min(state.tour, steps.length - 1);
+      const step = steps[at];
+      const first = gone === null;
+      if (gone !== step) {
+        gone = step;
+        store.set({ cell: null, ...step.go(pass) });
+        bring(step, pass);
+      }
+      const now = store.get();
+      const values = await step.values(now);
+      const key = step.message?.(pass) ?? step.id;
+      const back = button(t("tour.back"), "tour-back", () => go(-1), { disabled: at === 0, class: "quiet" });
+      const next =
+        at + 1 < steps.length
+          ? button(t("tour.next"), "tour-next", () => go(1), { class: "primary" })
+          : button(t("tour.finish"), "tour-next", leave, { class: "primary" });
+      if (first) setTimeout(() => root.focus({ preventScroll: true }), 0);
+      return [
+        h(
+          "div",
+          { class: "tour-head" },
+          h("p", { class: "soft tour-count", text: t("tour.count", { i: at + 1, n: steps.length }) }),
+          button("×", "tour-leave", leave, { class: "round", "aria-label": t("tour.leave") }),
+        ),
+        h("h2", { text: t(`tour.${key}.title`) }),
+        h("p", { class: "tour-text" }, rich(`tour.${key}.text`, withTokens(values))),
+        h("progress", { max: steps.length, value: at + 1, "aria-label": t("tour.count", { i: at + 1, n: steps.length }) }),
+        h("div", { class: "tour-tools" }, back, next),
+      ];
+    },
+  );
 }

@@ -4,7 +4,7 @@ import { scaleOf } from "explore/colors";
 import { button, errorLine, h, view } from "explore/dom";
 import { count, number, shown } from "explore/format";
 import { cellSize, heatmap, legend } from "explore/heatmap";
-import { rich, t } from "explore/messages";
+import { describeQuantity, rich, t } from "explore/messages";
 import { math } from "explore/notation";
 import { currentPlace, isDetail, kvHead, quantitiesOf } from "explore/places";
 import { chosenToken, tensor } from "explore/session";
@@ -59,19 +59,27 @@ function drawn(store, state, place, quantity, found, index, width) {
   const cellIndex = (row, column) => ({ ...index, ...unravel(axes, shape, row * columns + column) });
   const describe = (row, column) => {
     const at = unravel(axes, shape, row * columns + column);
-    return Object.entries(at).map(([axis, i]) => (nameOf(axis, i))).join(" ");
+    return Object.entries(at)
+      .map(([axis, i]) => nameOf(axis, i))
+      .join(" ");
   };
   const offset = state.cell?.name === quantity.address ? findOffset(state.cell.index, index, axes, shape) : null;
   return heatmap({
-    address: quantity.address, index, rows, columns, values, scale,
+    address: quantity.address,
+    index,
+    rows,
+    columns,
+    values,
+    scale,
     cell: cellSize(columns, width, MOST_CELL),
-    label: `${quantity.symbol || quantity.name}: ${quantity.formula}`,
+    label: `${quantity.symbol || quantity.name}: ${describeQuantity(quantity)}`,
     focus: `vector-${quantity.address}`,
     marked: null,
     selected: offset === null ? null : [Math.floor(offset / columns), offset % columns],
     describe,
     pick: (row, column) => store.set({ cell: { name: quantity.address, index: cellIndex(row, column) } }),
-    rowLabels: null, columnLabels: null,
+    rowLabels: null,
+    columnLabels: null,
   });
 }
 
@@ -82,15 +90,23 @@ function findOffset(cell, index, axes, shape) {
 }
 
 function scalar(store, quantity, index, value) {
-  return button(number(value), `scalar-${quantity.address}`, () => store.set({ cell: { name: quantity.address, index } }), { class: "number scalar-value", data: { address: quantity.address, index: JSON.stringify(index) } });
+  return button(number(value), `scalar-${quantity.address}`, () => store.set({ cell: { name: quantity.address, index } }), {
+    class: "number scalar-value",
+    data: { address: quantity.address, index: JSON.stringify(index) },
+  });
 }
 
 async function row(store, state, place, quantity, width) {
   const index = fixedIndex(state, place, quantity);
   const left = quantity.shape.filter((_, i) => !(quantity.axes[i] in index));
   const size = left.reduce((product, n) => product * (n ?? 1), 1);
-  const text = h("div", { class: "quantity-name" },
-    h("span", { class: "symbol" }, quantity.symbol ? math(quantity.symbol) : quantity.name), h("code", { text: quantity.address.split(".").slice(-2).join(".") }), h("span", { class: "soft formula" }, math(quantity.formula)));
+  const text = h(
+    "div",
+    { class: "quantity-name" },
+    h("span", { class: "symbol" }, quantity.symbol ? math(quantity.symbol) : quantity.name),
+    h("code", { text: quantity.address.split(".").slice(-2).join(".") }),
+    h("span", { class: "soft formula" }, math(describeQuantity(quantity))),
+  );
   let content;
   let ends = null;
   if (size > MOST_CELLS) content = h("p", { class: "soft", text: t("vectors.large", { shape: left.map(count).join(" × ") }) });
@@ -98,7 +114,11 @@ async function row(store, state, place, quantity, width) {
     try {
       const found = await tensor(state, quantity.address, index);
       content = drawn(store, state, place, quantity, found, index, width);
-      if (found.axes.length) ends = legend(scaleOf(found.values, /(^|\.)(weights|probs|router_probs|gates)$/.test(quantity.address) && state.show !== "diff"), t("heatmap.legend"));
+      if (found.axes.length)
+        ends = legend(
+          scaleOf(found.values, /(^|\.)(weights|probs|router_probs|gates)$/.test(quantity.address) && state.show !== "diff"),
+          t("heatmap.legend"),
+        );
     } catch (error) {
       content = errorLine(error); // the other quantities can still be seen
     }
@@ -108,21 +128,34 @@ async function row(store, state, place, quantity, width) {
 }
 
 export function mountVectors(root, store) {
-  view(root, store, (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.details, s.vocabulary, s.language], async (state) => {
-    if (!state.loaded) return [];
-    const place = currentPlace(state);
-    if (place.kind === "heads") return [];
-    const all = quantitiesOf(state.loaded.pass, place);
-    const quantities = state.details ? all : all.filter((each) => !isDetail(each.address));
-    const width = Math.max(200, Math.min(MOST_WIDTH, root.parentElement.clientWidth - (window.innerWidth > 620 ? 234 : 8)));
-    const rows = await Promise.all(quantities.map((quantity) => row(store, state, place, quantity, width)));
-    if (!rows.length) return [];
-    const token = state.loaded.pass.tokens[place.layer?.queries ?? place.stack]?.[chosenToken(state, place.layer?.queries ?? place.stack)];
-    return [
-      h("h3", {}, rich(place.layer ? "vectors.title_head" : "vectors.title", { token: word(token), n: state.head })),
-      h("p", { class: "soft", text: t("vectors.help") }),
-      h("ol", { class: "quantities" }, rows),
-      all.length > quantities.length || state.details ? button(t(state.details ? "vectors.fewer" : "vectors.more", { n: all.length - quantities.length }), "details", () => store.set({ details: !state.details }), { data: { action: "details" } }) : null,
-    ];
-  });
+  view(
+    root,
+    store,
+    (s) => [s.loaded, s.place, s.head, s.tokens, s.cell, s.details, s.vocabulary, s.language],
+    async (state) => {
+      if (!state.loaded) return [];
+      const place = currentPlace(state);
+      if (place.kind === "heads") return [];
+      const all = quantitiesOf(state.loaded.pass, place);
+      const quantities = state.details ? all : all.filter((each) => !isDetail(each.address));
+      const width = Math.max(200, Math.min(MOST_WIDTH, root.parentElement.clientWidth - (window.innerWidth > 620 ? 234 : 8)));
+      const rows = await Promise.all(quantities.map((quantity) => row(store, state, place, quantity, width)));
+      if (!rows.length) return [];
+      const token =
+        state.loaded.pass.tokens[place.layer?.queries ?? place.stack]?.[chosenToken(state, place.layer?.queries ?? place.stack)];
+      return [
+        h("h3", {}, rich(place.layer ? "vectors.title_head" : "vectors.title", { token: word(token), n: state.head })),
+        h("p", { class: "soft", text: t("vectors.help") }),
+        h("ol", { class: "quantities" }, rows),
+        all.length > quantities.length || state.details
+          ? button(
+              t(state.details ? "vectors.fewer" : "vectors.more", { n: all.length - quantities.length }),
+              "details",
+              () => store.set({ details: !state.details }),
+              { data: { action: "details" } },
+            )
+          : null,
+      ];
+    },
+  );
 }

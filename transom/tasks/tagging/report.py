@@ -9,7 +9,7 @@ from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.files.message import phrase
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.run_summary import RunSummary
 from transom.tasks.tagging.entities import OUTSIDE, entities_of, scheme_of

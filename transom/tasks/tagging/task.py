@@ -18,7 +18,7 @@ from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.errors import ConfigError, DataError
 from transom.files.limits import MAX_CLASSES
-from transom.inspection.messages import message
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.page import Section
 from transom.models.base import Network
 from transom.planning.flops import count_flops
