@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from transom.errors import ConfigError
-from transom.inspection.activations import find_network
+from transom.inspection.activations import Activations, find_network
 from transom.inspection.explain.explain import explain
 from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.steps import Calculation, Values
@@ -53,7 +53,8 @@ def explain_cell(run: Any, batch: Any, trace: Trace, name: str, index: Mapping[s
     known = {each.address: each for each in names_of(network.config)}
     if name not in known:
         raise ConfigError(f"name: expected the address of a quantity, found {name!r:.80}; transom names RUN lists them")
-    x = trace[name]
+    a = trace.activations
+    x = trace[name] if temperature == a.temperature else Activations(a.model, a.batch, a.recorded, temperature)[name]
     axes = trace.axes(name, x.ndim)
     value = x[element_index(axes, x.shape, index)].double().item()
     options = _options(network, name, dict(zip(axes, x.shape, strict=True)), index) | {"temperatures": (temperature,), "every": True}

@@ -34,10 +34,10 @@ export function picture(options) {
  * @param {object} options those of paint, and
  *   label: what is shown; focus: key for the focus; describe(row, column): name of a cell;
  *   pick(row, column): open the cell's calculation; selected: [row, column] or null; marked: row to frame or null;
- *   rowLabels, columnLabels: texts or null; onRow(row): choose a row by its label
+ *   flipped: whether row 0 is the lowest; rowLabels, columnLabels: texts or null; onRow(row): choose a row by its label
  */
 export function heatmap(options) {
-  const { rows, columns, cell, values, describe, pick } = options;
+  const { rows, columns, cell, values, describe, pick, flipped } = options;
   const canvas = picture(options);
   canvas.tabIndex = 0;
   canvas.dataset.focus = options.focus;
@@ -58,7 +58,8 @@ export function heatmap(options) {
   };
   const cellAt = (event) => {
     const box = canvas.getBoundingClientRect();
-    return [Math.floor(((event.clientY - box.top) / box.height) * rows), Math.floor(((event.clientX - box.left) / box.width) * columns)];
+    const row = Math.floor(((event.clientY - box.top) / box.height) * rows);
+    return [flipped ? rows - 1 - row : row, Math.floor(((event.clientX - box.left) / box.width) * columns)];
   };
   const open = () => at[0] * columns + at[1] < values.length && pick?.(...at);
   canvas.addEventListener("pointermove", (event) => move(...cellAt(event), false));
@@ -84,13 +85,14 @@ export function heatmap(options) {
       Home: [0, -columns],
       End: [0, columns],
     };
-    if (event.key in steps && !event.altKey && !event.metaKey) move(at[0] + steps[event.key][0], at[1] + steps[event.key][1], true);
+    if (event.key in steps && !event.altKey && !event.metaKey)
+      move(at[0] + (flipped ? -1 : 1) * steps[event.key][0], at[1] + steps[event.key][1], true);
     else if (event.key === "Enter" || event.key === " ") open();
     else return;
     event.preventDefault();
   });
 
-  const stack = h("div", { class: "heat-stack" }, canvas, cursor);
+  const stack = h("div", { class: flipped ? "heat-stack flipped" : "heat-stack" }, canvas, cursor);
   if (options.marked !== null && options.marked !== undefined)
     stack.append(placeBox(h("div", { class: "row-mark" }), options.marked, 0, 1, columns, cell));
   if (options.selected) stack.append(placeBox(h("div", { class: "selected" }), ...options.selected, 1, 1, cell));
@@ -139,7 +141,7 @@ function columnLabels({ columnLabels: texts, cell, columns }) {
     {
       class: "column-labels",
       "aria-hidden": "true",
-      style: { width: `${columns * cell}px`, height: `${Math.min(96, 10 + longest * 7.6)}px` },
+      style: { width: `${columns * cell}px`, height: `${Math.min(96, 14 + longest * 8.2)}px` },
     },
     labels,
   );

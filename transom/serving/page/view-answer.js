@@ -88,12 +88,13 @@ function line(store, state, symbol, now, than) {
   const name = state.vocabulary?.[symbol] ?? String(symbol);
   const old = than && (than.q ? than.q[symbol] : than.p[symbol]);
   const change = than ? Math.sign(value - old) : 0;
+  const wasCut = Boolean(than?.kept) && !than.kept[symbol];
+  const written = (kind, p, isCut) => h("span", { class: isCut ? `${kind} cut-note` : kind, text: isCut ? t("answer.cut") : number(p) });
   const numbers = h(
     "span",
     { class: "number numbers" },
-    than && h("span", { class: "old", text: number(old) }),
-    than && " ",
-    cut ? h("span", { class: "cut-note", text: t("answer.cut") }) : h("span", { class: "new", text: number(value) }),
+    than && !(cut && wasCut) && written("old", old, wasCut),
+    written("new", value, cut),
     than &&
       h("span", {
         class: "change",
@@ -198,7 +199,7 @@ export function mountAnswer(root, store) {
       );
       return [
         h("h2", { text: t("answer.title") }),
-        pass.answer && h("p", { class: "answer-text" }, h("span", { class: "token", text: pass.answer })),
+        pass.answer && h("p", { class: "answer-text" }, h("span", { class: "token", text: shown(pass.answer) })),
         has && positions(store, state),
         has && !isMulti && h("div", { class: "sliders" }, sliders, reset),
       ];

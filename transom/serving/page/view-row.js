@@ -61,6 +61,7 @@ function patches(pass, address, index, values, scale, pick) {
     cell,
     label: t("row.patches"),
     focus: "patches",
+    flipped: pass.flipped,
     marked: null,
     selected: null,
     rowLabels: null,
@@ -69,7 +70,6 @@ function patches(pass, address, index, values, scale, pick) {
     pick: (row, column) => pick(lead + row * columns + column),
   });
   grid.querySelector("canvas").dataset.offset = lead;
-  if (pass.flipped) grid.querySelector(".heat-stack").classList.add("flipped");
   const seen = h(
     "div",
     { class: "patch-picture", style: { width: `${cell * columns}px`, height: `${cell * rows}px` } },
