@@ -35,6 +35,7 @@ from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, 
 from transom.decoding.search.sampling import MultinomialSampling
 from transom.decoding.search.step_trace import RecordedSearch, RecordedStrategy
 from transom.errors import ConfigError, DataError
+from transom.files.message import phrase
 from transom.models.base import Seq2SeqModel
 from transom.planning.precision import Precision
 
@@ -164,7 +165,8 @@ class Translator:
         """
         translation = self.translate([" ".join(self.tokenizers.source.decode(tokens).split())])[0]
         target = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
-        return translation_batch([tokens], [target], [0]), [f"the target is the model's own translation: {translation}"]
+        note = phrase("explain.notes.own_translation", "the target is the model's own translation: {translation}", translation=translation)
+        return translation_batch([tokens], [target], [0]), [note]
 
     def translate(self, texts: Sequence[str], **options: Unpack[TranslateOptions]) -> list[str]:
         """Translate each text into one line; a blank text gives an empty line.

@@ -38,13 +38,13 @@ function showProblem({ error }) {
   byId("problem").textContent = error ?? "";
 }
 
-/** Compute the pass again when the model, the input or the edits change; what is on the page stays until the new one is there. */
+/** Compute the pass again when the model, the input, the edits or the language change; what is on the page stays until the new one is there. */
 function keepPass() {
   let asked = null;
   let ticket = 0;
   const update = async (state) => {
     if (!state.input || !state.models) return;
-    const key = [state.show, state.input, state.edits];
+    const key = [state.show, state.input, state.edits, state.language];
     if (asked && asked.every((each, i) => Object.is(each, key[i]))) return;
     asked = key;
     const mine = (ticket += 1);
