@@ -1,4 +1,4 @@
-"""What the page shows of a pass, as JSON-serializable data."""
+"""Answers to the questions of the page about a pass, as JSON-serializable data."""
 
 import base64
 import shlex

@@ -92,7 +92,7 @@ class PositionRequest(PassRequest):
 
 
 class HeadRequest(PositionRequest):
-    """What one head does for one token."""
+    """Request for what one head does for one token."""
 
     attention: Name = Field(description="address of the attention layer")
     head: Index = Field(description="query head")

@@ -82,7 +82,7 @@ class ServedModel:
 
     @property
     def input_kind(self) -> Literal["text", "pair", "image", "sound"]:
-        """What the model reads; a pair is a text and its translation."""
+        """Kind of input that the model reads; a pair is a text and its translation."""
         if isinstance(self.run, SupportsFileInput):
             return "sound" if isinstance(self.run, AudioClassifier) else "image"
         return "pair" if isinstance(self.run, Translator) else "text"
