@@ -105,7 +105,7 @@ def test_edits_and_addresses_stay_text(browser: Browser, hostile: ExploreServer)
     for text in HOSTILE[:16]:
         edit = {"kind": "patch", "name": "encoder.blocks.0.resid_post", "positions": [0], "text": text}
         move_to(browser, {"input": {"text": "ship"}, "edits": [edit], "place": text, "theme": text, "tokens": {text: 1}, "language": "en"})
-        assert text in browser.page.inner_text(".edits")
+        assert text[:30] in browser.page.inner_text(".edits"), "long texts are shortened"
         check(browser, usual, hostile)
 
 

@@ -88,9 +88,11 @@ def test_everything_can_be_done_with_keys(browser: Browser, server: ExploreServe
     keys.press("Escape")
     assert page.locator("#calculation").is_hidden()
 
-    probability = page.locator(".probability").first.get_attribute("data-value")
+    best = page.locator(".probability").first
+    symbol, probability = best.get_attribute("data-symbol"), best.get_attribute("data-value")
     keys.press("e")
-    assert page.locator(".edits li").count() == 1 and page.locator(".probability .old").first.inner_text() == probability
+    assert page.locator(".edits li").count() == 1
+    assert page.inner_text(f".probability[data-symbol='{symbol}'] .old") == probability
     keys.press("b")
     assert page.locator(".edits li").count() == 0
 

@@ -22,7 +22,7 @@ export const isSaved = answers !== null;
 
 const MAX_KEPT = 600;
 const kept = new Map();
-let missingMessage = () => "";
+let missingMessage = "";
 export const onMissing = (message) => {
   missingMessage = message;
 };
@@ -60,7 +60,7 @@ function fetchAnswer(name, body) {
   const text = canonical(body);
   if (!isSaved) return inTurn(name, () => post(name, text));
   const found = answers[`${name} ${text}`];
-  return found ? Promise.resolve(found) : Promise.reject(new AnswerError(missingMessage()));
+  return found ? Promise.resolve(found) : Promise.reject(new AnswerError(missingMessage));
 }
 
 /** The server answers one question at a time, so what a person waits for goes first. */

@@ -38,6 +38,13 @@ function showProblem({ error }) {
   byId("problem").textContent = error ?? "";
 }
 
+/** Tell whether a pass has a cell: of long texts, whose quantities are not known, it may. */
+function hasCell(pass, { name, index }) {
+  const found = pass.quantities.find((each) => each.address === name);
+  if (!found) return pass.whole === false;
+  return found.axes.every((axis, i) => index[axis] < (found.shape[i] ?? Infinity));
+}
+
 /** Compute the pass again when the model, the input, the edits or the language change; what is on the page stays until the new one is there. */
 function keepPass() {
   let asked = null;
@@ -52,9 +59,8 @@ function keepPass() {
     try {
       const loaded = await loadPass(state);
       if (mine !== ticket) return;
-      const cell = store.get().cell;
-      const known = cell && loaded.pass.quantities.some((each) => each.address === cell.name);
-      store.set({ loaded, error: null, cell: known || loaded.pass.whole === false ? cell : null });
+      const { cell } = store.get();
+      store.set({ loaded, error: null, cell: cell && hasCell(loaded.pass, cell) ? cell : null });
     } catch (error) {
       if (mine === ticket) store.set({ error: error.message });
       if (!error.isAnswer) console.error(error);

@@ -58,13 +58,24 @@ export function toFragment(state) {
   return new URLSearchParams(fields).toString();
 }
 
+const TYPES = { input: "object", place: "string", position: "number", symbol: "number", cell: "object", tour: "number", language: "string" };
+const CHOICES = { show: ["A", "B", "diff"], theme: ["auto", "light", "dark"] };
+
+/** Tell whether a value can be that of a field. */
+function isValid(key, value) {
+  if (value === null) return INITIAL[key] === null;
+  if (CHOICES[key]) return CHOICES[key].includes(value);
+  return typeof value === (TYPES[key] ?? typeof INITIAL[key]) && Array.isArray(value) === Array.isArray(INITIAL[key]) && !(value < 0);
+}
+
 /** Read a state from a URL fragment; fields that are unknown or broken are left out. */
 export function fromFragment(fragment) {
   const found = {};
   for (const [key, text] of new URLSearchParams(fragment.replace(/^#/, ""))) {
     if (!(key in INITIAL)) continue;
     try {
-      found[key] = JSON.parse(text);
+      const value = JSON.parse(text);
+      if (isValid(key, value)) found[key] = value;
     } catch {
       console.warn(`ignored ${key} of the address`);
     }

@@ -70,6 +70,12 @@ function steps(list) {
   });
 }
 
+/** Return the index of a cell in the order of the quantity's axes; a saved state has them in alphabetical order. */
+function inOrder(pass, { name, index }) {
+  const axes = pass.quantities.find((each) => each.address === name)?.axes ?? Object.keys(index);
+  return Object.fromEntries(axes.map((axis) => [axis, index[axis]]));
+}
+
 /** Show a cell in its picture. */
 export function showCell(store, { name, index }) {
   const state = store.get();
@@ -125,6 +131,7 @@ export function mountCalculation(root, store) {
       root.hidden = !state.cell || !state.loaded;
       if (root.hidden) return [];
       const { cell } = state;
+      const name = cellName(cell.name, inOrder(state.loaded.pass, cell));
       bring(cell);
       const head = (value) =>
         h(
@@ -134,7 +141,7 @@ export function mountCalculation(root, store) {
             "div",
             {},
             h("h2", { text: t("calculation.title") }),
-            h("p", { class: "cell-name" }, h("code", { text: cellName(cell.name, cell.index) })),
+            h("p", { class: "cell-name" }, h("code", { text: name })),
             value !== undefined && h("p", { class: "cell-value number", text: value }),
           ),
           button("×", "calculation-close", close, { class: "round", "aria-label": t("calculation.close") }),
@@ -147,7 +154,7 @@ export function mountCalculation(root, store) {
       }
       const value = typeof answer.value === "number" ? full(answer.value) : String(answer.value);
       root.dataset.value = answer.value;
-      announce(`${cellName(cell.name, cell.index)} = ${value}`);
+      announce(`${name} = ${value}`);
       const focus = answer.sections
         .map((section) => ({ ...section, steps: section.steps.filter((each) => each.focus) }))
         .filter((section) => section.steps.length);

@@ -24,7 +24,8 @@ export function mountGlance(root, store) {
       return [
         h(
           "button",
-          { type: "button", data: { focus: "glance" }, "aria-label": t("answer.glance"), on: { click: go } },
+          { type: "button", data: { focus: "glance" }, on: { click: go } },
+          h("span", { class: "unseen", text: t("answer.glance") }),
           h("span", { class: "token", text: short(shown(state.vocabulary?.[best] ?? String(best)), 20) }),
           h("span", { class: "number", text: before ? `${p(distribution(before, state))} → ${p(current)}` : p(current) }),
         ),

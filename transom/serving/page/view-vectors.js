@@ -23,7 +23,7 @@ export function fixedIndex(state, place, quantity) {
   const index = {};
   for (const axis of quantity.axes) {
     if (axis === "n_heads" && place.layer) index[axis] = Math.min(state.head, place.layer.n_heads - 1);
-    if (axis === "kv_heads" && place.layer) index[axis] = kvHead(quantity, state.head, place.layer.n_heads);
+    if (axis === "kv_heads" && place.layer) index[axis] = kvHead(quantity, Math.min(state.head, place.layer.n_heads - 1), place.layer.n_heads);
     if (axis === "query") index[axis] = token;
     if (axis === "patches") index[axis] = Math.max(0, token - (pass.n_class_tokens ?? 0));
   }
