@@ -49,6 +49,7 @@ function hasCell(pass, { name, index }) {
 function keepPass() {
   let asked = null;
   let ticket = 0;
+  let refused = null; // why the server refused the edits that were taken back; shown until the next change
   const update = async (state) => {
     if (!state.input || !state.models) return;
     const key = [state.show, state.input, state.edits, state.language];
@@ -60,9 +61,15 @@ function keepPass() {
       const loaded = await loadPass(state);
       if (mine !== ticket) return;
       const { cell } = store.get();
-      store.set({ loaded, error: null, cell: cell && hasCell(loaded.pass, cell) ? cell : null });
+      store.set({ loaded, error: refused, cell: cell && hasCell(loaded.pass, cell) ? cell : null });
+      refused = null;
     } catch (error) {
-      if (mine === ticket) store.set({ error: error.message });
+      if (mine === ticket && error.isAnswer && state.edits.length && !isSaved) {
+        const { loaded } = state;
+        const usual = loaded?.body.input === state.input && loaded.body.edits !== state.edits ? loaded.body.edits : [];
+        refused = error.message;
+        store.set({ edits: usual });
+      } else if (mine === ticket) store.set({ error: error.message });
       if (!error.isAnswer) console.error(error);
     } finally {
       if (mine === ticket) document.body.classList.remove("busy");
