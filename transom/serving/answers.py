@@ -145,8 +145,8 @@ def _python(found: Pass, request: TensorRequest) -> str:
         imports = ["from pathlib import Path", "", *imports, "from transom.inspection.example_batch import build_example_batch"]
         given = "build_example_batch(run, None, Path('FILE')).batch"
     elif request.input.target is not None:
-        imports.append("from transom.inspection.edits.answers import ask")
-        given = f"ask(run, {given}, answer={request.input.target!r}).batch"
+        imports.append("from transom.inspection.example_batch import build_example_batch")
+        given = f"build_example_batch(run, {given}, None, target={request.input.target!r}).batch"
     lines = [*imports, "", f"run = transom.load({run!r}, 'fp32')"]
     read = [f"logits, trace = transom.trace(run, {given}, [{name!r}])", f"print(trace[{name!r}][{index}])"]
     if request.edits:

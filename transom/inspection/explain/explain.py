@@ -10,11 +10,9 @@ import torch
 from transom.config.architecture import TransformerConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
-from transom.decoding.predictors.translator import Translator
 from transom.errors import ConfigError
 from transom.files.message import joined
 from transom.inspection.activations import Activations, find_network, sequences_of
-from transom.inspection.edits.answers import ask
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.explain.block import BlockSteps
 from transom.inspection.explain.builder import Builder
@@ -105,9 +103,7 @@ def explain_run(predictor: Any, text: str | None, file: Path | None, target: str
     Raises:
         ConfigError: a target is given for a model that does not translate, or an argument is out of range.
     """
-    if target is not None and not isinstance(predictor, Translator):
-        raise ConfigError(f"target: expected a translator, found a {type(predictor).__name__}, which has no target text; leave it out")
-    example = build_example_batch(predictor, text, file) if target is None else ask(predictor, text, file, target)
+    example = build_example_batch(predictor, text, file, target=target)
     explanation = explain(predictor, example.batch, **options)
     return replace(explanation, notes=tuple(example.notes))
 

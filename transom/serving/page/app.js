@@ -33,7 +33,9 @@ function applyTheme({ theme }) {
   else document.documentElement.dataset.theme = theme;
 }
 
-function showProblem({ error }) {
+/** Show an error; numbers of another input than the one that was refused are dimmed. */
+function showProblem({ error, loaded, input }) {
+  document.body.classList.toggle("stale", Boolean(error) && loaded?.body.input !== input);
   byId("problem").hidden = !error;
   byId("problem").textContent = error ?? "";
 }
