@@ -11,13 +11,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import transom
-from tests.serving.runs import NAMES, serve
-from tests.serving.test_cells import Shown, part_of
+from tests.serving.runs import serve
+from tests.serving.shown import Shown, part_of
+from tests.tiers import every
 from transom.inspection.edits.schemas import AblateHeads
 from transom.serving.explorer import request_key
 from transom.serving.server import PAGE
 
-every_run = pytest.mark.parametrize("shown", NAMES, indirect=True)
+every_run = pytest.mark.parametrize("shown", every(2, ["language", "translator", "classifier", "pictures"]), indirect=True)
 
 
 def ask(shown: Shown, kind: str, /, **fields: Any) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def seen(browser: Browser) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["language", pytest.param("translator", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["language", "translator"])
 def test_the_file_shows_the_same_cells(browser: Browser, runs: dict[str, Path], name: str, tmp_path: Path) -> None:
     with serve(runs[name]) as server:
         open_page(browser, server, state_of(name))
