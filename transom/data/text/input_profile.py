@@ -117,13 +117,26 @@ class InputProfile:
         unseen, n_words = self.unseen_words(text)
         if unseen:
             examples = ", ".join(list(dict.fromkeys(unseen))[:_EXAMPLES]) + (", ..." if len(set(unseen)) > _EXAMPLES else "")
-            template = "{seen} of {n} words never seen in training: {examples}"
-            found.append(phrase("unlike.unseen", template, seen=len(unseen), n=n_words, examples=examples))
+            found.append(
+                phrase(
+                    "unlike.unseen",
+                    "{seen} of {n} words never seen in training: {examples}",
+                    seen=len(unseen),
+                    n=n_words,
+                    examples=examples,
+                )
+            )
         if self.is_unlike(text):
             found.append(phrase("unlike.language", "unlike the training texts in words and letters: perhaps another language"))
         if self.max_characters is not None and len(text) > _FAR_LONGER * self.max_characters:
-            template = "{found} characters long, but the longest training text has {longest}"
-            found.append(phrase("unlike.longer", template, found=len(text), longest=self.max_characters))
+            found.append(
+                phrase(
+                    "unlike.longer",
+                    "{found} characters long, but the longest training text has {longest}",
+                    found=len(text),
+                    longest=self.max_characters,
+                )
+            )
         return found
 
     def _mean_log_p(self, text: str) -> float | None:

@@ -25,7 +25,7 @@ from transom.models.encoder import TextEmbedderTransformer
 Method = Literal["integrated-gradients", "gradient-x-input"]
 Baseline = Literal["mean", "padding", "zero"]
 
-FIRST_STEPS, MAX_STEPS = 16, 1024
+FIRST_STEPS, MAX_STEPS = 16, 4096
 """Steps of the integral at first, doubled until the sum is complete, and at most."""
 
 TOLERANCE = 1e-4

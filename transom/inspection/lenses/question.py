@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from transom.decoding.inference import eval_mode
+from transom.decoding.predictors.embedder import Embedder
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.decoding.search.loop import log_probabilities
@@ -14,7 +15,7 @@ from transom.errors import ConfigError
 from transom.inspection.edits.answers import Question, ask
 from transom.inspection.edits.sweep import Target
 from transom.inspection.example_batch import build_example_batch
-from transom.inspection.lenses.readout import flat_logits, output_symbols
+from transom.inspection.lenses.readout import flat_logits, output_stack, output_symbols
 
 
 def lens_question(run: Any, text: str | None, file: Path | None = None, answer: str | None = None) -> Question:
@@ -27,9 +28,11 @@ def lens_question(run: Any, text: str | None, file: Path | None = None, answer: 
         answer: the continuation, translation or class; for masks and tags one token or tag for all. None for the model's own.
 
     Raises:
-        ConfigError: the model has no such answer.
+        ConfigError: the model has no such answer, or is an embedder.
         DataError: the input is empty or longer than the context window, or has no mask.
     """
+    if isinstance(run, Embedder):
+        output_stack(run.model)  # raises: its logits belong to pairs of texts
     if not isinstance(run, EncoderPredictor) or flat_answer(run):
         return ask(run, text, file, answer)
     if isinstance(run, MaskFiller) and text is not None:

@@ -37,6 +37,15 @@ function looks(pass, layer, query, told) {
   return sentences;
 }
 
+/** Say that a decoder looks from a word in order to say the next one. */
+function saysNext(state, layer, body, told) {
+  const { models } = state.models;
+  const writes = layer.queries === "decoder" && body.position === body.query && models[body.model].kind !== "encoder";
+  if (!writes || told.symbol === null) return null;
+  const answer = h("span", { class: "token", text: shown(state.vocabulary?.[told.symbol] ?? String(told.symbol)) });
+  return h("p", {}, rich("story.next", { query: word(state.loaded.pass.tokens[layer.queries][body.query]), answer }));
+}
+
 function promotes(state, told) {
   const name = (each) =>
     h(
@@ -96,10 +105,12 @@ export function mountStory(root, store) {
       return [
         h("h3", { text: t("story.title", { n: body.head }) }),
         state.show === "diff" && h("p", { class: "soft", text: t("story.of_model", { name: state.models.models[0].name }) }),
+        saysNext(state, layer, body, told),
         looks(pass, layer, body.query, told),
         off
           ? h("p", { text: t("story.off") })
           : pass.outputs.positions.length > 0 && [
+              pass.outputs.per_token && h("h4", {}, rich("story.whole", { token: word(pass.tokens[pass.outputs.stack][body.position]) })),
               promotes(state, told),
               effect(state, told),
               told.note && h("p", { class: "soft", text: told.note }),
