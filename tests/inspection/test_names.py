@@ -33,9 +33,11 @@ from transom.config.schema import allowed_schemas, kinds
 from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import ImageBatch
 from transom.errors import ConfigError
+from transom.files.message import Message, render
 from transom.inspection.activations import Activations, sequences_of
+from transom.inspection.messages.tables import ENGLISH, templates
 from transom.inspection.names import FAMILIES as FAMILIES_OF_MODELS
-from transom.inspection.names import QUANTITIES, families_of, list_names, owner_kind, required_sites, select_names
+from transom.inspection.names import QUANTITIES, Quantity, description, families_of, list_names, owner_kind, required_sites, select_names
 from transom.inspection.vocabulary import names_page
 from transom.layers.attention import Attention, repeat_kv
 from transom.layers.embedding import Embedding
@@ -357,6 +359,25 @@ def test_the_families_of_every_row_are_those_that_have_it() -> None:
             met.setdefault((each.kind, each.quantity.name), set()).add(config.kind)
     expected = {(kind, row.name): set(families_of(kind, row)) for kind, rows in QUANTITIES.items() for row in rows}
     assert expected == met
+
+
+SYMBOLS = re.compile(r"Concat|[a-z]_hat|h~_t|mu|sigma|eps|sqrt|tanh|gamma|beta|alpha|exp|score\(|scores_ij|sum_\w+|[sx]_\w+|\w_\w+|ln\b")
+"""Parts of equations that have several letters and are no words."""
+
+
+def test_words_of_formulas_are_messages_and_every_message_is_of_a_formula() -> None:
+    rows = [row for rows in QUANTITIES.values() for row in rows]
+    found = {each.code[0] for row in rows if isinstance(each := description(row), Message)}
+    assert found == {key for key in templates(ENGLISH) if key.startswith("explain.quantities.")}
+    assert all(description(row) == row.formula for row in rows)
+    plain = [row.formula for row in rows if not isinstance(description(row), Message)]
+    assert {word for text in plain for word in re.findall("[A-Za-z]{2,}", SYMBOLS.sub("", text))} == set() and len(plain) > 10
+    assert render(description(row_of("attention", "q")).code, templates("de")) == "Queries, wie die Scores sie lesen"  # type: ignore[attr-defined]
+    assert "f c_{t-1} + i g: Zellzustand" in render(description(row_of("recurrent layer", "c")).code, templates("de"))  # type: ignore[attr-defined]
+
+
+def row_of(kind: str, name: str) -> Quantity:
+    return next(row for row in QUANTITIES[kind] if row.name == name)
 
 
 def test_the_page_of_names_is_current() -> None:

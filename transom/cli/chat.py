@@ -12,7 +12,7 @@ from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import typed_lines
 from transom.cli.options import DecodingPrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonOption, print_note, show_controls
-from transom.cli.run_warnings import read_input_profile, result_warnings
+from transom.cli.run_warnings import result_warnings
 from transom.cli.sampling import SamplingOptions
 from transom.errors import TransomError
 
@@ -55,6 +55,7 @@ def chat(
         from transom.cli.tables import chat_template
         from transom.data.text.text_io import decode_lines
         from transom.decoding.predictors.generator import Generator
+        from transom.tasks.input_profile import read_input_profile
         from transom.tasks.load import load
 
     generator = load(run, precision, kind=Generator)

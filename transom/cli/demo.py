@@ -111,6 +111,7 @@ def _format_lines(translator: Any, samples: list[dict[str, str]], n: int, accura
         "",
         f"report: {report}",
         f'try:    transom translate {report.parent} "hello world"',
+        f"        transom explore {report.parent}   every number of the model in a web page, with its calculation",
     ]
 
 

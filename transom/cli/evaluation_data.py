@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from transom.checkpoints.run_folder import RunFolder
 from transom.cli.options import SPLIT_NOTE, PairFiles
 from transom.cli.output import note_too_long, print_note
-from transom.cli.run_warnings import read_input_profile, training_data_warnings
+from transom.cli.run_warnings import training_data_warnings
 from transom.cli.tables import read_or_ask, training_columns
 from transom.config.data import LabeledFilesConfig, PairFilesConfig
 from transom.data.pairs.pairs import Pairs, load_pairs
@@ -91,6 +91,8 @@ def language_warning(run: Path, pairs: Pairs) -> str | None:
         run: the run folder.
         pairs: a test set, of which the first ``N_LANGUAGE_SENTENCES`` pairs are examined.
     """
+    from transom.tasks.input_profile import read_input_profile
+
     profile = read_input_profile(run)
     if profile is None:
         return None

@@ -2,12 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from transom.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from transom.data.text.input_profile import InputProfile
 
 
 def no_warnings(text: str) -> Sequence[str]:
@@ -23,29 +19,10 @@ def input_warnings(run: Path) -> Callable[[str], Sequence[str]]:
     Raises:
         CheckpointError: the run's profile of its training inputs is damaged.
     """
+    from transom.tasks.input_profile import read_input_profile
+
     profile = read_input_profile(run)
     return no_warnings if profile is None else profile.warnings
-
-
-def read_input_profile(run: Path) -> "InputProfile | None":
-    """Return the profile of a run's training inputs; None for run folders of early versions, which have none.
-
-    Raises:
-        CheckpointError: the profile is damaged.
-    """
-    from transom.checkpoints.run_files import INPUT_PROFILE
-    from transom.checkpoints.run_folder import RunFolder
-    from transom.data.text.input_profile import InputProfile
-    from transom.files.safe_read import read_json
-
-    path = RunFolder.open(run).path / INPUT_PROFILE
-    if not path.exists():
-        return None
-    value = read_json(path)
-    try:
-        return InputProfile.from_json(value)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: damaged: {error}; remove the file to predict without warnings about inputs") from error
 
 
 def result_warnings(run: Path) -> list[str]:

@@ -51,6 +51,9 @@ def trace(
     positions: Annotated[
         str | None, typer.Option("--positions", metavar="N,N", help="Positions of the tokens to read, from 0. Default: all.")
     ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="TEXT", help="Target text of a translator. Default: its own translation.")
+    ] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=1e-6, max=1e6, help="Divisor of the logits before probs.")] = 1.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Save the tensors as a .safetensors file, by address.")] = None,
     edit: EditOption = None,
@@ -76,8 +79,8 @@ def trace(
 
     predictor = load(run, precision)
     wanted = None if names is None else [name.strip() for name in names.split(",")]
-    with edits_in_force(predictor, edit) as edits, option_errors(text="TEXT", **{name: f"--{name}" for name in numbers}):
-        found, notes = trace_run(predictor, text, input_file, wanted, temperature=temperature, **numbers)
+    with edits_in_force(predictor, edit) as edits, option_errors(text="TEXT", target="--target", **{name: f"--{name}" for name in numbers}):
+        found, notes = trace_run(predictor, text, input_file, wanted, target, temperature=temperature, **numbers)
     for note in notes:
         print_note(note)
     if found.idle:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkab
 from transom.data.batch import Batch
 from transom.data.text.text_io import check_text, read_lines
 from transom.decoding.predictors.long_texts import split_windows
-from transom.errors import DataError
+from transom.decoding.predictors.translator import Translator
+from transom.errors import ConfigError, DataError
 from transom.inspection.messages.tables import message
 from transom.inspection.pages.describe import with_article
 
@@ -52,22 +53,28 @@ class ExampleBatch(NamedTuple):
 
 
 def build_example_batch(
-    predictor: Any, text: str | None, file: Path | None, too_long: Literal["truncate", "refuse"] = "truncate"
+    predictor: Any,
+    text: str | None,
+    file: Path | None,
+    too_long: Literal["truncate", "refuse"] = "truncate",
+    target: str | None = None,
 ) -> ExampleBatch:
     """Build a batch of one row from a text or file.
-
-    For a translator, the target side of the batch is the model's own translation of the text.
 
     Args:
         predictor: a run loaded by ``transom.load``.
         text: the text; None to read ``file``.
         file: a text file, or a file of the kind that a ``SupportsFileInput`` predictor reads.
         too_long: truncate a text that exceeds the context window, or raise.
+        target: target text of a translator; None for the model's own translation of the text.
 
     Raises:
+        ConfigError: a target is given for a model that does not translate.
         DataError: the input is empty or of the wrong kind, or it exceeds the context window and ``too_long`` is "refuse".
     """
     model = predictor.model
+    if target is not None and not isinstance(predictor, Translator):
+        raise ConfigError(f"target: expected a translator, found a {type(predictor).__name__}, which has no target text; leave it out")
     if isinstance(predictor, SupportsFileInput):
         if file is None:
             raise DataError(f"expected {with_article(predictor.NOUN)} for this model, found no file; give one with --input")
@@ -81,5 +88,5 @@ def build_example_batch(
     ((truncated, *_), _, (n_dropped_tokens,)), notes = split_windows([row], most, too_long), list[str]()
     if n_dropped_tokens:
         notes.append(message("comparison.notes.truncated", tokens=len(row), most=most))
-    batch, added = predictor.text_batch(truncated)
+    batch, added = predictor.text_batch(truncated, target) if isinstance(predictor, Translator) else predictor.text_batch(truncated)
     return ExampleBatch(batch.to(model.device), notes + added, n_dropped_tokens)

@@ -7,6 +7,7 @@ in the forward pass, as a site that an observer can record, or is derived from s
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from transom.inspection import derive_layers as layers
 from transom.inspection import derive_recurrent as recurrent
 from transom.inspection.activation_sites import fake_pass
 from transom.inspection.activations import Activations, depth_selected, join, stack_output
+from transom.inspection.messages.tables import ENGLISH, message, templates
 from transom.layers.approximations.approximate_attention import ApproximateAttention
 from transom.layers.attention import Attention
 from transom.layers.block import Block
@@ -307,6 +309,19 @@ def owner_kind(module: nn.Module, path: str) -> str | None:
     if path.endswith("stem.stages"):
         return "stem stages"
     return next((kind for owner, kind in OWNERS if isinstance(module, owner)), None)
+
+
+@cache
+def _descriptions() -> dict[str, str]:
+    """Return the message of each formula that has words, by its English text."""
+    keys = (key for key in templates(ENGLISH) if key.startswith("explain.quantities."))
+    found = (message(key, previous="{t-1}") for key in keys)
+    return {each: each for each in found}
+
+
+def description(row: Quantity) -> str:
+    """Return the formula of a quantity, as a message if it has words."""
+    return _descriptions().get(row.formula, row.formula)
 
 
 def families_of(kind: str, row: Quantity) -> tuple[str, ...]:

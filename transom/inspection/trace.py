@@ -390,7 +390,9 @@ def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blo
     return chosen
 
 
-def trace_run(predictor: Any, text: str | None, file: Path | None, names: Sequence[str] | None, **options: Any) -> tuple[Trace, list[str]]:
+def trace_run(
+    predictor: Any, text: str | None, file: Path | None, names: Sequence[str] | None, target: str | None = None, **options: Any
+) -> tuple[Trace, list[str]]:
     """Trace a loaded run on a text or file; return the trace, and notes for the user on the input.
 
     Args:
@@ -398,9 +400,10 @@ def trace_run(predictor: Any, text: str | None, file: Path | None, names: Sequen
         text: the text; None to read ``file``.
         file: a text file, or an image or sound for such a model.
         names: names of quantities; None for the default of ``trace``.
+        target: the target text of a translator; None for its own translation.
         **options: further arguments of ``trace``.
     """
-    example = build_example_batch(predictor, text, file)
+    example = build_example_batch(predictor, text, file, target=target)
     return trace(predictor, example.batch, names, **options)[1], example.notes
 
 

@@ -1,4 +1,4 @@
-"""What the page shows of a pass, as JSON-serializable data."""
+"""Answers to the questions of the page about a pass, as JSON-serializable data."""
 
 import base64
 import shlex
@@ -18,6 +18,8 @@ from transom.inspection.explain.steps import Calculation, Note, Step
 from transom.inspection.lenses.logit_attribution import logit_attribution
 from transom.inspection.lenses.logit_lens import logit_lens
 from transom.inspection.lenses.readout import flat_logits, is_pooled, log_probs, output_stack
+from transom.inspection.messages.tables import message
+from transom.inspection.names import description
 from transom.layers.attention import Attention
 from transom.serving.passes import Pass, attention_layers
 from transom.serving.requests import CalculationRequest, HeadRequest, PassRequest, PositionRequest, TensorRequest
@@ -40,7 +42,7 @@ def answer_tensor(found: Pass, request: TensorRequest) -> Json:
         "address": request.name,
         "name": name,
         "symbol": row.symbol,
-        "formula": row.formula,
+        "formula": description(row),
         "axes": axes,
         "index": request.index,
         **encode_array(x),
@@ -109,7 +111,7 @@ def _step(step: Step, focus: bool) -> Json:
     if isinstance(step, Note):
         return {"kind": step.kind, "text": step.text}
     if isinstance(step, Calculation):
-        expression, result = step.write(Typeset())
+        expression, result = step.typeset()
         texts = {"label": step.label, "formula": step.formula, "expression": expression, "result": result}
         return {"kind": "calculation", **texts, "focus": focus}
     return {"kind": "values", "label": step.label, "formula": step.formula, "text": step.write(Typeset())}
@@ -143,8 +145,8 @@ def _python(found: Pass, request: TensorRequest) -> str:
         imports = ["from pathlib import Path", "", *imports, "from transom.inspection.example_batch import build_example_batch"]
         given = "build_example_batch(run, None, Path('FILE')).batch"
     elif request.input.target is not None:
-        imports.append("from transom.inspection.edits.answers import ask")
-        given = f"ask(run, {given}, answer={request.input.target!r}).batch"
+        imports.append("from transom.inspection.example_batch import build_example_batch")
+        given = f"build_example_batch(run, {given}, None, target={request.input.target!r}).batch"
     lines = [*imports, "", f"run = transom.load({run!r}, 'fp32')"]
     read = [f"logits, trace = transom.trace(run, {given}, [{name!r}])", f"print(trace[{name!r}][{index}])"]
     if request.edits:
@@ -259,7 +261,7 @@ def _contribution(found: Pass, request: HeadRequest, symbol: int) -> tuple[float
     except ConfigError as error:
         return None, str(error)
     here = [each.value for each in parts if each.part == request.attention and each.head == request.head]
-    return (here[0], "") if here else (None, "the head does not write to the residual stream that leads to this logit")
+    return (here[0], "") if here else (None, message("explain.notes.no_direct_share"))
 
 
 def answer_sweep(found: Pass, request: PositionRequest) -> Json:

@@ -13,6 +13,7 @@ from transom.config.error_messages import validate
 from transom.config.schema import Schema
 from transom.errors import ConfigError
 from transom.inspection.edits.scope import edits as edit_scope
+from transom.inspection.messages.tables import in_language
 from transom.inspection.trace import names_of
 from transom.serving.answers import (
     Json,
@@ -96,7 +97,8 @@ class Explorer:
         if name == "export":  # asks for other answers
             return answer(request)
         with self._lock:
-            return answer(request)
+            found = answer(request)
+        return in_language(found, request.language) if isinstance(request, PassRequest) else found
 
     def warm_up(self) -> None:
         """List the names of all quantities, which takes seconds, before the first request needs them."""

@@ -15,7 +15,7 @@ from transom.inspection.attention_map import AttentionMap, attention_map
 from transom.inspection.certify import Certificate
 from transom.inspection.derive_attention import is_exact
 from transom.inspection.edits.scope import edits as edit_scope
-from transom.inspection.names import NamedQuantity
+from transom.inspection.names import NamedQuantity, description
 from transom.inspection.trace import Trace, axes_of, trace
 from transom.layers.attention import Attention
 from transom.serving.requests import PassRequest
@@ -214,7 +214,7 @@ def _quantity(each: NamedQuantity, tokens: dict[str, list[dict[str, Any]]]) -> d
         "address": each.address,
         "name": each.address.rpartition(".")[2] if "." in each.address else each.address,
         "symbol": row.symbol,
-        "formula": row.formula,
+        "formula": description(row),
         "axes": [axis for axis in axes if axis != "batch"],
         "shape": [size for axis, size in zip(axes, shape, strict=True) if axis != "batch"],
         "cost": each.cost,

@@ -5,10 +5,11 @@ A request about a forward pass carries the model, the input and the edits. The s
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from transom.config.schema import Schema
 from transom.inspection.edits.schemas import AnyEdit, Patch
+from transom.inspection.messages.tables import ENGLISH, LANGUAGES
 
 MAX_TEXT = 1_000_000
 """Characters of a text."""
@@ -49,6 +50,7 @@ class PassRequest(ModelRequest):
     """A request about one forward pass."""
 
     input: InputRequest = Field(description="the input")
+    language: Name = Field(ENGLISH, description="language of the texts of the answer")
     edits: Annotated[tuple[AnyEdit, ...], Field(strict=False, max_length=1000)] = Field((), description="edits, in order")
 
     @model_validator(mode="after")
@@ -58,8 +60,15 @@ class PassRequest(ModelRequest):
                 raise ValueError("edits: expected patches from a text, found one from a file or run; use transom trace --edit")
         return self
 
+    @field_validator("language")
+    @classmethod
+    def _has_table(cls, language: str) -> str:
+        if language not in LANGUAGES:
+            raise ValueError(f"expected {' or '.join(LANGUAGES)}, found {language!r:.40}")
+        return language
+
     def of_pass(self) -> "PassRequest":
-        """Return the part of the request that identifies the pass."""
+        """Return the part of the request that identifies the pass, which has no language."""
         return PassRequest(model=self.model, input=self.input, edits=self.edits)
 
 
@@ -83,7 +92,7 @@ class PositionRequest(PassRequest):
 
 
 class HeadRequest(PositionRequest):
-    """What one head does for one token."""
+    """Request for what one head does for one token."""
 
     attention: Name = Field(description="address of the attention layer")
     head: Index = Field(description="query head")

@@ -6,14 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from transom.checkpoints.run_files import METRICS
+from transom.checkpoints.run_files import CHECKPOINTS, METRICS
 from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import LanguageBatch, PaddedSequences
+from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.special_tokens import MASK, SOS
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.decoding.predictors.generator import Generator
@@ -28,6 +30,7 @@ from transom.models.base import Network
 from transom.serving.requests import InputRequest
 from transom.tasks.audio.task import AudioClassifier, AudioTask
 from transom.tasks.image_classification.task import ImageTask
+from transom.tasks.input_profile import read_input_profile
 from transom.tasks.load_checkpoint import load_run_or_checkpoint
 
 MAX_SAMPLES = 12
@@ -82,7 +85,7 @@ class ServedModel:
 
     @property
     def input_kind(self) -> Literal["text", "pair", "image", "sound"]:
-        """What the model reads; a pair is a text and its translation."""
+        """Kind of input that the model reads; a pair is a text and its translation."""
         if isinstance(self.run, SupportsFileInput):
             return "sound" if isinstance(self.run, AudioClassifier) else "image"
         return "pair" if isinstance(self.run, Translator) else "text"
@@ -158,15 +161,27 @@ class ServedModel:
         if isinstance(self.run, Generator):  # its answer is the next token of the pass
             example = build_example_batch(self.run, request.text, None, "refuse")
             batch = self._with_separator(example.batch)
-            return ModelInput(batch, "", (batch.decoder_input.tokens.shape[1] - 1,), example.notes)
+            return ModelInput(batch, "", (batch.decoder_input.tokens.shape[1] - 1,), [*example.notes, *self._warnings(request.text)])
         if isinstance(self.run, Translator) or hasattr(self.run, "classify"):
             found = ask(self.run, request.text, file, request.target if isinstance(self.run, Translator) else None)
         elif isinstance(self.run, MaskFiller) and MASK in (request.text or ""):
             found = lens_question(self.run, request.text)
         else:
             example = build_example_batch(self.run, request.text, file, "refuse")
-            return ModelInput(example.batch, "", (), example.notes)
-        return ModelInput(found.batch, found.answer, found.positions, found.notes)
+            return ModelInput(example.batch, "", (), [*example.notes, *self._warnings(request.text)])
+        return ModelInput(found.batch, found.answer, found.positions, [*found.notes, *self._warnings(request.text)])
+
+    def _warnings(self, text: str | None) -> list[str]:
+        """Return how a text differs from the training texts of the run."""
+        if text is None or self._profile is None:
+            return []
+        return self._profile.warnings(text.replace(MASK, ""))
+
+    @cached_property
+    def _profile(self) -> InputProfile | None:
+        """Profile of the training texts; None for a run without one."""
+        run = self.folder.parents[1] if self.folder.parent.name == CHECKPOINTS else self.folder
+        return read_input_profile(run)
 
     def _with_separator(self, batch: LanguageBatch) -> LanguageBatch:
         """Append the token that separates prompt and answer, for a model that answers instructions.

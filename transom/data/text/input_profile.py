@@ -13,6 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from transom.files.message import phrase
+
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Characters of scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
 
@@ -115,11 +117,13 @@ class InputProfile:
         unseen, n_words = self.unseen_words(text)
         if unseen:
             examples = ", ".join(list(dict.fromkeys(unseen))[:_EXAMPLES]) + (", ..." if len(set(unseen)) > _EXAMPLES else "")
-            found.append(f"{len(unseen):,} of {n_words:,} words never seen in training: {examples}")
+            template = "{seen} of {n} words never seen in training: {examples}"
+            found.append(phrase("unlike.unseen", template, seen=len(unseen), n=n_words, examples=examples))
         if self.is_unlike(text):
-            found.append("unlike the training texts in words and letters: perhaps another language")
+            found.append(phrase("unlike.language", "unlike the training texts in words and letters: perhaps another language"))
         if self.max_characters is not None and len(text) > _FAR_LONGER * self.max_characters:
-            found.append(f"{len(text):,} characters long, but the longest training text has {self.max_characters:,}")
+            template = "{found} characters long, but the longest training text has {longest}"
+            found.append(phrase("unlike.longer", template, found=len(text), longest=self.max_characters))
         return found
 
     def _mean_log_p(self, text: str) -> float | None:

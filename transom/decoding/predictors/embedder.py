@@ -13,6 +13,7 @@ from transom.data.labeled.labeled_texts import labeled_text_batch
 from transom.decoding.inference import ProgressCallback, ignore_progress
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import LongTextPolicy
+from transom.files.message import phrase
 from transom.models.encoder import EncoderOnlyTransformer, mean_pool
 
 
@@ -41,7 +42,7 @@ class Embedder(EncoderPredictor[EncoderOnlyTransformer]):
     def text_batch(self, tokens: Sequence[int]) -> tuple[Batch, list[str]]:
         """Return a batch of a text paired with itself, given by its token IDs, and a note; see ``inspection.example_batch``."""
         source = labeled_text_batch([tokens], [0], [0]).source
-        return ContrastiveBatch(source, source, (0,)), ["the text is paired with itself"]
+        return ContrastiveBatch(source, source, (0,)), [phrase("explain.notes.paired", "the text is paired with itself")]
 
     def embed_with_details(
         self,

@@ -108,6 +108,13 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         ]
         return MaskPredictions(guesses, n_dropped_tokens)
 
+    def encode(self, text: str) -> list[int]:
+        """Return the token IDs of a text, without special tokens; each ``[MASK]`` is one token."""
+        if MASK not in text:
+            return super().encode(text)
+        first, *others = self._pieces(text)
+        return [*first, *(token for piece in others for token in (self.tokenizer.vocab_size, *piece))]
+
     def masked_batch(self, text: str) -> tuple[MaskedBatch, list[int]]:
         """Return a batch of one text, and the positions of its masks.
 

@@ -35,6 +35,7 @@ from transom.decoding.search.loop import SearchRequest, SuppressTokens, search, 
 from transom.decoding.search.sampling import MultinomialSampling
 from transom.decoding.search.step_trace import RecordedSearch, RecordedStrategy
 from transom.errors import ConfigError, DataError
+from transom.files.message import phrase
 from transom.models.base import Seq2SeqModel
 from transom.planning.precision import Precision
 
@@ -154,17 +155,21 @@ class Translator:
         """Return the token IDs of a source text, without special tokens."""
         return self.tokenizers.source.encode(text)
 
-    def text_batch(self, tokens: Sequence[int]) -> tuple[TranslationBatch, list[str]]:
-        """Return a batch of a source and the model's own translation, and a note with the translation.
+    def text_batch(self, tokens: Sequence[int], target: str | None = None) -> tuple[TranslationBatch, list[str]]:
+        """Return a batch of a source and its translation, and a note with the translation if it is the model's own.
 
         The batch is used by ``inspection.example_batch``.
 
         Args:
             tokens: token IDs of the source.
+            target: the translation; None for the model's own.
         """
+        if target is not None:
+            return translation_batch([tokens], [self.tokenizers.target.encode(target)], [0]), []
         translation = self.translate([" ".join(self.tokenizers.source.decode(tokens).split())])[0]
-        target = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
-        return translation_batch([tokens], [target], [0]), [f"the target is the model's own translation: {translation}"]
+        own = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
+        note = phrase("explain.notes.own_translation", "the target is the model's own translation: {translation}", translation=translation)
+        return translation_batch([tokens], [own], [0]), [note]
 
     def translate(self, texts: Sequence[str], **options: Unpack[TranslateOptions]) -> list[str]:
         """Translate each text into one line; a blank text gives an empty line.

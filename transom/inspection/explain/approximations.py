@@ -12,6 +12,7 @@ from transom.inspection.explain.builder import Builder, number, numbers, weighte
 from transom.inspection.explain.expressions import Expression, Number, Power, Sum, dot, exact, exp, sqrt
 from transom.inspection.explain.feed_forward import relu
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
+from transom.inspection.messages.tables import message
 from transom.layers.approximations.approximation import Approximation, dense_mask
 from transom.layers.approximations.linear_attention import MAX_EXPONENT, FeatureMapAttention, LinearAttention, Performer
 from transom.layers.approximations.linformer import Linformer
@@ -74,8 +75,8 @@ def approximation_steps(b: Builder, module: Approximation, x: QueryInputs) -> di
         return _linformer_steps(b, module, x)
     if isinstance(module, Nystrom):
         return _nystrom_steps(b, module, x)
-    b.note(f"{type(module).__name__} is a plugin's approximation, whose formula is not known here: its steps are not written out")
-    b.values(f"A_{x.i}", "weights that it implies", x.weights, x.names)
+    b.note(message("explain.approximation.plugin", name=type(module).__name__))
+    b.values(f"A_{x.i}", message("explain.approximation.plugin_weights"), x.weights, x.names)
     return {}
 
 
@@ -86,35 +87,32 @@ def carried(expression: Expression) -> Number:
 
 def _linear_steps(b: Builder, module: LinearAttention, x: QueryInputs) -> dict[int, Number]:
     """Add features, the sums over the keys, the normalizer, the output of the head, and the weights that these imply."""
-    b.note("linear attention: the exponential of a score is replaced by a product of features, phi(q) . phi(k)")
+    b.note(message("explain.approximation.linear"))
     d, value = b.at(module.features), b.at(x.v.shape[1])
     q = _features(b, module, f"q_{x.i}", x.q, d, True)
     k = _features(b, module, f"k_{x.keys[x.example]}", x.k[x.example], d, False)
     rows = [k if j == x.example else _feature_numbers(module, x.k[j], False) for j in range(len(x.k))]
     order = [*x.shown, *(j for j in range(len(x.k)) if j not in x.shown)]
     v = numbers(x.v[:, value])
-    formula = f"sums over the {len(x.k)} visible keys: S = sum_j phi(k_j) v_j"
+    formula = message("explain.approximation.sums", keys=str(len(x.k)))
     sums = [weighted_sum([rows[j][f] for j in order], [v[j] for j in order]) for f in range(module.features)]
     totals = [Sum([rows[j][f] for j in order]) for f in range(module.features)]
     shown = b.calculate(f"S[{d}, {value}]", formula, sums[d])
-    total = b.calculate(f"s[{d}]", "their normalizer: s = sum_j phi(k_j)", totals[d])
+    total = b.calculate(f"s[{d}]", message("explain.approximation.normalizer"), totals[d])
     top = dot(q, [shown if f == d else carried(each) for f, each in enumerate(sums)])
     bottom = dot(q, [total if f == d else carried(each) for f, each in enumerate(totals)])
-    numerator = b.calculate(f"(phi(q) S)[{value}]", "numerator: phi(q) S", top)
-    denominator = b.calculate("phi(q) . s", "denominator: phi(q) . s", bottom)
+    numerator = b.calculate(f"(phi(q) S)[{value}]", message("explain.approximation.numerator"), top)
+    denominator = b.calculate("phi(q) . s", message("explain.approximation.denominator"), bottom)
     if not denominator.number:
-        b.note("the denominator is 0: the output of the head is 0")
+        b.note(message("explain.approximation.zero"))
         return {}
-    b.calculate(f"z_{x.i}[{value}]", "output of the head: numerator / denominator", numerator / denominator, x.z[value])
-    b.note("the same output as a weighted sum of values, with the weights that the features imply:")
-    products = {
-        j: b.calculate(f"phi(q_{x.i}) . phi(k_{x.keys[j]})", "dot product of features: phi(q) . phi(k)", dot(q, rows[j])) for j in x.shown
-    }
+    b.calculate(f"z_{x.i}[{value}]", message("explain.approximation.quotient"), numerator / denominator, x.z[value])
+    b.note(message("explain.approximation.same"))
+    formula = message("explain.approximation.dot")
+    products = {j: b.calculate(f"phi(q_{x.i}) . phi(k_{x.keys[j]})", formula, dot(q, rows[j])) for j in x.shown}
+    formula = message("explain.approximation.weights")
     return {
-        j: b.calculate(
-            f"A_{x.i},{x.keys[j]} ({x.names[j]})", "weights: A = phi(q) . phi(k) / (phi(q) . s)", each / denominator, x.weights[j]
-        )
-        for j, each in products.items()
+        j: b.calculate(f"A_{x.i},{x.keys[j]} ({x.names[j]})", formula, each / denominator, x.weights[j]) for j, each in products.items()
     }
 
 
@@ -127,17 +125,17 @@ def _features(b: Builder, module: LinearAttention, name: str, x: Tensor, d: int,
         features[d] = _performer_steps(b, module, name, x, d, is_query, expected[d])
     else:
         assert isinstance(module, FeatureMapAttention)
-        text, write = FEATURE_MAPS[module.feature_map]
+        formula, write = message(f"explain.approximation.features.{module.feature_map}"), FEATURE_MAPS[module.feature_map]
         phi = [write(each) for each in numbers(x)]
         largest = max((each.value() for each in phi), default=0.0)
         if not is_query or not largest:
-            features[d] = b.calculate(label, f"features: {text}", phi[d], expected[d])
+            features[d] = b.calculate(label, formula, phi[d], expected[d])
         else:
-            before = b.calculate(f"{label} (before)", f"features: {text}", phi[d])
+            before = b.calculate(message("explain.labels.before", label=label), formula, phi[d])
             top = max(range(len(phi)), key=lambda f: phi[f].value())
-            b.note("the features of a query are divided by the largest one, which cancels in the output")
+            b.note(message("explain.approximation.largest"))
             features[d] = b.calculate(label, "phi / max phi", before / (before if top == d else carried(phi[top])), expected[d])
-    b.values(f"phi({name})", "features", expected)
+    b.values(f"phi({name})", message("explain.approximation.vector"), expected)
     return features
 
 
@@ -148,7 +146,7 @@ def _feature_numbers(module: LinearAttention, x: Tensor, is_query: bool) -> list
         largest = max(logs, key=lambda each: each.number)
         return [carried(exp(each - largest)) if is_query else carried(exp(_clamped(each))) for each in logs]
     assert isinstance(module, FeatureMapAttention)
-    phi = [carried(FEATURE_MAPS[module.feature_map][1](each)) for each in numbers(x)]
+    phi = [carried(FEATURE_MAPS[module.feature_map](each)) for each in numbers(x)]
     largest = max(phi, key=lambda each: each.number)
     return [carried(each / largest) for each in phi] if is_query and largest.number else phi
 
@@ -160,11 +158,8 @@ def _elu_plus_one(x: Expression) -> Expression:
     return exp(x if x.value() >= -MAX_EXPONENT else exact(-MAX_EXPONENT))
 
 
-FEATURE_MAPS: dict[str, tuple[str, Callable[[Expression], Expression]]] = {
-    "relu": ("phi(x) = max(0, x)", relu),
-    "elu": ("phi(x) = elu(x) + 1: x + 1 from 0 on, e^x below", _elu_plus_one),
-}
-"""Equation of each feature map, and the function that writes it out."""
+FEATURE_MAPS: dict[str, Callable[[Expression], Expression]] = {"relu": relu, "elu": _elu_plus_one}
+"""The function that writes out each feature map."""
 
 
 def _scaled(x: Tensor) -> list[Number]:
@@ -193,16 +188,17 @@ def _performer_steps(b: Builder, module: Performer, name: str, x: Tensor, d: int
     scaled, e = _scaled(x), b.at(len(x))
     scaled[e] = b.calculate(f"{name}'[{e}]", "x' = x / d_k^(1/4)", number(x[e]) / sqrt(sqrt(exact(len(x)))))
     half = b.calculate(f"|{name}'|^2 / 2", "sum_e x'_e^2 / 2", _half_norm(scaled))
-    log = b.calculate(f"log phi({name})[{d}]", "random projection: w . x' - |x'|^2 / 2", _log_feature(scaled, module.w[d], half))
+    log = b.calculate(f"log phi({name})[{d}]", message("explain.approximation.projection"), _log_feature(scaled, module.w[d], half))
     label = f"phi({name})[{d}]"
     if not is_query:
         if abs(log.number) > MAX_EXPONENT:
-            b.note(f"exponents of keys are limited to {MAX_EXPONENT:g}")
-        return b.calculate(label, "features: e^(log phi)", exp(_clamped(log)), expected)
+            b.note(message("explain.approximation.limited", most=f"{MAX_EXPONENT:g}"))
+        return b.calculate(label, message("explain.approximation.performer"), exp(_clamped(log)), expected)
     logs = [carried(_log_feature(scaled, w, half)) for w in module.w]
     largest = max(logs, key=lambda each: each.number)
-    b.note(f"the largest exponent of this query, {largest.number:.6g}, is subtracted, which cancels in the output")
-    return b.calculate(label, "features: e^(log phi - max log phi)", exp(log - (log if largest is logs[d] else largest)), expected)
+    b.note(message("explain.approximation.largest_exponent", exponent=f"{largest.number:.6g}"))
+    formula = message("explain.approximation.performer_query")
+    return b.calculate(label, formula, exp(log - (log if largest is logs[d] else largest)), expected)
 
 
 def _shown_rows(p: Tensor) -> list[int]:
@@ -210,19 +206,19 @@ def _shown_rows(p: Tensor) -> list[int]:
     return list(range(len(p))) if len(p) <= MAX_ROWS else sorted(p.topk(MAX_ROWS).indices.tolist())
 
 
-def _row_weights(b: Builder, x: QueryInputs, projected: Sequence[Sequence[Number]], p: Tensor, symbol: str, what: str) -> list[Number]:
-    """Add the scores of the query with projected keys or landmarks, and their softmax; return the weights of all."""
+def _row_weights(b: Builder, x: QueryInputs, projected: Sequence[Sequence[Number]], p: Tensor, kind: str) -> list[Number]:
+    """Add the scores of the query with projected keys (linformer) or landmarks (nystrom), and their softmax; return all weights."""
     shown = _shown_rows(p)
     if len(shown) < len(p):
-        b.note(f"of {len(p)} {what} the {len(shown)} with the largest weights are worked out; sums hold all")
+        b.note(message(f"explain.approximation.rows.{kind}.some", number=str(len(p)), largest=str(len(shown))))
     q, root = numbers(x.q), sqrt(exact(len(x.q)))
     scores = {r: carried(carried(dot(q, projected[r])) / root) for r in range(len(p))}
-    products = {r: b.calculate(f"q_{x.i} . {symbol}_{r}", f"dot product with {what}: q . {symbol}", dot(q, projected[r])) for r in shown}
+    formula = message(f"explain.approximation.rows.{kind}.dot")
+    products = {r: b.calculate(f"q_{x.i} . k'_{r}", formula, dot(q, projected[r])) for r in shown}
     for r, product in products.items():
-        scores[r] = b.calculate(f"S_{x.i},{r}", f"S = q . {symbol} / sqrt(d_k)", product / root)
-    labels = SoftmaxLabels(
-        lambda r: f"exp(S_{x.i},{r})", lambda r: f"p_{r}", "S", "sum of the exponentials", f"weights of the {what}: p = e^S / sum"
-    )
+        scores[r] = b.calculate(f"S_{x.i},{r}", "S = q . k' / sqrt(d_k)", product / root)
+    total, result = message("explain.softmax.sum"), message(f"explain.approximation.rows.{kind}.weights")
+    labels = SoftmaxLabels(lambda r: f"exp(S_{x.i},{r})", lambda r: f"p_{r}", "S", total, result)
     return list(softmax_steps(b, scores, shown, labels, p).values())
 
 
@@ -232,7 +228,7 @@ def _linformer_steps(b: Builder, module: Linformer, x: QueryInputs) -> dict[int,
     e, f = (layer.weight[:, columns].to(x.k) for layer in (module.e, module.f))
     p = attention_weights(attention_scores(x.q[None, None, None], (e @ x.k)[None, None]))[0, 0, 0]
     r, d, value = int(p.argmax()), b.at(x.k.shape[1]), b.at(x.v.shape[1])
-    b.note(f"Linformer: E and F map the keys and values of the {len(x.k)} tokens to {len(e)} rows")
+    b.note(message("explain.approximation.linformer", tokens=str(len(x.k)), rows=str(len(e))))
     order = [*x.shown, *(j for j in range(len(x.k)) if j not in x.shown)]
 
     def row(weights: Tensor, of: Tensor) -> Expression:
@@ -240,13 +236,14 @@ def _linformer_steps(b: Builder, module: Linformer, x: QueryInputs) -> dict[int,
 
     keys = [[carried(row(e[at], x.k[:, c])) for c in range(x.k.shape[1])] for at in range(len(e))]
     values = [carried(row(f[at], x.v[:, value])) for at in range(len(f))]
-    keys[r][d] = b.calculate(f"k'_{r}[{d}]", "projected keys: k'_r = sum_j E_rj k_j", row(e[r], x.k[:, d]))
-    weights = _row_weights(b, x, keys, p, "k'", "projected keys")
-    values[r] = b.calculate(f"v'_{r}[{value}]", "projected values: v'_r = sum_j F_rj v_j", row(f[r], x.v[:, value]))
+    keys[r][d] = b.calculate(f"k'_{r}[{d}]", message("explain.approximation.projected_keys"), row(e[r], x.k[:, d]))
+    weights = _row_weights(b, x, keys, p, "linformer")
+    values[r] = b.calculate(f"v'_{r}[{value}]", message("explain.approximation.projected_values"), row(f[r], x.v[:, value]))
     total = weighted_sum(weights, values)
-    b.calculate(f"z_{x.i}[{value}]", "output of the head: z = sum_r p_r v'_r", total, x.z[value])
-    b.note("the same output as a weighted sum of values, with the weights that the projections imply, which need not sum to 1:")
-    return {j: _implied(b, x, j, weights, numbers(f[:, j]), "weights: A_j = sum_r p_r F_rj") for j in x.shown}
+    b.calculate(f"z_{x.i}[{value}]", message("explain.approximation.linformer_output"), total, x.z[value])
+    b.note(message("explain.approximation.linformer_same"))
+    formula = message("explain.approximation.linformer_weights")
+    return {j: _implied(b, x, j, weights, numbers(f[:, j]), formula) for j in x.shown}
 
 
 def _implied(b: Builder, x: QueryInputs, j: int, left: Sequence[Expression], right: Sequence[Expression], formula: str) -> Number:
@@ -264,18 +261,16 @@ def _nystrom_steps(b: Builder, module: Nystrom, x: QueryInputs) -> dict[int, Num
     inverse = pseudo_inverse(attention_weights(attention_scores(landmark_queries, landmark_keys)), module.n_iterations)[0, 0]
     to_keys = attention_weights(attention_scores(landmark_queries, x.k[None, None]))[0, 0]
     r, d = int(p.argmax()), b.at(x.k.shape[1])
-    b.note(f"Nystromformer: {n} landmarks, the means of queries and of keys over runs of tokens")
+    b.note(message("explain.approximation.nystrom", landmarks=str(n)))
     means = [[carried(Sum(numbers(x.k[run, c])) / exact(len(run))) for c in range(x.k.shape[1])] for run in runs]
     mean = Sum(numbers(x.k[runs[r], d])) / exact(len(runs[r]))
     tokens = ", ".join(str(x.keys[token]) for token in runs[r])
-    means[r][d] = b.calculate(f"k'_{r}[{d}]", f"landmark {r}: the mean of the keys {tokens}", mean)
-    weights = _row_weights(b, x, means, p, "k'", "landmarks")
-    b.note(
-        f"P is the pseudo-inverse of the landmarks' own weights. It is computed in {module.n_iterations} iterations over whole matrices,"
-        " which are not written out: P is shown as given. H, the weights from landmarks to keys, is a softmax like that above"
-    )
-    b.values(f"P[:, {r}]", "column of the pseudo-inverse", inverse[:, r])
+    means[r][d] = b.calculate(f"k'_{r}[{d}]", message("explain.approximation.landmark", landmark=str(r), keys=tokens), mean)
+    weights = _row_weights(b, x, means, p, "nystrom")
+    b.note(message("explain.approximation.inverse", iterations=str(module.n_iterations)))
+    b.values(f"P[:, {r}]", message("explain.approximation.inverse_column"), inverse[:, r])
     rows = [carried(dot(weights, numbers(inverse[:, at]))) for at in range(n)]
     rows[r] = b.calculate(f"g_{r}", "g = p P", dot(weights, numbers(inverse[:, r])))
-    b.values(f"H[:, {x.keys[x.example]}]", f"weights from the landmarks to key {x.keys[x.example]}", to_keys[:, x.example])
-    return {j: _implied(b, x, j, rows, numbers(to_keys[:, j]), "weights: A_j = sum_l g_l H_lj") for j in x.shown}
+    b.values(f"H[:, {x.keys[x.example]}]", message("explain.approximation.to_key", j=str(x.keys[x.example])), to_keys[:, x.example])
+    formula = message("explain.approximation.nystrom_weights")
+    return {j: _implied(b, x, j, rows, numbers(to_keys[:, j]), formula) for j in x.shown}

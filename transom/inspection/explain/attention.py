@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from transom.config.components import RotaryConfig
+from transom.files.message import joined
 from transom.inspection.activations import Activations, attention_context, parent, sublayer_input
 from transom.inspection.certify import certify
 from transom.inspection.derive_attention import AttentionInputs, attention_memory, is_exact, output_weights
@@ -17,6 +18,7 @@ from transom.inspection.explain.edited import configs_of, edited_text
 from transom.inspection.explain.expressions import Call, Expression, Number, dot, exact, sqrt, tanh
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
+from transom.inspection.messages.tables import message
 from transom.layers.approximations.approximate_attention import ApproximateAttention
 from transom.layers.attention import Attention, attention_weights
 from transom.layers.context import Part
@@ -97,14 +99,14 @@ class AttentionSteps:
         b, a, module = self.b, self.b.a, self.module
         if self.q.shape[0] != self.k.shape[0]:
             heads = [head for head in range(self.q.shape[0]) if head * self.k.shape[0] // self.q.shape[0] == self.group]
-            b.note(f"query heads {', '.join(map(str, heads))} share key and value head {self.group}")
+            b.note(message("explain.attention.shared", heads=", ".join(map(str, heads)), shared=str(self.group)))
         x, memory = sublayer_input(a, self.path)[0], attention_memory(a, self.path)[0]
         j, cross = self.keys[self.example], self.path.endswith(".cross")
-        b.values(f"x_{self.i}", "input of W_Q" + ("" if cross else ", W_K and W_V") + ": the query's token", x[self.query])
+        b.values(f"x_{self.i}", message("explain.attention.input_cross" if cross else "explain.attention.input_self"), x[self.query])
         self._project("q", module.q, x[self.query], b.head, self.query)
-        why = "has the largest weight" if self.chosen is None else "is the chosen one"
-        b.note(f"key {j} ({self.names[self.example]}) {why}; its key and value:")
-        b.values(f"x_{j}", "output of the encoder" if cross else "input of W_K and W_V", memory[self.example])
+        why = "explain.attention.key_largest" if self.chosen is None else "explain.attention.key_chosen"
+        b.note(message(why, j=str(j), token=self.names[self.example]))
+        b.values(f"x_{j}", message("explain.attention.memory" if cross else "explain.attention.input_kv"), memory[self.example])
         self._project("k", module.k, memory[self.example], self.group, self.example)
         self._value(memory[self.example])
         for name in "kv":
@@ -116,7 +118,7 @@ class AttentionSteps:
             changed = (site.before != site.after)[0, self.group].any(-1).nonzero()[:, 0].tolist()
             others = ", ".join(str(self.keys[j]) for j in changed if j != self.example)
             if others:
-                self.b.note(f"{edited_text(site.configs)}: {name} of key {others}")
+                self.b.note(message(f"explain.edits.others.{name}", edited=edited_text(site.configs), keys=others))
 
     def _project(self, symbol: str, layer: nn.Module, x: Tensor, head: int, index: int) -> None:
         """Add the steps of one element of a query or key: projection, QK norm, rotation."""
@@ -128,20 +130,20 @@ class AttentionSteps:
         b.linear(f"{name}[{d}]", f"{symbol} = x W_{symbol.upper()}", layer, x, head * width + d, projected[d])
         before = projected
         if norm is not None:
-            norm_steps(b, f"{path}.{symbol}_norm", (0, head, index), f"{name} (normed)")
+            norm_steps(b, f"{path}.{symbol}_norm", (0, head, index), message("explain.labels.normed", label=name))
             before = a[f"{path}.{symbol}_norm.out"][0, head, index]
         if rotary is not None:
             row = 0 if rotary.cos.shape[2] == 1 else index
             self._rotate(name, position, before, b.unedited(site)[0, head, index], rotary.cos[0, 0, row], rotary.sin[0, 0, row])
         b.after_edits(f"{name}[{d}]", site, (0, head, index, d))
-        b.values(name, "query of this head" if symbol == "q" else "key of this head", a[site][0, head, index])
+        b.values(name, message("explain.attention.query" if symbol == "q" else "explain.attention.key"), a[site][0, head, index])
 
     def _rotate(self, name: str, position: int, before: Tensor, after: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Add the rotation of one element of a query or key (RoPE), with its angle."""
         b, n, d = self.b, len(cos), self.b.at(len(before))
-        b.values(f"{name} (before)", "before the rotation", before)
+        b.values(message("explain.labels.before", label=name), message("explain.attention.rotation"), before)
         if d >= 2 * n:
-            b.note(f"elements from {2 * n} on are not rotated")
+            b.note(message("explain.attention.not_rotated", start=str(2 * n)))
             return
         pair, encoding = d % n, _rotary_of(b, self.path)
         if encoding is not None and (options := encoding.config.position) and isinstance(options, RotaryConfig):
@@ -150,14 +152,14 @@ class AttentionSteps:
             b.calculate(f"cos theta_{pair}", f"theta = {text}", Call("cos", angle), cos[pair])
             b.calculate(f"sin theta_{pair}", f"theta = {text}", Call("sin", angle), sin[pair])
         else:
-            b.note(f"cos theta_{pair} and sin theta_{pair} are those of the position encoding, whose frequencies are scaled")
+            b.note(message("explain.attention.scaled_frequencies", pair=str(pair)))
         x, y, c, s = (number(each) for each in (before[pair], before[pair + n], cos[pair], sin[pair]))
         rotated: Expression
         if d < n:
             formula, rotated = f"x[{d}] cos - x[{d + n}] sin", x * c - y * s
         else:
             formula, rotated = f"x[{d}] cos + x[{pair}] sin", y * c + x * s
-        b.calculate(f"{name}[{d}] (rotated)", formula, rotated, after[d])
+        b.calculate(message("explain.labels.rotated", label=f"{name}[{d}]"), formula, rotated, after[d])
 
     def _value(self, x: Tensor) -> None:
         """Add the steps of one element of a value."""
@@ -170,9 +172,10 @@ class AttentionSteps:
         if block and len(residuals) and not path.endswith(".cross"):
             first, (lambda_1, lambda_2) = a[f"{stack}.blocks.0.attn.v_proj"][0, self.group, j, d], residuals[block - 1].weight
             mix = Number(float(lambda_1)) * number(first) + Number(float(lambda_2)) * number(own[d])
-            b.calculate(f"v_{j}[{d}] (mixed)", "v' = lambda_1 v of block 0 + lambda_2 v", mix, b.unedited(f"{path}.v")[site][d])
+            label = message("explain.labels.mixed", label=f"v_{j}[{d}]")
+            b.calculate(label, message("explain.attention.mixed"), mix, b.unedited(f"{path}.v")[site][d])
         b.after_edits(f"v_{j}[{d}]", f"{path}.v", (*site, d))
-        b.values(f"v_{j}", "value of this head", self.v[self.group, self.example])
+        b.values(f"v_{j}", message("explain.attention.value"), self.v[self.group, self.example])
 
     def scores(self) -> list[Number] | None:
         """Add the score of each key; return all scores, minus infinity where masked; None if the layer has no scores."""
@@ -185,13 +188,11 @@ class AttentionSteps:
         scores, dots = inputs.scores()[0, 0, 0], self.inputs.dot_products()[0, 0, 0]
         self._note_shown()
         q, k = numbers(self.inputs.q[0, 0, 0]), self.inputs.k[0, 0]
-        steps = {
-            j: b.calculate(f"q_{self.i} . k_{self.keys[j]}", "dot product of query and key: q . k", dot(q, numbers(k[j])), dots[j])
-            for j in self.shown
-        }
+        formula = message("explain.attention.dot")
+        steps = {j: b.calculate(f"q_{self.i} . k_{self.keys[j]}", formula, dot(q, numbers(k[j])), dots[j]) for j in self.shown}
         bias, softcap = None if inputs.args.bias is None else inputs.args.bias[0, 0, 0].expand(n), inputs.args.softcap
         if unscaled:
-            b.note(f"{self._edited_text(lambda each: each.unscaled)}: S = q . k")
+            b.note(joined("", [self._edited_text(lambda each: each.unscaled), ": S = q . k"]))
         for j in () if unscaled else self.shown:
             last = softcap is None and bias is None
             formula = "S = q . k / sqrt(d_k)"
@@ -200,18 +201,19 @@ class AttentionSteps:
             cap = exact(softcap)
             for j in self.shown:
                 capped = cap * tanh(steps[j] / cap)
-                steps[j] = b.calculate(self.label("S", j), "softcap: c tanh(S / c)", capped, scores[j] if bias is None else None)
+                steps[j] = b.calculate(
+                    self.label("S", j), message("explain.attention.softcap"), capped, scores[j] if bias is None else None
+                )
         if bias is not None:
             for j in self.shown:
-                steps[j] = b.calculate(self.label("S", j), "position bias: S + bias", steps[j] + number(bias[j]), scores[j])
+                steps[j] = b.calculate(self.label("S", j), message("explain.attention.bias"), steps[j] + number(bias[j]), scores[j])
         return self._mask(steps, scores, inputs.args.mask)
 
     def _note_shown(self) -> None:
         """Note how many keys are worked out."""
         if len(self.shown) < (n := len(self.keys)):
-            extra = "" if self.chosen is None else " and the chosen one"
-            n_largest = len(self.shown) - bool(extra)
-            self.b.note(f"of {n:,} keys the {n_largest} with the largest weights{extra} are worked out; sums hold all keys")
+            key = "explain.attention.some" if self.chosen is None else "explain.attention.some_chosen"
+            self.b.note(message(key, number=n, largest=str(len(self.shown) - (self.chosen is not None))))
 
     def _edited_text(self, which: Callable[[AttentionChange], bool]) -> str:
         """Return the line that shows some edits of the weights."""
@@ -222,9 +224,9 @@ class AttentionSteps:
         if type(self.module) is not Attention:
             return None
         b, inputs = self.b, AttentionInputs.of(self.b.a, self.path)
-        b.note("the score function of a plugin has no formula that is known here: its scores are given, and the steps continue from them")
+        b.note(message("explain.attention.plugin_scores"))
         scores = inputs.scores()[0, b.head, self.query]
-        b.values(f"S_{self.i}", "scores, after softcap and position bias if the layer has them", scores, self.names)
+        b.values(f"S_{self.i}", message("explain.attention.given_scores"), scores, self.names)
         self._note_shown()
         row = AttentionInputs.of(b.a, self.path, [b.head], Part(queries=[self.query]))
         return self._mask({j: number(scores[j]) for j in self.shown}, scores, row.args.mask)
@@ -240,17 +242,17 @@ class AttentionSteps:
         b, n = self.b, len(self.keys)
         own = torch.zeros(n, dtype=torch.bool) if mask is None else ~mask[0, 0, 0].expand(n).cpu()
         after = any(each.zero_after for each in self.changes)
-        hidden = {j: "mask: minus infinity hides a key" for j in range(n) if bool(own[j])}
-        text = self._edited_text(lambda each: each.keys is not None)
-        hidden |= {j: f"{text}: minus infinity hides a key" for j in range(n) if self._knocked_out(j)}
+        hidden = {j: message("explain.attention.mask") for j in range(n) if bool(own[j])}
+        text = message("explain.attention.edit_mask", edited=self._edited_text(lambda each: each.keys is not None))
+        hidden |= {j: text for j in range(n) if self._knocked_out(j)}
         self.hidden = list(hidden)
         masked = scores if after else scores.masked_fill(torch.tensor([j in hidden for j in range(n)], device=scores.device), -math.inf)
         if after:
-            b.note(f"{self._edited_text(lambda each: each.zero_after)}: the mask acts after the softmax, which is over all keys")
+            b.note(message("explain.attention.mask_after", edited=self._edited_text(lambda each: each.zero_after)))
         elif not hidden:
-            b.note("no mask: every key is visible" if mask is None else "the mask hides no key from this query")
+            b.note(message("explain.attention.no_mask" if mask is None else "explain.attention.mask_hides_none"))
         elif not any(j in hidden for j in self.shown):
-            b.note("the mask hides none of these keys from this query")
+            b.note(message("explain.attention.mask_hides_others"))
         every = numbers(masked)
         for j, step in steps.items():
             every[j] = Number(every[j].number, step.bound)
@@ -271,18 +273,18 @@ class AttentionSteps:
         if scores is None:
             if isinstance(self.module, ApproximateAttention):
                 return self._approximate(self.module)
-            b.note(f"{type(self.module).__name__}, a plugin, computes attention in its own way, which is not written out; its weights:")
-            b.values(f"A_{self.i}", "attention weights", self.weights, self.names)
+            b.note(message("explain.attention.plugin", name=type(self.module).__name__))
+            b.values(f"A_{self.i}", message("explain.attention.weights"), self.weights, self.names)
             return numbers(self.weights)
         if all(math.isinf(score.number) for score in scores):
-            b.note("the query sees no key: all weights are 0")
+            b.note(message("explain.attention.no_key"))
             return numbers(self.weights)
         labels = SoftmaxLabels(
             lambda j: f"exp({self.label('S', j)})",
             lambda j: f"{self.label('A', j)} ({self.names[j]})",
             "S",
-            "sum of the exponentials",
-            "weights: A = e^S / sum",
+            message("explain.softmax.sum"),
+            message("explain.softmax.weights"),
         )
         sink = None if self.module.sinks is None else number(self.module.sinks[b.head])
         if not any(each.zero_after for each in self.changes) or not self.hidden:
@@ -291,10 +293,10 @@ class AttentionSteps:
         args = AttentionInputs.of(b.a, self.path, [b.head]).args._replace(mask=None)
         before = attention_weights(torch.tensor([[[[score.number for score in scores]]]]), args)[0, 0, 0]
         found = list(softmax_steps(b, dict(enumerate(scores)), self.shown, labels, before, sink=sink).values())
-        formula = f"{self._edited_text(lambda each: each.zero_after)}: weights of masked keys times 0"
+        formula = message("explain.attention.times_zero", edited=self._edited_text(lambda each: each.zero_after))
         for j in self.hidden:
             if j in self.shown:
-                b.calculate(f"{labels.weight(j)} (edited)", formula, found[j] * exact(0), self.weights[j])
+                b.calculate(message("explain.labels.edited", label=labels.weight(j)), formula, found[j] * exact(0), self.weights[j])
             found[j] = Number(0.0)
         return found
 
@@ -303,7 +305,7 @@ class AttentionSteps:
         b, path = self.b, self.path
         visible = visible_keys(b, path, self.query)
         if not visible:
-            b.note("the query sees no key: all weights are 0")
+            b.note(message("explain.attention.no_key"))
             return numbers(self.weights)
         self._note_shown()
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -340,24 +342,25 @@ class AttentionSteps:
         ordered = sorted(used, key=lambda j: j not in self.shown)
         expression = weighted_sum([kernel[j] for j in ordered], [values[j] for j in ordered])
         label = f"z_{self.i}[{d}]"
-        result = b.calculate(label, "weighted values: z = sum_j A_j v_j", expression, z[d])
+        result = b.calculate(label, message("explain.attention.weighted"), expression, z[d])
         self._certify()
         b.after_edits(label, f"{path}.z", (*index, d), result, self.edits[1:] if self.changes else None)
-        b.values(f"z_{self.i}", f"output of head {head}", self.z[head, self.query])
+        b.values(f"z_{self.i}", message("explain.attention.head_output", head=str(head)), self.z[head, self.query])
         concat, out = a[f"{path}.concat"][0, self.query], a[f"{path}.out"][0, self.query]
         if b.every and isinstance(self.module.o, nn.Linear):
             share = output_weights(self.module, a[f"{path}.z"])[head, :, dim]
-            terms = dot(numbers(self.z[head, self.query]), numbers(share))
-            b.calculate(
-                f"z_{self.i} W_O[{dim}]", f"output of head {head} through its rows of W_O", terms, a[f"{path}.head_out"][index][dim]
+            terms, formula = (
+                dot(numbers(self.z[head, self.query]), numbers(share)),
+                message("explain.attention.head_through", head=str(head)),
             )
-        b.values("concat", f"outputs of the {self.z.shape[0]} heads, one after another", concat)
+            b.calculate(f"z_{self.i} W_O[{dim}]", formula, terms, a[f"{path}.head_out"][index][dim])
+        b.values("concat", message("explain.attention.concat", heads=str(self.z.shape[0])), concat)
         result = number(out[dim])
         if isinstance(self.module.o, nn.Linear):
             result = b.linear(f"o_{self.i}[{dim}]", "o = concat W_O", self.module.o, concat, dim, out[dim])
         else:
-            b.note("the layer has no W_O: its output is the concatenation")
-        b.values(f"o_{self.i}", "output of the layer", out)
+            b.note(message("explain.attention.no_projection"))
+        b.values(f"o_{self.i}", message("explain.attention.layer_output"), out)
         return result
 
     def _scale(self) -> float:
@@ -368,28 +371,24 @@ class AttentionSteps:
         """Add the comparison of weights times V with the kernel's head output, where no edit has replaced it."""
         b, a, z = self.b, self.b.a, f"{self.path}.z"
         if self.changes:
-            b.note("the weights are edited, so that the kernel's own head output was replaced by this one")
+            b.note(message("explain.attention.replaced"))
             return
         kernel = Activations(a.model, a.batch, {**a.recorded, z: b.unedited(z)})
         certificate = certify(kernel, self.path, [b.head], [self.query])
         certificate.check()
-        b.check(
-            f"checked: weights x V equals the kernel's head output; the largest difference is {certificate.ratio:.2g} of the bound of"
-            " rounding"
-        )
+        b.check(message("explain.attention.checked", ratio=f"{certificate.ratio:.2g}"))
 
 
 def attention_sections(b: Builder, path: str, query: int, positions: Sequence[int], keys: Sequence[int], names: Sequence[str]) -> Number:
     """Add the sections of one attention layer; return one element of its output. The arguments are those of ``AttentionSteps``."""
-    kind = "cross-attention" if path.endswith(".cross") else "self-attention"
-    where = f"{kind}, head {b.head}"
-    b.section(f"{where}: queries, keys and values")
+    layer = message("explain.attention.cross" if path.endswith(".cross") else "explain.attention.self", head=str(b.head))
+    b.section(message("explain.attention.projections", layer=layer))
     steps = AttentionSteps(b, path, query, positions, keys, names)
     steps.projections()
-    b.section(f"{where}: scores of query {positions[query]}")
+    b.section(message("explain.attention.scores", layer=layer, query=str(positions[query])))
     scores = steps.scores()
     weights = steps.softmax(scores)
-    b.section(f"{where}: output")
+    b.section(message("explain.attention.output", layer=layer))
     return steps.output(weights)
 
 

@@ -9,6 +9,7 @@ from transom.inspection.explain.builder import Builder, number
 from transom.inspection.explain.expressions import Expression, Number
 from transom.inspection.explain.feed_forward import feed_forward_steps
 from transom.inspection.explain.norm import norm_steps
+from transom.inspection.messages.tables import message
 from transom.layers.attention import Attention
 
 PARTS = {"attn": "resid_mid", "cross": "resid_cross", "ff": "resid_post"}
@@ -43,8 +44,9 @@ class BlockSteps:
         config = self.b.a.model.config
         assert isinstance(config, TransformerConfig)
         if self.block and self.module.depth is None:
-            self.b.section(f"input of block {self.block}, token {self.i}")
-            self.b.note("block 0 precedes in the same way" if self.block == 1 else f"blocks 0 to {self.block - 1} precede in the same way")
+            self.b.section(message("explain.block.input", block=str(self.block), token=str(self.i)))
+            first = self.block == 1
+            self.b.note(message("explain.block.precedes") if first else message("explain.block.precede", last=str(self.block - 1)))
         if self.module.depth is None:
             self._before()
         if config.norm_placement == "parallel":
@@ -62,26 +64,26 @@ class BlockSteps:
         x = b.a[site][0, self.query]
         edited = bool(b.edits.at(site))
         if edited and not self.block:
-            b.section("input of block 0")
+            b.section(message("explain.block.input_first"))
         b.after_edits(f"X_{self.i}[{b.at(len(x))}]", site, (0, self.query, b.at(len(x))))
         if edited or self.block:
-            b.values(f"X_{self.i}", "residual stream before the block", x)
+            b.values(f"X_{self.i}", message("explain.block.stream_before"), x)
 
     def _route(self) -> bool:
         """Add the score of the depth router; return whether it selects the token."""
         a, b, i = self.b.a, self.b, self.i
-        b.section(f"depth router of block {self.block}")
+        b.section(message("explain.block.router", block=str(self.block)))
         x, site = stream_after(a, self.stack, self.block)[0, i], f"{self.path}.depth.score"
-        b.values(f"X_{i}", "residual stream before the block", x)
-        score = b.linear(f"r_{i}", "score: r = w x", self.module.depth.map, x, 0, b.unedited(site)[0, i])
+        b.values(f"X_{i}", message("explain.block.stream_before"), x)
+        score = b.linear(f"r_{i}", message("explain.block.router_score"), self.module.depth.map, x, 0, b.unedited(site)[0, i])
         b.after_edits(f"r_{i}", site, (0, i), score)
         selected = a[f"{self.path}.depth.selected"][0]
         if not bool(selected[i]):
-            b.note(f"the score is not above 0: token {i} skips the block, and its residual stream stays as it is")
+            b.note(message("explain.block.skips", token=str(i)))
             return False
         self.positions = selected.nonzero()[:, 0].tolist()
         self.query = self.positions.index(i)
-        b.note(f"the score is above 0: token {i} passes the block, with tokens {', '.join(map(str, self.positions))}")
+        b.note(message("explain.block.passes", token=str(i), tokens=", ".join(map(str, self.positions))))
         if b.edits.at(f"{self.path}.resid_pre"):
             self._before()
         return True
@@ -92,17 +94,18 @@ class BlockSteps:
         before, after = b.unedited(f"{self.path}.resid_pre")[0, self.query], a[f"{self.path}.resid_post"][0, self.query]
         d, r = b.at(len(before)), number(a[f"{self.path}.depth.score"][0, i])
         x, y = number(before[d]), number(after[d])
-        b.calculate(f"X_{i}[{d}] (routed)", "x + r (Block(x) - x)", x + r * (y - x), stream_after(a, self.stack, self.block + 1)[0, i, d])
+        label, traced = message("explain.labels.routed", label=f"X_{i}[{d}]"), stream_after(a, self.stack, self.block + 1)[0, i, d]
+        b.calculate(label, "x + r (Block(x) - x)", x + r * (y - x), traced)
 
     def _part(self, part: str) -> Number | None:
         """Add the steps of a sub-layer; return the element of its output that is worked out, None if it is unknown."""
         path, b = f"{self.path}.{part}", self.b
         if part == "ff":
-            b.section(f"feed-forward network of token {self.i}")
+            b.section(message("explain.block.feed_forward", token=str(self.i)))
             return feed_forward_steps(b, path, (0, self.query), self.i)
         if not isinstance(b.a.module(path), Attention):
-            b.section("attention")
-            b.note(f"the attention layer {type(b.a.module(path)).__name__} is not written out")
+            b.section(message("explain.block.attention"))
+            b.note(message("explain.block.attention_unknown", name=type(b.a.module(path)).__name__))
             return None
         cross = part == "cross"
         keys = range(len(self.source)) if cross else self.positions
@@ -116,24 +119,24 @@ class BlockSteps:
         stream = f"{self.path}.{PARTS[part]}"
         after, d = a[stream][0, self.query], b.at(len(x))
         if placement != "post":
-            self._norm(f"{residual}.norm", f"norm before {_NAMES[part]}", "h")
+            self._norm(f"{residual}.norm", message(f"explain.block.norm_before.{part}"), "h")
         y = self._part(part)
         if placement == "sandwich":
             path = f"{residual}.norm_out"
-            self._norm(path, f"norm after {_NAMES[part]}", "y'")
+            self._norm(path, message(f"explain.block.norm_after.{part}"), "y'")
             y = number(a[f"{path}.out"][0, self.query, d])
         if y is None:
-            b.values(f"X_{i}", "residual stream after the sub-layer", after)
+            b.values(f"X_{i}", message("explain.block.stream_sublayer"), after)
             return
-        b.section(f"residual connection around {_NAMES[part]}")
+        b.section(message(f"explain.block.residual.{part}"))
         if placement == "post":
             summed = b.unedited(f"{residual}.norm.x")[0, self.query, d]
-            b.calculate(f"(x + y)_{i}[{d}]", "x + sub-layer(x)", number(x[d]) + y, summed)
+            b.calculate(f"(x + y)_{i}[{d}]", message("explain.block.sum_post"), number(x[d]) + y, summed)
             norm_steps(b, f"{residual}.norm", (0, self.query), f"X_{i}")
             b.after_edits(f"X_{i}[{d}]", stream, (0, self.query, d))
         else:
-            b.site(f"X_{i}[{d}]", "x + sub-layer(norm(x))", number(x[d]) + y, stream, (0, self.query, d))
-            b.values(f"X_{i}", f"residual stream after {_NAMES[part]}", after)
+            b.site(f"X_{i}[{d}]", message("explain.block.sum_pre"), number(x[d]) + y, stream, (0, self.query, d))
+            b.values(f"X_{i}", message(f"explain.block.stream.{part}"), after)
 
     def _stream_before(self, part: str) -> str:
         """Return the name of the residual stream before a sub-layer."""
@@ -148,19 +151,16 @@ class BlockSteps:
     def _parallel(self) -> None:
         """Add the norm, all sub-layers, and the sum of the stream and their outputs."""
         a, b, i = self.b.a, self.b, self.i
-        self._norm(f"{self.path}.norm", "norm before all sub-layers", "h")
+        self._norm(f"{self.path}.norm", message("explain.block.norm_before.all"), "h")
         outputs = [self._part(part) for part in PARTS if getattr(self.module, part) is not None]
         stream = f"{self.path}.resid_post"
         x, after = a[f"{self.path}.resid_pre"][0, self.query], a[stream][0, self.query]
         d = b.at(len(x))
-        b.section("residual connection")
+        b.section(message("explain.block.residual.all"))
         known = [each for each in outputs if each is not None]
         if len(known) == len(outputs):
             expression: Expression = number(x[d])
             for each in known:
                 expression = expression + each
-            b.site(f"X_{i}[{d}]", "x + outputs of all sub-layers", expression, stream, (0, self.query, d))
-        b.values(f"X_{i}", "residual stream after the block", after)
-
-
-_NAMES = {"attn": "self-attention", "cross": "cross-attention", "ff": "the feed-forward network"}
+            b.site(f"X_{i}[{d}]", message("explain.block.sum_all"), expression, stream, (0, self.query, d))
+        b.values(f"X_{i}", message("explain.block.stream_after"), after)

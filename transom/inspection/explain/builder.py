@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from transom.files.message import Message, joined
 from transom.inspection.activations import Activations
 from transom.inspection.certify import rounding_error
 from transom.inspection.edits.changes import ResidualEdit
@@ -12,6 +13,7 @@ from transom.inspection.edits.schemas import Scale
 from transom.inspection.explain.edited import EditedSite, EditedSites, edited_text
 from transom.inspection.explain.expressions import Expression, Number, Product, Sum, dot, exact
 from transom.inspection.explain.steps import Calculation, Note, Section, Values
+from transom.inspection.messages.tables import message
 from transom.layers.lora import LoraLinear
 
 SAFETY = 2.0
@@ -57,8 +59,9 @@ class Builder:
 
     def section(self, title: str) -> None:
         """Begin a section; its heading is the title after the prefix, with a capital first letter."""
-        heading = self.prefix + title
-        self.sections.append(Section(heading[:1].upper() + heading[1:], []))
+        heading = joined("", [self.prefix, title])
+        capital = f"{heading[:1].upper()}{heading[1:]}"
+        self.sections.append(Section(Message(capital, heading.code) if isinstance(heading, Message) else capital, []))
 
     def note(self, text: str) -> None:
         """Add a sentence."""
@@ -129,14 +132,14 @@ class Builder:
                 continue
             text, new = edited_text(site.configs), after[index[-1]]
             if torch.equal(before[index[-1]], new):
-                self.note(f"{text}; {label} keeps its value, other elements do not")
+                self.note(message("explain.edits.kept", edited=text, label=label))
                 continue
             expression: Expression = Number(new.double().item())
             if isinstance(site.edit, ResidualEdit):
                 expression = current - Number(self.a[f"{_block_of(address)}.{site.edit.input}"][index].double().item())
             elif isinstance(config := site.configs[0], Scale):
                 expression = current * exact(config.factor)
-            current = self.calculate(f"{label} (edited)", text, expression, new)
+            current = self.calculate(message("explain.labels.edited", label=label), text, expression, new)
         return current
 
     def at(self, width: int) -> int:
@@ -157,9 +160,9 @@ class Builder:
         weight, bias = linear_weight(layer)
         expression: Expression = dot(numbers(x), numbers(weight[row]))
         if bias is not None:
-            expression, formula = expression + number(bias[row]), f"{formula} + b"
+            expression, formula = expression + number(bias[row]), joined("", [formula, " + b"])
         if isinstance(layer, LoraLinear):
-            formula = f"{formula}, where W includes the low-rank update {layer.scale:g} B A"
+            formula = message("explain.lora", formula=formula, scale=f"{layer.scale:g}")
         return self.calculate(label, formula, expression, traced)
 
 

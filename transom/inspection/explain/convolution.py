@@ -8,6 +8,7 @@ from transom.inspection.explain.approximations import carried
 from transom.inspection.explain.builder import Builder, linear_weight, number, numbers
 from transom.inspection.explain.expressions import Expression, Maximum, Number, Power, Product, Sum, dot, exact, sigmoid, sqrt
 from transom.inspection.explain.feed_forward import relu
+from transom.inspection.messages.tables import message
 from transom.layers.vision.channel_attention import Cbam, ChannelAttention, SqueezeExcitation
 from transom.layers.vision.conv_stem import ConvBlock, ConvStem, PixelNormalization
 
@@ -22,7 +23,8 @@ def normalized_pixel(b: Builder, pixels: PixelNormalization, place: Place, trace
     """Add the normalization of one pixel."""
     channel, row, column = place
     expression = (number(b.a.batch.pixels[0, channel, row, column]) - Number(pixels.mean[channel])) / Number(pixels.std[channel])
-    return b.calculate(f"pixel ({row}, {column})", f"channel {channel}: (pixel - mean) / std of the training images", expression, traced)
+    label = message("explain.labels.pixel", row=str(row), column=str(column))
+    return b.calculate(label, message("explain.convolution.pixel", channel=str(channel)), expression, traced)
 
 
 def stem_steps(b: Builder, path: str, pixels: PixelNormalization, place: Place) -> None:
@@ -67,8 +69,8 @@ def _stage_steps(b: Builder, path: str, n: int, stage: nn.Module, x: Tensor, tar
     maps, (channel, row, column) = _through(stage, x), target
     last = maps[-1][0, channel]
     at = _largest(last, row, column)
-    b.section(f"convolutional stem, stage {n}")
-    b.note(f"a feature map of {last.shape[0]} x {last.shape[1]} values per channel; outside of it are zeros")
+    b.section(message("explain.convolution.stage", stage=str(n)))
+    b.note(message("explain.convolution.map", rows=str(last.shape[0]), columns=str(last.shape[1])))
     blocks = [block for block in stage.modules() if isinstance(block, ConvBlock)]
     found = Number(0.0)
     for number_of_block, block in enumerate(blocks):
@@ -76,12 +78,14 @@ def _stage_steps(b: Builder, path: str, n: int, stage: nn.Module, x: Tensor, tar
         if n == 0 and number_of_block == 0:
             normalized_pixel(b, pixels, (0, *at), x[0, 0, at[0], at[1]])
         found = _block_steps(b, block, maps[number_of_block][0], (out, *at))
-    b.note(f"3 x 3 max pooling with stride 2: the window of row {row}, column {column} is around row {2 * row}, column {2 * column}")
+    places = {"row": row, "column": column, "center_row": 2 * row, "center_column": 2 * column}
+    b.note(message("explain.convolution.window", **{name: str(at) for name, at in places.items()}))
     rows, columns = (range(max(2 * place - 1, 0), min(2 * place + 2, size)) for place, size in zip((row, column), last.shape, strict=True))
     window = Maximum(
         [found if (r, c) == at else number(last[r, c]) for r, c in sorted(((r, c) for r in rows for c in columns), key=at.__ne__)]
     )
-    b.site(f"map {channel} ({row}, {column})", "maximum of the window", window, f"{path}.stages.{n}", (0, channel, row, column))
+    label = message("explain.labels.map", channel=str(channel), row=str(row), column=str(column))
+    b.site(label, message("explain.convolution.maximum"), window, f"{path}.stages.{n}", (0, channel, row, column))
 
 
 def _block_steps(b: Builder, block: ConvBlock, x: Tensor, place: Place) -> Number:
@@ -95,7 +99,7 @@ def _block_steps(b: Builder, block: ConvBlock, x: Tensor, place: Place) -> Numbe
         Product((number(x[c, r, k]), number(weight[c, r - row + 1, k - column + 1]))) for c in range(len(x)) for r in rows for k in columns
     ]
     where = f"{channel} ({row}, {column})"
-    formula = f"convolution: sum over {len(x)} channels and 3 x 3 values of x w"
+    formula = message("explain.convolution.sum", channels=str(len(x)))
     y = b.calculate(f"conv {where}", formula, Sum(products), conv[channel, row, column])
     hidden = b.calculate(
         f"relu {where}", "max(0, x)", relu(_norm_steps(b, block.norm, conv, y, place, normed)), F.relu(normed)[channel, row, column]
@@ -117,12 +121,13 @@ def _norm_steps(b: Builder, norm: nn.GroupNorm, conv: Tensor, y: Number, place: 
     size = norm.num_channels // norm.num_groups
     group = conv[channel // size * size :][:size].double()
     n = exact(group.numel())
-    b.note(f"group norm: mean and variance over the {size} channels of the group, all rows and columns")
-    mean = b.calculate("mean", "mu = sum_i x_i / n", _sum(group) / n)
-    variance = b.calculate("variance", "sigma^2 = sum_i (x_i - mu)^2 / n", _squares(group, mean) / n)
+    b.note(message("explain.convolution.group", channels=str(size)))
+    mean = b.calculate(message("explain.labels.mean"), "mu = sum_i x_i / n", _sum(group) / n)
+    variance = b.calculate(message("explain.labels.variance"), "sigma^2 = sum_i (x_i - mu)^2 / n", _squares(group, mean) / n)
     normalized = b.calculate("x_hat", "(x - mu) / sqrt(sigma^2 + eps)", (y - mean) / sqrt(variance + exact(norm.eps)))
     out = number(norm.weight[channel]) * normalized + number(norm.bias[channel])
-    return b.calculate(f"norm {channel} ({row}, {column})", "gamma x_hat + beta", out, normed[channel, row, column])
+    label = message("explain.labels.norm", channel=str(channel), row=str(row), column=str(column))
+    return b.calculate(label, "gamma x_hat + beta", out, normed[channel, row, column])
 
 
 def _squares(group: Tensor, mean: Number) -> Sum:
@@ -137,7 +142,7 @@ def _attention_steps(b: Builder, module: ChannelAttention, x: Tensor, value: Num
     if type(module) is ChannelAttention:
         return value
     if not isinstance(module, SqueezeExcitation):
-        b.note(f"{type(module).__name__} is a plugin's channel attention, whose formula is not known here: its output is given")
+        b.note(message("explain.convolution.plugin", name=type(module).__name__))
         return number(module(x[None])[0][place])
     channel, row, column = place
     label = f"{channel} ({row}, {column})"
@@ -147,8 +152,10 @@ def _attention_steps(b: Builder, module: ChannelAttention, x: Tensor, value: Num
         maxima = module.channel_scores(x.amax((1, 2))[None])[0]
         highest = Maximum(numbers(x[channel].flatten()))
         summed = logit + _excitation(b, module, x.amax((1, 2)), channel, "maxima", highest, maxima)
-        logit = b.calculate(f"logit {channel}", "sum of both logits", summed, (means + maxima)[channel])
-    scale = b.calculate(f"s_{channel}", "weight of the channel: 1 / (1 + e^(-logit))", sigmoid(logit))
+        logit = b.calculate(
+            message("explain.labels.logit", channel=str(channel)), message("explain.convolution.both"), summed, (means + maxima)[channel]
+        )
+    scale = b.calculate(f"s_{channel}", message("explain.convolution.channel_weight"), sigmoid(logit))
     weighted = b.calculate(f"x' {label}", "x' = s x", scale * value)
     if not isinstance(module, Cbam):
         return weighted
@@ -158,9 +165,9 @@ def _attention_steps(b: Builder, module: ChannelAttention, x: Tensor, value: Num
 
 def _excitation(b: Builder, module: SqueezeExcitation, pooled: Tensor, channel: int, what: str, own: Expression, traced: Tensor) -> Number:
     """Add the logit of a channel's weight from one pooled value per channel: W_2 relu(W_1 z + b_1) + b_2."""
-    b.note(f"channel attention reads the {what} of all channels over rows and columns")
+    b.note(message(f"explain.convolution.reads.{what}"))
     z = numbers(pooled)
-    z[channel] = b.calculate(f"z_{channel}", f"{what} of the channels", own, pooled[channel])
+    z[channel] = b.calculate(f"z_{channel}", message(f"explain.convolution.pooled.{what}"), own, pooled[channel])
     weight, bias = linear_weight(module.squeeze)
     assert bias is not None
     pre = [dot(z, numbers(row)) + number(offset) for row, offset in zip(weight, bias, strict=True)]
@@ -168,7 +175,8 @@ def _excitation(b: Builder, module: SqueezeExcitation, pooled: Tensor, channel: 
     u = b.at(len(hidden))
     hidden[u] = b.calculate(f"hidden[{u}]", "max(0, z W_1 + b)", relu(pre[u]))
     row, offset = (x[channel] for x in linear_weight(module.excite) if x is not None)
-    return b.calculate(f"logit {channel}", "hidden W_2 + b", dot(hidden, numbers(row)) + number(offset), traced[channel])
+    label = message("explain.labels.logit", channel=str(channel))
+    return b.calculate(label, "hidden W_2 + b", dot(hidden, numbers(row)) + number(offset), traced[channel])
 
 
 def _spatial_steps(b: Builder, module: Cbam, y: Tensor, value: Number, place: Place) -> Number:
@@ -182,8 +190,9 @@ def _spatial_steps(b: Builder, module: Cbam, y: Tensor, value: Number, place: Pl
         for r in rows
         for k in columns
     ]
-    b.note("spatial attention: a convolution over the mean and the maximum of the channels at each position")
-    label = f"({row}, {column})"
-    logit = b.calculate(f"logit {label}", "sum of x w over both maps", Sum(products), module.spatial(pair[None])[0, 0, row, column])
-    scale = b.calculate(f"s {label}", "weight of the position: 1 / (1 + e^(-logit))", sigmoid(logit))
+    b.note(message("explain.convolution.spatial"))
+    label, named = f"({row}, {column})", message("explain.labels.logit_at", row=str(row), column=str(column))
+    traced = module.spatial(pair[None])[0, 0, row, column]
+    logit = b.calculate(named, message("explain.convolution.spatial_sum"), Sum(products), traced)
+    scale = b.calculate(f"s {label}", message("explain.convolution.position_weight"), sigmoid(logit))
     return b.calculate(f"x'' {channel} {label}", "x'' = s x'", scale * value)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from transom.inspection.edits.changes import AttentionChange, AttentionEdit, Counter, ResidualEdit, ValueEdit
 from transom.inspection.edits.schemas import EditConfig, describe_edit
+from transom.inspection.messages.tables import message
 from transom.layers.observe import SiteEdit, Visit
 from transom.models.base import Network
 
-MAX_TEXT = 200
+MAX_TEXT = 192
 """Characters of the description of an edit; a longer one, with many values, is cut."""
 
 
@@ -45,8 +46,8 @@ def configs_of(changes: Sequence[AttentionChange | ValueEdit | ResidualEdit]) ->
 
 def edited_text(configs: Sequence[EditConfig]) -> str:
     """Return the line that shows edits, such as ``edited: scale, name z, factor 2.0``."""
-    text = "edited: " + "; ".join(map(describe_edit, configs))
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 4]} ..."
+    described = "; ".join(map(describe_edit, configs))
+    return message("explain.edits.edited", edits=described if len(described) <= MAX_TEXT else f"{described[: MAX_TEXT - 4]} ...")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from transom.inspection.explain.builder import Builder, number
 from transom.inspection.explain.convolution import normalized_pixel, stem_steps
 from transom.inspection.explain.expressions import Call, Number, exact, sqrt
 from transom.inspection.explain.norm import norm_steps
+from transom.inspection.messages.tables import message
 from transom.layers.position_encoding import Sinusoidal
 from transom.layers.vision.patch_embedding import PatchEmbedding
 
@@ -26,37 +27,33 @@ def embedding_section(b: Builder, path: str, side: str, query: int) -> None:
     a, module = b.a, b.a.module(path)
     sequences = sequences_of(a, path)
     ids, position = sequences.tokens[0].tolist(), int(sequences.positions[0, query])
-    b.section("tokens and embeddings")
+    b.section(message("explain.embedding.title"))
     listed = ", ".join(f"{i} {name} (id {token})" for i, (name, token) in enumerate(zip(b.tokens[side], ids, strict=True)))
-    b.note(f"tokens: {listed}")
+    b.note(message("explain.embedding.tokens", tokens=listed))
     token, d = a[f"{path}.token"][0, query], b.at(a[f"{path}.token"].shape[-1])
     table = module.tokens.weight[ids[query]]
     if module.scale != 1.0:
-        b.values(f"E_{query}", f"row {ids[query]} of the embedding table", table)
+        b.values(f"E_{query}", message("explain.embedding.row", row=str(ids[query])), table)
         expression = number(table[d]) * sqrt(exact(len(table)))
-        b.calculate(f"E_{query}[{d}]", "table[token] sqrt(d_model)", expression, token[d])
+        b.calculate(f"E_{query}[{d}]", message("explain.embedding.scaled"), expression, token[d])
     else:
-        b.values(f"E_{query}", f"token embedding: row {ids[query]} of the embedding table", token)
+        b.values(f"E_{query}", message("explain.embedding.token", row=str(ids[query])), token)
     if (added := a.get(f"{path}.position")) is not None:
         p = added[0, query]
         _position_steps(b, path, position, query)
-        b.values(f"P_{query}", f"position encoding of position {position}", p)
+        b.values(f"P_{query}", message("explain.embedding.position", position=str(position)), p)
         b.calculate(f"X_{query}[{d}]", "X = E + P", number(token[d]) + number(p[d]), a[f"{path}.sum"][0, query, d])
     else:
         kind = getattr(getattr(a.model.config, "position", None), "kind", "none")
-        b.note(f"P: no position encoding is added to the embedding{_INSTEAD.get(kind, '')}")
+        b.note(message(f"explain.embedding.no_position.{kind if kind in ACTING_ELSEWHERE else 'none'}"))
     if module.norm is not None:
         norm_steps(b, f"{path}.norm", (0, query), f"X_{query}")
     b.after_edits(f"X_{query}[{d}]", f"{path}.resid", (0, query, d))
-    b.values(f"X_{query}", "residual stream before the first block", a[f"{path}.resid"][0, query])
+    b.values(f"X_{query}", message("explain.embedding.stream"), a[f"{path}.resid"][0, query])
 
 
-_INSTEAD = {
-    "rotary": "; queries and keys are rotated instead (RoPE)",
-    "alibi": "; a bias that falls with the distance is added to the scores instead (ALiBi)",
-    "relative": "; a learned bias of each distance is added to the scores instead",
-}
-"""Places where positions act that are not added to the embedding, by the kind of the encoding."""
+ACTING_ELSEWHERE = ("rotary", "alibi", "relative")
+"""Kinds of position encodings that are not added to the embedding; a message for each says where they act."""
 
 
 def _position_steps(b: Builder, path: str, position: int, query: int) -> None:
@@ -88,25 +85,26 @@ def patch_section(b: Builder, path: str, query: int) -> None:
     d, patch = b.at(len(x)), query - n_class
     n_patches = a[f"{path}.patches"].shape[1]
     side = math.isqrt(n_patches)
-    b.section("patches and embeddings")
-    b.note(f"the image is cut into {side} x {side} patches" + (", which follow a class token (token 0)" if n_class else ""))
+    b.section(message("explain.patches.title"))
+    b.note(message("explain.patches.cut_class" if n_class else "explain.patches.cut", side=side))
     if patch < 0:
         assert module.cls is not None
         start: Tensor = module.cls
-        b.values("x_cls", "class token, a learned vector", start)
+        b.values("x_cls", message("explain.patches.class_token"), start)
     else:
         _pixel_steps(b, path, patch, side)
         x_p, start = a[f"{path}.patches"][0, patch], a[f"{path}.patch"][0, patch]
-        b.values(f"x_p{patch}", f"patch {patch} (row {patch // side}, column {patch % side}): its values in one row", x_p)
+        what = message("explain.patches.row", patch=str(patch), row=str(patch // side), column=str(patch % side))
+        b.values(f"x_p{patch}", what, x_p)
         b.linear(f"x_p{patch} E [{d}]", "x_p E", module.projection, x_p, d, start[d])
     if (positions := a.get(f"{path}.position")) is not None:
-        b.values(f"P_{query}", f"position embedding of token {query}", positions[0, query])
+        b.values(f"P_{query}", message("explain.patches.position", token=str(query)), positions[0, query])
         formula = "X = x_p E + P" if patch >= 0 else "X = x_cls + P"
         b.calculate(f"X_{query}[{d}]", formula, number(start[d]) + number(positions[0, query, d]), b.unedited(f"{path}.resid")[0, query, d])
     else:
-        b.note("P: no position encoding is added to the patches")
+        b.note(message("explain.patches.no_position"))
     b.after_edits(f"X_{query}[{d}]", f"{path}.resid", (0, query, d))
-    b.values(f"X_{query}", "residual stream before the first block", x)
+    b.values(f"X_{query}", message("explain.embedding.stream"), x)
 
 
 def _pixel_steps(b: Builder, path: str, patch: int, side: int) -> None:
@@ -116,6 +114,6 @@ def _pixel_steps(b: Builder, path: str, patch: int, side: int) -> None:
     if not len(module.stem.stages):
         normalized_pixel(b, module.pixels, (0, row, column), a[f"{path}.patches"][0, patch, 0])
         return
-    b.note("the patches are cut from the feature map of the convolutional stem; the first value of this patch:")
+    b.note(message("explain.patches.stem"))
     stem_steps(b, f"{path}.stem", module.pixels, (0, row, column))
-    b.section(f"embedding of patch {patch}")
+    b.section(message("explain.patches.embedding", patch=str(patch)))

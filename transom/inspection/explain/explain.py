@@ -10,10 +10,9 @@ import torch
 from transom.config.architecture import TransformerConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
-from transom.decoding.predictors.translator import Translator
 from transom.errors import ConfigError
+from transom.files.message import joined
 from transom.inspection.activations import Activations, find_network, sequences_of
-from transom.inspection.edits.answers import ask
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.explain.block import BlockSteps
 from transom.inspection.explain.builder import Builder
@@ -23,6 +22,7 @@ from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.output import Candidates, output_sections
 from transom.inspection.explain.recurrent import recurrent_sections
+from transom.inspection.messages.tables import message
 from transom.inspection.trace import token_symbols
 from transom.layers.observe import ActivationRecorder
 from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack
@@ -103,9 +103,7 @@ def explain_run(predictor: Any, text: str | None, file: Path | None, target: str
     Raises:
         ConfigError: a target is given for a model that does not translate, or an argument is out of range.
     """
-    if target is not None and not isinstance(predictor, Translator):
-        raise ConfigError(f"target: expected a translator, found a {type(predictor).__name__}, which has no target text; leave it out")
-    example = build_example_batch(predictor, text, file) if target is None else ask(predictor, text, file, target)
+    example = build_example_batch(predictor, text, file, target=target)
     explanation = explain(predictor, example.batch, **options)
     return replace(explanation, notes=tuple(example.notes))
 
@@ -165,19 +163,17 @@ class _Writer:
         """Write all sections."""
         edits = self.b.edits.configs()
         if edits:
-            self.b.section("edits")
+            self.b.section(message("explain.edits.title"))
         for config in edits:
             self.b.note(edited_text([config]))
         with torch.no_grad(), eval_mode(self.model):
             for name in self.stacks:
-                self.b.prefix = f"{name}, " if len(self.tokens) > 1 else ""
+                self.b.prefix = joined(", ", [message(f"stacks.{name}"), ""]) if len(self.tokens) > 1 else ""
                 self._stack(name)
             if not self.stacks or self.stacks[-1] == ("decoder" if hasattr(self.model, "decoder") else "encoder"):
                 last = self.stacks[-1] if self.stacks else "stem"
                 self._following(last)
                 output_sections(self.b, last, self.queries.get(last, 0), self.candidates, self.temperatures, self._symbol_of_logit())
-        where = " and ".join(f"token {query} of the {name}" for name, query in self.queries.items())
-        parts = f"block {self.block}, head {self.b.head}, {where}" if self.stacks else "pooling, logits and probabilities"
         settings = {
             "block": self.block,
             "head": self.b.head,
@@ -190,12 +186,22 @@ class _Writer:
         settings |= {name: value for name, value in (("key", self.b.key), ("candidate", self.candidates.candidate)) if value is not None}
         if edits:
             settings["edits"] = [config.model_dump(mode="json") for config in edits]
-        summary = (
-            f"Element {self.dim} of each vector is worked out{', or its remainder by the width of a narrower vector' if self.dim else ''}."
-            f" {self.b.n_compared:,} steps were compared with the numbers that the model computed; the largest difference is"
-            f" {self.b.worst:.2g} of the bound of rounding."
-        )
-        return Explanation(f"Hand calculation: {parts}", settings, tuple(self.b.sections), summary, notes)
+        return Explanation(self._title(), settings, tuple(self.b.sections), self._summary(), notes)
+
+    def _title(self) -> str:
+        """Return what is calculated."""
+        where = [message(f"explain.title.{name}", query=str(query)) for name, query in self.queries.items()]
+        if not where:
+            return message("explain.title.whole", parts=message("explain.title.output"))
+        tokens = where[0] if len(where) == 1 else message("explain.title.both", first=where[0], second=where[1])
+        parts = message("explain.title.block", block=str(self.block), head=str(self.b.head), tokens=tokens)
+        return message("explain.title.whole", parts=parts)
+
+    def _summary(self) -> str:
+        """Return which element is worked out, and how many steps were compared."""
+        element = message("explain.summary.narrower" if self.dim else "explain.summary.element", element=str(self.dim))
+        compared = message("explain.summary.compared", steps=self.b.n_compared, worst=f"{self.b.worst:.2g}")
+        return joined(" ", [element, compared])
 
     def _stack(self, name: str) -> None:
         """Write embedding, block and, for the encoder of a translator, the final norm."""
@@ -215,7 +221,7 @@ class _Writer:
         if name == "encoder" and hasattr(self.model, "decoder"):
             self._following(name)
             if module.norm is not None:
-                b.section(f"final norm of token {query}")
+                b.section(message("explain.output.norm", token=str(query)))
                 norm_steps(b, f"{name}.norm", (0, query), f"h_{query}")
 
     def _following(self, name: str) -> None:
@@ -223,8 +229,10 @@ class _Writer:
         n = self._n_blocks(name) if self.stacks else 0
         if n - 1 > self.block:
             kind = "block" if isinstance(self.a.module(name), Stack) else "layer"
-            rest = f"{kind} {n - 1} follows" if n - 2 == self.block else f"{kind}s {self.block + 1} to {n - 1} follow"
-            self.b.note(f"{rest} in the same way")
+            if n - 2 == self.block:
+                self.b.note(message(f"explain.follows.{kind}", last=str(n - 1)))
+            else:
+                self.b.note(message(f"explain.follows.{kind}s", first=str(self.block + 1), last=str(n - 1)))
 
     def _n_blocks(self, name: str) -> int:
         """Return the number of blocks or layers of a stack."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from transom.files.message import as_sentence, joined
 from transom.inspection.explain.render_html import render_fragment, render_html
 from transom.inspection.explain.render_json import render_data, render_json
 from transom.inspection.explain.render_text import render_latex, render_markdown, render_text
@@ -45,7 +46,7 @@ class Explanation:
         return render_latex(self.title, self.lead, self.sections)
 
     def html(self) -> str:
-        """Return an HTML page, which loads no resources and runs no scripts."""
+        """Return an HTML page, which loads no resources; its one script chooses the language."""
         return render_html(self.title, self.lead, self.sections)
 
     def json(self) -> str:
@@ -59,7 +60,7 @@ class Explanation:
     @property
     def lead(self) -> str:
         """Sentences below the title."""
-        return " ".join([*(f"{note[:1].upper()}{note[1:]}." for note in self.notes), self.summary])
+        return joined(" ", [*map(as_sentence, self.notes), self.summary])
 
     def __str__(self) -> str:
         return self.text()

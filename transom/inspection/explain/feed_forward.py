@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from transom.files.message import joined
 from transom.inspection.activations import feed_forward_input
 from transom.inspection.explain.builder import Builder, number, weighted_sum
 from transom.inspection.explain.expressions import Call, Expression, Maximum, Number, Power, Sum, exact, exp, sigmoid, sqrt, tanh
+from transom.inspection.messages.tables import message
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.mixture_of_experts import MixtureOfExperts
@@ -70,7 +72,7 @@ def feed_forward_steps(b: Builder, path: str, index: tuple[int, ...], position: 
         return _plain_steps(b, path, index, position)
     if isinstance(module, GatedFeedForward):
         return _gated_steps(b, path, index, position)
-    b.note(f"the feed-forward network {type(module).__name__} is not written out")
+    b.note(message("explain.feed_forward.unknown", name=type(module).__name__))
     return None
 
 
@@ -80,9 +82,9 @@ def _plain_steps(b: Builder, path: str, index: tuple[int, ...], position: int) -
     x, pre, hidden, out = (each[index] for each in (feed_forward_input(a, path), a[f"{path}.pre"], a[f"{path}.hidden"], a[f"{path}.out"]))
     u, d = b.at(len(hidden)), b.at(len(out))
     text, write = activation_of(module.activation)
-    b.values(f"x_{i}", "input of the network", x)
-    z = b.linear(f"pre_{i}[{u}]", "pre-activation: x W_1", module.up, x, u, pre[u])
-    b.site(f"hidden_{i}[{u}]", f"activation: {text}", write(z), f"{path}.hidden", (*index, u))
+    b.values(f"x_{i}", message("explain.feed_forward.input"), x)
+    z = b.linear(f"pre_{i}[{u}]", message("explain.feed_forward.pre"), module.up, x, u, pre[u])
+    b.site(f"hidden_{i}[{u}]", message("explain.feed_forward.activation", formula=text), write(z), f"{path}.hidden", (*index, u))
     return _down(b, module, hidden, out, d, i)
 
 
@@ -92,9 +94,9 @@ def _gated_steps(b: Builder, path: str, index: tuple[int, ...], position: int) -
     pre, gate, up, hidden, out = (a[f"{path}.{name}"][index] for name in ("pre", "gate", "up", "hidden", "out"))
     x, u, d = feed_forward_input(a, path)[index], b.at(len(hidden)), b.at(len(out))
     text, write = activation_of(module.activation)
-    b.values(f"x_{i}", "input of the network", x)
-    z = b.linear(f"pre_{i}[{u}]", "pre-activation of the gate: x W_g", module.gate, x, u, pre[u])
-    g = b.calculate(f"gate_{i}[{u}]", f"gate: {text}", write(z), gate[u])
+    b.values(f"x_{i}", message("explain.feed_forward.input"), x)
+    z = b.linear(f"pre_{i}[{u}]", message("explain.feed_forward.gate_pre"), module.gate, x, u, pre[u])
+    g = b.calculate(f"gate_{i}[{u}]", message("explain.feed_forward.gate", formula=text), write(z), gate[u])
     y = b.linear(f"up_{i}[{u}]", "x W_1", module.up, x, u, up[u])
     b.site(f"hidden_{i}[{u}]", "hidden = gate * up", g * y, f"{path}.hidden", (*index, u))
     return _down(b, module, hidden, out, d, i)
@@ -102,10 +104,10 @@ def _gated_steps(b: Builder, path: str, index: tuple[int, ...], position: int) -
 
 def _down(b: Builder, module: nn.Module, hidden: Tensor, out: Tensor, d: int, position: int) -> Number:
     """Add the second layer."""
-    b.values(f"hidden_{position}", "hidden units", hidden)
+    b.values(f"hidden_{position}", message("explain.feed_forward.hidden"), hidden)
     assert isinstance(module, FeedForward | GatedFeedForward)
-    result = b.linear(f"y_{position}[{d}]", "output: hidden W_2", module.down, hidden, d, out[d])
-    b.values(f"y_{position}", "output of the network", out)
+    result = b.linear(f"y_{position}[{d}]", message("explain.feed_forward.down"), module.down, hidden, d, out[d])
+    b.values(f"y_{position}", message("explain.feed_forward.output"), out)
     return result
 
 
@@ -115,33 +117,33 @@ def _mixture_steps(b: Builder, path: str, index: tuple[int, ...], position: int)
     module: MixtureOfExperts = a.module(path)
     chosen, gates = [int(expert) for expert in a[f"{path}.chosen"][index]], a[f"{path}.gates"][index]
     x = feed_forward_input(a, path)[index]
-    b.values(f"x_{i}", "input of the router and the experts", x)
+    b.values(f"x_{i}", message("explain.experts.input"), x)
     scores = _router_scores(b, path, x, index, i)
     if module.bias is not None:
-        b.values("balancing bias", "added to the scores for the choice only", module.bias)
-    b.note(f"chosen experts, best first: {', '.join(map(str, chosen))}")
+        b.values(message("explain.labels.balancing"), message("explain.experts.bias"), module.bias)
+    b.note(message("explain.experts.chosen", experts=", ".join(map(str, chosen))))
     weights = [scores[expert] for expert in chosen]
     if module.config.norm_topk_prob:
-        total = b.calculate("sum", "sum of the scores of the chosen experts", Sum(weights))
+        total = b.calculate(message("explain.labels.sum"), message("explain.experts.sum"), Sum(weights))
         for rank, expert in enumerate(chosen):
-            weights[rank] = b.calculate(f"g_{expert}", "gate: g = score / sum", weights[rank] / total, gates[rank])
+            weights[rank] = b.calculate(f"g_{expert}", message("explain.experts.gate"), weights[rank] / total, gates[rank])
     outputs, d = [], b.at(len(x))
     for rank, expert in enumerate(chosen):
         at = f"{path}.experts.{expert}"
         place = _row_of(a[f"{path}.chosen"], expert, index)
         if rank == 0 or b.edits.at(f"{at}.hidden"):
-            b.note(f"expert {expert}:")
+            b.note(message("explain.experts.one", expert=str(expert)))
             feed_forward_steps(b, at, (place,), i)
         else:
-            b.values(f"E_{expert}", f"output of expert {expert}", a[f"{at}.out"][place])
+            b.values(f"E_{expert}", message("explain.experts.output_of", expert=str(expert)), a[f"{at}.out"][place])
         outputs.append(number(a[f"{at}.out"][place][d]))
     expression: Expression = weighted_sum(weights, outputs)
-    formula = "output: sum_i g_i E_i(x)"
+    formula = message("explain.experts.output")
     if module.shared is not None:
-        b.note("the shared expert, which processes every token:")
+        b.note(message("explain.experts.shared"))
         shared = feed_forward_steps(b, f"{path}.shared", (_flat(a[f"{path}.chosen"], index),), i)
         assert shared is not None
-        expression, formula = expression + shared, f"{formula} + E_shared(x)"
+        expression, formula = expression + shared, joined("", [formula, " + E_shared(x)"])
     edited = any(address.startswith(f"{path}.") for address in b.edits.watched)  # a derived output would be that of the unedited layer
     return b.calculate(f"y_{i}[{d}]", formula, expression, None if edited else a[f"{path}.out"][index][d])
 
@@ -151,13 +153,13 @@ def _router_scores(b: Builder, path: str, x: Tensor, index: tuple[int, ...], pos
     module: MixtureOfExperts = b.a.module(path)
     site = f"{path}.router"
     s, before = module.router_scores(b.a[site][index]), b.unedited(site)[index]
-    steps = [b.linear(f"r_{position},{e}", "router: x W_r", module.router, x, e, before[e]) for e in range(len(before))]
+    steps = [b.linear(f"r_{position},{e}", message("explain.experts.router"), module.router, x, e, before[e]) for e in range(len(before))]
     steps = [b.after_edits(f"r_{position},{e}", site, (*index, e), step) for e, step in enumerate(steps)]
     if module.config.scoring_func == "sigmoid":
-        return [b.calculate(f"s_{e}", "score: 1 / (1 + e^(-r))", sigmoid(step), s[e]) for e, step in enumerate(steps)]
-    powers = [b.calculate(f"exp(r_{position},{e})", "exponentials: e^r", exp(step)) for e, step in enumerate(steps)]
-    total = b.calculate("sum", "sum of the exponentials", Sum(powers))
-    return [b.calculate(f"p_{e}", "probability of each expert: e^r / sum", power / total, s[e]) for e, power in enumerate(powers)]
+        return [b.calculate(f"s_{e}", message("explain.experts.sigmoid"), sigmoid(step), s[e]) for e, step in enumerate(steps)]
+    powers = [b.calculate(f"exp(r_{position},{e})", message("explain.experts.exponentials"), exp(step)) for e, step in enumerate(steps)]
+    total = b.calculate(message("explain.labels.sum"), message("explain.softmax.sum"), Sum(powers))
+    return [b.calculate(f"p_{e}", message("explain.experts.probability"), power / total, s[e]) for e, power in enumerate(powers)]
 
 
 def _flat(chosen: Tensor, index: tuple[int, ...]) -> int:

@@ -13,6 +13,7 @@ from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exa
 from transom.inspection.explain.feed_forward import gelu
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
+from transom.inspection.messages.tables import message
 from transom.layers.stack import Stack
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
@@ -55,18 +56,19 @@ def output_sections(
         hidden, logits = hidden[query], logits[query]
     best = candidates.of(logits)
     names = {c: symbol(c) for c in best}
-    b.section("logits")
-    b.values("h", "last hidden state", hidden)
+    b.section(message("explain.output.logits"))
+    b.values("h", message("explain.output.hidden"), hidden)
     if isinstance(a.model, TextEmbedderTransformer):
         _similarities(b, hidden, logits, best)
     else:
         n = min(candidates.top, len(logits))
-        b.note(f"of {len(logits):,} logits the {n} largest{' and a chosen one' if len(best) > n else ''} are worked out")
+        key = "explain.output.some_chosen" if len(best) > n else "explain.output.some"
+        b.note(message(key, number=len(logits), largest=str(n)))
         for c in best:
             b.linear(f"z({names[c]})", "z = h W_U", a.model.unembedding, hidden, c, logits[c])
         if any(isinstance(each, nn.Embedding) and each.weight is a.model.unembedding.weight for each in a.model.modules()):
-            b.note("W_U is tied: the row of a candidate is its row of the embedding table")
-    b.values("z", "logits", logits)
+            b.note(message("explain.output.tied"))
+    b.values("z", message("explain.output.logits"), logits)
     for temperature in temperatures if len(logits) > 1 else ():  # a text that is compared with itself alone has one logit
         _probability_steps(b, logits, best, names, temperature)
 
@@ -82,7 +84,7 @@ def _pooled_steps(b: Builder, stack: str, query: int) -> bool:
     cls = pooled and getattr(model.config, "pooling", "") == "cls"
     position = 0 if cls else query
     if isinstance(module, Stack) and module.norm is not None:
-        b.section(f"final norm of token {position}")
+        b.section(message("explain.output.norm", token=str(position)))
         norm_steps(b, f"{stack}.norm", (0, position), f"h_{position}")
     if pooled:
         _pool(b, stack, cls)
@@ -99,17 +101,17 @@ def _pool(b: Builder, stack: str, cls: bool) -> None:
     """Add the pooling of the tokens' vectors: the first token's, or the mean."""
     a = b.a
     states, pooled = stack_output(a, stack)[0], a["pooled"][0]
-    b.section("pooling")
+    b.section(message("explain.output.pooling"))
     if cls:
-        b.note("the vector of the first token stands for the whole input")
+        b.note(message("explain.output.first"))
     else:
         mask = getattr(a.batch, "source", None)
         rows = states if mask is None else states[mask.segments[0] > 0]
         d = b.at(len(pooled))
         mean = Sum(numbers(rows[:, d])) / exact(len(rows))
-        b.calculate(f"pooled[{d}]", "mean over the tokens: sum_t h_t / n", mean, b.unedited("pooled")[0, d])
+        b.calculate(f"pooled[{d}]", message("explain.output.mean_tokens"), mean, b.unedited("pooled")[0, d])
     b.after_edits(f"pooled[{b.at(len(pooled))}]", "pooled", (0, b.at(len(pooled))))
-    b.values("pooled", "pooled vector", pooled)
+    b.values("pooled", message("explain.output.pooled"), pooled)
 
 
 def _pooler_steps(b: Builder, pooler: nn.Linear) -> None:
@@ -124,8 +126,8 @@ def _unit_vector(b: Builder) -> None:
     """Add the length of the pooled vector, and one element of the unit vector."""
     pooled, out = b.a["pooled"][0], b.a["last_hidden"][0]
     d = b.at(len(out))
-    length = b.calculate("length", "sqrt(sum_i x_i^2)", sqrt(Sum([Power(x, 2) for x in numbers(pooled)])))
-    b.calculate(f"h[{d}]", "unit vector: h = x / length", number(pooled[d]) / length, out[d])
+    length = b.calculate(message("explain.labels.length"), "sqrt(sum_i x_i^2)", sqrt(Sum([Power(x, 2) for x in numbers(pooled)])))
+    b.calculate(f"h[{d}]", message("explain.output.unit"), number(pooled[d]) / length, out[d])
 
 
 def _similarities(b: Builder, hidden: Tensor, logits: Tensor, best: Sequence[int]) -> None:
@@ -133,9 +135,9 @@ def _similarities(b: Builder, hidden: Tensor, logits: Tensor, best: Sequence[int
     a = b.a
     assert isinstance(a.model, TextEmbedderTransformer)
     vectors, t = a.model.vectors(a.batch.target), exact(a.model.config.temperature)
-    b.note("the logits are cosine similarities with the texts of the other side, divided by the temperature of the model")
+    b.note(message("explain.output.cosine"))
     for c in best:
-        b.values(f"v_{c}", f"unit vector of text {c} of the other side", vectors[c])
+        b.values(f"v_{c}", message("explain.output.unit_of", text=str(c)), vectors[c])
         b.calculate(f"z_{c}", "z = u . v / t", dot(numbers(hidden), numbers(vectors[c])) / t, logits[c])
 
 
@@ -143,8 +145,8 @@ def _transform_steps(b: Builder, model: MaskedEncoderTransformer, query: int) ->
     """Add BERT's transform before the output projection: norm of GELU(h W + b)."""
     states = stack_output(b.a, "encoder")[0, query]
     d = b.at(len(states))
-    b.section(f"transform of token {query}")
-    b.values(f"h_{query}", "output of the encoder", states)
+    b.section(message("explain.output.transform", token=str(query)))
+    b.values(f"h_{query}", message("explain.output.encoder"), states)
     pre = b.linear(f"pre_{query}[{d}]", "h W", model.transform, states, d, None)
     b.calculate(f"t_{query}[{d}]", "GELU: 0.5 x (1 + erf(x / sqrt(2)))", gelu(pre), b.unedited("transform_norm.x")[0, query, d])
     norm_steps(b, "transform_norm", (0, query), f"h'_{query}")
@@ -156,12 +158,12 @@ def _convolutional_steps(b: Builder, model: ConvolutionalNetwork) -> None:
     maps, pooled, out = a[f"stem.stages.{len(model.stem.stages) - 1}"][0], a["pooled"][0], a["last_hidden"][0]
     c, d = b.at(len(pooled)), b.at(len(out))
     stem_steps(b, "stem", model.pixels, (c, maps.shape[1] // 2, maps.shape[2] // 2))
-    b.section("pooling")
-    b.note("the last feature map has one value per channel, row and column")
+    b.section(message("explain.output.pooling"))
+    b.note(message("explain.output.maps"))
     values = numbers(maps[c].flatten())
-    b.values(f"map {c}", "channel of the last feature map, row by row", maps[c].flatten())
-    b.site(f"pooled[{c}]", "mean over rows and columns", Sum(values) / exact(len(values)), "pooled", (0, c))
-    b.values("pooled", "pooled vector", pooled)
+    b.values(message("explain.labels.map_row", channel=str(c)), message("explain.output.map"), maps[c].flatten())
+    b.site(f"pooled[{c}]", message("explain.output.mean_places"), Sum(values) / exact(len(values)), "pooled", (0, c))
+    b.values("pooled", message("explain.output.pooled"), pooled)
     x = b.linear(f"pre[{d}]", "pooled W", model.pooler, pooled, d, None)
     b.calculate(f"h[{d}]", "h = max(0, pre)", Maximum((exact(0), x)), out[d])
 
@@ -169,7 +171,7 @@ def _convolutional_steps(b: Builder, model: ConvolutionalNetwork) -> None:
 def _probability_steps(b: Builder, logits: Tensor, best: Sequence[int], names: Mapping[int, str], temperature: float) -> None:
     """Add exponentials, sum and probabilities of the best candidates at one temperature; the sigmoid for several labels."""
     a, tau = b.a, exact(temperature)
-    b.section(f"probabilities at temperature {temperature:g}")
+    b.section(message("explain.output.temperature", temperature=f"{temperature:g}"))
     scaled = Activations(a.model, a.batch, {"logits": logits[None]}, temperature)["probs"][0]
     z = numbers(logits)
     if getattr(a.model.config, "multi_label", False):
@@ -180,8 +182,8 @@ def _probability_steps(b: Builder, logits: Tensor, best: Sequence[int], names: M
         lambda c: f"exp(z({names[c]}))",
         lambda c: f"p({names[c]})",
         "z",
-        f"sum over all {len(z):,} candidates",
-        "probability: exponential / sum",
+        message("explain.softmax.all_candidates", number=len(z)),
+        message("explain.softmax.probability"),
     )
     lse = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).logsumexp(-1) if b.every else None
     softmax_steps(b, dict(enumerate(z)), best, labels, scaled, temperature, logsumexp=lse)

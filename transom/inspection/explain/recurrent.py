@@ -12,6 +12,7 @@ from transom.inspection.explain.attention import MAX_KEYS, N_LARGEST
 from transom.inspection.explain.builder import Builder, number, numbers, weighted_sum
 from transom.inspection.explain.expressions import Expression, Maximum, Number, Product, Sum, dot, exact, sigmoid, tanh
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
+from transom.inspection.messages.tables import message
 from transom.layers.recurrent.recurrent_decoder import (
     AdditiveAttention,
     AdditiveDecoder,
@@ -57,8 +58,8 @@ class CellSteps:
     def add(self, h: Tensor) -> None:
         """Add all steps; ``h`` is the state after this step as the kernel computed it."""
         b, t = self.b, self.t
-        b.values(f"x_{t}", "input of the layer", self.x)
-        b.values("h_before", "state before this token", self.before)
+        b.values(f"x_{t}", message("explain.recurrent.input"), self.x)
+        b.values("h_before", message("explain.recurrent.state_before"), self.before)
         if isinstance(self.module.rnn, nn.LSTM):
             self._lstm(h[self.u])
         elif isinstance(self.module.rnn, nn.GRU):
@@ -78,15 +79,15 @@ class CellSteps:
         """Add gates, cell state and state of an LSTM."""
         b, t, u = self.b, self.t, self.u
         gates = dict[str, Number]()
-        for row, (name, meaning) in enumerate({"i": "input", "f": "forget", "g": "candidate", "o": "output"}.items()):
+        for row, name in enumerate("ifgo"):  # input gate, forget gate, candidate, output gate
             pre = self._linear(f"pre_{name}", row, f"{name}: x W_{name} + h_before U_{name}")
             written: Expression = tanh(pre) if name == "g" else sigmoid(pre)
-            formula = f"{meaning}: tanh(pre)" if name == "g" else f"{meaning} gate: 1 / (1 + e^(-pre))"
+            formula = message(f"explain.recurrent.gates.{name}")
             gates[name] = b.calculate(f"{name}_{t}[{u}]", formula, written, self.quantity(name))
         c_before = self._c_before()
-        b.values(f"c_before[{u}]", "cell state before this token", c_before[None])
+        b.values(f"c_before[{u}]", message("explain.recurrent.cell_before"), c_before[None])
         cell = gates["f"] * number(c_before) + gates["i"] * gates["g"]
-        c = b.calculate(f"c_{t}[{u}]", "cell state: c = f c_before + i g", cell, self.quantity("c"))
+        c = b.calculate(f"c_{t}[{u}]", message("explain.recurrent.cell"), cell, self.quantity("c"))
         b.calculate(f"h_{t}[{u}]", "h = o tanh(c)", gates["o"] * tanh(c), h)
 
     def _c_before(self) -> Tensor:
@@ -103,19 +104,21 @@ class CellSteps:
         r, z = (
             b.calculate(
                 f"{name}_{t}[{u}]",
-                f"{meaning} gate: 1 / (1 + e^(-pre))",
+                message(f"explain.recurrent.gates.{name}"),
                 sigmoid(self._linear(f"pre_{name}", row, f"{name}: x W_{name} + h_before U_{name}")),
                 self.quantity(name),
             )
-            for row, (name, meaning) in enumerate({"r": "reset", "z": "update"}.items())
+            for row, name in enumerate("rz")  # reset gate, update gate
         )
         row = 2 * self.width + u
         of_input = b.calculate(
-            f"x W_n + b [{u}]", "candidate: x W_n + b", dot(numbers(self.x), numbers(self.w_ih[row])) + number(self.b_ih[row])
+            f"x W_n + b [{u}]",
+            message("explain.recurrent.candidate_input"),
+            dot(numbers(self.x), numbers(self.w_ih[row])) + number(self.b_ih[row]),
         )
         of_state = b.calculate(
             f"h U_n + b' [{u}]",
-            "candidate: h_before U_n + b'",
+            message("explain.recurrent.candidate_state"),
             dot(numbers(self.before), numbers(self.w_hh[row])) + number(self.b_hh[row]),
         )
         n = b.calculate(f"n_{t}[{u}]", "n = tanh(x W_n + b + r (h_before U_n + b'))", tanh(of_input + r * of_state), self.quantity("n"))
@@ -135,8 +138,8 @@ def recurrent_sections(b: Builder, stack: str, layer: int, t: int, names: Sequen
     """
     module = b.a.module(stack)
     if isinstance(module, AdditiveDecoder):
-        _attention_sections(b, stack, t, names, f"the state of the last layer before token {t}")
-    b.section(f"layer {layer}, token {t}")
+        _attention_sections(b, stack, t, names, "before")
+    b.section(message("explain.recurrent.layer", layer=str(layer), token=str(t)))
     path = f"{stack}.layers.{layer}"
     site, loops = f"{path}.h", isinstance(module, AdditiveDecoder | InputFeedingDecoder)
     sites = b.edits.at(site, t if loops else None)
@@ -145,14 +148,14 @@ def recurrent_sections(b: Builder, stack: str, layer: int, t: int, names: Sequen
     if isinstance(module, RecurrentEncoder):
         half = module.layers[layer].forward_rnn.rnn.hidden_size
         backward = b.at(len(h)) >= half
-        b.note(f"states: {half} units that read forwards" + (f", then {len(h) - half} that read backwards" if len(h) > half else ""))
+        both = len(h) > half
+        units = {"units": str(half)} | ({"backward": str(len(h) - half)} if both else {})
+        b.note(message("explain.recurrent.both" if both else "explain.recurrent.forward", **units))
         start = half if backward else 0
         path, h = f"{path}.{'backward_rnn' if backward else 'forward_rnn'}", h[half:] if backward else h[:half]
     elif loops and layer == 0:
-        b.note(
-            "the input is the embedding and "
-            + ("the context vector" if isinstance(module, AdditiveDecoder) else "the attentional vector of the step before")
-        )
+        with_context = isinstance(module, AdditiveDecoder)
+        b.note(message("explain.recurrent.with_context" if with_context else "explain.recurrent.with_attentional"))
     if isinstance(module, PlainDecoder) and t == 0:
         _bridge_steps(b, module, layer)
     # An edit inside a loop over time steps changes the next step too; one of a whole layer's states does not.
@@ -160,9 +163,9 @@ def recurrent_sections(b: Builder, stack: str, layer: int, t: int, names: Sequen
     steps = CellSteps(b, a, path, t)
     steps.add(h)
     b.after_edits(f"h_{t}[{steps.u}]", site, (0, t, start + steps.u), number(h[steps.u]), sites)
-    b.values(f"h_{t}", "state after this token", b.a[site][0, t, start : start + len(h)])
+    b.values(f"h_{t}", message("explain.recurrent.state_after"), b.a[site][0, t, start : start + len(h)])
     if isinstance(module, LuongDecoder):
-        _attention_sections(b, stack, t, names, f"the state of the last layer after token {t}")
+        _attention_sections(b, stack, t, names, "after")
         _attentional_steps(b, stack, module, t)
     if isinstance(module, AdditiveDecoder):
         _maxout_steps(b, stack, module, t)
@@ -175,50 +178,47 @@ def _bridge_steps(b: Builder, module: PlainDecoder, layer: int) -> None:
     states, reversal = a[f"encoder.layers.{lower}.h"], reversal_indices(a.batch.source.segments)
     end, initial = encoder.layers[lower].final_states(states, reversal)[0], decoder_state(a, layer)[0][0]
     d = b.at(len(initial))
-    b.values("h_end", f"final state of layer {lower} of the encoder", end)
+    b.values("h_end", message("explain.recurrent.final_state", layer=str(lower)), end)
     pre = b.linear(f"pre[{d}]", "h_end W", module.bridge[layer], end, d, None)
-    b.calculate(f"h_before[{d}]", "initial state: tanh(pre)", tanh(pre), initial[d])
+    b.calculate(f"h_before[{d}]", message("explain.recurrent.initial_state"), tanh(pre), initial[d])
 
 
-def _attention_sections(b: Builder, stack: str, t: int, names: Sequence[str], query: str) -> None:
-    """Add scores, weights and context vector of the attention over the source."""
+def _attention_sections(b: Builder, stack: str, t: int, names: Sequence[str], state: str) -> None:
+    """Add scores, weights and context vector of the attention over the source; the query is the ``state`` "before" or "after" a token."""
     a, path = b.a, f"{stack}.cross"
     module: SourceAttention = a.module(path)
     q, k, v, z = a[f"{path}.q"][0, 0, t], a[f"{path}.k"][0, 0], a[f"{path}.v"][0, 0], a[f"{path}.z"][0, 0, t]
     weights = a[f"{path}.weights"][0, 0, t]
-    b.section(f"attention over the source, token {t}")
+    b.section(message("explain.recurrent.attention", token=str(t)))
     loops = isinstance(a.module(stack), AdditiveDecoder | InputFeedingDecoder)
     d = b.at(k.shape[1])
     b.after_edits(f"q[{d}]", f"{path}.q", (0, 0, t, d), None, b.edits.at(f"{path}.q", t if loops else None))
-    b.values("q", f"query: {query}" + ("" if isinstance(module.q, nn.Identity) else ", projected"), q)
+    kind = "query" if isinstance(module.q, nn.Identity) else "projected"
+    b.values("q", message(f"explain.recurrent.{kind}.{state}", token=str(t)), q)
     if isinstance(module.k, nn.Linear):
         memory = b.unedited(f"{path}.v")[0, 0, 0]
-        b.linear(f"k_0[{d}]", "key: k = h W", module.k, memory, d, b.unedited(f"{path}.k")[0, 0, 0, d])
+        b.linear(f"k_0[{d}]", message("explain.recurrent.key"), module.k, memory, d, b.unedited(f"{path}.k")[0, 0, 0, d])
     b.after_edits(f"k_0[{d}]", f"{path}.k", (0, 0, 0, d))
     b.after_edits(f"v_0[{b.at(v.shape[1])}]", f"{path}.v", (0, 0, 0, b.at(v.shape[1])))
-    b.values("k_0", "key of source token 0", k[0])
+    b.values("k_0", message("explain.recurrent.first_key"), k[0])
     visible = (a.batch.source.segments[0] > 0).nonzero()[:, 0].tolist()
     largest = sorted(weights.topk(min(N_LARGEST, len(weights))).indices.tolist())
     shown = [j for j in (visible if len(visible) <= MAX_KEYS else largest) if j in visible]
     scores = _score_steps(b, module, q, k, a[f"{path}.scores"][0, 0, t], t, visible, shown)
-    labels = SoftmaxLabels(
-        lambda j: f"exp(S_{t},{j})", lambda j: f"A_{t},{j} ({names[j]})", "S", "sum of the exponentials", "weights: A = e^S / sum"
-    )
+    total, result = message("explain.softmax.sum"), message("explain.softmax.weights")
+    labels = SoftmaxLabels(lambda j: f"exp(S_{t},{j})", lambda j: f"A_{t},{j} ({names[j]})", "S", total, result)
     final = softmax_steps(b, scores, shown, labels, weights)
     ordered, d = sorted(visible, key=lambda j: j not in shown), b.at(len(z))
     context = weighted_sum([final[j] for j in ordered], [number(v[j, d]) for j in ordered])
     sites = b.edits.at(f"{path}.z", t if loops else None)
     before = (sites[0].before if sites else a[f"{path}.z"])[0, 0, t]
-    computed = b.calculate(f"c_{t}[{d}]", "context vector: c = sum_j A_j h_j", context, before[d])
+    computed = b.calculate(f"c_{t}[{d}]", message("explain.recurrent.context"), context, before[d])
     kernel = a if not sites else Activations(a.model, a.batch, {**a.recorded, f"{path}.z": sites[0].before})
     certificate = certify(kernel, path, None, [t])
     certificate.check()
-    b.check(
-        "checked: weights x V equals the context vector of the pass; the largest difference is"
-        f" {certificate.ratio:.2g} of the bound of rounding"
-    )
+    b.check(message("explain.recurrent.checked", ratio=f"{certificate.ratio:.2g}"))
     b.after_edits(f"c_{t}[{d}]", f"{path}.z", (0, 0, t, d), computed, sites)
-    b.values(f"c_{t}", "context vector", z)
+    b.values(f"c_{t}", message("explain.recurrent.context_vector"), z)
 
 
 def _score_steps(
@@ -242,10 +242,10 @@ def _attentional_steps(b: Builder, stack: str, module: LuongDecoder, t: int) -> 
     h, c = a[f"{stack}.layers.{len(module.layers) - 1}.h"][0, t], a[f"{stack}.cross.z"][0, 0, t]
     out = a[f"{stack}.attentional"][0, t]
     d = b.at(len(out))
-    b.section(f"attentional vector of token {t}")
+    b.section(message("explain.recurrent.attentional_title", token=str(t)))
     pre = b.linear(f"pre_{t}[{d}]", "[c; h] W_c", module.output_proj, torch.cat([c, h.to(c)]), d, None)
-    b.calculate(f"h~_{t}[{d}]", "attentional vector: tanh(pre)", tanh(pre), out[d])
-    b.values(f"h~_{t}", "attentional vector", out)
+    b.calculate(f"h~_{t}[{d}]", message("explain.recurrent.attentional"), tanh(pre), out[d])
+    b.values(f"h~_{t}", message("explain.recurrent.attentional_vector"), out)
 
 
 def _maxout_steps(b: Builder, stack: str, module: AdditiveDecoder, t: int) -> None:
@@ -255,8 +255,8 @@ def _maxout_steps(b: Builder, stack: str, module: AdditiveDecoder, t: int) -> No
     h, c = a[f"{stack}.layers.{len(module.layers) - 1}.h"][0, t], a[f"{stack}.cross.z"][0, 0, t]
     out, x = a[f"{stack}.maxout"][0, t], torch.cat([h.to(y), y, c.to(y)])
     d = b.at(len(out))
-    b.section(f"maxout layer of token {t}")
-    b.values("x", "state, embedding and context vector, one after another", x)
+    b.section(message("explain.recurrent.maxout_title", token=str(t)))
+    b.values("x", message("explain.recurrent.maxout_input"), x)
     pair = [b.linear(f"pre_{t}[{row}]", "x W", module.maxout, x, row, None) for row in (2 * d, 2 * d + 1)]
-    b.calculate(f"t_{t}[{d}]", "maxout: the larger of two", Maximum(pair), out[d])
-    b.values(f"t_{t}", "output of the maxout layer", out)
+    b.calculate(f"t_{t}[{d}]", message("explain.recurrent.maxout"), Maximum(pair), out[d])
+    b.values(f"t_{t}", message("explain.recurrent.maxout_output"), out)

@@ -6,6 +6,7 @@ from xml.etree.ElementTree import Element
 from transom.inspection.explain.notation import Typeset
 from transom.inspection.explain.render_text import grouped
 from transom.inspection.explain.steps import Calculation, Note, Section, Step, Values
+from transom.inspection.messages.tables import message
 from transom.inspection.pages.markup import node
 from transom.inspection.pages.notebook import framed
 from transom.inspection.pages.page import render_page
@@ -32,7 +33,7 @@ def render_fragment(title: str, lead: str, sections: Sequence[Section]) -> str:
 def _collapsible(section: Section) -> Element:
     """Return the steps of a section below a summary."""
     n = sum(isinstance(step, Calculation) for step in section.steps)
-    return node("details", node("summary", f"{n} step{'' if n == 1 else 's'}"), *_steps(section), open="")
+    return node("details", node("summary", message("explain.steps", n=n)), *_steps(section), open="")
 
 
 def _steps(section: Section) -> list[Element]:
@@ -50,7 +51,7 @@ def _step(step: Step) -> Element:
     if isinstance(step, Note):
         return node("p", step.text, class_="check good" if step.kind == "check" else "soft")
     if isinstance(step, Values):
-        return node("p", node("code", step.label), f", {step.formula}: ", node("code", step.write(Typeset())), class_="given")
-    expression, result = step.write(Typeset())
+        return node("p", node("code", step.label), ", ", step.formula, ": ", node("code", step.write(Typeset())), class_="given")
+    expression, result = step.typeset()
     parts = node("span", step.label, class_="label"), " = ", node("span", expression, class_="expression"), " = ", node("b", result)
     return node("p", *parts, class_="step")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from transom.inspection.explain.builder import Builder
 from transom.inspection.explain.expressions import Expression, Number, Sum, exact, exp, ln
+from transom.inspection.messages.tables import message
 
 MAX_EXPONENT = 100.0
 """With a larger exponent in absolute value, the largest score is subtracted first."""
@@ -66,20 +67,20 @@ def softmax_steps(
     exponent = f"({labels.symbol} - max {labels.symbol})" if shift else labels.symbol
     exponent = exponent if temperature is None else f"({exponent} / tau)"
     if shift:
-        b.note(f"the largest score, {largest.number:.6g}, is subtracted first, which does not change the result")
+        b.note(message("explain.softmax.largest", score=f"{largest.number:.6g}"))
     terms = {j: power(score) for j, score in scores.items()}
     powers = {j: Number(term.value(), term.error()) for j, term in terms.items()}
     for j in shown:
-        powers[j] = b.calculate(labels.exponential(j), f"exponentials: e^{exponent}", terms[j])
+        powers[j] = b.calculate(labels.exponential(j), message("explain.softmax.exponentials", exponent=exponent), terms[j])
     total: list[Expression] = [powers[j] for j in finite]
     if sink is not None:
-        total.append(b.calculate("exp(sink)", "the learned sink of this head joins the sum and has no value", power(sink)))
-    divisor = b.calculate("sum", labels.total, Sum(total))
+        total.append(b.calculate("exp(sink)", message("explain.softmax.sink"), power(sink)))
+    divisor = b.calculate(message("explain.labels.sum"), labels.total, Sum(total))
     if logsumexp is not None:
         shifted = largest if tau is None else largest / tau
         lse: Expression = ln(divisor) + shifted if shift else ln(divisor)
         added = f" + max {labels.symbol}{'' if tau is None else ' / tau'}" if shift else ""
-        b.calculate("logsumexp", f"ln sum{added}", lse, logsumexp)
+        b.calculate("logsumexp", message("explain.softmax.logsumexp", added=added), lse, logsumexp)
     results = traced.double().tolist()
     weights = {j: Number(results[j], (powers[j] / divisor).error()) for j in scores}
     for j in shown:

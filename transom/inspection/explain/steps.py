@@ -3,8 +3,10 @@
 import math
 from typing import Any, Literal, NamedTuple
 
+from transom.files.message import joined
 from transom.inspection.explain.expressions import Expression
-from transom.inspection.explain.notation import Notation, format_operand, format_result, places_of
+from transom.inspection.explain.notation import Notation, Typeset, format_operand, format_result, places_of
+from transom.inspection.messages.tables import message
 
 MIN_DIGITS, MAX_DIGITS = 4, 17
 """Significant digits of printed operands; 17 give every float64 exactly."""
@@ -78,6 +80,12 @@ class Calculation:
         result = notation.number(format_result(self.value, self.digits.places))
         return self.expression.write(notation, self.digits.operands), result
 
+    def typeset(self) -> tuple[str, str]:
+        """Write the expression and the result with typographic signs; the word before terms that are not printed is a message."""
+        expression, result = self.write(Typeset())
+        first, *rest = expression.split(" more: ")
+        return joined("", [first, *(part for each in rest for part in (" ", message("explain.more"), ": ", each))]), result
+
     def data(self) -> dict[str, Any]:
         """Return the step with all operands as JSON-serializable data."""
         return {
@@ -114,8 +122,8 @@ class Values(NamedTuple):
         if self.names:
             written = [f"{name} {text}" for name, text in zip(self.names, written, strict=False)]
         if len(shown) < len(self.values):
-            written.append(f"... ({len(self.values) - len(shown):,} more)")
-        return f"[{', '.join(written)}]"
+            written.append(message("explain.more_values", number=len(self.values) - len(shown)))
+        return joined("", ["[", joined(", ", written), "]"])
 
     def data(self) -> dict[str, Any]:
         """Return the step as JSON-serializable data."""

@@ -28,7 +28,7 @@ Baseline = Literal["mean", "padding", "zero"]
 FIRST_STEPS, MAX_STEPS = 16, 1024
 """Steps of the integral at first, doubled until the sum is complete, and at most."""
 
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4
 """Largest accepted difference of the sum of integrated gradients from F(x) - F(baseline), relative to the latter."""
 
 MAX_TOKENS = 4096

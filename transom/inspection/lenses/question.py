@@ -52,7 +52,7 @@ def flat_answer(run: Any) -> bool:
 
 
 def symbol_index(run: Any, symbol: str) -> int:
-    """Return the index of a class, tag or token by its text.
+    """Return the index of a class, tag or token by its text; that of a special token by its name, such as ``[EOS]``.
 
     Raises:
         ConfigError: there is no such class, or the text is not one token.
@@ -63,8 +63,12 @@ def symbol_index(run: Any, symbol: str) -> int:
             raise ConfigError(f"expected one of the classes {', '.join(classes[:20])}, found {symbol!r}")
         return classes.index(symbol)
     tokenizers = getattr(run, "tokenizers", None)
-    tokens = (tokenizers.target if tokenizers else run.tokenizer).encode(symbol)
+    tokenizer = tokenizers.target if tokenizers else run.tokenizer
+    tokens = tokenizer.encode(symbol)
     if len(tokens) != 1:
+        symbols = tokenizer.symbols(range(tokenizer.vocab_size))
+        if symbol in symbols:  # a special token, as it is printed
+            return int(symbols.index(symbol))
         raise ConfigError(f"expected a text of one token, found {symbol!r}, which has {len(tokens)}; give one token")
     return int(tokens[0])
 

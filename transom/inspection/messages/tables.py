@@ -23,13 +23,18 @@ LANGUAGES = (ENGLISH, *sorted({name.removesuffix(".json") for name in _FILES if 
 
 @cache
 def table(language: str) -> Mapping[str, Any]:
-    """Return the table of a language: ``language`` has its own name; ``report`` and ``explore`` hold templates in nested objects."""
+    """Return the table of a language: ``language`` has its own name; ``report``, ``explain`` and ``explore`` hold nested templates."""
     return dict(json.loads((resources.files(__package__) / f"{language}.json").read_text(encoding="utf-8")))
 
 
 @cache
-def templates(language: str, part: str = "report") -> Mapping[str, Template]:
-    """Return the templates of one part of a table by key, the names of nested objects joined by dots."""
+def templates(language: str, part: str | None = None) -> Mapping[str, Template]:
+    """Return the templates of one part of a table by key, the names of nested objects joined by dots.
+
+    Without a part, those that Python code shows: of ``report``, and of ``explain`` with keys that begin with ``explain.``.
+    """
+    if part is None:
+        return {**templates(language, "report"), **dict(_flatten("explain", table(language)["explain"]))}
     return dict(_flatten("", table(language)[part]))
 
 
@@ -42,10 +47,10 @@ def _flatten(prefix: str, entry: Any) -> Iterator[tuple[str, Template]]:
 
 
 def message(key: str, **values: str | int) -> str:
-    """Return the ``Message`` of a key of the tables' ``report``.
+    """Return the ``Message`` of a key of the tables.
 
     Args:
-        key: names of nested objects, joined by dots.
+        key: names of nested objects of ``report``, joined by dots; those of ``explain`` begin with ``explain.``.
         values: a value for each placeholder, as ``transom.files.message.phrase`` has it.
     """
     return phrase(key, templates(ENGLISH)[key], **values)
@@ -59,6 +64,18 @@ def message_or(key: str, otherwise: str) -> str:
 def max_length(text: str) -> int:
     """Return the number of characters of a text in the language in which it is longest."""
     return max(len(render(text.code, templates(language))) for language in LANGUAGES) if isinstance(text, Message) else len(text)
+
+
+def in_language(content: Any, language: str) -> Any:
+    """Return JSON-serializable content with each of its messages in a language."""
+    match content:
+        case Message():
+            return str(content) if language == ENGLISH else render(content.code, templates(language))
+        case dict():
+            return {name: in_language(each, language) for name, each in content.items()}
+        case list() | tuple():
+            return [in_language(each, language) for each in content]
+    return content
 
 
 def switch_data(keys: Iterable[str]) -> dict[str, Any]:

@@ -14,6 +14,9 @@ const tables = embedded("messages");
 /** State that a saved file opens with; null at a server. */
 export const savedState = embedded("state");
 
+/** Language of the answers in a saved file; null at a server, which answers in every language. */
+export const savedLanguage = embedded("language");
+
 /** Whether this page is a saved file, without a server. */
 export const isSaved = answers !== null;
 

@@ -33,7 +33,9 @@ function applyTheme({ theme }) {
   else document.documentElement.dataset.theme = theme;
 }
 
-function showProblem({ error }) {
+/** Show an error; numbers of another input than the one that was refused are dimmed. */
+function showProblem({ error, loaded, input }) {
+  document.body.classList.toggle("stale", Boolean(error) && loaded?.body.input !== input);
   byId("problem").hidden = !error;
   byId("problem").textContent = error ?? "";
 }
@@ -45,13 +47,14 @@ function hasCell(pass, { name, index }) {
   return found.axes.every((axis, i) => index[axis] < (found.shape[i] ?? Infinity));
 }
 
-/** Compute the pass again when the model, the input or the edits change; what is on the page stays until the new one is there. */
+/** Compute the pass again when the model, the input, the edits or the language change; what is on the page stays until the new one is there. */
 function keepPass() {
   let asked = null;
   let ticket = 0;
+  let refused = null; // why the server refused the edits that were taken back; shown until the next change
   const update = async (state) => {
     if (!state.input || !state.models) return;
-    const key = [state.show, state.input, state.edits];
+    const key = [state.show, state.input, state.edits, state.language];
     if (asked && asked.every((each, i) => Object.is(each, key[i]))) return;
     asked = key;
     const mine = (ticket += 1);
@@ -60,9 +63,15 @@ function keepPass() {
       const loaded = await loadPass(state);
       if (mine !== ticket) return;
       const { cell } = store.get();
-      store.set({ loaded, error: null, cell: cell && hasCell(loaded.pass, cell) ? cell : null });
+      store.set({ loaded, error: refused, cell: cell && hasCell(loaded.pass, cell) ? cell : null });
+      refused = null;
     } catch (error) {
-      if (mine === ticket) store.set({ error: error.message });
+      if (mine === ticket && error.isAnswer && state.edits.length && !isSaved) {
+        const { loaded } = state;
+        const usual = loaded?.body.input === state.input && loaded.body.edits !== state.edits ? loaded.body.edits : [];
+        refused = error.message;
+        store.set({ edits: usual });
+      } else if (mine === ticket) store.set({ error: error.message });
       if (!error.isAnswer) console.error(error);
     } finally {
       if (mine === ticket) document.body.classList.remove("busy");

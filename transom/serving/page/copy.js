@@ -49,9 +49,15 @@ const folder = (state) => {
 /** Return Python lines that read what is in view. */
 export function viewAsPython(state) {
   const { name, head, query } = inView(state);
-  const given = state.input.file ? "batch" : python(state.input.text);
+  const { file, target } = state.input;
+  const given = file || target ? "batch" : python(state.input.text);
   const lines = ["import transom", "", `run = transom.load(${python(folder(state))}, "fp32")`];
-  if (state.input.file)
+  if (target)
+    lines.push(
+      "from transom.inspection.example_batch import build_example_batch",
+      `batch = build_example_batch(run, ${python(state.input.text)}, None, target=${python(target)}).batch`,
+    );
+  if (file)
     lines.push(
       "from pathlib import Path",
       "from transom.inspection.example_batch import build_example_batch",
@@ -75,6 +81,7 @@ export function viewAsCommand(state) {
     "trace",
     quoted(folder(state)),
     ...(state.input.file ? ["--input", "FILE"] : [quoted(state.input.text)]),
+    ...(state.input.target ? ["--target", quoted(state.input.target)] : []),
     "--names",
     name,
   ];

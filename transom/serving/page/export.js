@@ -3,7 +3,7 @@
 import { ask } from "explore/api";
 import { t } from "explore/messages";
 import { listPlaces, quantitiesOf } from "explore/places";
-import { calculationBody, chosenToken, hasLens, headBody, outputPosition } from "explore/session";
+import { calculationBody, chosenToken, hasLens, headBody, outputPosition, spoken } from "explore/session";
 import { lasting } from "explore/state";
 import { isLong } from "explore/view-heads";
 import { fixedIndex } from "explore/view-vectors";
@@ -14,9 +14,9 @@ const MOST_CALCULATIONS = 64; // cells of the chosen row
 export function requestsOf(state) {
   const { body, other, pass } = state.loaded;
   const bodies = [body, other].filter(Boolean);
-  const found = [["models", {}], ...bodies.map((each) => ["vocabulary", { model: each.model }]), ...bodies.map((each) => ["pass", each])];
-  if (body.edits.length) found.push(["pass", { ...body, edits: [] }]);
-  const ask = (name, fields) => bodies.forEach((each) => found.push([name, { ...each, ...fields }]));
+  const found = [["models", {}], ...bodies.map((each) => ["vocabulary", { model: each.model }]), ...bodies.map((each) => ["pass", spoken(state, each)])];
+  if (body.edits.length) found.push(["pass", spoken(state, { ...body, edits: [] })]);
+  const ask = (name, fields) => bodies.forEach((each) => found.push([name, name === "tensor" ? spoken(state, { ...each, ...fields }) : { ...each, ...fields }]));
   for (const layer of pass.layers.filter((each) => !isLong(each))) {
     ask("tensor", { name: `${layer.address}.weights` });
     for (let head = 0; head < layer.n_heads; head += 1) {
@@ -49,7 +49,7 @@ function ofRow(state, layer) {
   const name = `${layer.address}.weights`;
   const rows = Array.from({ length: layer.n_heads }, (_, each) => [
     "tensor",
-    { ...state.loaded.body, name, index: { n_heads: each, query } },
+    spoken(state, { ...state.loaded.body, name, index: { n_heads: each, query } }),
   ]);
   const isShown = state.place === layer.address || state.place === null;
   const n = isShown ? Math.min(layer.shape[1], MOST_CALCULATIONS) : 0;

@@ -1,11 +1,16 @@
 /** Questions about the pass in view: its tensors, logits and what its heads do. With two models in view, the difference. */
 
-import { ask } from "explore/api";
+import { ask, savedLanguage } from "explore/api";
 import { t } from "explore/messages";
 
 /** Return the fields that identify a pass: of the model in view, or of a given one. */
 export function passBody(state, model = state.show === "B" ? 1 : 0) {
   return { model, input: state.input, edits: state.edits };
+}
+
+/** Return a request with the language of the page, in which the server answers; a saved file has its answers in one language only. */
+export function spoken(state, body) {
+  return { ...body, language: savedLanguage ?? state.language };
 }
 
 const EMBEDDER = "text-embedder"; // gives vectors; its logits are similarities of a batch
@@ -19,7 +24,7 @@ function withoutAnswer(pass) {
 export async function loadPass(state) {
   const body = passBody(state);
   const other = state.show === "diff" ? passBody(state, 1) : null;
-  const [found] = await Promise.all([ask("pass", body), other && ask("pass", other)]);
+  const [found] = await Promise.all([body, other].map((each) => each && ask("pass", spoken(state, each))));
   const pass = state.models.models[body.model].kind === EMBEDDER ? withoutAnswer(found) : found;
   const loaded = { body, other, pass };
   if (pass.outputs.positions.length) {
@@ -34,7 +39,7 @@ export async function loadPass(state) {
 /** Return a tensor of the pass in view: {address, axes, shape, values, ...}; of two passes, the first minus the second. */
 export async function tensor(state, name, index = undefined) {
   const { body, other } = state.loaded;
-  const question = (which) => ask("tensor", { ...which, name, index });
+  const question = (which) => ask("tensor", spoken(state, { ...which, name, index }));
   if (!other) return question(body);
   const [a, b] = await Promise.all([question(body), question(other)]);
   if (a.values.length !== b.values.length) throw Object.assign(new Error(t("compare.shapes")), { isAnswer: true });
@@ -43,7 +48,7 @@ export async function tensor(state, name, index = undefined) {
 
 /** Return the request for a cell's hand calculation. */
 export function calculationBody(state, name, index) {
-  const body = { ...state.loaded.body, name, index };
+  const body = spoken(state, { ...state.loaded.body, name, index });
   return state.temperature !== 1 && /(^|\.)(log_)?probs$/.test(name) ? { ...body, temperature: state.temperature } : body;
 }
 
@@ -60,14 +65,14 @@ export function outputPosition(state) {
 
 /** Return the request for what the head in view does to the word in view. */
 export function headBody(state, layer) {
-  return {
+  return spoken(state, {
     ...state.loaded.body,
     attention: layer.address,
     head: Math.min(state.head, layer.n_heads - 1),
     query: chosenToken(state, layer.queries),
     position: outputPosition(state),
     symbol: state.symbol,
-  };
+  });
 }
 
 /** Return the requests for a position's logits: with the edits in force, without them, and of the second model. */

@@ -198,8 +198,11 @@ export function mountAnswer(root, store) {
         { class: "quiet" },
       );
       return [
-        h("h2", { text: t("answer.title") }),
+        h("h2", { text: t(state.loaded.body.input.target ? "answer.given" : "answer.title") }),
         pass.answer && h("p", { class: "answer-text" }, h("span", { class: "token", text: shown(pass.answer) })),
+        state.loaded.body.edits.length > 0 &&
+          state.models.models[state.loaded.body.model].input === "pair" &&
+          h("p", { class: "soft", text: t("answer.forced") }),
         has && positions(store, state),
         has && !isMulti && h("div", { class: "sliders" }, sliders, reset),
       ];

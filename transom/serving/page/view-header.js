@@ -63,7 +63,15 @@ function shareMenu(store) {
   );
 }
 
+/** Close an open menu when a person presses Escape, or points or moves the focus elsewhere. */
+function closeMenus(event) {
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    if (event.key === "Escape" || (event.type !== "keydown" && !menu.contains(event.target))) menu.open = false;
+  }
+}
+
 export function mountHeader(root, store, app) {
+  for (const type of ["pointerdown", "focusin", "keydown"]) document.addEventListener(type, closeMenus);
   view(
     root,
     store,

@@ -95,6 +95,7 @@ export function mountStory(root, store) {
         outputPosition(state) === body.query ? null : h("p", { class: "soft", text: t("story.position", { n: body.position }) });
       return [
         h("h3", { text: t("story.title", { n: body.head }) }),
+        state.show === "diff" && h("p", { class: "soft", text: t("story.of_model", { name: state.models.models[0].name }) }),
         looks(pass, layer, body.query, told),
         off
           ? h("p", { text: t("story.off") })

@@ -3,16 +3,20 @@
 import { button, h, view } from "explore/dom";
 import { shown } from "explore/format";
 import { t } from "explore/messages";
+import { currentPlace, listPlaces } from "explore/places";
 import { chosenToken } from "explore/session";
 
 const MOST = 400; // chips; of longer texts, those around the chosen token
 
-/** Choose a token of a stack. */
+/** Choose a token of a stack; if the page shows the other stack, it moves to the same block of this one. */
 export function chooseToken(store, stack, position) {
   const state = store.get();
   const { outputs } = state.loaded.pass;
+  const here = currentPlace(state);
+  const elsewhere = here.stack && here.stack !== stack;
+  const there = elsewhere && listPlaces(state.loaded.pass).find((place) => place.stack === stack && place.block === here.block);
   const follows = stack === outputs.stack && outputs.per_token && outputs.positions.includes(position);
-  store.set({ tokens: { ...state.tokens, [stack]: position }, ...(follows ? { position, symbol: null } : {}) });
+  store.set({ tokens: { ...state.tokens, [stack]: position }, ...(there ? { place: there.id } : {}), ...(follows ? { position, symbol: null } : {}) });
 }
 
 function chip(store, stack, token, chosen) {
