@@ -10,9 +10,8 @@ from tests.browser import Browser, ColorScheme
 from tests.serving.explore_page import move_to, open_page, settle
 from tests.serving.runs import INPUTS, TARGET, serve
 from tests.size import ROOT
+from tests.tiers import tiers
 from transom.serving.server import ExploreServer
-
-pytestmark = pytest.mark.long
 
 AXE = ROOT / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 """Where .ci/run installs it."""
@@ -62,7 +61,7 @@ VIEWS: dict[str, dict[str, Any]] = {
 LOOKS: list[tuple[int, ColorScheme, str]] = [(360, "light", "de"), (1440, "dark", "en"), (360, "dark", "en"), (1440, "light", "de")]
 
 
-@pytest.mark.parametrize("look", range(len(LOOKS)), ids=lambda number: " ".join(map(str, LOOKS[number])))
+@pytest.mark.parametrize("look", tiers(range(len(LOOKS)), long=[0, 1]), ids=lambda number: " ".join(map(str, LOOKS[number])))
 def test_nothing_serious_is_found_in_any_view(browser: Browser, translator: ExploreServer, axe: str, look: int) -> None:
     width, scheme, language = LOOKS[look]
     found, shown = list[str](), {"input": {"text": INPUTS["translator"], "target": TARGET}}
@@ -75,6 +74,7 @@ def test_nothing_serious_is_found_in_any_view(browser: Browser, translator: Expl
     assert found == []
 
 
+@pytest.mark.long
 def test_a_barrier_is_found(browser: Browser, translator: ExploreServer, axe: str) -> None:
     open_page(browser, translator, {"input": {"text": INPUTS["translator"]}})
     add = "(html) => { document.querySelector('main').insertAdjacentHTML('beforeend', html); }"
@@ -83,6 +83,7 @@ def test_a_barrier_is_found(browser: Browser, translator: ExploreServer, axe: st
     assert {each.partition(" ")[0] for each in barriers(browser, axe)} >= {"button-name", "color-contrast"}
 
 
+@pytest.mark.long
 def test_the_help_and_the_menu_have_no_barriers(browser: Browser, translator: ExploreServer, axe: str) -> None:
     open_page(browser, translator, {"input": {"text": INPUTS["translator"]}})
     browser.page.keyboard.press("?")

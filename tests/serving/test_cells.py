@@ -15,9 +15,9 @@ from torch import Tensor
 import transom
 from tests.browser import Browser
 from tests.serving.explore_page import Canvas, canvases, color_of, is_shown, move_to, open_page, pixels, scale_of, settle, texts
-from tests.serving.runs import NAMES, serve, with_a_changed_weight
+from tests.serving.runs import serve, with_a_changed_weight
 from tests.serving.shown import HEAD, QUERY, Shown, part_of
-from tests.tiers import every
+from tests.tiers import every, tiers
 from transom.decoding.search.sampling import keep_top_k, keep_top_p
 from transom.inspection.messages.tables import table
 from transom.inspection.trace import Trace
@@ -69,12 +69,14 @@ def check_maps(browser: Browser, *traces: Trace) -> int:
     return len(selectors)
 
 
-CASES = [(name, place) for name in NAMES for place in ("attention", "heads", "feed-forward", "output", "embedding")]
+PLACES = ("attention", "heads", "feed-forward", "output", "embedding")
+CASES = [(name, place) for name in ("language", "translator", "classifier", "pictures") for place in PLACES]
+LONG = {*CASES[1:5], ("translator", "attention"), ("classifier", "output"), ("pictures", "attention"), ("pictures", "embedding")}
 
 
 @pytest.mark.parametrize(
     ("shown", "place"),
-    [case if case == ("language", "attention") else pytest.param(*case, marks=pytest.mark.long) for case in CASES],
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.long if case in LONG else pytest.mark.soak) for case in CASES[1:])],
     indirect=["shown"],
 )
 def test_cells_show_the_numbers_of_the_model(browser: Browser, shown: Shown, place: str) -> None:
@@ -203,8 +205,7 @@ def test_random_numbers_are_noticed(browser: Browser, shown: Shown) -> None:
         check_words(browser, shown)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["language", "translator"])
+@pytest.mark.parametrize("name", tiers(["language", "translator"], long=["language"]))
 def test_the_difference_of_two_checkpoints_is_shown(browser: Browser, runs: dict[str, Path], name: str, tmp_path: Path) -> None:
     """Side A, side B, and A - B in float32."""
     first, second = runs[name], runs[name] / "checkpoints" / "step-2"

@@ -10,6 +10,7 @@ import pytest
 from tests.browser import Browser
 from tests.serving.explore_page import SETTLE, canvases, open_page, pixels, settle, texts
 from tests.serving.runs import HOSTILE, INPUTS, TARGET, serve
+from tests.tiers import tiers
 from transom.serving.server import ExploreServer
 
 LAYERS = {"language": "decoder.blocks.1.attn", "translator": "decoder.blocks.1.cross", "hostile": "encoder.blocks.0.attn"}
@@ -55,8 +56,7 @@ def seen(browser: Browser) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["language", "translator"])
+@pytest.mark.parametrize("name", tiers(["language", "translator"], long=["translator"]))
 def test_the_file_shows_the_same_cells(browser: Browser, runs: dict[str, Path], name: str, tmp_path: Path) -> None:
     with serve(runs[name]) as server:
         open_page(browser, server, state_of(name))

@@ -8,6 +8,7 @@ import pytest
 from tests.browser import Browser
 from tests.serving.explore_page import move_to, open_page, settle
 from tests.serving.runs import INPUTS, NAMES, serve
+from tests.tiers import tiers
 from transom.inspection.messages.tables import LANGUAGES, table
 from transom.serving.server import PAGE, ExploreServer
 
@@ -31,8 +32,7 @@ def test_the_page_has_the_language_of_the_browser(browser: Browser, server: Expl
     assert {request.rpartition("/")[2] for request in browser.requests} >= {"app.js", f"{language}.json"}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiers(NAMES, long=["translator", "pictures"]))
 def test_every_place_of_every_model_is_drawn(browser: Browser, runs: dict[str, Path], name: str) -> None:
     """Without an error in the place of a picture, after a person chose a sample."""
     with serve(runs[name]) as server:
