@@ -137,3 +137,10 @@ def test_options_of_a_step_trace_that_do_not_fit(options: tuple[str, ...], expec
 def test_a_text_that_is_too_long_is_truncated_and_noted(transom: Call, trained: Trained) -> None:
     outcome = transom("trace", trained.folder, "a b " * 300, "--names", "resid_post")
     assert outcome.code == 0 and "was truncated to the context window of" in outcome.err
+
+
+def test_a_target_replaces_the_translation(transom: Call, trained: Trained) -> None:
+    asked = ("trace", trained.folder, "ab ba", "--names", "logits", "--json")
+    own, given = transom(*asked).json, transom(*asked, "--target", "ba ab ba ab").json
+    assert own["tokens"]["source"] == given["tokens"]["source"] and len(given["tokens"]["target"]) > 4
+    assert own["tokens"]["target"] != given["tokens"]["target"]

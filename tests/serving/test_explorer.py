@@ -2,6 +2,8 @@
 
 import base64
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import transom
 from tests.serving.runs import serve
 from tests.serving.shown import Shown, part_of
 from tests.tiers import every
+from transom.cli.main import main
 from transom.inspection.edits.schemas import AblateHeads
 from transom.serving.explorer import request_key
 from transom.serving.server import PAGE
@@ -201,3 +204,29 @@ def test_exported_answers_are_the_answers(runs: dict[str, Path]) -> None:
                 assert base64.b64encode(file.read_bytes()).decode() in html
         kept = json.loads(html.partition('id="answers">')[2].partition("</script>")[0])
         assert kept == {request_key("logits", body): json.loads(json.dumps(server.explorer.answer("logits", body)))}
+
+
+@pytest.mark.parametrize("shown", every(2, ["translator", "language", "classifier"]), indirect=True)
+def test_copied_lines_and_the_copied_command_give_the_number(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
+    """The target of the translator is not its own translation."""
+    off = {"kind": "ablate-heads", "stack": shown.layer.partition(".")[0], "blocks": [0], "heads": [0]}
+    for edits in ([], [off]):
+        cell = {"name": f"{shown.layer}.weights", "index": {"n_heads": 1, "query": 2, "key": 1}}
+        answer = ask(shown, "calculation", **cell, edits=edits)
+        capsys.readouterr()
+        exec(answer["python"], {})
+        (printed,) = re.findall(r"tensor\((\S+?)[,)]", capsys.readouterr().out)
+        assert float(printed) == pytest.approx(answer["value"], rel=1e-3, abs=1e-4)
+        if not edits:  # the command names a file of the edits
+            assert main(shlex.split(answer["command"])[1:]) == 0
+            (result,) = {step["result"] for section in answer["sections"] for step in section["steps"] if step.get("focus")}
+            assert re.search(rf"A_2,1 .*= {re.escape(result)}$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("shown", ["classifier"], indirect=True)
+def test_words_that_training_never_saw_are_told(shown: Shown) -> None:
+    explorer = shown.server.explorer
+    notes = explorer.answer("pass", {"input": {"text": "the xylophone"}})["notes"]
+    assert any("never seen in training: xylophone" in note for note in notes)
+    german = explorer.answer("pass", {"input": {"text": "the xylophone"}, "language": "de"})["notes"]
+    assert any("kamen im Training nie vor: xylophone" in note for note in german)
