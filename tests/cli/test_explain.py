@@ -37,6 +37,11 @@ def test_the_calculation_of_both_sides_is_printed_and_holds(transom: Call, train
     assert "\x1b" not in outcome.out, "a file has no colors"
 
 
+def test_a_special_token_can_be_a_candidate(transom: Call, trained: Trained) -> None:
+    outcome = transom("explain", trained.folder, "ab ba", "--stack", "decoder", "--candidate", "[SOS]", "--top", "1")
+    assert outcome.code == 0 and re.search(r"    z\(\[SOS\]\) = ", outcome.out)
+
+
 def test_a_chosen_key_candidate_and_target_are_worked_out(transom: Call, trained: Trained) -> None:
     asked = ("explain", trained.folder, "ab ba", "--stack", "decoder", "--target", "ba ab", "--key", "1", "--candidate", "a", "--every")
     outcome = transom(*asked)

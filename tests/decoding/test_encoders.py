@@ -172,3 +172,13 @@ def test_the_vector_of_windows_is_the_mean_over_the_tokens_of_all() -> None:
     with pytest.raises(DataError, match="text 2: expected at most 7 tokens, found 18"):
         embedder.embed(["tree", long], too_long="refuse")
     assert embedder.embed([]).shape == (0, model.config.d_model)
+
+
+def test_a_mask_in_a_text_is_one_token() -> None:
+    filler = mask_filler()
+    tokens = filler.encode("the [MASK] sees the [MASK]")
+    assert tokens.count(filler.tokenizer.vocab_size) == 2
+    assert (
+        filler.text_batch(tokens)[0].source.tokens.tolist() == filler.masked_batch("the [MASK] sees the [MASK]")[0].source.tokens.tolist()
+    )
+    assert filler.encode("the") == filler.tokenizer.encode("the")

@@ -72,3 +72,18 @@ def test_what_is_wrong_is_told_in_one_line_and_the_page_goes_on(browser: Browser
     assert browser.page.locator("#problem").is_hidden() and browser.page.locator(".chip").count() == len("the cat sees") + 1
     assert [fault for fault in browser.faults if "status of 400" not in fault] == []
     browser.faults.clear()
+
+
+def test_changes_that_the_model_refuses_are_taken_back(browser: Browser, server: ExploreServer) -> None:
+    off = {"kind": "ablate-heads", "stack": "decoder", "part": "attn", "blocks": [0], "heads": [1]}
+    patch = {"kind": "patch", "name": "decoder.blocks.0.resid_post", "positions": [7], "text": "a"}
+    open_page(browser, server, {"input": {"text": "the dog sees the cat"}, "edits": [off]})
+    assert browser.page.locator(".edits li").count() == 1
+    move_to(browser, {"input": {"text": "the dog sees the cat"}, "edits": [off, patch]})
+    settle(browser)
+    assert "expected indices from 0 to 1" in browser.page.inner_text("#problem") and browser.page.locator(".chip").count() == 21
+    move_to(browser, {"input": {"text": "the dog"}})
+    settle(browser)
+    assert browser.page.locator("#problem").is_hidden() and browser.page.locator(".chip").count() == 8
+    assert [fault for fault in browser.faults if "status of 400" not in fault] == []
+    browser.faults.clear()
