@@ -1,7 +1,9 @@
 """The checks of learning: losses of trivial predictors by hand, and runs that went wrong."""
 
 import math
+import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +139,47 @@ def test_the_course_of_training_is_judged(case: str) -> None:
     name, metrics, verdict, advice = COURSES[case]
     found = found_by(name, checkup_of(FAMILIES["decoder"], metrics=metrics))
     assert found.verdict == verdict and advice in found.advice, found
+
+
+N_HEALTHY = 20
+"""Healthy runs of each check of learning."""
+
+
+def falling(draw: random.Random, n: int, floor: float) -> list[float | None]:
+    """Draw losses that fall to a floor, with noise."""
+    first, rate = floor + draw.uniform(2, 8), draw.uniform(4, 9)
+    return [floor + (first - floor) * math.exp(-rate * i / n) + draw.gauss(0, 0.002) * floor for i in range(n)]
+
+
+@pytest.mark.parametrize("seed", range(N_HEALTHY))
+def test_healthy_trainings_pass(seed: int) -> None:
+    draw = random.Random(seed)
+    floor, n = draw.uniform(0.5, 4), draw.randrange(8, 60)
+    metrics = trained(falling(draw, n, floor), draw.uniform(0, 0.1)) + validated(falling(draw, n, floor * draw.uniform(1.0, 1.15)))
+    checkup = checkup_of(FAMILIES["decoder"], metrics=metrics)
+    for name in ("training", "generalization"):
+        assert (found := found_by(name, checkup)).verdict == "ok", found
+
+
+@pytest.mark.parametrize("seed", range(N_HEALTHY))
+def test_healthy_losses_and_probabilities_pass(seed: int) -> None:
+    """The decoder knows the next token with some probability; the labels of the classifier are drawn from its probabilities."""
+    draw, torch_draw = random.Random(seed), torch.Generator().manual_seed(seed)
+    checkup = scaled("decoder", 0.0)
+    model: Any = checkup.model
+    factor = math.log(10 * draw.uniform(0.5, 9))  # a probability from 1/3 to 0.9 of 11 symbols
+    model.logit_factors = lambda batch, observer=None: (nn.functional.one_hot(batch.labels, 11).float() * factor, torch.eye(11))
+    value = measured_loss(checkup)
+    found = found_by("loss", Checkup(model, checkup.batches, metrics=trained([3.0] * 10) + validated([value * 1.01])))
+    assert found.verdict == "ok" and found.value == pytest.approx(-math.log(math.exp(factor) / (math.exp(factor) + 10)), rel=1e-4), found
+    labeled_checkup, n = labeled(0.5, 150, 300), 300
+    logits = torch.randn(n, 2, generator=torch_draw) * draw.uniform(0.3, 4)
+    labels = torch.multinomial(logits.softmax(-1), 1, generator=torch_draw)[:, 0]
+    classifier: Any = labeled_checkup.model
+    classifier.forward = lambda batch, observer=None: logits
+    batch: Any = labeled_checkup.batches[0]
+    found = found_by("calibration", Checkup(classifier, [replace(batch, labels=labels)]))
+    assert found.verdict == "ok", found
 
 
 def labeled(confidence: float, n_right: int, n: int = 100) -> Checkup:
