@@ -230,3 +230,24 @@ def test_words_that_training_never_saw_are_told(shown: Shown) -> None:
     assert any("never seen in training: xylophone" in note for note in notes)
     german = explorer.answer("pass", {"input": {"text": "the xylophone"}, "language": "de"})["notes"]
     assert any("kamen im Training nie vor: xylophone" in note for note in german)
+
+
+@pytest.mark.parametrize("shown", every(2, ["translator", "language"]), indirect=True)
+def test_a_patched_stream_gives_the_logits_of_the_other_text(shown: Shown) -> None:
+    """The stream after the last block of a language model, or of a translator's encoder, is all that its text contributes."""
+    text = shown.input["text"]
+    other = text[::-1]
+    stack = "encoder" if "target" in shown.input else "decoder"
+    name = f"{stack}.blocks.1.resid_post"
+    n = len(ask(shown, "pass")["tokens"][stack])
+    edits = [{"kind": "patch", "name": name, "text": other}]
+    position = ask(shown, "pass")["outputs"]["positions"][-1]
+    patched = array(ask(shown, "logits", position=position, edits=edits))
+    expected = shown.server.explorer.answer("logits", {"input": shown.input | {"text": other}, "position": position})
+    assert len(shown.server.explorer.answer("pass", {"input": shown.input | {"text": other}})["tokens"][stack]) == n
+    assert torch.allclose(patched, array(expected), atol=1e-5)
+    assert not torch.allclose(patched, array(ask(shown, "logits", position=position)), atol=1e-3)
+    one = array(ask(shown, "logits", position=position, edits=[edits[0] | {"positions": [0]}]))
+    with transom.edits(shown.run, [edits[0] | {"positions": [0]}]):
+        by_hand = flat(shown.run.model(shown.batch))[position]
+    assert torch.allclose(one, by_hand, atol=1e-5)

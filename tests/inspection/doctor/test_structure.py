@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import transom
 from tests.inspection.doctor.samples import FAMILIES, HEALTHY, built, checkup_of, found_by
 from tests.tiers import every
 from transom.data.batch import PaddedSequences
@@ -34,6 +35,27 @@ def test_healthy_models_have_no_problem(name: str) -> None:
     without_data = run_checks(Checkup(checkup.model), ["causality", "padding", "batch", "cache", "certificates", "loss"], seconds=1e6)
     assert not [each for each in without_data if each.verdict == "problem"]
     assert next(each.message for each in without_data if each.name == "loss") == "no validation data were given"
+
+
+IDLE = ("attention", "experts")
+"""Checks that warn of some models with random weights: of heads that attend uniformly, and experts that get no token."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in CHECKS if name not in ("loss", "training", "generalization", "calibration", "speed")])
+def test_each_check_passes_twenty_healthy_models(name: str) -> None:
+    """Those of learning: ``test_learning.py``."""
+    models = [FAMILIES["seq2seq"]] if name == "decoder" else list(HEALTHY.values())
+    n_ok = 0
+    for seed in range(20):
+        for fields in models:
+            torch.manual_seed(seed)
+            found = found_by(name, checkup_of(transom.build(fields).eval()))
+            assert found.verdict in ("ok", "not applicable") or (name in IDLE and found.verdict == "warning"), found
+            n_ok += found.verdict == "ok"
+        if n_ok >= 20:
+            return
+    raise AssertionError(f"{name} passes {n_ok} models only")
 
 
 def test_there_are_twenty_healthy_models_of_all_families() -> None:
