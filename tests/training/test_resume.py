@@ -53,7 +53,10 @@ def test_the_heap_checks_see_an_overrun() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's heap checks")
 @pytest.mark.parametrize(
     ("kind", "stride"),
-    [*(pytest.param(kind, 5, marks=pytest.mark.long) for kind in KINDS), pytest.param("adam-ema", 1, marks=pytest.mark.chaos)],
+    [
+        *(pytest.param(kind, 5, marks=pytest.mark.soak if kind.startswith("adam") else pytest.mark.long) for kind in KINDS),
+        pytest.param("adam-ema", 1, marks=pytest.mark.chaos),
+    ],
 )
 def test_no_altered_tensor_reaches_the_optimizer(kind: str, stride: int) -> None:
     done = child("-m", "tests.training.resuming", kind, str(stride))
