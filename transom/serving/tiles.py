@@ -10,14 +10,14 @@ from transom.errors import ConfigError
 from transom.inspection.attention_map import AttentionMap
 from transom.serving.cache import Cache
 
-SIZE = 128
+SIZE = 64
 """Rows and columns of a tile."""
 
 MAX_ROWS = 4
 """Rows of tiles in memory, each of ``SIZE`` queries with all their keys."""
 
 
-N_CERTIFIED = 8
+N_CERTIFIED = 4
 """Queries of a row of tiles whose weights are compared with the kernel's head outputs."""
 
 
