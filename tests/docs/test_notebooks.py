@@ -9,6 +9,7 @@ import pytest
 
 from tests.notebooks import NOTEBOOKS, execute
 from tests.size import ROOT
+from tests.tiers import tiers
 
 MAX_BYTES = 500_000
 MAX_WORDS = 2500
@@ -31,9 +32,7 @@ def check_outputs(notebook: Any) -> None:
     assert sum(map(images, code)) >= 2
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param(each, marks=pytest.mark.soak) if each.stem == "gpt" else each for each in NOTEBOOKS], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", tiers(NOTEBOOKS, long=[each for each in NOTEBOOKS if each.stem == "gpt"]), ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     """Its own assertions hold; pictures are drawn."""
     check_outputs(execute(path, tmp_path))
