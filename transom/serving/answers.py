@@ -15,7 +15,7 @@ from transom.inspection.edits.sweep import sweep
 from transom.inspection.explain.cell import explain_cell
 from transom.inspection.explain.notation import Typeset
 from transom.inspection.explain.steps import Calculation, Note, Step
-from transom.inspection.lenses.logit_attribution import logit_attribution
+from transom.inspection.lenses.logit_attribution import attribute_logit
 from transom.inspection.lenses.logit_lens import logit_lens
 from transom.inspection.lenses.readout import flat_logits, is_pooled, log_probs, output_stack
 from transom.inspection.messages.tables import message
@@ -257,7 +257,7 @@ def _contribution(found: Pass, request: HeadRequest, symbol: int) -> tuple[float
     """Return what the head adds to a logit directly, and a note where it adds nothing or the share is unknown."""
     try:
         position = None if is_pooled(found.model.network) else request.position
-        parts = logit_attribution(found.model.run, found.input.batch, symbol, position=position or 0).contributions
+        parts = attribute_logit(found.trace.activations, symbol, position=position or 0).contributions
     except ConfigError as error:
         return None, str(error)
     here = [each.value for each in parts if each.part == request.attention and each.head == request.head]

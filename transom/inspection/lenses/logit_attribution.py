@@ -86,9 +86,16 @@ def logit_attribution(
             linear in the stream.
     """
     network, batch, _ = lens_input(model, inputs)
-    logits, found = trace(network, batch, ["logits"], store="all")
-    require_one_row(len(logits))
-    own, a = flat_logits(logits)[0], found.activations
+    return attribute_logit(trace(network, batch, ["logits"], store="all")[1].activations, symbol, against=against, position=position)
+
+
+def attribute_logit(
+    a: Activations, symbol: int | None = None, *, against: int | None = None, position: int | None = None
+) -> LogitAttribution:
+    """Divide a logit of a pass of which every site was kept; arguments and errors as for ``logit_attribution``."""
+    output_stack(a.model)
+    require_one_row(len(a["logits"]))
+    own = flat_logits(a["logits"])[0]
     valid = token_mask(a)[0].nonzero()[:, 0].tolist()
     position = valid[-1] if position is None else position
     if position not in valid:
@@ -97,7 +104,7 @@ def logit_attribution(
     for each in (symbol, against):
         if each is not None and not 0 <= each < own.shape[1]:
             raise ConfigError(f"symbol: expected an index from 0 to {own.shape[1] - 1}, found {each}")
-    with torch.no_grad(), eval_mode(network):
+    with torch.no_grad(), eval_mode(a.model):
         contributions = _Backward(a).run(position, symbol, against)
     logit = own[position, symbol].item() - (0.0 if against is None else own[position, against].item())
     return LogitAttribution(position, symbol, against, logit, contributions)
