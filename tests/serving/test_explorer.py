@@ -18,6 +18,7 @@ from tests.serving.shown import Shown, part_of
 from tests.tiers import every
 from transom.cli.main import main
 from transom.inspection.edits.schemas import AblateHeads
+from transom.inspection.lenses.logit_attribution import logit_attribution
 from transom.serving.explorer import request_key
 from transom.serving.server import PAGE
 
@@ -147,6 +148,17 @@ def test_what_a_head_does(shown: Shown) -> None:
         assert all(
             change[each["symbol"]].item() * sign == pytest.approx(value, abs=1e-7) for each, value in zip(answer[kind], found, strict=True)
         )
+
+
+@every_run
+def test_what_a_head_adds_to_a_logit_while_others_are_off(shown: Shown) -> None:
+    position, edits = len(flat(shown.logits)) - 1, [head_off(shown.layer, 0)]
+    answers = [ask(shown, "head", attention=shown.layer, head=head, query=2, position=position, symbol=1, edits=edits) for head in (0, 1)]
+    with transom.edits(shown.run, edits):
+        found = logit_attribution(shown.run, shown.batch, 1, position=position).contributions
+    expected = [each.value for each in found if each.part == shown.layer and each.head in (0, 1)]
+    assert [each["contribution"] for each in answers] == (pytest.approx(expected, rel=1e-4, abs=1e-6) if expected else [None, None])
+    assert answers[0]["p"] == answers[0]["p_without"] and answers[1]["p"] != answers[1]["p_without"]
 
 
 @every_run

@@ -172,9 +172,7 @@ class Explorer:
 
     def _head(self, request: HeadRequest) -> Json:
         found = self._whole(request)
-        without = self._found(head_without(found, request))
-        with self._scope(request):
-            return answer_head(found, without, request)
+        return answer_head(found, self._found(head_without(found, request)), request)
 
     def _tile(self, request: TileRequest) -> Json:
         """Return a tile of a map of the pass without edits."""
