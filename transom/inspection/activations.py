@@ -215,7 +215,8 @@ def heads_of(x: Tensor, n_heads: int, heads: Sequence[int] | None = None) -> Ten
 
 def _versions(model: Network) -> list[int]:
     """Return PyTorch's counters of the changes of all parameters and buffers."""
-    return [x._version for x in (*model.parameters(), *model.buffers())]
+    tensors = (x for module in model.modules() for x in (*module._parameters.values(), *module._buffers.values()))
+    return [x._version for x in tensors if x is not None]
 
 
 def parent(path: str) -> str:
