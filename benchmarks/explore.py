@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import transom
-from benchmarks.measure import describe_environment
+from benchmarks.measure import describe_environment, write_result
 from tests.browser import Browser, chromium
 from tests.serving.explore_page import open_page
 from tests.serving.runs import serve
@@ -137,9 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
             browser.close()
     result["javascript_bytes"] = sum(len(each.read_bytes()) for each in PAGE.iterdir() if each.name.endswith(".js"))
     print(json.dumps(result, indent=1))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {args.out}")
+    write_result(args.out, result)
 
 
 if __name__ == "__main__":
