@@ -189,11 +189,13 @@ def test_a_changed_weight_changes_the_page(browser: Browser, runs: dict[str, Pat
 def test_random_numbers_are_noticed(browser: Browser, shown: Shown) -> None:
     """Numbers of the same shapes and ranges in place of the answers of the server differ almost everywhere, in text and color."""
 
+    def made_up(answer: dict[str, Any]) -> dict[str, Any]:
+        x = torch.frombuffer(bytearray(base64.b64decode(answer["data"])), dtype=torch.float32)
+        random = x.min() + (x.max() - x.min()) * torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+        return {**answer, "data": base64.b64encode(random.numpy().tobytes()).decode()}
+
     def answer(route: Route) -> None:
-        reply = route.fetch().json()
-        x = torch.frombuffer(bytearray(base64.b64decode(reply["data"])), dtype=torch.float32)
-        made_up = x.min() + (x.max() - x.min()) * torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
-        route.fulfill(json={**reply, "data": base64.b64encode(made_up.numpy().tobytes()).decode()})
+        route.fulfill(json=[made_up(each) for each in route.fetch().json()])
 
     open_page(browser, shown.server, shown.state(place=shown.layer), prepare=lambda page: page.route("**/api/tensor", answer))
     for selector in ("#heads canvas", "#map canvas", "#vectors canvas"):

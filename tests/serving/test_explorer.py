@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.tiers import every
 from transom.cli.main import main
 from transom.inspection.edits.schemas import AblateHeads
 from transom.inspection.lenses.logit_attribution import logit_attribution
+from transom.inspection.lenses.logit_lens import logit_lens
 from transom.serving.explorer import request_key
 from transom.serving.server import PAGE
 
@@ -159,6 +161,20 @@ def test_what_a_head_adds_to_a_logit_while_others_are_off(shown: Shown) -> None:
     expected = [each.value for each in found if each.part == shown.layer and each.head in (0, 1)]
     assert [each["contribution"] for each in answers] == (pytest.approx(expected, rel=1e-4, abs=1e-6) if expected else [None, None])
     assert answers[0]["p"] == answers[0]["p_without"] and answers[1]["p"] != answers[1]["p_without"]
+
+
+@every_run
+def test_the_lens_reads_the_edited_pass(shown: Shown) -> None:
+    position = len(flat(shown.logits)) - 1
+    for edits in ([], [head_off(shown.layer, 0)]):
+        answer = ask(shown, "lens", position=position, edits=edits)
+        with transom.edits(shown.run, edits) if edits else nullcontext():
+            expected = logit_lens(shown.run, shown.batch, positions=[position], top=5)
+        assert [each["name"] for each in answer["streams"]] == expected.streams and answer["answer"] == int(expected.answers)
+        for name, numbers in (("answer_p", expected.answer_probs), ("kl", expected.kl)):
+            assert [each[name] for each in answer["streams"]] == pytest.approx(numbers.flatten().tolist(), rel=1e-5, abs=1e-6)
+        symbols = [[each["symbol"] for each in stream["top"]] for stream in answer["streams"]]
+        assert [each[0] for each in symbols] == expected.top_symbols[:, 0, 0, 0].tolist()
 
 
 @every_run

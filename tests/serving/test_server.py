@@ -173,7 +173,7 @@ NO_REQUEST: dict[str, tuple[str, str | bytes, str]] = {
     "no JSON": ("logits", "{", "expected JSON"),
     "an empty body": ("logits", "", "expected JSON"),
     "no UTF-8": ("logits", b'{"input": "\xff"}', "expected"),
-    "a list": ("models", "[]", "expected a JSON object"),
+    "a text": ("models", '"{}"', "expected a JSON object"),
     "a number": ("models", "3", "expected a JSON object"),
     "deep nesting": ("models", "[" * DEEP + "]" * DEEP, "expected"),
     "a deep object": ("logits", '{"input":' * DEEP + "1" + "}" * DEEP, "expected"),
@@ -252,6 +252,16 @@ def test_bodies_that_are_no_requests_get_one_line(server: ExploreServer, what: s
     assert error in reply.json["error"] and "\n" not in reply.json["error"] and "Traceback" not in reply.json["error"]
     assert post(server, "models", {}).status == 200, "the server goes on"
     assert capsys.readouterr().err == ""
+
+
+def test_an_array_of_requests_is_answered_by_an_array(server: ExploreServer) -> None:
+    bodies = [logits(position=i) for i in range(3)]
+    reply = post(server, "logits", bodies)
+    assert (reply.status, reply.json) == (200, [post(server, "logits", body).json for body in bodies])
+    assert (post(server, "logits", []).status, post(server, "logits", []).json) == (200, [])
+    reply = post(server, "logits", [bodies[0], logits(position=99), 3, [bodies[1]], bodies[1]])
+    assert reply.status == 400 and [list(each) == ["error"] for each in reply.json] == [False, True, True, True, False]
+    assert reply.json[1] == post(server, "logits", logits(position=99)).json and "expected a JSON object" in reply.json[3]["error"]
 
 
 @pytest.mark.parametrize("length", [str(MAX_BODY + 1), "1" + 40 * "0", "-1", "1e3", "", "٣"])

@@ -5,13 +5,13 @@ computed here with the layers' own functions when it is asked for. Expressions a
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transom.config.architecture import TransformerConfig
 from transom.decoding.inference import eval_mode
@@ -83,7 +83,7 @@ class Activations:
         self.model, self.batch, self.recorded, self.temperature = model, batch, recorded, temperature
         self.sites_read = set[str]()
         self._modules = dict(model.named_modules(remove_duplicate=False))
-        self._versions = _versions(model)
+        self._versions = _versions(self._modules.values())
         self.autocast = autocast_dtype(model)
         self._derived: dict[str, Tensor | None] = {}
         self.gradients: SupportsGradients | None = None
@@ -153,7 +153,7 @@ class Activations:
         Raises:
             ConfigError: a parameter or buffer has changed since, for example by an optimizer step.
         """
-        if _versions(self.model) != self._versions:
+        if _versions(self._modules.values()) != self._versions:
             raise ConfigError(
                 "expected the weights of the traced pass, found other ones, since the model was trained in between; read all quantities"
                 " before the next step, or trace again"
@@ -213,9 +213,10 @@ def heads_of(x: Tensor, n_heads: int, heads: Sequence[int] | None = None) -> Ten
     return x[:, [head * x.shape[1] // n_heads for head in heads]]
 
 
-def _versions(model: Network) -> list[int]:
+def _versions(modules: Iterable[nn.Module]) -> list[int]:
     """Return PyTorch's counters of the changes of all parameters and buffers."""
-    return [x._version for x in (*model.parameters(), *model.buffers())]
+    tensors = (x for module in modules for x in (*module._parameters.values(), *module._buffers.values()))
+    return [x._version for x in tensors if x is not None]
 
 
 def parent(path: str) -> str:

@@ -9,6 +9,7 @@ compiled graph, with or without an observer.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -181,6 +182,7 @@ def _relative_patterns(patterns: tuple[str, ...], prefix: str) -> tuple[str, ...
     return tuple(dict.fromkeys(rest for pattern in patterns for rest in _suffix_patterns(pattern, prefix)))
 
 
+@lru_cache(maxsize=4096)
 def _suffix_patterns(pattern: str, prefix: str) -> tuple[str, ...]:
     """Return patterns such that ``prefix + rest`` matches ``pattern`` exactly if ``rest`` matches one of them; ``*`` matches dots too.
 

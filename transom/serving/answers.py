@@ -16,7 +16,7 @@ from transom.inspection.explain.cell import explain_cell
 from transom.inspection.explain.notation import Typeset
 from transom.inspection.explain.steps import Calculation, Note, Step
 from transom.inspection.lenses.logit_attribution import attribute_logit
-from transom.inspection.lenses.logit_lens import logit_lens
+from transom.inspection.lenses.logit_lens import read_streams
 from transom.inspection.lenses.readout import flat_logits, is_pooled, log_probs, output_stack
 from transom.inspection.messages.tables import message
 from transom.inspection.names import description
@@ -179,13 +179,13 @@ def _row(found: Pass, position: int) -> Tensor:
 
 
 def answer_lens(found: Pass, request: PositionRequest) -> Json:
-    """Return what the residual stream after each block implies at a position; edits of the pass must be in force."""
+    """Return what the residual stream after each block implies at a position."""
     _row(found, request.position)
     try:
         output_stack(found.model.network)
     except ConfigError as error:  # the page shows why there is no lens
         return {"answer": None, "streams": [], "note": str(error)}
-    lens = logit_lens(found.model.run, found.input.batch, positions=[request.position], top=TOP)
+    lens = read_streams(found.trace.activations, positions=[request.position], top=TOP)
     best = zip(lens.top_symbols[:, 0, 0].tolist(), lens.top_probs[:, 0, 0].tolist(), strict=True)
     numbers = (x[:, 0, 0].tolist() for x in (lens.answer_probs, lens.answer_ranks, lens.kl))
     streams = [

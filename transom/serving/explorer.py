@@ -72,7 +72,7 @@ class Explorer:
             "logits": (PositionRequest, lambda request: answer_logits(self._found(request), request)),
             "tensor": (TensorRequest, lambda request: answer_tensor(self._whole(request), request)),
             "calculation": (CalculationRequest, self._edited(answer_calculation)),
-            "lens": (PositionRequest, self._edited(answer_lens)),
+            "lens": (PositionRequest, lambda request: answer_lens(self._whole(request), request)),
             "sweep": (PositionRequest, self._edited(answer_sweep)),
             "head": (HeadRequest, self._head),
             "tile": (TileRequest, self._tile),
@@ -147,14 +147,16 @@ class Explorer:
         return self._passes.get(request.of_pass().model_dump_json(), lambda: run_pass(model, given, request))
 
     def _whole(self, request: PassRequest) -> Pass:
-        """Return the pass of a request, of which every site was kept.
+        """Return the pass of a request, of which every site was kept and every map certified.
 
         Raises:
+            CertificationError: attention weights do not give the head outputs that the kernel computed.
             DataError: the text is too long.
         """
         found = self._found(request)
         if not found.whole:
             raise too_long_error(*estimate_bytes(found.model, found.input))
+        _ = found.certificates
         return found
 
     def _edited(self, answer: Callable[[Pass, Any], Json]) -> Callable[[Any], Json]:

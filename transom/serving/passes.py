@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -29,7 +31,8 @@ MAX_CERTIFIED = 2048
 """Queries up to which the maps of all heads are certified with the pass; beyond, those that are drawn."""
 
 
-class Pass(NamedTuple):
+@dataclass(frozen=True)
+class Pass:
     """One forward pass of a model.
 
     Attributes:
@@ -37,7 +40,6 @@ class Pass(NamedTuple):
         input: its input.
         trace: all quantities of the pass.
         logits: the logits.
-        certificates: comparison of the attention maps with the kernel's head outputs, by layer; edited layers are left out.
         fired: number of tensors that each edit changed.
         whole: whether every site was kept; of long texts only the logits and the maps, tile by tile, can be read.
     """
@@ -46,9 +48,22 @@ class Pass(NamedTuple):
     input: ModelInput
     trace: Trace
     logits: Tensor
-    certificates: dict[str, Certificate]
     fired: Sequence[int]
     whole: bool
+
+    @cached_property
+    def certificates(self) -> dict[str, Certificate]:
+        """Comparison of the attention maps with the kernel's head outputs, by layer; edited layers and long texts are left out.
+
+        Raises:
+            CertificationError: attention weights do not give the head outputs that the kernel computed.
+        """
+        if not self.whole or estimate_bytes(self.model, self.input)[1] > MAX_CERTIFIED:
+            return {}
+        found = {each.address: each for each in self.trace.certify()}
+        for certificate in found.values():
+            certificate.check()
+        return found
 
     @property
     def flat_logits(self) -> Tensor:
@@ -63,7 +78,6 @@ def run_pass(model: ServedModel, given: ModelInput, request: PassRequest) -> Pas
         ConfigError: the model has no such block, head or position.
         DataError: the text is so long that the quantities of its pass do not fit into memory.
         EditNeverFiredError: an edit changed nothing.
-        CertificationError: attention weights do not give the head outputs that the kernel computed.
     """
     n_bytes, n_tokens = estimate_bytes(model, given)
     whole = n_bytes <= MAX_BYTES
@@ -73,10 +87,7 @@ def run_pass(model: ServedModel, given: ModelInput, request: PassRequest) -> Pas
     with scope or nullcontext():
         logits, found = trace(model.run, given.batch, ["*"] if whole else ["logits"], store="all" if whole else "needed")
         fired = scope.fired if scope is not None else ()
-    certificates = {each.address: each for each in found.certify()} if whole and n_tokens <= MAX_CERTIFIED else {}
-    for certificate in certificates.values():
-        certificate.check()
-    return Pass(model, given, found, logits, certificates, fired, whole)
+    return Pass(model, given, found, logits, fired, whole)
 
 
 def estimate_bytes(model: ServedModel, given: ModelInput) -> tuple[int, int]:

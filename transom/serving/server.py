@@ -103,19 +103,30 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(path, body)
 
     def _answer(self, path: str, body: bytes) -> None:
-        """Send the answer to a request, or one line that says what is wrong with it."""
+        """Send the answer to a request, or one line that says what is wrong with it; to an array of requests, an array of these."""
+        name = path.removeprefix("api/")
         try:
             raw = parse_json(body)
-            if not path.startswith("api/") or not isinstance(raw, dict):
-                raise TransomError("expected a JSON object for api/NAME, found another request; open the page again")
-            answer = self.server.explorer.answer(path.removeprefix("api/"), raw)
+            if name == path:
+                raise TransomError("expected a request to api/NAME, found another address; open the page again")
         except TransomError as error:
             self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
             return
         except ValueError:
             self._send_json(HTTPStatus.BAD_REQUEST, {"error": "expected JSON, found other text; open the page again"})
             return
-        self._send_json(HTTPStatus.OK, answer)
+        answers = [self._answer_one(name, each) for each in (raw if isinstance(raw, list) else [raw])]
+        status = HTTPStatus.BAD_REQUEST if any("error" in each for each in answers) else HTTPStatus.OK
+        self._send_json(status, answers if isinstance(raw, list) else answers[0])
+
+    def _answer_one(self, name: str, body: Any) -> dict[str, Any]:
+        """Return the answer to a request, or {"error": what is wrong with it}."""
+        try:
+            if not isinstance(body, dict):
+                raise TransomError("expected a JSON object for api/NAME, found another request; open the page again")
+            return self.server.explorer.answer(name, body)
+        except TransomError as error:
+            return {"error": str(error)}
 
     def _path(self) -> str | None:
         """Return the path after the token; None after a refusal, where host, origin or token are not those of the page."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
+from transom.inspection.activations import Activations
 from transom.inspection.lenses.readout import (
     MAX_LOGITS,
     divergence,
@@ -79,8 +80,20 @@ def logit_lens(
         DataError: a text exceeds the context window.
     """
     network, batch, _ = lens_input(model, inputs)
-    logits, a = record_streams(network, batch)
-    own = flat_logits(logits)
+    _, a = record_streams(network, batch)
+    return read_streams(a, positions=positions, answers=answers, top=top, translate=translate)
+
+
+def read_streams(
+    a: Activations,
+    *,
+    positions: Sequence[int] | None = None,
+    answers: Int[Tensor, "batch positions"] | None = None,
+    top: int = 5,
+    translate: Translate = lambda number, x: x,
+) -> LogitLens:
+    """Read probabilities from the streams of a pass that recorded them; arguments and errors as for ``logit_lens``."""
+    network, own = a.model, flat_logits(a["logits"])
     chosen = list(range(own.shape[1])) if positions is None else list(positions)
     if bad := [each for each in chosen if not 0 <= each < own.shape[1]]:
         raise ConfigError(f"positions: expected positions from 0 to {own.shape[1] - 1}, found {bad[0]}")
@@ -93,7 +106,7 @@ def logit_lens(
             parts = []
             for part in _chunks(chosen, own):
                 x_part = translate(number, x if is_pooled(network) else x[:, [chosen[i] for i in part]])
-                parts.append(_read(network, read_out(network, batch, x_part), own[:, part], wanted[:, part], top))
+                parts.append(_read(network, read_out(network, a.batch, x_part), own[:, part], wanted[:, part], top))
             rows.append(tuple(torch.cat(each, 1) for each in zip(*parts, strict=True)))
     symbols, probs, answer_probs, ranks, kl = (torch.stack(each) for each in zip(*rows, strict=True))
     return LogitLens(names, chosen, symbols, probs, wanted, answer_probs, ranks, kl)

@@ -49,16 +49,17 @@ class AnswerError extends Error {
   isAnswer = true; // the server's own line, which is shown where the answer was expected
 }
 
+/** Ask an array of questions; return the array of answers, each of which may be {error}. */
 async function post(name, text) {
   const reply = await fetch(`api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: text });
   const answer = await reply.json().catch(() => ({ error: `${reply.status} ${reply.statusText}` }));
-  if (!reply.ok || answer.error) throw new AnswerError(answer.error ?? `${reply.status} ${reply.statusText}`);
+  if (!Array.isArray(answer)) throw new AnswerError(answer.error ?? `${reply.status} ${reply.statusText}`);
   return answer;
 }
 
 function fetchAnswer(name, body) {
   const text = canonical(body);
-  if (!isSaved) return inTurn(name, () => post(name, text));
+  if (!isSaved) return inTurn(name, text);
   const found = answers[`${name} ${text}`];
   return found ? Promise.resolve(found) : Promise.reject(new AnswerError(missingMessage));
 }
@@ -66,13 +67,14 @@ function fetchAnswer(name, body) {
 /** The server answers one question at a time, so what a person waits for goes first. */
 const ORDER = ["pass", "logits", "tile", "calculation", "tensor", "head", "lens", "sweep"];
 const AT_ONCE = ["pass", "logits"];
-const MOST_OPEN = 4;
+const TOGETHER = ["logits", "tensor"]; // questions that wait together are asked together
+const MOST_OPEN = 2;
 const waiting = [];
 let open = 0;
 
-function inTurn(name, call) {
+function inTurn(name, text) {
   return new Promise((resolve, reject) => {
-    waiting.push({ rank: ORDER.indexOf(name), run: () => call().then(resolve, reject).finally(next) });
+    waiting.push({ name, text, resolve, reject });
     if (AT_ONCE.includes(name)) start();
     else queueMicrotask(start);
   });
@@ -80,15 +82,26 @@ function inTurn(name, call) {
 
 function start() {
   while (open < MOST_OPEN && waiting.length) {
-    const first = waiting.reduce((best, each, i) => (each.rank < waiting[best].rank ? i : best), 0);
+    const { name } = waiting.reduce((best, each) => (ORDER.indexOf(each.name) < ORDER.indexOf(best.name) ? each : best));
+    const asked = TOGETHER.includes(name) ? waiting.filter((each) => each.name === name) : [waiting.find((each) => each.name === name)];
+    waiting.splice(0, Infinity, ...waiting.filter((each) => !asked.includes(each)));
     open += 1;
-    waiting.splice(first, 1)[0].run();
+    send(name, asked).finally(() => {
+      open -= 1;
+      start();
+    });
   }
 }
 
-function next() {
-  open -= 1;
-  start();
+async function send(name, asked) {
+  try {
+    for (const [i, answer] of (await post(name, `[${asked.map((each) => each.text).join(",")}]`)).entries()) {
+      if (answer.error) asked[i].reject(new AnswerError(answer.error));
+      else asked[i].resolve(answer);
+    }
+  } catch (error) {
+    for (const each of asked) each.reject(error);
+  }
 }
 
 /** Ask the server: one promise per request, kept until many others came. */
