@@ -3,12 +3,13 @@
 import { button, h, view } from "explore/dom";
 import { short, shown } from "explore/format";
 import { t } from "explore/messages";
-import { isHeadOff } from "explore/session";
+import { isHeadOff, modelOf } from "explore/session";
 import { layerName } from "explore/view-heads";
 import { patchForm } from "explore/view-patch";
 
 /** Say in words what an edit changes. */
-function describe(pass, edit) {
+function describe(state, edit) {
+  const { pass } = state.loaded;
   if (isHeadOff(edit)) {
     const layer = pass.layers.find((each) => each.stack === edit.stack && each.part === edit.part && each.block === edit.blocks[0]);
     return t("changes.heads", { layer: layer ? layerName(pass, layer) : "", heads: edit.heads.join(", ") });
@@ -18,9 +19,8 @@ function describe(pass, edit) {
     const [position] = edit.positions ?? [];
     const from = edit.from_positions?.[0] ?? position;
     const token = shown(pass.tokens[stack]?.[position]?.text ?? "");
-    const isFile = Object.keys(pass.tokens).length === 1 && Boolean(pass.image);
     const values = { name: edit.name, position, token, from, text: short(edit.text, 40) };
-    return t(isFile ? "changes.patch_of_picture" : "changes.patch", values);
+    return t(`changes.patch_from_${modelOf(state).input}`, values);
   }
   return JSON.stringify(edit);
 }
@@ -35,15 +35,14 @@ export function mountChanges(root, store) {
     (s) => [s.loaded, s.edits, s.language],
     (state) => {
       if (!state.loaded) return [];
-      const { pass } = state.loaded;
       const items = state.edits.map((edit, i) =>
         h(
           "li",
           {},
-          h("span", { text: describe(pass, edit) }),
+          h("span", { text: describe(state, edit) }),
           button("×", `edit-${i}`, () => store.set((s) => ({ edits: s.edits.filter((_, at) => at !== i) })), {
             class: "round",
-            "aria-label": t("changes.remove", { edit: describe(pass, edit) }),
+            "aria-label": t("changes.remove", { edit: describe(state, edit) }),
           }),
         ),
       );

@@ -4,7 +4,7 @@ import { ask, isSaved } from "explore/api";
 import { button, debounce, h, replace } from "explore/dom";
 import { shown } from "explore/format";
 import { t } from "explore/messages";
-import { chosenToken, modelOf, outputPosition, spoken } from "explore/session";
+import { chosenToken, modelOf, outputPosition } from "explore/session";
 import { sendFile } from "explore/view-input";
 
 const MOST_CHIPS = 120; // of more tokens a list is easier
@@ -20,7 +20,8 @@ function chooser(key, tokens, chosen, pick) {
     const options = tokens.map(({ position, text }) =>
       h("option", { value: String(position), text: `${position} ${shown(text)}`, selected: position === chosen }),
     );
-    const select = h("select", { data: { focus: key, choice: key }, "aria-label": t(`changes.${key}`), on: { change: () => pick(Number(select.value)) } }, options);
+    const attributes = { data: { focus: key, choice: key }, "aria-label": t(`changes.${key}`) };
+    const select = h("select", { ...attributes, on: { change: () => pick(Number(select.value)) } }, options);
     return select;
   }
   const chips = tokens.map(({ position, text, special }) =>
@@ -52,6 +53,7 @@ function fileField(store, state, use, fail) {
   const field = h("input", {
     type: "file",
     id: "patch-file",
+    class: "unseen",
     accept: model.input === "image" ? "image/*" : "audio/wav,.wav",
     data: { focus: "patch-file" },
     on: { change: () => field.files[0] && sendFile(field.files[0]).then(use, fail) },
@@ -66,8 +68,7 @@ function fileField(store, state, use, fail) {
   return h(
     "div",
     { class: "field" },
-    h("label", { for: "patch-file", text: t(`changes.patch_${model.input}`) }),
-    field,
+    h("div", { class: "drop" }, h("label", { for: "patch-file", text: t(`changes.patch_${model.input}`) }), field),
     examples.length > 0 && h("div", { class: "samples" }, examples),
   );
 }
@@ -114,7 +115,7 @@ export function patchForm(store, state) {
     if (text.trim()) {
       const input = state.input.file ? { file: text } : { text };
       try {
-        const answer = await ask("tokens", spoken(state, { model: state.loaded.body.model, input }));
+        const answer = await ask("tokens", { model: state.loaded.body.model, input });
         if (choice.text === text) choice.other = answer;
       } catch (error) {
         if (choice.text === text) fail(error);
@@ -143,7 +144,7 @@ export function patchForm(store, state) {
   return h(
     "details",
     { class: "patch", data: { focus: "patch" } },
-    h("summary", { text: t(state.input.file ? "changes.patch_title_file" : "changes.patch_title") }),
+    h("summary", { text: t(`changes.patch_title_${modelOf(state).input}`) }),
     h("p", { class: "soft", text: t("changes.patch_help") }),
     h(
       "form",
