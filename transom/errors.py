@@ -8,6 +8,11 @@ after ``error:`` and exits with code 2.
 class TransomError(ValueError):
     """Error that the user can correct, such as a wrong file, recipe field or option."""
 
+    @property
+    def line(self) -> str:
+        """The message; a ``transom.files.message.Message`` where other languages have it."""
+        return str(self) if not self.args or not isinstance(self.args[0], str) else self.args[0]
+
 
 class ConfigError(TransomError):
     """Error in a recipe, an option or an argument."""

@@ -82,7 +82,11 @@ def test_the_suffix_of_the_file_or_the_option_gives_the_format(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ((), "expected TEXT or --input, found both or neither"),
+        ((), "expected TEXT, --input or --sample, found several or none"),
+        (("a b", "--sample", "0"), "expected TEXT, --input or --sample, found several or none"),
+        (("--sample", "0", "--target", "a"), "--target: expected none with --sample, whose target is that of the data, found both"),
+        (("--sample", "99999999"), "--sample: expected a number from 0 to "),
+        (("--sample", "cat.jpg"), "found 'cat.jpg'; choose another sample"),
         (("ab", "--block", "1"), "--block: expected a number from 0 to 0 of the encoder, found 1"),
         (("ab", "--head", "2"), "--head: expected a number from 0 to 1, found 2"),
         (("ab", "--dim", "16"), "--dim: expected a number from 0 to 15, found 16"),

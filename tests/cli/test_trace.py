@@ -71,7 +71,11 @@ def test_a_trace_is_summarized_certified_and_saved(transom: Call, trained: Train
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ((), "expected TEXT or --input, found both or neither"),
+        ((), "expected TEXT, --input or --sample, found several or none"),
+        (("a b", "--sample", "0"), "expected TEXT, --input or --sample, found several or none"),
+        (("--sample", "0", "--target", "a"), "--target: expected none with --sample, whose target is that of the data, found both"),
+        (("--sample", "99999999"), "--sample: expected a number from 0 to "),
+        (("--sample", "cat.jpg"), "found 'cat.jpg'; choose another sample"),
         (("a", "--heads", "x"), "--heads: expected whole numbers from 0, separated by commas, found 'x'"),
         (("a", "--heads", "0,1,0"), "--heads: expected each number once, found 0 2 times"),
         (("a", "--heads", "99"), "--heads: expected indices from 0 to 1, found 99"),

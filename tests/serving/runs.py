@@ -82,6 +82,15 @@ class Runs(dict[str, Path]):
         stem = ["model.patch_size=2", "model.stem=none", "model.n_layers=2", "model.pooling=cls"]
         transom.train("digits-vit", run, [*MODEL, *TRAINING, *stem, "training.batch_size=16"])
 
+    def _train_sounds(self, run: Path) -> None:
+        data = ["data.generate.n_train=24", "data.generate.n_valid=8", "data.generate.n_test=8", "training.batch_size=8"]
+        transom.train("synthetic-sounds", run, [*MODEL, *TRAINING, *data, "model.n_layers=1"])
+
+    def _train_recurrent(self, run: Path) -> None:
+        """Train a translator of LSTMs with attention over the source."""
+        data = ["data.generate.n_train=100", "data.generate.n_valid=8", "data.generate.n_test=8", "training.batch_tokens=256"]
+        transom.train("phrasebook-lstm", run, ["model.d_model=32", *TRAINING, *data, "training.validate_bleu=2"])
+
 
 NAMES = ("translator", "language", "classifier", "pictures")
 

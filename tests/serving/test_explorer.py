@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import transom
-from tests.serving.runs import serve
+from tests.serving.runs import INPUTS, picture, serve
 from tests.serving.shown import Shown, part_of
 from tests.tiers import every
 from transom.cli.main import main
+from transom.errors import ConfigError, DataError
 from transom.inspection.edits.schemas import AblateHeads
 from transom.inspection.lenses.logit_attribution import logit_attribution
 from transom.inspection.lenses.logit_lens import logit_lens
@@ -207,6 +208,38 @@ def test_tiles_of_every_level_are_sums(shown: Shown) -> None:
         assert answer["queries"] == list(range(0, weights.shape[0], stride)) and answer["stride"] == stride
 
 
+EDITS = {
+    "a head that is off": {"kind": "ablate-heads", "blocks": [0], "heads": [0]},
+    "heads of the layer itself that are off": {"kind": "ablate-heads", "blocks": [1], "heads": [0, 1]},
+    "keys that are hidden": {"kind": "knock-out-key", "blocks": [1], "keys": [0], "heads": [1]},
+    "scores that are not scaled": {"kind": "unscaled-scores", "blocks": [0, 1]},
+    "a stream that is scaled": {"kind": "scale", "name": "resid_post", "factor": 0.5, "positions": [1]},
+}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("why", EDITS)
+@pytest.mark.parametrize("shown", ["language"], indirect=True)
+def test_tiles_show_the_map_with_the_edits_in_force(shown: Shown, why: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the sites of the pass do not fit into memory, unless the edit changes the weights of that very map."""
+    layer, edits = "decoder.blocks.1.attn", [EDITS[why]]
+    text = INPUTS["language"] + ("" if whole else "a")
+    if not whole:
+        monkeypatch.setattr("transom.serving.passes.MAX_BYTES", 0)
+    body = {"input": {"text": text}, "attention": layer, "head": 1, "level": 0, "row": 0, "column": 0}
+    explorer = shown.server.explorer
+    if not whole and EDITS[why]["kind"] in ("knock-out-key", "unscaled-scores"):
+        with pytest.raises(ConfigError, match=f"changes the weights of {layer} in a long text"):
+            explorer.answer("tile", body | {"edits": edits})
+        return
+    with transom.edits(shown.run, edits):
+        expected = transom.trace(shown.run, text, [f"{layer}.weights"])[1][f"{layer}.weights"][0, 1]
+    plain, found = (array(explorer.answer("tile", body | {"edits": each})) for each in ([], edits))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found, plain) == (why == "heads of the layer itself that are off")
+    assert not shown.server.explorer.models[0].network.edits
+
+
 @every_run
 def test_calculations_give_their_cell(shown: Shown) -> None:
     """The value is that of the trace, and the last step in focus prints it; lines of Python and of the command name the quantity."""
@@ -278,3 +311,73 @@ def test_a_patched_stream_gives_the_logits_of_the_other_text(shown: Shown) -> No
     with transom.edits(shown.run, [edits[0] | {"positions": [0]}]):
         by_hand = flat(shown.run.model(shown.batch))[position]
     assert torch.allclose(one, by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize("shown", every(2, ["translator", "language"]), indirect=True)
+def test_a_patch_from_another_position_of_a_second_text(shown: Shown) -> None:
+    """The page lists the tokens of the second text as the patch reads them."""
+    text = shown.input["text"]
+    other = {"text": text.upper()[::-1] if "target" not in shown.input else "f d b"}
+    stack = "encoder" if "target" in shown.input else "decoder"
+    name = f"{stack}.blocks.0.resid_post"
+    listed = shown.server.explorer.answer("tokens", {"input": other})
+    assert listed["tokens"] == shown.server.explorer.answer("pass", {"input": other})["tokens"] and listed["image"] is None
+    last = listed["tokens"][stack][-1]["position"]
+    edits = [{"kind": "patch", "name": name, "text": other["text"], "positions": [1], "from_positions": [last]}]
+    stream = array(ask(shown, "tensor", name=name, edits=edits))
+    theirs = transom.trace(shown.run, other["text"], [name])[1][name][0]
+    own = shown.trace[name][0]
+    torch.testing.assert_close(stream[1], theirs[last], rtol=1e-5, atol=1e-6)
+    assert torch.equal(stream[[0, 2]], own[[0, 2]]) and not torch.allclose(stream[1], own[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("shown", ["pictures"], indirect=True)
+def test_a_patch_from_a_second_picture(shown: Shown, tmp_path: Path) -> None:
+    """All positions of the last stream give the other picture's logits; one position of one stream is that of the other picture's pass."""
+    explorer, other = shown.server.explorer, picture(tmp_path / "other.png", seed=2)
+    identifier = explorer.answer("upload", {"name": "other.png", "data": base64.b64encode(other.read_bytes()).decode()})["file"]
+    edit = {"kind": "patch", "name": "encoder.blocks.1.resid_post", "text": identifier}
+    of_other = array(explorer.answer("logits", {"input": {"file": identifier}, "position": 0}))
+    assert torch.allclose(array(ask(shown, "logits", position=0, edits=[edit])), of_other, atol=1e-6)
+    part = edit | {"name": "encoder.blocks.0.resid_post", "positions": [3], "from_positions": [5]}
+    stream = array(ask(shown, "tensor", name=part["name"], edits=[part]))
+    theirs = array(explorer.answer("tensor", {"input": {"file": identifier}, "name": part["name"]}))
+    own = array(ask(shown, "tensor", name=part["name"]))
+    assert torch.equal(stream[3], theirs[5]) and torch.equal(stream[:3], own[:3]) and not torch.equal(stream[3], own[3])
+    listed = explorer.answer("tokens", {"input": {"file": identifier}})
+    assert listed["grid"] == 4 and len(listed["tokens"]["encoder"]) == 17 and listed["image"].startswith("data:image/png;base64,")
+    assert ask(shown, "pass", edits=[part])["copied"]["edits"] == [part | {"text": "other.png"}]
+
+
+@pytest.mark.parametrize("text", ["/etc/hosts", "other.png", "0" * 32])
+@pytest.mark.parametrize("edit", [{"kind": "patch", "name": "resid_post"}, {"kind": "ablate-heads", "value": "mean"}])
+@pytest.mark.parametrize("shown", ["pictures"], indirect=True)
+def test_edits_read_no_file_of_the_machine(shown: Shown, edit: dict[str, Any], text: str) -> None:
+    source = {"text": text} if edit["kind"] == "patch" else {"texts": [text]}
+    with pytest.raises(DataError, match="expected an uploaded file for this model, found none"):
+        ask(shown, "pass", edits=[edit | source])
+
+
+@pytest.mark.parametrize("shown", ["pictures"], indirect=True)
+def test_copied_lines_of_a_sample_and_of_a_file(
+    shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines for a sample need no file; those for an uploaded file name it as it was uploaded."""
+    explorer = shown.server.explorer
+    monkeypatch.chdir(tmp_path)
+    picture(tmp_path / "my cat.png", seed=3)
+    upload = {"name": "my cat.png", "data": base64.b64encode((tmp_path / "my cat.png").read_bytes()).decode()}
+    sample = explorer.answer("models", {})["models"][0]["samples"][1]["input"]
+    for given in (sample, {"file": explorer.answer("upload", upload)["file"]}):
+        for edits in ([], [{"kind": "patch", "name": "encoder.blocks.0.resid_post", "text": sample["file"], "positions": [2]}]):
+            cell = {"name": f"{shown.layer}.weights", "index": {"n_heads": 1, "query": 2, "key": 1}}
+            answer = explorer.answer("calculation", {"input": given, "edits": edits, **cell})
+            capsys.readouterr()
+            exec(answer["python"], {})
+            (printed,) = re.findall(r"tensor\((\S+?)[,)]", capsys.readouterr().out)
+            assert float(printed) == pytest.approx(answer["value"], abs=1e-4)
+            if not edits:
+                assert main(shlex.split(answer["command"])[1:]) == 0
+                (result,) = {step["result"] for section in answer["sections"] for step in section["steps"] if step.get("focus")}
+                assert re.search(rf"A_2,1 .*= {re.escape(result)}$", capsys.readouterr().out, re.MULTILINE)
+                assert ("--sample" in answer["command"]) == (given == sample)

@@ -10,7 +10,16 @@ import typer
 from transom.checkpoints.output_paths import check_output_file
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, RunArgument, TextArgument, expand_options, option_errors, require_one_input
+from transom.cli.options import (
+    InputFileOption,
+    RunArgument,
+    SampleOption,
+    TextArgument,
+    expand_options,
+    option_errors,
+    read_sample,
+    require_one_input_or_sample,
+)
 from transom.cli.output import print_note
 from transom.cli.terminal_width import terminal_width
 from transom.errors import ConfigError
@@ -23,6 +32,7 @@ transom explain runs/en-de "A man sleeps." --block 0 --head 2 --query 3 --key 1
 transom explain runs/en-de "A man sleeps." --stack decoder --target "Ein Mann schläft."
 transom explain runs/gpt "To be, or not" --dim 7 --temperature 0.7 --temperature 1
 transom explain runs/photos --input cat.jpg --query 5 --format latex
+transom explain runs/photos --sample 12 --query 5
 transom explain runs/gpt "To be, or not" --edit without-head-2.json
 """
 
@@ -108,6 +118,7 @@ def explain(
     text: TextArgument = None,
     *,
     input_file: InputFileOption = None,
+    sample: SampleOption = None,
     steps: StepOptions,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Format of the output. Default: that of the suffix of --out, else text.")
@@ -125,7 +136,7 @@ def explain(
     result, and a calculator gives the printed result from the printed operands. Long sums end with the exact sum of the terms that are not
     printed. Every step is compared with what the model computed. With --edit, lines that begin with "edited" show what an edit changes.
     """
-    require_one_input(text, input_file)
+    require_one_input_or_sample(text, input_file, sample, steps.target)
     check_output_file(out, [run, input_file])
     chosen = _format(format_, out, as_json)
     with gc_frozen_imports():
@@ -133,9 +144,10 @@ def explain(
         from transom.inspection.explain.explain import explain_run
         from transom.tasks.load import load
 
-    predictor, named = load(run, "fp32"), {name: f"--{name}" for name in (*StepOptions._fields, "temperatures")}
+    predictor, batch = load(run, "fp32"), read_sample(run, sample)
+    named = {name: f"--{name}" for name in (*StepOptions._fields, "temperatures")}
     with option_errors(text="TEXT", **named), edits_in_force(predictor, edit):
-        found = explain_run(predictor, text, input_file, **steps.of(predictor))
+        found = explain_run(predictor, text, input_file, batch=batch, **steps.of(predictor))
     if out is not None:
         write_file(out, _written(found, chosen, color=False, width=None).encode())
         n = sum(len(section.steps) for section in found.sections)

@@ -29,6 +29,14 @@ TextArgument = Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text
 InputFileOption = Annotated[
     Path | None, typer.Option("--input", metavar="FILE", help="Text file (may be gzipped), or an image or sound for such a model.")
 ]
+SampleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sample",
+        metavar="SAMPLE",
+        help="Sample of the run's validation data instead: its number, from 0, or the name of an image or sound, as the report has it.",
+    ),
+]
 SourceOption = Annotated[
     Path | None, typer.Option("--source", metavar="FILE", help="File of source sentences, one per line (may be gzipped).")
 ]
@@ -67,6 +75,34 @@ def require_one_input(text: str | None, input_file: Path | None) -> None:
     """
     if (text is None) == (input_file is None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
+
+
+def require_one_input_or_sample(text: str | None, input_file: Path | None, sample: str | None, target: str | None) -> None:
+    """Raise unless either a text, a file or a sample is given, or if a sample, which has its own target, comes with another one.
+
+    Raises:
+        ConfigError: several or none are given.
+    """
+    if sum(each is not None for each in (text, input_file, sample)) != 1:
+        raise ConfigError("expected TEXT, --input or --sample, found several or none; give one of them")
+    if sample is not None and target is not None:
+        raise ConfigError("--target: expected none with --sample, whose target is that of the data, found both; leave one out")
+
+
+def read_sample(run: Path, sample: str | None) -> Any:
+    """Read a sample of the validation data of a run; None if none is asked for.
+
+    Raises:
+        ConfigError: the run has no such sample.
+        DataError: its data have moved or changed.
+    """
+    if sample is None:
+        return None
+    from transom.cli.output import print_note
+    from transom.tasks.run_data import load_sample
+
+    with option_errors(sample="--sample"):
+        return load_sample(run, sample, print_note)
 
 
 @contextmanager

@@ -10,7 +10,16 @@ import typer
 from transom.checkpoints.output_paths import check_output_file
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import InputFileOption, PrecisionOption, RunArgument, TextArgument, option_errors, require_one_input
+from transom.cli.options import (
+    InputFileOption,
+    PrecisionOption,
+    RunArgument,
+    SampleOption,
+    TextArgument,
+    option_errors,
+    read_sample,
+    require_one_input_or_sample,
+)
 from transom.cli.output import JsonOption, print_note, print_result
 from transom.cli.terminal_width import fit_columns, fit_text, split_columns
 from transom.errors import ConfigError
@@ -27,6 +36,7 @@ transom trace runs/gpt "To be, or not" --names attn.weights,probs --positions 3 
 transom trace runs/gpt "To be, or not" --names embedding.resid.grad,attn.weights.grad
 transom trace runs/gpt "To be, or not" --names logits --edit without-head-2.json
 transom trace runs/photos --input cat.jpg --names encoder.blocks.0.attn.weights --json
+transom trace runs/photos --sample 12 --names probs
 """
 
 app = typer.Typer(add_completion=False)
@@ -37,6 +47,7 @@ def trace(
     run: RunArgument,
     text: TextArgument = None,
     input_file: InputFileOption = None,
+    sample: SampleOption = None,
     names: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +77,7 @@ def trace(
     multiplied by the values they must give the output of each head, within rounding. A name may be an ending: attn.weights means those of
     all blocks. Positions apply to source and target. With --edit, layers whose head outputs are edited are not certified.
     """
-    require_one_input(text, input_file)
+    require_one_input_or_sample(text, input_file, sample, target)
     check_output_file(out, [run, input_file])
     if out is not None and out.suffix != ".safetensors":
         raise ConfigError(f"--out: expected a file that ends in .safetensors, found {out}; rename it, or print JSON with --json")
@@ -77,10 +88,10 @@ def trace(
         from transom.inspection.trace import trace_run
         from transom.tasks.load import load
 
-    predictor = load(run, precision)
+    predictor, batch = load(run, precision), read_sample(run, sample)
     wanted = None if names is None else [name.strip() for name in names.split(",")]
     with edits_in_force(predictor, edit) as edits, option_errors(text="TEXT", target="--target", **{name: f"--{name}" for name in numbers}):
-        found, notes = trace_run(predictor, text, input_file, wanted, target, temperature=temperature, **numbers)
+        found, notes = trace_run(predictor, text, input_file, wanted, target, batch, temperature=temperature, **numbers)
     for note in notes:
         print_note(note)
     if found.idle:

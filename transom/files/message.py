@@ -62,6 +62,22 @@ def joined(separator: str, parts: Iterable[str]) -> str:
     return Message(text, {"join": [code for code in spaced if code != ""]})
 
 
+def replaced(text: str, old: str, new: str) -> str:
+    """Return ``text.replace(old, new)``, as a message if the text is one, in whose values the part is replaced too."""
+    return Message(text.replace(old, new), _replaced(text.code, old, new)) if isinstance(text, Message) else text.replace(old, new)
+
+
+def _replaced(code: Code, old: str, new: str) -> Code:
+    match code:
+        case str():
+            return code.replace(old, new)
+        case {"join": parts}:
+            return {"join": [_replaced(part, old, new) for part in parts]}
+        case [key, values]:
+            return [key, {name: _replaced(value, old, new) for name, value in values.items()}]
+    return code
+
+
 def as_sentence(text: str) -> str:
     """Return a text with a capital at its start and a period at its end."""
     english = f"{text[:1].upper()}{text[1:]}."

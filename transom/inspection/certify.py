@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from transom.errors import TransomError
+from transom.files.message import phrase
 from transom.inspection.activations import Activations
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.layers.attention import Attention
@@ -58,10 +59,13 @@ class Certificate(NamedTuple):
         """
         if not self.ok:
             text, head, query = self.worst
-            raise CertificationError(
-                f"{self.address}: expected weights that give the head output, found an error of {self.ratio:.3g} times the bound of"
-                f" rounding (text {text}, head {head}, query {query}); {self.cause or 'no usual fault explains it'}"
+            english = (
+                "{address}: expected weights that give the head output, found an error of {ratio} times the bound of"
+                " rounding (text {text}, head {head}, query {query}); {cause}"
             )
+            place = {"address": self.address, "text": str(text), "head": str(head), "query": str(query)}
+            cause = self.cause or phrase("errors.no_cause", "no usual fault explains it")
+            raise CertificationError(phrase("errors.certification", english, ratio=f"{self.ratio:.3g}", cause=cause, **place))
 
 
 def error_bound(weights: Tensor, v: Tensor, z: Tensor, magnitude: Tensor | None, eps: float) -> Tensor:

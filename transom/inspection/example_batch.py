@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkab
 
 from transom.data.batch import Batch
 from transom.data.text.text_io import check_text, read_lines
-from transom.decoding.predictors.long_texts import split_windows
+from transom.decoding.predictors.long_texts import check_length, split_windows
 from transom.decoding.predictors.translator import Translator
 from transom.errors import ConfigError, DataError
+from transom.files.message import phrase
 from transom.inspection.messages.tables import message
 from transom.inspection.pages.describe import with_article
 
@@ -84,7 +85,9 @@ def build_example_batch(
     whole = "\n".join(read_lines(file, allow_empty=True)) if file is not None else check_text(text or "", "text")
     row, most = predictor.encode(whole), model.config.max_seq_len - 1
     if not row:
-        raise DataError(f"{file or 'text'}: expected a text of at least one token, found none")
+        raise DataError(phrase("errors.no_token", "{place}: expected a text of at least one token, found none", place=str(file or "text")))
+    if too_long == "refuse":
+        check_length("text", len(row), most)
     ((truncated, *_), _, (n_dropped_tokens,)), notes = split_windows([row], most, too_long), list[str]()
     if n_dropped_tokens:
         notes.append(message("comparison.notes.truncated", tokens=len(row), most=most))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from transom.config.architecture import ModelConfig
 from transom.errors import ConfigError
+from transom.files.message import phrase
 from transom.inspection import derive_attention as attention
 from transom.inspection import derive_layers as layers
 from transom.inspection import derive_recurrent as recurrent
@@ -199,12 +200,12 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
         *_ATTENTION_OUTPUT,
     ),
     "source attention": (
-        Quantity("q", "s_t", "decoder states, projected", "batch 1 query d_head"),
-        Quantity("k", "h_j", "encoder states, projected", "batch 1 key d_head"),
-        Quantity("v", "h_j", "encoder states", "batch 1 key d_model"),
-        Quantity("scores", "e_tj", "score(s_t, h_j)", "batch 1 query key", attention.source_scores, True),
-        Quantity("weights", "a_tj", "softmax of the scores over source tokens", "batch 1 query key", attention.weights, True),
-        Quantity("z", "c_t", "sum_j a_tj h_j: context vector", "batch 1 query d_model"),
+        Quantity("q", "s_t", "decoder states, projected", "batch n_heads query d_head"),
+        Quantity("k", "h_j", "encoder states, projected", "batch kv_heads key d_head"),
+        Quantity("v", "h_j", "encoder states", "batch kv_heads key d_model"),
+        Quantity("scores", "e_tj", "score(s_t, h_j)", "batch n_heads query key", attention.source_scores, True),
+        Quantity("weights", "a_tj", "softmax of the scores over source tokens", "batch n_heads query key", attention.weights, True),
+        Quantity("z", "c_t", "sum_j a_tj h_j: context vector", "batch n_heads query d_model"),
     ),
     "feed-forward": (
         Quantity("pre", "h_1", "X W_1 + b_1: pre-activation", "*axes d_ff", layers.up, True, "hook_pre"),
@@ -442,7 +443,15 @@ def select_names(known: Iterable[str], wanted: Iterable[str], aliases: Mapping[s
         if not found:
             endings = dict.fromkeys(ending for address in known for ending in (address, ".".join(address.split(".")[-2:])))
             near = difflib.get_close_matches(pattern, [*endings, *aliases], n=3, cutoff=0.0)
-            raise ConfigError(f"expected the name of a quantity, found {pattern!r}; the nearest are {', '.join(near)} {where}")
+            raise ConfigError(
+                phrase(
+                    "errors.unknown_name",
+                    "expected the name of a quantity, found {found}; the nearest are {near} {where}",
+                    found=repr(pattern),
+                    near=", ".join(near),
+                    where=where,
+                )
+            )
         chosen.update(found)
     return [address for address in known if address in chosen]
 

@@ -255,14 +255,14 @@ def choose_sample(model: Network, batches: Iterable[Any]) -> Sample | None:
     _, batch, row = best
     names = ("source", "decoder_input") if isinstance(model, Seq2SeqModel) else (side,)
     whole = [getattr(batch, name) for name in names]
-    read = [_first_tokens(each, row, model.device) for each in whole]
+    read = [first_text(each, row, model.device, MAX_TOKENS) for each in whole]
     n_tokens = sum(int((each.segments[row] == 1).sum()) for each in whole)
     return Sample(TensorBatch(read[0], read[-1]), n_tokens, sum(each.tokens.shape[1] for each in read))
 
 
-def _first_tokens(text: SequencesLike, row: int, device: torch.device) -> TokenSequences:
-    """Return the first tokens of the first text of a row, at most ``MAX_TOKENS``."""
-    keep = (text.segments[row] == 1).nonzero()[:MAX_TOKENS, 0]
+def first_text(text: SequencesLike, row: int, device: torch.device, most: int | None = None) -> TokenSequences:
+    """Return the first text of a row without padding, or its first tokens if it has more than ``most``."""
+    keep = (text.segments[row] == 1).nonzero()[:most, 0]
     positions = text.positions.expand(text.tokens.shape)
     prefix = None if text.prefix is None else text.prefix[row, keep][None].to(device)
     tokens, places, segments = (x[row, keep][None].to(device) for x in (text.tokens, positions, text.segments))

@@ -391,9 +391,15 @@ def _choose(known: Mapping[str, NamedQuantity], names: Sequence[str] | None, blo
 
 
 def trace_run(
-    predictor: Any, text: str | None, file: Path | None, names: Sequence[str] | None, target: str | None = None, **options: Any
+    predictor: Any,
+    text: str | None,
+    file: Path | None,
+    names: Sequence[str] | None,
+    target: str | None = None,
+    batch: Any = None,
+    **options: Any,
 ) -> tuple[Trace, list[str]]:
-    """Trace a loaded run on a text or file; return the trace, and notes for the user on the input.
+    """Trace a loaded run on a text, file or batch; return the trace, and notes for the user on the input.
 
     Args:
         predictor: a run loaded by ``transom.load``.
@@ -401,8 +407,11 @@ def trace_run(
         file: a text file, or an image or sound for such a model.
         names: names of quantities; None for the default of ``trace``.
         target: the target text of a translator; None for its own translation.
+        batch: a batch of one row, in place of text, file and target.
         **options: further arguments of ``trace``.
     """
+    if batch is not None:
+        return trace(predictor, batch, names, **options)[1], []
     example = build_example_batch(predictor, text, file, target=target)
     return trace(predictor, example.batch, names, **options)[1], example.notes
 

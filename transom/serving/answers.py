@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from transom.errors import ConfigError
-from transom.inspection.edits.files import dump_edits
+from transom.files.message import phrase
 from transom.inspection.edits.schemas import AblateHeads
 from transom.inspection.edits.sweep import sweep
-from transom.inspection.explain.cell import explain_cell
+from transom.inspection.explain.cell import axis_message, explain_cell
 from transom.inspection.explain.notation import Typeset
 from transom.inspection.explain.steps import Calculation, Note, Step
 from transom.inspection.lenses.logit_attribution import attribute_logit
@@ -21,7 +21,8 @@ from transom.inspection.lenses.readout import flat_logits, is_pooled, log_probs,
 from transom.inspection.messages.tables import message
 from transom.inspection.names import description
 from transom.layers.attention import Attention
-from transom.serving.passes import Pass, attention_layers
+from transom.serving.copied import Copied
+from transom.serving.passes import Pass, attention_layers, layer_error, number_error
 from transom.serving.requests import CalculationRequest, HeadRequest, PassRequest, PositionRequest, TensorRequest
 
 TOP = 5
@@ -56,7 +57,8 @@ def _part(found: Pass, name: str, index: Mapping[str, int]) -> tuple[Tensor, lis
         ConfigError: there is no such quantity, axis or index.
     """
     if name not in found.trace.quantities:
-        raise ConfigError(f"name: expected the address of a quantity of this pass, found {name!r:.80}; transom names RUN lists them")
+        english = "name: expected the address of a quantity of this pass, found {found}; transom names RUN lists them"
+        raise ConfigError(phrase("errors.quantity", english, found=f"{name!r:.80}"))
     x = found.trace[name]
     axes = found.trace.axes(name, x.ndim)
     if "batch" in axes:
@@ -66,7 +68,7 @@ def _part(found: Pass, name: str, index: Mapping[str, int]) -> tuple[Tensor, lis
         if axis not in axes:
             raise ConfigError(f"index: expected axes of {name}, which are {', '.join(axes) or 'none'}, found {axis!r:.40}")
         if i >= (size := x.shape[axes.index(axis)]):
-            raise ConfigError(f"index: expected {axis} from 0 to {size - 1}, found {i}")
+            raise ConfigError(axis_message(axis, size, i))
         x = x.select(axes.index(axis), i)
         axes.remove(axis)
     return x, axes
@@ -81,7 +83,7 @@ def encode_array(x: Tensor) -> Json:
     return {"shape": list(x.shape), "data": base64.b64encode(data).decode(), "min": low, "max": high, "finite": len(finite) == x.numel()}
 
 
-def answer_calculation(found: Pass, request: CalculationRequest) -> Json:
+def answer_calculation(found: Pass, request: CalculationRequest, copied: Copied) -> Json:
     """Return the hand calculation of one element; edits of the pass must be in force."""
     model = found.model
     cell = explain_cell(model.run, found.input.batch, found.trace, request.name, request.index, request.temperature)
@@ -101,8 +103,8 @@ def answer_calculation(found: Pass, request: CalculationRequest) -> Json:
         "address": request.name,
         "index": request.index,
         "sections": sections,
-        "command": _command(found, request, cell.options),
-        "python": _python(found, request),
+        "command": _command(found, request, cell.options, copied),
+        "python": _python(found, request, copied),
     }
 
 
@@ -117,7 +119,7 @@ def _step(step: Step, focus: bool) -> Json:
     return {"kind": "values", "label": step.label, "formula": step.formula, "text": step.write(Typeset())}
 
 
-def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any]) -> str:
+def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any], copied: Copied) -> str:
     """Return the command that prints the calculation."""
     words = ["transom", "explain", str(found.model.folder), *([request.input.text] if request.input.text is not None else [])]
     symbols = found.model.symbols()
@@ -130,31 +132,41 @@ def _command(found: Pass, request: CalculationRequest, options: Mapping[str, Any
             continue
         words += [f"--{name}"] if value is True else [f"--{'temperature' if name == 'temperatures' else name}", names.get(name, str)(value)]
     words += ["--target", request.input.target] if request.input.target is not None else []
-    words += ["--input", "FILE"] if request.input.text is None else []
+    words += ["--sample", copied.sample] if copied.sample else ["--input", copied.file] if copied.file else []
     words += ["--edit", "EDITS.json"] if request.edits else []
     return shlex.join(words)
 
 
-def _python(found: Pass, request: TensorRequest) -> str:
+def _python(found: Pass, request: TensorRequest, copied: Copied) -> str:
     """Return the Python lines that read the element."""
     run, name = str(found.model.folder), request.name
     axes = [axis for axis in found.trace.axes(name) if axis != "batch"]
     index = ", ".join(["0", *(str(request.index[axis]) if axis in request.index else ":" for axis in axes)])
     imports, given = ["import transom"], repr(request.input.text)
-    if request.input.text is None:
+    if copied.sample:
+        given = _read_sample(run, copied.sample)
+    elif request.input.text is None:
         imports = ["from pathlib import Path", "", *imports, "from transom.inspection.example_batch import build_example_batch"]
-        given = "build_example_batch(run, None, Path('FILE')).batch"
+        given = f"build_example_batch(run, None, Path({copied.file!r})).batch"
     elif request.input.target is not None:
         imports.append("from transom.inspection.example_batch import build_example_batch")
         given = f"build_example_batch(run, {given}, None, target={request.input.target!r}).batch"
+    if copied.sample or copied.samples:
+        imports.append("from transom.tasks.run_data import load_sample")
     lines = [*imports, "", f"run = transom.load({run!r}, 'fp32')"]
     read = [f"logits, trace = transom.trace(run, {given}, [{name!r}])", f"print(trace[{name!r}][{index}])"]
     if request.edits:
-        edits = dump_edits(request.edits)["edits"]
-        lines += [f"edits = {edits!r}", "with transom.edits(run, edits):", *(f"    {line}" for line in read)]
+        inputs = ", ".join(f"{sample!r}: {_read_sample(run, sample)}" for sample in copied.samples)
+        scope = f"transom.edits(run, edits, inputs={{{inputs}}})" if inputs else "transom.edits(run, edits)"
+        lines += [f"edits = {copied.edits!r}", f"with {scope}:", *(f"    {line}" for line in read)]
     else:
         lines += read
     return "\n".join(lines)
+
+
+def _read_sample(run: str, sample: str) -> str:
+    """Return the Python expression that reads a sample of the validation data."""
+    return f"load_sample({run!r}, {sample!r}).to(run.model.device)"
 
 
 def answer_logits(found: Pass, request: PositionRequest) -> Json:
@@ -174,7 +186,7 @@ def _row(found: Pass, position: int) -> Tensor:
         ConfigError: there is no such position.
     """
     if position >= (n := len(found.flat_logits)):
-        raise ConfigError(f"position: expected a number from 0 to {n - 1}, found {position}")
+        raise number_error("position", n, position)
     return found.flat_logits[position]
 
 
@@ -184,7 +196,7 @@ def answer_lens(found: Pass, request: PositionRequest) -> Json:
     try:
         output_stack(found.model.network)
     except ConfigError as error:  # the page shows why there is no lens
-        return {"answer": None, "streams": [], "note": str(error)}
+        return {"answer": None, "streams": [], "note": error.line}
     lens = read_streams(found.trace.activations, positions=[request.position], top=TOP)
     best = zip(lens.top_symbols[:, 0, 0].tolist(), lens.top_probs[:, 0, 0].tolist(), strict=True)
     numbers = (x[:, 0, 0].tolist() for x in (lens.answer_probs, lens.answer_ranks, lens.kl))
@@ -206,11 +218,11 @@ def head_without(found: Pass, request: HeadRequest) -> PassRequest:
         ConfigError: the model has no such layer or head.
     """
     if request.attention not in attention_layers(found.model):
-        raise ConfigError(f"attention: expected the address of an attention layer, found {request.attention!r:.80}")
+        raise layer_error(request.attention)
     module = found.model.network.get_submodule(request.attention)
     assert isinstance(module, Attention)
     if request.head >= module.n_heads:
-        raise ConfigError(f"head: expected a number from 0 to {module.n_heads - 1}, found {request.head}")
+        raise number_error("head", module.n_heads, request.head)
     stack, _, rest = request.attention.partition(".blocks.")
     block, _, part = rest.partition(".")
     off = AblateHeads.model_validate({"stack": stack, "part": part, "blocks": [int(block)], "heads": [request.head]})
@@ -219,6 +231,8 @@ def head_without(found: Pass, request: HeadRequest) -> PassRequest:
 
 def answer_head(found: Pass, without: Pass, request: HeadRequest) -> Json:
     """Return what one head does for one token: the keys that it reads, and the probabilities with and without it.
+
+    The head of a recurrent decoder cannot be switched off: its pass without it is the pass, and a note says so.
 
     Args:
         found: the pass.
@@ -230,16 +244,17 @@ def answer_head(found: Pass, without: Pass, request: HeadRequest) -> Json:
     before, after = (log_probs(network, _row(each, request.position).double()).exp() for each in (found, without))
     symbol = int(before.argmax()) if request.symbol is None else request.symbol
     if symbol >= len(before):
-        raise ConfigError(f"symbol: expected a number from 0 to {len(before) - 1}, found {symbol}")
+        raise number_error("symbol", len(before), symbol)
     p, largest = weights.double(), weights.topk(min(N_KEYS, len(weights)))
     more, less = ((before - after).topk(min(TOP, len(before)), largest=most) for most in (True, False))
-    contribution, note = _contribution(found, request, symbol)
+    switched = without is not found
+    contribution, note = _contribution(found, request, symbol) if switched else (None, message("explain.notes.no_switch"))
     return {
         "keys": [{"position": key, "weight": weight} for weight, key in zip(*(x.tolist() for x in largest), strict=True)],
         "entropy": float(-(p * p.clamp_min(1e-300).log()).sum()),
         "symbol": symbol,
         "p": before[symbol].item(),
-        "p_without": after[symbol].item(),
+        "p_without": after[symbol].item() if switched else None,
         "contribution": contribution,
         "note": note,
         "promoted": _changes(more, before, after, 1),
@@ -259,7 +274,7 @@ def _contribution(found: Pass, request: HeadRequest, symbol: int) -> tuple[float
         position = None if is_pooled(found.model.network) else request.position
         parts = attribute_logit(found.trace.activations, symbol, position=position or 0).contributions
     except ConfigError as error:
-        return None, str(error)
+        return None, error.line
     here = [each.value for each in parts if each.part == request.attention and each.head == request.head]
     return (here[0], "") if here else (None, message("explain.notes.no_direct_share"))
 

@@ -12,7 +12,9 @@ from transom import __version__
 from transom.config.error_messages import validate
 from transom.config.schema import Schema
 from transom.errors import ConfigError
+from transom.inspection.edits.schemas import reference_texts
 from transom.inspection.edits.scope import edits as edit_scope
+from transom.inspection.example_batch import SupportsFileInput
 from transom.inspection.messages.tables import in_language
 from transom.inspection.trace import names_of
 from transom.serving.answers import (
@@ -27,20 +29,33 @@ from transom.serving.answers import (
     head_without,
 )
 from transom.serving.cache import Cache
+from transom.serving.copied import copied
 from transom.serving.export import export_page
-from transom.serving.passes import Pass, describe_pass, estimate_bytes, open_map, run_pass, too_long_error
+from transom.serving.passes import (
+    Pass,
+    describe_pass,
+    describe_tokens,
+    estimate_bytes,
+    number_error,
+    open_map,
+    recurrent_attention,
+    run_pass,
+    too_long_error,
+)
 from transom.serving.requests import (
     CalculationRequest,
     ExportRequest,
     HeadRequest,
+    InputRequest,
     ModelRequest,
     PassRequest,
     PositionRequest,
     TensorRequest,
     TileRequest,
+    TokensRequest,
     UploadRequest,
 )
-from transom.serving.served_model import ModelInput, ServedModel, decode_upload
+from transom.serving.served_model import InputFile, ModelInput, ServedModel, decode_upload
 from transom.serving.tiles import TiledMap
 
 MAX_PASSES = 24
@@ -61,17 +76,18 @@ class Explorer:
             uploads: folder for uploaded files.
         """
         self.models, self._uploads = models, uploads
-        self._files = dict[str, Path]()
+        self._files = dict[str, InputFile]()
         self._inputs, self._passes, self._maps = Cache[ModelInput](MAX_PASSES), Cache[Pass](MAX_PASSES), Cache[TiledMap](MAX_MAPS)
         self._lock = threading.Lock()
         self._answers: dict[str, tuple[type[Schema], Callable[[Any], Json]]] = {
             "models": (Schema, self._models),
             "vocabulary": (ModelRequest, lambda request: {"symbols": self._model(request).symbols()}),
-            "upload": (UploadRequest, lambda request: {"file": self._store(request.data), "name": request.name}),
-            "pass": (PassRequest, lambda request: describe_pass(self._found(request))),
+            "upload": (UploadRequest, lambda request: {"file": self._store(request.data, name=request.name), "name": request.name}),
+            "tokens": (TokensRequest, self._tokens),
+            "pass": (PassRequest, self._pass),
             "logits": (PositionRequest, lambda request: answer_logits(self._found(request), request)),
             "tensor": (TensorRequest, lambda request: answer_tensor(self._whole(request), request)),
-            "calculation": (CalculationRequest, self._edited(answer_calculation)),
+            "calculation": (CalculationRequest, self._edited(self._calculation)),
             "lens": (PositionRequest, lambda request: answer_lens(self._whole(request), request)),
             "sweep": (PositionRequest, self._edited(answer_sweep)),
             "head": (HeadRequest, self._head),
@@ -118,7 +134,7 @@ class Explorer:
         for described in self._described:
             for sample in described["samples"]:
                 if "input" not in sample:  # pictures become uploaded files
-                    sample["input"] = {"file": self._store(sample["thumbnail"].partition(",")[2])}
+                    sample["input"] = {"file": self._store(sample["thumbnail"].partition(",")[2], sample=sample.pop("sample"))}
         return {"version": __version__, "models": self._described, "comparable": self._comparable}
 
     @cached_property
@@ -127,24 +143,50 @@ class Explorer:
         named = [([(each.address, each.shape) for each in names_of(model.network.config)], model.symbols()) for model in self.models]
         return len(named) == 2 and named[0] == named[1]
 
-    def _store(self, data: str) -> str:
-        """Store a file in base64; return its identifier."""
+    def _store(self, data: str, name: str = "", sample: str = "") -> str:
+        """Store a file in base64, of which the person or the validation data have a name; return its identifier."""
         identifier, content = decode_upload(data)
         path = self._uploads / identifier
         path.write_bytes(content)
-        self._files[identifier] = path
+        self._files[identifier] = InputFile(path, name, sample)
         return identifier
 
     def _model(self, request: ModelRequest) -> ServedModel:
         if request.model >= len(self.models):
-            raise ConfigError(f"model: expected a number from 0 to {len(self.models) - 1}, found {request.model}")
+            raise number_error("model", len(self.models), request.model)
         return self.models[request.model]
+
+    def _tokens(self, request: TokensRequest) -> Json:
+        """Return the tokens of another input as a patch reads it."""
+        model = self._model(request)
+        return describe_tokens(model, model.read_reference(request.input, self._files))
+
+    def _pass(self, request: PassRequest) -> Json:
+        """Return what describes a pass."""
+        return {**describe_pass(self._found(request)), "copied": copied(request, self._files)._asdict()}
+
+    def _calculation(self, found: Pass, request: CalculationRequest) -> Json:
+        """Return the hand calculation of one element."""
+        return answer_calculation(found, request, copied(request, self._files))
 
     def _found(self, request: PassRequest) -> Pass:
         """Return the pass of a request."""
         model = self._model(request)
         given = self._inputs.get((request.model, request.input), lambda: model.build_input(request.input, self._files))
-        return self._passes.get(request.of_pass().model_dump_json(), lambda: run_pass(model, given, request))
+        key = request.of_pass().model_dump_json()
+        return self._passes.get(key, lambda: run_pass(model, given, request, self._references(request)))
+
+    def _references(self, request: PassRequest) -> dict[str, Any]:
+        """Return the pictures or sounds from which the edits take values, by identifier.
+
+        Raises:
+            DataError: an edit of a model of pictures or sounds names a file that was not uploaded.
+        """
+        model = self._model(request)
+        if not isinstance(model.run, SupportsFileInput):
+            return {}
+        wanted = [text for edit in request.edits for text in reference_texts(edit)]
+        return {text: model.read_reference(InputRequest.model_construct(file=text), self._files) for text in wanted}
 
     def _whole(self, request: PassRequest) -> Pass:
         """Return the pass of a request, of which every site was kept and every map certified.
@@ -170,21 +212,28 @@ class Explorer:
         return with_edits
 
     def _scope(self, request: PassRequest) -> AbstractContextManager[Any]:
-        return edit_scope(self._model(request).run, request.edits) if request.edits else nullcontext()
+        if not request.edits:
+            return nullcontext()
+        return edit_scope(self._model(request).run, request.edits, inputs=self._references(request))
 
     def _head(self, request: HeadRequest) -> Json:
         found = self._whole(request)
-        return answer_head(found, self._found(head_without(found, request)), request)
+        switched = request.attention not in recurrent_attention(found.model)
+        return answer_head(found, self._found(head_without(found, request)) if switched else found, request)
 
     def _tile(self, request: TileRequest) -> Json:
-        """Return a tile of a map of the pass without edits."""
-        if request.edits:
-            raise ConfigError("edits: expected none for tiles, which show the map of the model as it is; switch the edits off")
-        key = request.model, request.input, request.attention, request.head
-        tiled = self._maps.get(key, lambda: TiledMap(open_map(self._found(request), request.attention, request.head)))
+        """Return a tile of a map."""
+        key = request.of_pass().model_dump_json(), request.attention, request.head
+        tiled = self._maps.get(key, lambda: self._open_map(request))
         tile = tiled.tile(request.level, request.row, request.column)
         place = {"queries": tile.queries, "keys": tile.keys, "stride": tile.stride, "ratio": tile.ratio}
         return {**encode_array(tile.weights), **place}
+
+    def _open_map(self, request: TileRequest) -> TiledMap:
+        """Return the map of a head under the edits of a request."""
+        found = self._found(request)
+        with nullcontext() if found.whole else self._scope(request):
+            return open_map(found, request.attention, request.head)
 
     def _export(self, request: ExportRequest) -> Json:
         """Return a page that holds the answers to some requests."""

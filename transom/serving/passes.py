@@ -12,17 +12,19 @@ from transom.config.vision import VisionTransformerConfig
 from transom.data.tokenizer.special_tokens import TOKEN_NAMES
 from transom.decoding.predictors.generator import Generator
 from transom.errors import ConfigError, DataError
-from transom.inspection.activations import sequences_of
-from transom.inspection.attention_map import AttentionMap, attention_map
+from transom.files.message import phrase
+from transom.inspection.attention_map import attention_map
 from transom.inspection.certify import Certificate
 from transom.inspection.derive_attention import is_exact
+from transom.inspection.edits.changes import AttentionEdit
 from transom.inspection.edits.scope import edits as edit_scope
 from transom.inspection.names import NamedQuantity, description
-from transom.inspection.trace import Trace, axes_of, trace
+from transom.inspection.trace import Trace, axes_of, token_symbols, trace
 from transom.layers.attention import Attention
+from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.serving.requests import PassRequest
 from transom.serving.served_model import ModelInput, ServedModel
-from transom.serving.tiles import SIZE
+from transom.serving.tiles import SIZE, StoredMap, TiledMap
 
 MAX_BYTES = 2**30
 """Bytes of a pass, of which every site is kept."""
@@ -71,19 +73,15 @@ class Pass:
         return self.logits[0] if self.logits.ndim == 3 else self.logits
 
 
-def run_pass(model: ServedModel, given: ModelInput, request: PassRequest) -> Pass:
-    """Run a model with the edits of a request; the input was built without them.
+def run_pass(model: ServedModel, given: ModelInput, request: PassRequest, references: Mapping[str, Any]) -> Pass:
+    """Run a model with the edits of a request; the input, and the batches from which edits take values, were built without them.
 
     Raises:
         ConfigError: the model has no such block, head or position.
-        DataError: the text is so long that the quantities of its pass do not fit into memory.
         EditNeverFiredError: an edit changed nothing.
     """
-    n_bytes, n_tokens = estimate_bytes(model, given)
-    whole = n_bytes <= MAX_BYTES
-    if not whole and request.edits:
-        raise too_long_error(n_bytes, n_tokens)
-    scope = edit_scope(model.run, request.edits) if request.edits else None
+    whole = estimate_bytes(model, given)[0] <= MAX_BYTES
+    scope = edit_scope(model.run, request.edits, inputs=references) if request.edits else None
     with scope or nullcontext():
         logits, found = trace(model.run, given.batch, ["*"] if whole else ["logits"], store="all" if whole else "needed")
         fired = scope.fired if scope is not None else ()
@@ -101,28 +99,60 @@ def estimate_bytes(model: ServedModel, given: ModelInput) -> tuple[int, int]:
 
 def too_long_error(n_bytes: int, n_tokens: int) -> DataError:
     """Return the error for a pass of which not every site fits into memory."""
-    return DataError(
-        f"text: expected a text whose pass fits into {MAX_BYTES / 2**20:,.0f} MiB, found {n_tokens:,} tokens, which need"
-        f" {n_bytes / 2**20:,.0f} MiB; give a shorter text, or look at its attention maps alone"
+    too_many = (
+        "text: expected a text whose pass fits into {most} MiB, found {tokens} tokens, which need {needed} MiB; give a shorter text,"
+        " or look at its attention maps alone"
+    )
+    sizes = {"most": MAX_BYTES // 2**20, "tokens": n_tokens, "needed": n_bytes // 2**20}
+    return DataError(phrase("errors.too_many_bytes", too_many, **sizes))
+
+
+def number_error(name: str, n: int, found: int) -> ConfigError:
+    """Return the error for a field that must be from 0 to ``n`` - 1."""
+    values = {"last": str(n - 1), "found": str(found)}
+    return ConfigError(phrase("errors.number", "{name}: expected a number from 0 to {last}, found {found}", name=name, **values))
+
+
+def layer_error(found: str) -> ConfigError:
+    """Return the error for an address that no attention layer has."""
+    return ConfigError(
+        phrase("errors.layer", "attention: expected the address of an attention layer, found {found}", found=f"{found!r:.80}")
     )
 
 
-def open_map(found: Pass, attention: str, head: int) -> AttentionMap:
-    """Return the attention map of one head; where the sites were not kept, the model runs again and keeps those of the head.
+def open_map(found: Pass, attention: str, head: int) -> TiledMap:
+    """Return the attention map of one head, with the edits of the pass; where the sites were not kept, it is computed tile by tile.
+
+    In that case the model runs again and keeps the sites of the head; the edits must be in force.
 
     Raises:
-        ConfigError: there is no such layer or head.
+        ConfigError: there is no such layer or head, or an edit changes the weights of a map that does not fit into memory.
     """
-    if attention not in attention_layers(found.model):
-        raise ConfigError(f"attention: expected the address of an attention layer, found {attention!r:.80}")
+    layers = (*attention_layers(found.model), *recurrent_attention(found.model))
+    if attention not in layers:
+        raise layer_error(attention)
+    edited, module = attention in found.trace.edited, _module(found.model, attention)
+    if found.whole and (edited or not is_exact(module)):
+        weights = found.trace.activations[f"{attention}.weights"][0]
+        if head >= len(weights):
+            raise number_error("head", len(weights), head)
+        return TiledMap(StoredMap(weights[head]))
     if found.whole:
-        return found.trace.map(attention, head)
-    return attention_map(found.model.run, found.input.batch, attention, head)
+        return TiledMap(found.trace.map(attention, head))
+    if any(isinstance(edit, AttentionEdit) for edit in (found.model.network.edits or {}).get(f"{attention}.z", ())):
+        english = "edits: expected none that changes the weights of {attention} in a long text, found one; shorten the text"
+        raise ConfigError(phrase("errors.long_edit", english, attention=attention))
+    return TiledMap(attention_map(found.model.run, found.input.batch, attention, head), certified=not edited)
 
 
 def attention_layers(model: ServedModel) -> list[str]:
     """Return the addresses of the attention layers of the blocks."""
     return [path for path, module in model.network.named_modules() if isinstance(module, Attention) and ".blocks." in path]
+
+
+def recurrent_attention(model: ServedModel) -> list[str]:
+    """Return the addresses of the attention of recurrent decoders over the source, which has one head that cannot be switched off."""
+    return [path for path, module in model.network.named_modules() if isinstance(module, SourceAttention)]
 
 
 def _module(model: ServedModel, path: str) -> Any:
@@ -132,19 +162,16 @@ def _module(model: ServedModel, path: str) -> Any:
 def describe_pass(found: Pass) -> dict[str, Any]:
     """Return tokens, attention layers, quantities and answer of a pass as JSON-serializable data."""
     model, a = found.model, found.trace.activations
-    tokens = _tokens(found)
+    tokens = describe_tokens(model, found.input.batch)["tokens"]
     layers = [_layer(found, path, tokens) for path in attention_layers(model) if not found.whole or a.get(f"{path}.q") is not None]
-    config = model.network.config
+    layers += [_recurrent_layer(path, tokens) for path in recurrent_attention(model)] if found.whole else []
     positions = list(range(len(found.flat_logits))) if found.logits.ndim == 3 else [0]
     answer = list(found.input.positions) or positions
     default = answer[-2] if model.input_kind == "pair" and len(answer) > 1 else answer[0] if len(answer) > 1 else answer[-1]
     if not found.input.answer:
         default = answer[-1] if found.input.positions else positions[-1]
     return {
-        "tokens": tokens,
-        "grid": config.grid if isinstance(config, VisionTransformerConfig) else None,
-        "n_class_tokens": config.n_positions - config.grid**2 if isinstance(config, VisionTransformerConfig) else 0,
-        "image": model.picture(found.input.batch),
+        **describe_tokens(model, found.input.batch),
         "flipped": model.input_kind == "sound",
         "layers": layers,
         "quantities": [_quantity(each, tokens) for each in found.trace.quantities.values()],
@@ -170,18 +197,26 @@ def _answer(found: Pass) -> str:
     return symbols[0].replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
 
 
-def _tokens(found: Pass) -> dict[str, list[dict[str, Any]]]:
+def describe_tokens(model: ServedModel, batch: Any) -> dict[str, Any]:
+    """Return the tokens of a batch of one row by stack, and its picture with the number of patches per side, as JSON-serializable data."""
+    config = model.network.config
+    n_class = config.n_positions - config.grid**2 if isinstance(config, VisionTransformerConfig) else 0
+    grid = config.grid if isinstance(config, VisionTransformerConfig) else None
+    return {"tokens": _tokens(model, batch), "grid": grid, "n_class_tokens": n_class, "image": model.picture(batch)}
+
+
+def _tokens(model: ServedModel, batch: Any) -> dict[str, list[dict[str, Any]]]:
     """Return text, id and position of the tokens of each stack."""
-    model, a = found.model, found.trace.activations
     config, listed = model.network.config, dict[str, list[dict[str, Any]]]()
     if isinstance(config, VisionTransformerConfig):
         n_class = config.n_positions - config.grid**2
         texts = [*["[class]"] * n_class, *(f"{i // config.grid},{i % config.grid}" for i in range(config.grid**2))]
         return {"encoder": [{"text": text, "id": None, "position": i, "special": i < n_class} for i, text in enumerate(texts)]}
+    symbols = token_symbols(model.run, batch)
     for stack, side in (("encoder", "source"), ("decoder", "target")):
         if hasattr(model.network, stack):
-            ids = sequences_of(a, stack).tokens[0].tolist()
-            texts = found.trace.tokens.get(side) or [str(each) for each in ids]
+            ids = (batch.source if stack == "encoder" else batch.decoder_input).tokens[0].tolist()
+            texts = symbols.get(side) or [str(each) for each in ids]
             listed[stack] = [
                 {"text": text, "id": token, "position": i, "special": token in TOKEN_NAMES and text == TOKEN_NAMES[token]}
                 for i, (token, text) in enumerate(zip(ids, texts, strict=True))
@@ -206,7 +241,26 @@ def _layer(found: Pass, path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[
         "keys": keys,
         "exact": is_exact(module),
         "edited": path in found.trace.edited,
+        "switchable": True,
         "certificate": None if certificate is None else {"ratio": certificate.ratio, "logsumexp": certificate.with_logsumexp},
+    }
+
+
+def _recurrent_layer(path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the attention of a recurrent decoder over the source, which has no queries of a block and no certificate."""
+    return {
+        "address": path,
+        "stack": "decoder",
+        "block": None,
+        "part": "cross",
+        "n_heads": 1,
+        "shape": [len(tokens["decoder"]), len(tokens["encoder"])],
+        "queries": "decoder",
+        "keys": "encoder",
+        "exact": True,
+        "edited": False,
+        "switchable": False,
+        "certificate": None,
     }
 
 

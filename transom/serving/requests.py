@@ -22,8 +22,8 @@ NamedRequests = Annotated[tuple[Annotated[tuple[str, dict[str, Any]], Field(stri
 class InputRequest(Schema):
     """An input: a text, with its translation for a translator, or the identifier of a file that was uploaded."""
 
-    text: Annotated[str, Field(max_length=MAX_TEXT)] | None = Field(None, description="the text")
-    target: Annotated[str, Field(max_length=MAX_TEXT)] | None = Field(None, description="the translation; by default the model's own")
+    text: str | None = Field(None, description="the text")
+    target: str | None = Field(None, description="the translation; by default the model's own")
     file: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(None, description="identifier of an uploaded file")
 
     @model_validator(mode="after")
@@ -70,6 +70,12 @@ class PassRequest(ModelRequest):
     def of_pass(self) -> "PassRequest":
         """Return the part of the request that identifies the pass, which has no language."""
         return PassRequest(model=self.model, input=self.input, edits=self.edits)
+
+
+class TokensRequest(ModelRequest):
+    """The tokens of another input, from which a patch takes its values."""
+
+    input: InputRequest = Field(description="the other input")
 
 
 class TensorRequest(PassRequest):

@@ -19,19 +19,22 @@ from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.special_tokens import MASK, SOS
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.decoding.predictors.generator import Generator
+from transom.decoding.predictors.long_texts import check_length
 from transom.decoding.predictors.translator import Translator
-from transom.errors import DataError
-from transom.inspection.edits.answers import ask
+from transom.errors import DataError, UnreadableFileError
+from transom.files.message import phrase, replaced
+from transom.inspection.edits.answers import ask, class_question
 from transom.inspection.example_batch import SupportsFileInput, build_example_batch
 from transom.inspection.lenses.question import lens_question
 from transom.inspection.lenses.readout import output_symbols
 from transom.layers.stack import Stack
 from transom.models.base import Network
-from transom.serving.requests import InputRequest
+from transom.serving.requests import MAX_TEXT, InputRequest
 from transom.tasks.audio.task import AudioClassifier, AudioTask
-from transom.tasks.image_classification.task import ImageTask
+from transom.tasks.image_classification.task import THUMBNAIL_SIZE, ImageTask
 from transom.tasks.input_profile import read_input_profile
 from transom.tasks.load_checkpoint import load_run_or_checkpoint
+from transom.tasks.run_data import load_sample
 
 MAX_SAMPLES = 12
 """Sample inputs that are offered."""
@@ -54,6 +57,20 @@ class ModelInput(NamedTuple):
     answer: str
     positions: Sequence[int]
     notes: Sequence[str]
+
+
+class InputFile(NamedTuple):
+    """A picture or sound that serves as input.
+
+    Attributes:
+        path: its file on the server.
+        name: name of the uploaded file; empty for a sample.
+        sample: name of the sample of the validation data; empty for an uploaded file.
+    """
+
+    path: Path
+    name: str = ""
+    sample: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,54 +154,87 @@ class ServedModel:
             return None
         if isinstance(self.run, SupportsFileInput):
             picture = str(sample.get("picture", ""))
-            return {"label": str(sample.get("class", "")), "thumbnail": picture} if picture.startswith("data:image/png;base64,") else None
+            if not picture.startswith("data:image/png;base64,"):
+                return None
+            return {"label": str(sample.get("class", "")), "thumbnail": picture, "sample": str(sample.get("text", ""))}
         text = next((str(sample[name]) for name in SAMPLE_TEXTS if sample.get(name)), None)
         if text is None:
             return None
         text = " ".join(text.split("\n")) if "words" in sample else text
         return {"label": text, "input": {"text": text}}
 
-    def build_input(self, request: InputRequest, files: Mapping[str, Path]) -> ModelInput:
+    def build_input(self, request: InputRequest, files: Mapping[str, InputFile]) -> ModelInput:
         """Build the batch of an input, without edits of the model.
 
         Args:
             request: the input.
-            files: uploaded files by identifier.
+            files: uploaded files and samples by identifier.
 
         Raises:
             DataError: the input is of the wrong kind, empty, or longer than the context window.
         """
-        file = None
         if isinstance(self.run, SupportsFileInput):
             if request.file is None or request.file not in files:
-                raise DataError(f"input: expected {self.run.NOUN} that was uploaded, found none; choose a file")
-            file = files[request.file]
-        elif request.text is None:
-            raise DataError("input: expected a text for this model, found a file; type a text")
+                raise DataError(phrase("errors.no_file", "input: expected an uploaded file for this model, found none; choose a file"))
+            found = class_question(self.run, self.read_file(files[request.file]))
+            return ModelInput(found.batch, found.answer, found.positions, [])
+        if request.text is None:
+            raise DataError(phrase("errors.no_text", "input: expected a text for this model, found a file; type a text"))
+        if len(request.text) > MAX_TEXT or len(request.target or "") > MAX_TEXT:
+            english = "text: expected at most {most} characters, found more; shorten the text"
+            raise DataError(phrase("errors.characters", english, most=MAX_TEXT))
         if isinstance(self.run, Generator):  # its answer is the next token of the pass
             example = build_example_batch(self.run, request.text, None, "refuse")
             batch = self._with_separator(example.batch)
             return ModelInput(batch, "", (batch.decoder_input.tokens.shape[1] - 1,), [*example.notes, *self._warnings(request.text)])
         if isinstance(self.run, Translator) or hasattr(self.run, "classify"):
-            found = ask(self.run, request.text, file, request.target if isinstance(self.run, Translator) else None)
-        elif isinstance(self.run, MaskFiller) and MASK in (request.text or ""):
+            found = ask(self.run, request.text, None, request.target if isinstance(self.run, Translator) else None)
+        elif isinstance(self.run, MaskFiller) and MASK in request.text:
             found = lens_question(self.run, request.text)
         else:
-            example = build_example_batch(self.run, request.text, file, "refuse")
+            example = build_example_batch(self.run, request.text, None, "refuse")
             return ModelInput(example.batch, "", (), [*example.notes, *self._warnings(request.text)])
         return ModelInput(found.batch, found.answer, found.positions, [*found.notes, *self._warnings(request.text)])
 
-    def _warnings(self, text: str | None) -> list[str]:
+    def read_file(self, file: InputFile) -> Any:
+        """Return the batch of a picture or sound; a sample whose thumbnail is smaller than the picture is read from the validation data.
+
+        Raises:
+            UnreadableFileError: the file cannot be decoded.
+            TransomError: the validation data have moved.
+        """
+        if file.sample and getattr(self.network.config, "image_size", 0) > THUMBNAIL_SIZE:
+            return load_sample(self._run_folder, file.sample).to(self.network.device)
+        try:
+            return build_example_batch(self.run, None, file.path).batch
+        except UnreadableFileError as error:
+            raise UnreadableFileError(replaced(error.line, str(file.path), file.name)) from None
+
+    def read_reference(self, request: InputRequest, files: Mapping[str, InputFile]) -> Any:
+        """Return the batch of another input, from which a patch takes its values; a translator translates its text itself.
+
+        Raises:
+            DataError: the input is of the wrong kind, empty, or longer than the context window.
+        """
+        if isinstance(self.run, SupportsFileInput) or request.text is None:
+            return self.build_input(request, files).batch
+        return build_example_batch(self.run, request.text, None, "refuse").batch
+
+    def _warnings(self, text: str) -> list[str]:
         """Return how a text differs from the training texts of the run."""
-        if text is None or self._profile is None:
+        if self._profile is None:
             return []
         return self._profile.warnings(text.replace(MASK, ""))
 
     @cached_property
     def _profile(self) -> InputProfile | None:
         """Profile of the training texts; None for a run without one."""
-        run = self.folder.parents[1] if self.folder.parent.name == CHECKPOINTS else self.folder
-        return read_input_profile(run)
+        return read_input_profile(self._run_folder)
+
+    @property
+    def _run_folder(self) -> Path:
+        """Folder of the run, to which a checkpoint belongs."""
+        return self.folder.parents[1] if self.folder.parent.name == CHECKPOINTS else self.folder
 
     def _with_separator(self, batch: LanguageBatch) -> LanguageBatch:
         """Append the token that separates prompt and answer, for a model that answers instructions.
@@ -196,7 +246,7 @@ class ServedModel:
             return batch
         row, longest = [*batch.decoder_input.tokens[0].tolist(), SOS], self.run.model.config.max_seq_len
         if len(row) > longest:
-            raise DataError(f"text: expected a prompt of at most {longest - 2:,} tokens, found {len(row) - 2:,}; give a shorter one")
+            check_length("text", len(row) - 2, longest - 2)
         read = PaddedSequences.pad([row])
         return LanguageBatch(read, read.tokens, (0,)).to(self.network.device)
 
@@ -218,7 +268,8 @@ def decode_upload(data: str) -> tuple[str, bytes]:
     try:
         content = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise DataError("upload: expected a file in base64, found other characters; choose the file again") from None
+        line = phrase("errors.base64", "upload: expected a file in base64, found other characters; choose the file again")
+        raise DataError(line) from None
     if not content:
-        raise DataError("upload: expected a file with content, found an empty one; choose another file")
+        raise DataError(phrase("errors.empty_upload", "upload: expected a file with content, found an empty one; choose another file"))
     return hashlib.sha256(content).hexdigest()[:32], content

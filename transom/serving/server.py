@@ -1,6 +1,7 @@
 """The server of the page, which listens on the loopback interface only."""
 
 import json
+import re
 import secrets
 import sys
 import traceback
@@ -13,8 +14,9 @@ from typing import Any
 
 from transom import __version__
 from transom.errors import TransomError
+from transom.files.message import phrase
 from transom.files.regular_files import parse_json
-from transom.inspection.messages.tables import LANGUAGES, table
+from transom.inspection.messages.tables import ENGLISH, LANGUAGES, in_language, table
 from transom.serving.explorer import Explorer
 
 HOST = "127.0.0.1"
@@ -93,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             kind = CONTENT_TYPES.get(path[path.rfind(".") :], "application/octet-stream")
             self._send(HTTPStatus.OK, (PAGE / path).read_bytes(), kind)
         else:
-            self._send_json(HTTPStatus.NOT_FOUND, {"error": "expected a file of the page, found none of this name; open the page again"})
+            self._send_error(HTTPStatus.NOT_FOUND, "expected a file of the page, found none of this name; open the page again")
 
     def do_POST(self) -> None:
         """Answer a request of the page."""
@@ -110,10 +112,10 @@ class _Handler(BaseHTTPRequestHandler):
             if name == path:
                 raise TransomError("expected a request to api/NAME, found another address; open the page again")
         except TransomError as error:
-            self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            self._send_error(HTTPStatus.BAD_REQUEST, error.line)
             return
         except ValueError:
-            self._send_json(HTTPStatus.BAD_REQUEST, {"error": "expected JSON, found other text; open the page again"})
+            self._send_error(HTTPStatus.BAD_REQUEST, "expected JSON, found other text; open the page again")
             return
         answers = [self._answer_one(name, each) for each in (raw if isinstance(raw, list) else [raw])]
         status = HTTPStatus.BAD_REQUEST if any("error" in each for each in answers) else HTTPStatus.OK
@@ -126,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise TransomError("expected a JSON object for api/NAME, found another request; open the page again")
             return self.server.explorer.answer(name, body)
         except TransomError as error:
-            return {"error": str(error)}
+            return self._spoken(error.line)
 
     def _path(self) -> str | None:
         """Return the path after the token; None after a refusal, where host, origin or token are not those of the page."""
@@ -136,7 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
         if known and site in (None, "none", "same-origin") and secrets.compare_digest(token.encode(), self.server.token.encode()):
             return path
         self.close_connection = True  # the body is not read
-        self._send_json(HTTPStatus.FORBIDDEN, {"error": "expected the address that transom explore printed, found another; open that one"})
+        text = phrase("errors.address", "expected the address that transom explore printed, found another; open that one")
+        self._send_error(HTTPStatus.FORBIDDEN, text)
         return None
 
     def _body(self) -> bytes | None:
@@ -144,8 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MAX_BODY:
             self.close_connection = True
-            limit = f"{MAX_BODY / 2**20:.0f} MiB"
-            self._send_json(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"expected at most {limit}, found more; choose a smaller file"})
+            text = phrase("errors.body", "expected at most {most} MiB, found more; choose a smaller file", most=MAX_BODY // 2**20)
+            self._send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
             return None
         return self.rfile.read(int(length))
 
@@ -159,7 +162,17 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             if not done:
                 self.close_connection = True
-                self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error; the terminal of transom explore shows it"})
+                text = phrase("errors.internal", "internal error; the terminal of transom explore shows it")
+                self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+
+    def _send_error(self, status: HTTPStatus, line: str) -> None:
+        """Send one line that says what is wrong."""
+        self._send_json(status, self._spoken(line))
+
+    def _spoken(self, line: str) -> dict[str, Any]:
+        """Return one line that says what is wrong in the language that the header Accept-Language names first, by default in English."""
+        wanted = re.split("[-,;]", self.headers.get("Accept-Language", ""))[0].strip().lower()
+        return {"error": in_language(line, wanted if wanted in LANGUAGES else ENGLISH)}
 
     def _send_json(self, status: HTTPStatus, value: Any) -> None:
         self._send(status, json.dumps(value, ensure_ascii=False, allow_nan=False).encode(), "application/json")

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.errors import ConfigError
+from transom.files.message import phrase
 from transom.inspection.attention_map import AttentionMap
 from transom.serving.cache import Cache
 
@@ -32,22 +33,39 @@ class Tile(NamedTuple):
         keys: position of the first key of each column.
         stride: 2^L.
         ratio: largest difference between weights times V and the kernel's head outputs, as a multiple of the bound of rounding, of the
-            queries that were compared.
+            queries that were compared; None if none were.
     """
 
     weights: Float[Tensor, "query column"]
     queries: list[int]
     keys: list[int]
     stride: int
-    ratio: float
+    ratio: float | None
+
+
+class StoredMap:
+    """Weights of one head that are in memory: those of an edited layer, an approximation or a recurrent decoder.
+
+    Attributes:
+        shape: numbers of queries and keys.
+    """
+
+    def __init__(self, weights: Float[Tensor, "query key"]) -> None:
+        """Store the weights."""
+        self._weights, self.shape = weights, (weights.shape[0], weights.shape[1])
+
+    def rows(self, queries: list[int]) -> Float[Tensor, "rows key"]:
+        """Return the weights of some queries on all keys."""
+        return self._weights[queries]
 
 
 class TiledMap:
     """The map of one head, of which some rows of tiles stay in memory."""
 
-    def __init__(self, attention_map: AttentionMap) -> None:
-        self._map = attention_map
-        self._rows = Cache[tuple[Tensor, float]](MAX_ROWS)
+    def __init__(self, attention_map: AttentionMap | StoredMap, certified: bool = True) -> None:
+        """Store the map, and whether its weights are to be compared with the kernel's head outputs, which an edit may have changed."""
+        self._map, self._is_certified = attention_map, certified
+        self._rows = Cache[tuple[Tensor, float | None]](MAX_ROWS)
 
     def tile(self, level: int, row: int, column: int) -> Tile:
         """Return a tile; tiles at the right and lower edge are smaller.
@@ -66,15 +84,19 @@ class TiledMap:
         first, last = column * SIZE * stride, min((column + 1) * SIZE * stride, n_keys)
         if not queries or first >= last:
             n_rows, n_columns = (-(-n // (SIZE * stride)) for n in self._map.shape)
-            raise ConfigError(f"tile: expected one of {n_rows:,} x {n_columns:,} tiles at level {level}, found row {row}, column {column}")
+            english = "tile: expected one of {rows} x {columns} tiles at level {level}, found row {row}, column {column}"
+            place = {"level": str(level), "row": str(row), "column": str(column)}
+            raise ConfigError(phrase("errors.tile", english, rows=n_rows, columns=n_columns, **place))
         rows, ratio = self._rows.get((level, row), lambda: self._certified(queries))
         weights = rows[:, first:last]
         columns = -(-(last - first) // stride)
         padded = torch.nn.functional.pad(weights, (0, columns * stride - (last - first)))
         return Tile(padded.reshape(len(queries), columns, stride).sum(-1), queries, list(range(first, last, stride)), stride, ratio)
 
-    def _certified(self, queries: list[int]) -> tuple[Tensor, float]:
+    def _certified(self, queries: list[int]) -> tuple[Tensor, float | None]:
         """Compute the weights of some queries on all keys, and compare those of ``N_CERTIFIED`` of them with the kernel's head outputs."""
+        if isinstance(self._map, StoredMap) or not self._is_certified:
+            return self._map.rows(queries), None
         certificate = self._map.certify(queries[:: max(len(queries) // N_CERTIFIED, 1)])
         certificate.check()
         return self._map.rows(queries), certificate.ratio

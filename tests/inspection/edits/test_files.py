@@ -37,6 +37,8 @@ HEAD: dict[str, Any] = {"kind": "ablate-heads", "blocks": [0], "heads": [1]}
         ({"kind": "knock-out-key"}, "e.json: missing field edits.0.keys (positions of the keys to hide, from 0)"),
         ({"kind": "patch", "name": "resid_mid"}, "e.json: edits.0: expected text or file, from which the values are taken, found neither"),
         ({"kind": "patch", "name": "x", "text": "a", "file": "b"}, "found both; give one of them"),
+        ({"kind": "patch", "name": "x", "text": "a", "from_positions": [1]}, "found them without positions"),
+        ({"kind": "patch", "name": "x", "text": "a", "positions": [0], "from_positions": [1, 2]}, "for each of positions, found 2 for 1"),
         ({"kind": "patch", "name": "x", "file": "b", "run": "r"}, "run: expected a text for the pass of the other run, found a file"),
         ({"kind": "set", "name": "x", "value": "one"}, "e.json: edits.0.value: expected a number or a list, found 'one'"),
         ({"kind": "scale", "name": "x"}, "e.json: missing field edits.0.factor (factor)"),

@@ -185,6 +185,33 @@ def test_all_of_another_input_gives_its_logits(name: str) -> None:
     assert torch.allclose(found, expected.expand_as(found), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("site", ["resid_post", "attn.z", "attn.k"])
+def test_a_patch_takes_its_values_from_other_positions(site: str) -> None:
+    """Into position 3 and 1 of a text come those of 0 and 2 of another; every other position is that of an own pass up to there."""
+    model, _ = build("gpt")
+    one, other = torch.tensor([[3, 4, 5, 6, 1]]), torch.tensor([[6, 7, 8]])
+    address = f"decoder.blocks.0.{site}"
+    edit = {"kind": "patch", "name": address, "text": "other", "positions": [3, 1], "from_positions": [0, 2]}
+    own, theirs = (transom.trace(model, tokens, [address])[1][address] for tokens in (one, other))
+    expected, axis = own.clone(), own.ndim - 2
+    for place, source in ((3, 0), (1, 2)):
+        expected.select(axis, place).copy_(theirs.select(axis, source))
+    with torch.no_grad(), transom.edits(model, [edit], inputs={"other": other}):
+        found = transom.trace(model, one, [address])[1][address]
+    assert torch.equal(found, expected) and not torch.equal(found, own)
+
+
+def test_one_position_of_another_text_can_go_to_several() -> None:
+    model, _ = build("gpt")
+    one, other = torch.tensor([[3, 4, 5]]), torch.tensor([[6, 7]])
+    edit = {"kind": "patch", "name": "decoder.blocks.1.resid_post", "text": "other", "positions": [0, 2], "from_positions": [1, 1]}
+    with torch.no_grad():
+        plain, of_other = model(one), model(other)
+        with transom.edits(model, [edit], inputs={"other": other}):
+            found = model(one)
+    assert torch.allclose(found[:, [0, 2]], of_other[:, [1, 1]], rtol=0, atol=1e-12) and torch.equal(found[:, 1], plain[:, 1])
+
+
 def test_reference_texts_give_means_and_samples_at_positions() -> None:
     model, batch = build("gpt")
     texts = {"a": torch.tensor([[1, 3, 5]]), "b": torch.tensor([[2, 4, 6, 8, 7]])}

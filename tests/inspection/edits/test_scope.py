@@ -363,6 +363,10 @@ def test_states_of_a_recurrent_network_are_edited_at_their_step(kind: str) -> No
         ({"kind": "no-residual", "sublayer": "block"}, "sublayer: expected attn, cross or ff, found 'block'"),
         ({"kind": "patch", "name": "resid_mid", "text": "hello"}, "expected the name of an input for a model without a tokenizer"),
         ({"kind": "patch", "name": "resid_mid", "text": "one", "positions": [4]}, r"positions: expected indices from 0 to 1 of the text"),
+        (
+            {"kind": "patch", "name": "resid_mid", "text": "one", "positions": [0], "from_positions": [2]},
+            r"from_positions: expected indices from 0 to 1 of the text 'one', found 2",
+        ),
     ],
 )
 def test_an_edit_that_does_not_fit_is_refused_when_it_is_made(edit: dict[str, Any], expected: str) -> None:

@@ -39,7 +39,7 @@ from transom.inspection.pages.page import render_page
 from transom.inspection.pages.report import render_report
 from transom.inspection.pages.run_summary import RunSummary
 
-PARTS = ("report", "explain", "explore")
+PARTS = ("report", "explain", "errors", "explore")
 PLURAL_CATEGORIES = {"zero", "one", "two", "few", "many", "other"}
 GERMAN = templates("de")
 

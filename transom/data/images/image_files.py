@@ -23,6 +23,7 @@ from transom.data.images.layouts import label_images, split_folders
 from transom.data.labeled.damaged_files import report_damaged
 from transom.errors import ConfigError, DataError, UnreadableFileError
 from transom.files.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from transom.files.message import phrase
 from transom.files.regular_files import open_regular_file
 
 if TYPE_CHECKING:
@@ -181,8 +182,15 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 
 def _check_size(data: bytes, origin: str) -> bytes:
     if len(data) > MAX_IMAGE_BYTES:
-        message = f"{origin}: expected an image of at most {MAX_IMAGE_BYTES:,} bytes, found more; shrink or remove it"
-        raise UnreadableFileError(message, f"more than {MAX_IMAGE_BYTES:,} bytes")
+        raise UnreadableFileError(
+            phrase(
+                "errors.image_bytes",
+                "{file}: expected an image of at most {most} bytes, found more; shrink or remove it",
+                file=origin,
+                most=MAX_IMAGE_BYTES,
+            ),
+            f"more than {MAX_IMAGE_BYTES:,} bytes",
+        )
     return data
 
 
@@ -233,13 +241,20 @@ def decode_sized_image(data: bytes, origin: str, size: int, channels: int) -> De
                 drafted = opened.size
                 image = _to_8_bit(library.ImageOps.exif_transpose(opened), mode, library)
         except (library.Image.DecompressionBombError, library.Image.DecompressionBombWarning) as error:
-            raise _too_large(origin, "more") from error
+            raise _too_large(origin, phrase("errors.more", "more")) from error
         except DataError:
             raise
         except DECODE_ERRORS as error:
             why = str(error).partition(" <")[0]  # Pillow appends the repr of the stream
-            message = f"{origin}: expected an image, found a file that cannot be decoded ({why}); repair or remove it"
-            raise UnreadableFileError(message, why) from error
+            raise UnreadableFileError(
+                phrase(
+                    "errors.image",
+                    "{file}: expected an image, found a file that cannot be decoded ({why}); repair or remove it",
+                    file=origin,
+                    why=why,
+                ),
+                why,
+            ) from error
     if image.size != drafted:  # turned by 90 degrees
         width, height = height, width
     if image.size != (size, size):
@@ -249,8 +264,16 @@ def decode_sized_image(data: bytes, origin: str, size: int, channels: int) -> De
 
 
 def _too_large(origin: str, found: str) -> UnreadableFileError:
-    message = f"{origin}: expected an image of at most {MAX_IMAGE_PIXELS:,} pixels, found {found}; shrink or remove it"
-    return UnreadableFileError(message, f"more than {MAX_IMAGE_PIXELS:,} pixels")
+    return UnreadableFileError(
+        phrase(
+            "errors.image_pixels",
+            "{file}: expected an image of at most {most} pixels, found {found}; shrink or remove it",
+            file=origin,
+            most=MAX_IMAGE_PIXELS,
+            found=found,
+        ),
+        f"more than {MAX_IMAGE_PIXELS:,} pixels",
+    )
 
 
 def _to_8_bit(image: "Image", mode: str, library: Any) -> "Image":

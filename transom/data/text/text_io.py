@@ -10,6 +10,7 @@ from typing import BinaryIO, NoReturn, Protocol, runtime_checkable
 
 from transom.errors import DataError
 from transom.files.limits import MAX_LINE_BYTES, MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO, MIN_UNPACKED_BYTES_FOR_RATIO
+from transom.files.message import phrase
 from transom.files.regular_files import open_regular_file
 
 _MAX_MEASURED_BYTES = 1 << 30
@@ -181,13 +182,12 @@ def check_text(text: str, where: str) -> str:
         DataError: the string contains a NUL character or half a surrogate pair.
     """
     if "\0" in text:
-        raise DataError(f"{where}: expected text, found a NUL character; remove it")
+        raise DataError(phrase("errors.nul", "{where}: expected text, found a NUL character; remove it", where=where))
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: expected text, found half a surrogate pair (U+{ord(text[error.start]):04X}), which is not a character; remove it"
-        ) from error
+        english = "{where}: expected text, found half a surrogate pair (U+{code}), which is not a character; remove it"
+        raise DataError(phrase("errors.surrogate", english, where=where, code=f"{ord(text[error.start]):04X}")) from error
     return text
 
 

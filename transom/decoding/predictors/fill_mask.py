@@ -14,6 +14,7 @@ from transom.decoding.predictors.long_texts import check_long_text_policy
 from transom.decoding.predictors.results import Record, Results
 from transom.decoding.search.loop import log_probabilities
 from transom.errors import DataError
+from transom.files.message import phrase
 from transom.models.encoder import MaskedEncoderTransformer
 
 
@@ -150,9 +151,12 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
             return row
         first, last = row.index(mask), len(row) - 1 - row[::-1].index(mask)
         if too_long == "refuse" or last - first >= max_tokens - 1:
-            raise DataError(
-                f"expected a text of at most {max_tokens:,} tokens, start token included, found {len(row):,}; shorten the text"
-                + ("" if too_long == "refuse" else ", or place the masks closer together")
+            line = phrase(
+                "errors.too_long_to_fill",
+                "expected a text of at most {most} tokens, start token included, found {found}; shorten the text",
+                most=max_tokens,
+                found=len(row),
             )
+            raise DataError(line if too_long == "refuse" else f"{line}, or place the masks closer together")
         start = min(max((first + last - max_tokens) // 2 + 1, 0), len(row) - max_tokens)
         return row[start : start + max_tokens]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from transom.errors import ConfigError, DataError
+from transom.files.message import phrase
 
 LongTextPolicy = Literal["truncate", "window", "refuse"]
 """Treatment of a text longer than the context window: keep the first tokens, read the text in windows, or raise an error."""
@@ -46,6 +47,25 @@ def split_windows(rows: Sequence[Sequence[int]], max_tokens: int, too_long: Long
     starts = [range(0, 1 if cut else max(len(row), 1), max_tokens) for row in rows]
     windows = [row[start : start + max_tokens] for row, of_text in zip(rows, starts, strict=True) for start in of_text]
     return Windows(windows, [len(of_text) for of_text in starts], [max(len(row) - max_tokens, 0) if cut else 0 for row in rows])
+
+
+def check_length(name: str, n: int, most: int) -> None:
+    """Check the number of tokens of a text that must not be cut.
+
+    Args:
+        name: name of the text, for the message.
+        n: number of its tokens, without special tokens.
+        most: the largest number that fits the context window.
+
+    Raises:
+        DataError: there are more.
+    """
+    if n > most:
+        raise DataError(
+            phrase(
+                "errors.too_long", "{name}: expected at most {most} tokens, found {found}; shorten the text", name=name, most=most, found=n
+            )
+        )
 
 
 def check_long_text_policy(found: object, *known: str) -> None:

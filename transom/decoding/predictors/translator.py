@@ -25,7 +25,7 @@ from transom.decoding.inference import (
     reject_single_item,
 )
 from transom.decoding.predictors.likelihood import PairScore
-from transom.decoding.predictors.long_texts import check_long_text_policy
+from transom.decoding.predictors.long_texts import check_length, check_long_text_policy
 from transom.decoding.predictors.results import Alignment, Record, Results, described, inspection
 from transom.decoding.predictors.sentence_splitter import split_text
 from transom.decoding.search.beam import BeamSearch
@@ -163,9 +163,13 @@ class Translator:
         Args:
             tokens: token IDs of the source.
             target: the translation; None for the model's own.
+
+        Raises:
+            DataError: the translation exceeds the context window.
         """
         if target is not None:
-            return translation_batch([tokens], [self.tokenizers.target.encode(target)], [0]), []
+            check_length("target", len(given := self.tokenizers.target.encode(target)), self.model.config.max_seq_len - 1)
+            return translation_batch([tokens], [given], [0]), []
         translation = self.translate([" ".join(self.tokenizers.source.decode(tokens).split())])[0]
         own = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
         note = phrase("explain.notes.own_translation", "the target is the model's own translation: {translation}", translation=translation)

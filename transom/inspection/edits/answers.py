@@ -12,6 +12,7 @@ from transom.data.batch import LanguageBatch, PaddedSequences, TranslationBatch,
 from transom.data.tokenizer.special_tokens import EOS, SOS
 from transom.decoding.inference import eval_mode
 from transom.decoding.predictors.generator import Generator
+from transom.decoding.predictors.long_texts import check_length
 from transom.decoding.predictors.multi_label import MultiLabelClassifier
 from transom.decoding.predictors.translator import Translator
 from transom.decoding.search.loop import log_probabilities
@@ -62,7 +63,7 @@ def ask(run: Any, text: str | None, file: Path | None = None, answer: str | None
         return _continuation(run, example.batch.decoder_input.tokens[0].tolist(), text, answer)
     if classes and hasattr(run, "classify"):
         example = build_example_batch(run, text, file, "refuse")
-        return _class(run, example.batch, classes, answer)
+        return class_question(run, example.batch, answer)
     raise ConfigError(f"expected a run of a language model, translator or classifier, found {type(run).__name__}; use another run")
 
 
@@ -71,6 +72,7 @@ def _translation(run: Translator, batch: TranslationBatch, answer: str | None, n
     own = run.tokenizers.target.decode([token for token in batch.labels[0].tolist() if token != EOS])
     if answer is not None:
         target = run.tokenizers.target.encode(answer)
+        check_length("target", len(target), run.model.config.max_seq_len - 1)
         source = batch.source.tokens[0].tolist()[:-1]
         batch, notes = translation_batch([source], [target], [0]).to(run.model.device), ()
     labels = batch.labels[0]
@@ -110,8 +112,13 @@ def _continuation(run: Generator, prompt: list[int], text: str | None, answer: s
     return Question(batch, lambda logits: log_probabilities(logits)[:, places, chosen].double().sum(1), shown, (), places.tolist(), tokens)
 
 
-def _class(run: Any, batch: Any, classes: Sequence[str], answer: str | None) -> Question:
-    """Watch log p of a class or label, by default of the most probable one."""
+def class_question(run: Any, batch: Any, answer: str | None = None) -> Question:
+    """Watch log p of a class or label of a batch of one row, by default of the most probable one.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    classes: Sequence[str] = run.model.config.classes
 
     def log_p(logits: Tensor) -> Tensor:
         return (F.logsigmoid(logits) if isinstance(run, MultiLabelClassifier) else log_probabilities(logits)).double()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from transom.errors import ConfigError
+from transom.files.message import joined, phrase
 from transom.inspection.derive_attention import is_exact
 from transom.inspection.edits import schemas
 from transom.inspection.edits.changes import (
@@ -62,7 +63,7 @@ def compile_edit(config: schemas.EditConfig, network: Network, references: Refer
     try:
         return CompiledEdit(config, counter, compiler.sites(config))
     except ConfigError as error:
-        raise ConfigError(f"{config.kind}: {error}") from None
+        raise ConfigError(joined("", (f"{config.kind}: ", error.line))) from None
 
 
 def merge_edits(outer: Mapping[str, Sequence[SiteEdit]], inner: Mapping[str, SiteEdit]) -> Edits:
@@ -114,7 +115,8 @@ class _Compiler:
         if not found:
             raise ConfigError("expected a model with Transformer blocks, found one without; use scale, set or patch on names of tensors")
         if config.stack is not None and config.stack not in found:
-            raise ConfigError(f"stack: expected {' or '.join(found)}, found {config.stack!r}")
+            listed = " / ".join(found)
+            raise ConfigError(phrase("errors.stack", "stack: expected {listed}, found {found}", listed=listed, found=repr(config.stack)))
         crossed = [name for name in found if getattr(self.network, name).blocks[0].cross is not None]
         if part == "cross" and (not crossed or config.stack not in (None, *crossed)):
             raise ConfigError(f"part: expected blocks with cross-attention, found none in the {config.stack or found[0]}; leave it out")
@@ -154,7 +156,8 @@ class _Compiler:
             label = {"n_heads": "heads"}.get(name, name)
             if axis is None:
                 raise ConfigError(f"{label}: expected a tensor with {label}, found {address} with the axes {', '.join(axes)}")
-            _check_indices(label, numbers, None if name == "positions" else shape[axis], f" for {address}")
+            of = phrase("errors.for_tensor", "for {address}", address=address)
+            _check_indices(label, numbers, None if name == "positions" else shape[axis], of)
             indices[axis] = tuple(numbers)
         return Selection(indices, position)
 
@@ -224,7 +227,7 @@ class _Compiler:
     def _patch(self, config: schemas.SiteEditConfig, address: str, values: Mapping[str, Tensor], selection: Selection) -> ComputeValues:
         """Return the values of another pass, after a check of their shape."""
         assert isinstance(config, schemas.Patch)
-        origin = config.file or f"the text {(config.text or '')[:40]!r}"
+        origin = config.file or phrase("errors.the_text", "the text {text}", text=repr((config.text or "")[:40]))
         if address not in values:
             raise ConfigError(f"{origin}: expected the tensor {address}, found none; trace it with --names")
         x, axes, shape = values[address], self._axes(address), self.known[address].shape
@@ -234,7 +237,11 @@ class _Compiler:
             raise ConfigError(f"{origin}: expected {address} of shape ({expected}), found {tuple(x.shape)}; trace one whole text")
         n = 1 if selection.position_axis is None else x.shape[selection.position_axis]
         if config.positions is not None:
-            _check_indices("positions", config.positions, n, f" of {origin}")
+            sources = config.positions if config.from_positions is None else config.from_positions
+            name = "positions" if config.from_positions is None else "from_positions"
+            _check_indices(name, sources, n, phrase("errors.of_origin", "of {origin}", origin=origin))
+            if selection.position_axis is not None:
+                x = _moved(x, selection.position_axis, sources, config.positions)
         return OtherPass([x.to(self.network.device)], selection.position_axis)
 
     def _attention(self, config: schemas.AttentionEditConfig) -> dict[str, SiteEdit]:
@@ -271,6 +278,12 @@ class _Compiler:
         return found
 
 
+def _moved(x: Tensor, axis: int, sources: Sequence[int], places: Sequence[int]) -> Tensor:
+    """Return a tensor that has at places[i] of an axis what ``x`` has at sources[i]; the other places are not read."""
+    source_of = dict(zip(places, sources, strict=True))
+    return x.index_select(axis, torch.tensor([source_of.get(i, 0) for i in range(1 + max(places))], device=x.device))
+
+
 def _mean(values: Sequence[Tensor], axis: int | None) -> Tensor:
     """Return the mean over the first axis and the positions of all values."""
     axes = (0,) if axis is None else (0, axis)
@@ -290,4 +303,9 @@ def _check_indices(name: str, indices: Sequence[int] | range, n: int | None, whe
     """Raise if an index is not below n."""
     for index in indices:
         if n is not None and index >= n:
-            raise ConfigError(f"{name}: expected indices from 0 to {n - 1}{where}, found {index}")
+            values = {"name": name, "last": str(n - 1), "found": str(index)}
+            if where:
+                raise ConfigError(
+                    phrase("errors.indices_of", "{name}: expected indices from 0 to {last} {where}, found {found}", where=where, **values)
+                )
+            raise ConfigError(phrase("errors.indices", "{name}: expected indices from 0 to {last}, found {found}", **values))

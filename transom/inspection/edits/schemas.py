@@ -99,11 +99,15 @@ class SiteEditConfig(EditConfig):
 class Patch(SiteEditConfig):
     """Replace tensors by those of another pass: of another text, of another run, or of a file that ``transom trace --out`` wrote.
 
-    Without ``positions``, all positions that both passes have are replaced.
+    Without ``positions``, all positions that both passes have are replaced. With ``from_positions``, the values at positions[i] come from
+    from_positions[i] of the other pass; without, from the same position.
     """
 
     kind: Literal["patch"] = "patch"
-    text: str | None = Field(None, description="text of the other pass")
+    from_positions: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] | None = Field(
+        None, description="position in the other text for each of positions; by default the same"
+    )
+    text: str | None = Field(None, description="text of the other pass; for models of images or sounds the name of a file")
     run: str | None = Field(None, description="run folder of a model of the same shape, for the other pass")
     file: str | None = Field(None, description="safetensors file with the tensors by address")
 
@@ -114,6 +118,9 @@ class Patch(SiteEditConfig):
             raise ValueError(f"expected text or file, from which the values are taken, found {found}; give one of them")
         if self.run is not None and self.text is None:
             raise ValueError("run: expected a text for the pass of the other run, found a file; give text, or leave out run")
+        if self.from_positions is not None and len(self.from_positions) != (n := len(self.positions or ())):
+            found = f"{len(self.from_positions)} for {n}" if self.positions else "them without positions"
+            raise ValueError(f"from_positions: expected one position of the other text for each of positions, found {found}")
         return self
 
 
@@ -177,6 +184,13 @@ class EditFile(Schema):
 
     version: Literal[1] = Field(description="version of the file format")
     edits: Annotated[tuple[AnyEdit, ...], AfterValidator(_not_empty)] = Field(strict=False, description="edits, applied in this order")
+
+
+def reference_texts(edit: EditConfig) -> tuple[str, ...]:
+    """Return the texts of other passes from which an edit takes its values."""
+    if isinstance(edit, AblationConfig):
+        return edit.texts
+    return (edit.text,) if isinstance(edit, Patch) and edit.text is not None else ()
 
 
 def describe_edit(edit: EditConfig) -> str:

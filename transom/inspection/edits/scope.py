@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from transom.errors import ConfigError, TransomError
+from transom.files.message import joined, phrase
 from transom.inspection.edits.compile_edits import CompiledEdit, compile_edit, merge_edits
 from transom.inspection.edits.files import load_edits, parse_edits
 from transom.inspection.edits.references import References
@@ -25,7 +26,7 @@ def error_place(place: str) -> Iterator[None]:
     try:
         yield
     except TransomError as error:
-        raise type(error)(f"{place}: {error}") from None
+        raise type(error)(joined("", (f"{place}: ", error.line))) from None
 
 
 class EditScope(AbstractContextManager["EditScope"]):
@@ -86,8 +87,9 @@ class EditScope(AbstractContextManager["EditScope"]):
         """
         for number, each in enumerate(self._compiled):
             if not each.counter.n:
-                reason = _reason(each, self._network)
-                raise EditNeverFiredError(f"edit {number} ({describe_edit(each.config)}): expected a change, found none: {reason}")
+                values = {"number": str(number), "edit": describe_edit(each.config), "reason": _reason(each, self._network)}
+                english = "edit {number} ({edit}): expected a change, found none: {reason}"
+                raise EditNeverFiredError(phrase("errors.never_fired", english, **values))
 
 
 def _reason(edit: CompiledEdit, network: Network) -> str:
@@ -95,14 +97,27 @@ def _reason(edit: CompiledEdit, network: Network) -> str:
     address, longest = next(iter(edit.sites)), edit.counter.longest
     if longest:
         wanted = {name: indices for name in ("positions", "queries", "keys") if (indices := getattr(edit.config, name, None))}
-        places = " and ".join(f"{name} {' '.join(map(str, indices))}" for name, indices in wanted.items())
-        return f"no row has {places}, since the longest has {longest:,} positions, counted from 0"
+        places: Sequence[str] = [f"{name} {' '.join(map(str, indices))}" for name, indices in wanted.items()]
+        if len(places) == 2:
+            places = [phrase("errors.both", "{first} and {second}", first=places[0], second=places[1])]
+        return phrase(
+            "errors.no_row",
+            "no row has {places}, since the longest has {longest} positions, counted from 0",
+            places=places[0],
+            longest=longest,
+        )
     if ".experts." in address:
-        return f"no token was sent to the expert of {address}; choose another expert or text"
+        return phrase(
+            "errors.no_token_for_expert", "no token was sent to the expert of {address}; choose another expert or text", address=address
+        )
     block = re.match(r".*\.blocks\.\d+", address)
     if block is not None and getattr(network.get_submodule(block[0]), "depth", None) is not None:
-        return f"no pass reached {address}, whose block processes only the tokens that its router selects; choose another text or block"
-    return f"no pass reached {address}; run the model inside the with block"
+        return phrase(
+            "errors.not_selected",
+            "no pass reached {address}, whose block processes only the tokens that its router selects; choose another text or block",
+            address=address,
+        )
+    return phrase("errors.not_reached", "no pass reached {address}; run the model inside the with block", address=address)
 
 
 def edits(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from transom.errors import ConfigError
+from transom.files.message import phrase
 from transom.inspection.activations import Activations, find_network
 from transom.inspection.explain.explain import explain
 from transom.inspection.explain.explanation import Explanation
@@ -62,6 +63,11 @@ def explain_cell(run: Any, batch: Any, trace: Trace, name: str, index: Mapping[s
     return CellCalculation(value, explanation, _steps(explanation, name, value, index), options)
 
 
+def axis_message(axis: str, size: int, found: int) -> str:
+    """Return the message about an index that is out of range."""
+    return phrase("errors.axis", "index: expected {axis} from 0 to {last}, found {found}", axis=axis, last=str(size - 1), found=str(found))
+
+
 def element_index(axes: Sequence[str], shape: Sequence[int], index: Mapping[str, int]) -> tuple[int, ...]:
     """Return the index of an element of a tensor of one row.
 
@@ -73,7 +79,7 @@ def element_index(axes: Sequence[str], shape: Sequence[int], index: Mapping[str,
         raise ConfigError(f"index: expected one index for each of {', '.join(own) or 'no axis'}, found {', '.join(index) or 'none'}")
     for axis, size in zip(axes, shape, strict=True):
         if axis != "batch" and not 0 <= index[axis] < size:
-            raise ConfigError(f"index: expected {axis} from 0 to {size - 1}, found {index[axis]}")
+            raise ConfigError(axis_message(axis, size, index[axis]))
     return tuple(0 if axis == "batch" else index[axis] for axis in axes)
 
 

@@ -90,19 +90,24 @@ def explain(
     return _Writer(model, batch, block, head, query, stack, dim, temperatures, candidates, key, every).write(tuple(notes))
 
 
-def explain_run(predictor: Any, text: str | None, file: Path | None, target: str | None = None, **options: Any) -> Explanation:
-    """Explain a loaded run on a text, which is truncated to the context window, or on a file.
+def explain_run(
+    predictor: Any, text: str | None, file: Path | None, target: str | None = None, batch: Any = None, **options: Any
+) -> Explanation:
+    """Explain a loaded run on a text, which is truncated to the context window, on a file, or on a batch.
 
     Args:
         predictor: a run loaded by ``transom.load``.
         text: the text; None to read ``file``.
         file: a text file, or an image or sound for such a model.
         target: the target text of a translator; None for its own translation.
+        batch: a batch of one row, in place of text, file and target.
         **options: further arguments of ``explain``.
 
     Raises:
         ConfigError: a target is given for a model that does not translate, or an argument is out of range.
     """
+    if batch is not None:
+        return explain(predictor, batch, **options)
     example = build_example_batch(predictor, text, file, target=target)
     explanation = explain(predictor, example.batch, **options)
     return replace(explanation, notes=tuple(example.notes))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
+from transom.files.message import phrase
 from transom.inspection.activations import Activations, feed_forward_input
 from transom.inspection.derive_attention import output_weights
 from transom.inspection.lenses.readout import flat_logits, is_pooled, lens_input, output_stack, require_one_row, token_mask
@@ -193,7 +194,14 @@ class _Backward:
         if type(module) is Norm:
             return rows
         if not isinstance(module, LayerNorm | RmsNorm | BatchNorm | DynamicTanh):
-            raise ConfigError(f"{path}: expected a norm that is linear once its statistics are fixed, found {type(module).__name__}")
+            raise ConfigError(
+                phrase(
+                    "errors.norm",
+                    "{path}: expected a norm that is linear once its statistics are fixed, found {found}",
+                    path=path,
+                    found=type(module).__name__,
+                )
+            )
         x = a[f"{path}.x"][0, rows.sites].double()
         g = rows.g * module.weight.double()
         if isinstance(module, DynamicTanh):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.errors import ConfigError
+from transom.files.message import phrase
 from transom.inspection.activations import Activations, find_network, sequences_of, stream_after
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.trace import trace
@@ -62,7 +63,11 @@ def output_stack(network: Network) -> str:
         if isinstance(getattr(network, name, None), Stack) and not isinstance(network, TextEmbedderTransformer):
             return name
     raise ConfigError(
-        f"expected a Transformer with logits per token, text or image, found a model of kind {network.config.kind!r}; give another run"
+        phrase(
+            "errors.no_stack",
+            "expected a Transformer with logits per token, text or image, found a model of kind {kind}; give another run",
+            kind=repr(network.config.kind),
+        )
     )
 
 

@@ -23,7 +23,7 @@ LANGUAGES = (ENGLISH, *sorted({name.removesuffix(".json") for name in _FILES if 
 
 @cache
 def table(language: str) -> Mapping[str, Any]:
-    """Return the table of a language: ``language`` has its own name; ``report``, ``explain`` and ``explore`` hold nested templates."""
+    """Return the table of a language: ``language`` has its own name; the other parts hold nested templates."""
     return dict(json.loads((resources.files(__package__) / f"{language}.json").read_text(encoding="utf-8")))
 
 
@@ -31,10 +31,11 @@ def table(language: str) -> Mapping[str, Any]:
 def templates(language: str, part: str | None = None) -> Mapping[str, Template]:
     """Return the templates of one part of a table by key, the names of nested objects joined by dots.
 
-    Without a part, those that Python code shows: of ``report``, and of ``explain`` with keys that begin with ``explain.``.
+    Without a part, those that Python code shows: of ``report``, and of ``explain`` and ``errors`` with keys that begin with these words.
     """
     if part is None:
-        return {**templates(language, "report"), **dict(_flatten("explain", table(language)["explain"]))}
+        spoken = (dict(_flatten(name, table(language)[name])) for name in ("explain", "errors"))
+        return {name: text for part in (templates(language, "report"), *spoken) for name, text in part.items()}
     return dict(_flatten("", table(language)[part]))
 
 

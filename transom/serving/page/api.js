@@ -51,7 +51,8 @@ class AnswerError extends Error {
 
 /** Ask an array of questions; return the array of answers, each of which may be {error}. */
 async function post(name, text) {
-  const reply = await fetch(`api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: text });
+  const headers = { "Content-Type": "application/json", "Accept-Language": document.documentElement.lang };
+  const reply = await fetch(`api/${name}`, { method: "POST", headers, body: text });
   const answer = await reply.json().catch(() => ({ error: `${reply.status} ${reply.statusText}` }));
   if (!Array.isArray(answer)) throw new AnswerError(answer.error ?? `${reply.status} ${reply.statusText}`);
   return answer;

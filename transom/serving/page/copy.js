@@ -48,8 +48,11 @@ const folder = (state) => {
   return model.folder ?? model.name;
 };
 
+const readSample = (state, sample) => `load_sample(${python(folder(state))}, ${python(sample)}).to(run.model.device)`;
+
 /** Return Python lines that read what is in view. */
 export function viewAsPython(state) {
+  const { copied } = state.loaded.pass;
   const { name, head, query } = inView(state);
   const { file, target } = state.input;
   const given = file || target ? "batch" : python(state.input.text);
@@ -59,11 +62,13 @@ export function viewAsPython(state) {
       "from transom.inspection.example_batch import build_example_batch",
       `batch = build_example_batch(run, ${python(state.input.text)}, None, target=${python(target)}).batch`,
     );
-  if (file)
+  if (copied.sample || copied.samples.length) lines.push("from transom.tasks.run_data import load_sample");
+  if (copied.sample) lines.push(`batch = ${readSample(state, copied.sample)}`);
+  else if (file)
     lines.push(
       "from pathlib import Path",
       "from transom.inspection.example_batch import build_example_batch",
-      'batch = build_example_batch(run, None, Path("FILE")).batch',
+      `batch = build_example_batch(run, None, Path(${python(copied.file)})).batch`,
     );
   const read = [
     `logits, trace = transom.trace(run, ${given}, [${python(name)}])`,
@@ -72,17 +77,24 @@ export function viewAsPython(state) {
       : [`print(trace[${python(name)}][${[0, head, query].filter((each) => each !== undefined).join(", ")}])`]),
   ];
   if (!state.edits.length) return [...lines, ...read].join("\n");
-  return [...lines, `edits = ${python(state.edits)}`, "with transom.edits(run, edits):", ...read.map((line) => `    ${line}`)].join("\n");
+  const inputs = copied.samples.map((sample) => `${python(sample)}: ${readSample(state, sample)}`);
+  const scope = inputs.length ? `run, edits, inputs={${inputs.join(", ")}}` : "run, edits";
+  return [...lines, `edits = ${python(copied.edits)}`, `with transom.edits(${scope}):`, ...read.map((line) => `    ${line}`)].join("\n");
 }
 
 /** Return a command line that prints what is in view. */
 export function viewAsCommand(state) {
+  const { copied } = state.loaded.pass;
   const { name, head, query } = inView(state);
   const words = [
     "transom",
     "trace",
     quoted(folder(state)),
-    ...(state.input.file ? ["--input", "FILE"] : [quoted(state.input.text)]),
+    ...(copied.sample
+      ? ["--sample", quoted(copied.sample)]
+      : state.input.file
+        ? ["--input", quoted(copied.file)]
+        : [quoted(state.input.text)]),
     ...(state.input.target ? ["--target", quoted(state.input.target)] : []),
     "--names",
     name === ALL_HEADS ? quoted(name) : name,
@@ -90,6 +102,13 @@ export function viewAsCommand(state) {
   if (head !== undefined) words.push("--heads", head);
   if (query !== undefined) words.push("--positions", query);
   if (!state.edits.length) return words.join(" ");
-  const file = JSON.stringify({ version: 1, edits: state.edits });
-  return `printf '%s' ${quoted(file)} > edits.json\n${words.join(" ")} --edit edits.json`;
+  const before = [];
+  const edits = copied.edits.map(({ text, ...edit }, i) => {
+    if (!copied.samples.includes(text)) return text === undefined ? edit : { ...edit, text };
+    const trace = ["transom", "trace", quoted(folder(state)), "--sample", quoted(text), "--names", edit.name];
+    before.push(`${trace.join(" ")} --out patch-${i}.safetensors`);
+    return { ...edit, file: `patch-${i}.safetensors` };
+  });
+  const file = JSON.stringify({ version: 1, edits });
+  return [...before, `printf '%s' ${quoted(file)} > edits.json`, `${words.join(" ")} --edit edits.json`].join("\n");
 }

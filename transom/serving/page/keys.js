@@ -22,7 +22,7 @@ function head(store, by) {
 function flip(store) {
   const state = store.get();
   const { layer } = currentPlace(state);
-  if (layer) store.set({ edits: toggleHead(state.edits, layer, Math.min(state.head, layer.n_heads - 1)) });
+  if (layer && layer.switchable !== false) store.set({ edits: toggleHead(state.edits, layer, Math.min(state.head, layer.n_heads - 1)) });
 }
 
 const ACTIONS = {

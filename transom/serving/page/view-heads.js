@@ -29,7 +29,7 @@ export const isLong = (layer) => Math.max(...layer.shape) > LONG;
 async function maps(state, layer) {
   if (isLong(layer)) {
     const level = Math.ceil(Math.log2(Math.max(...layer.shape) / 128));
-    const body = { ...state.loaded.body, edits: [], attention: layer.address, level, row: 0, column: 0 };
+    const body = { ...state.loaded.body, attention: layer.address, level, row: 0, column: 0 };
     const tiles = await Promise.all(Array.from({ length: layer.n_heads }, (_, head) => ask("tile", { ...body, head })));
     const scale = tiles.map((tile) => scaleOf(tile.values, true)).reduce((a, b) => (a.hi > b.hi ? a : b));
     return { scale, heads: tiles.map((tile) => ({ rows: tile.shape[0], columns: tile.shape[1], values: tile.values })) };
@@ -126,7 +126,9 @@ function tile(store, state, layer, head, map, scale, swept) {
       data: { switch: layer.address, head },
     },
   );
-  return h("li", { class: off ? "tile off" : "tile" }, choose, told?.line, flip, badge(swept?.values.get(`${layer.address} ${head}`), swept?.largest));
+  if (layer.switchable === false) return h("li", { class: "tile" }, choose, told?.line, h("span", { class: "soft", text: name }));
+  const changed = badge(swept?.values.get(`${layer.address} ${head}`), swept?.largest);
+  return h("li", { class: off ? "tile off" : "tile" }, choose, told?.line, flip, changed);
 }
 
 /** Ask what each head contributes to the answer: differences by "address head". */
@@ -195,7 +197,7 @@ export function mountHeads(root, store) {
           ),
         ),
       );
-      const canSweep = pass.outputs.positions.length > 0;
+      const canSweep = pass.outputs.positions.length > 0 && layers.some((layer) => layer.switchable !== false);
       const toggle =
         canSweep &&
         button(t(state.sweep ? "sweep.hide" : "sweep.show"), "sweep", () => store.set({ sweep: !state.sweep }), {

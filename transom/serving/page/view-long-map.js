@@ -39,7 +39,7 @@ export async function longMap(store, state, layer, head, width) {
   const problem = h("p", { class: "error", role: "alert", hidden: true });
   const level = () => Math.max(0, Math.ceil(Math.log2(at.unit)));
   const tileAt = (wanted, row, column) =>
-    ask("tile", { ...state.loaded.body, edits: [], attention: layer.address, head, level: wanted, row, column });
+    ask("tile", { ...state.loaded.body, attention: layer.address, head, level: wanted, row, column });
   const [high, wide] = (await tileAt(0, 0, 0)).shape; // of a whole tile, since the map is larger
   let tiles = new Map();
   let ticket = 0;

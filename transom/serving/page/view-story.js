@@ -108,16 +108,18 @@ export function mountStory(root, store) {
         state.show === "diff" && h("p", { class: "soft", text: t("story.of_model", { name: state.models.models[0].name }) }),
         saysNext(state, layer, body, told),
         looks(pass, layer, body.query, told),
+        layer.switchable === false && h("p", { class: "soft", text: told.note }),
         off
           ? h("p", { text: t("story.off") })
-          : pass.outputs.positions.length > 0 && [
+          : layer.switchable !== false &&
+            pass.outputs.positions.length > 0 && [
               pass.outputs.per_token && h("h4", {}, rich("story.whole", { token: word(pass.tokens[pass.outputs.stack][body.position]) })),
               promotes(state, told),
               effect(state, told),
               told.note && h("p", { class: "soft", text: told.note }),
             ],
         pass.outputs.positions.length > 1 && where,
-        flip,
+        layer.switchable !== false && flip,
       ];
     },
   );

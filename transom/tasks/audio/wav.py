@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transom.errors import DataError, UnreadableFileError
+from transom.files.message import phrase
 from transom.files.regular_files import open_regular_file
 
 MAX_WAV_BYTES = 2**28
@@ -71,8 +72,15 @@ def read_file(file: Path) -> bytes:
         message = f"{file}: expected a WAV file, found a file that cannot be read: {error.strerror}"
         raise UnreadableFileError(message, str(error.strerror)) from error
     if len(data) > MAX_WAV_BYTES:
-        message = f"{file}: expected a WAV file of at most {MAX_WAV_BYTES:,} bytes, found more; split it into shorter files"
-        raise UnreadableFileError(message, f"more than {MAX_WAV_BYTES:,} bytes")
+        raise UnreadableFileError(
+            phrase(
+                "errors.wav_bytes",
+                "{file}: expected a WAV file of at most {most} bytes, found more; split it into shorter files",
+                file=str(file),
+                most=MAX_WAV_BYTES,
+            ),
+            f"more than {MAX_WAV_BYTES:,} bytes",
+        )
     return data
 
 
@@ -105,7 +113,9 @@ def parse_wav(data: bytes, location: str) -> WavData:
         UnreadableFileError: the content is not a WAV file, or is of an unsupported format, truncated or empty.
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise UnreadableFileError(f"{location}: expected a WAV file, found no RIFF/WAVE header; convert the file to WAV")
+        raise UnreadableFileError(
+            phrase("errors.wav", "{file}: expected a WAV file, found no RIFF/WAVE header; convert the file to WAV", file=location)
+        )
     parts, at = dict[bytes, tuple[int, bytes]](), 12
     while b"data" not in parts and at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)
@@ -113,29 +123,58 @@ def parse_wav(data: bytes, location: str) -> WavData:
         at += 8 + size + size % 2
     header = parts.get(b"fmt ", (0, b""))[1]
     if len(header) < 16 or b"data" not in parts:
-        raise UnreadableFileError(f"{location}: expected a WAV file, found a truncated header; copy the file again")
+        raise UnreadableFileError(
+            phrase("errors.wav_header", "{file}: expected a WAV file, found a truncated header; copy the file again", file=location)
+        )
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", header)
     if kind == EXTENSIBLE and len(header) >= 26:
         (kind,) = struct.unpack_from("<H", header, 24)
     if bits not in BIT_DEPTHS.get(kind, ()):
         raise UnreadableFileError(
-            f"{location}: expected 8 to 32-bit PCM or 32 or 64-bit float, found format {kind} with {bits} bits; convert the file"
+            phrase(
+                "errors.wav_format",
+                "{file}: expected 8 to 32-bit PCM or 32 or 64-bit float, found format {kind} with {bits} bits; convert the file",
+                file=location,
+                kind=str(kind),
+                bits=str(bits),
+            )
         )
     if channels not in (1, 2):
-        raise UnreadableFileError(f"{location}: expected mono or stereo, found {channels:,} channels; convert the file")
+        raise UnreadableFileError(
+            phrase(
+                "errors.wav_channels",
+                "{file}: expected mono or stereo, found {channels} channels; convert the file",
+                file=location,
+                channels=channels,
+            )
+        )
     if not MIN_RATE <= rate <= MAX_RATE:
-        message = f"{location}: expected a sampling rate of {MIN_RATE:,} to {MAX_RATE:,} Hz, found {rate:,}; resample it"
+        message = phrase(
+            "errors.wav_rate",
+            "{file}: expected a sampling rate of {low} to {high} Hz, found {found}; resample it",
+            file=location,
+            low=MIN_RATE,
+            high=MAX_RATE,
+            found=rate,
+        )
         raise UnreadableFileError(message, f"a sampling rate of {rate:,} Hz")
     n_declared, samples = parts[b"data"]
     step = channels * bits // 8
     if len(samples) < n_declared:
+        sizes = {"declared": n_declared // step, "found": len(samples) // step}
         raise UnreadableFileError(
-            f"{location}: expected {n_declared // step:,} samples as in its header, found {len(samples) // step:,}: the file is truncated;"
-            " copy it again",
+            phrase(
+                "errors.wav_truncated",
+                "{file}: expected {declared} samples as in its header, found {found}: the file is truncated; copy it again",
+                file=location,
+                **sizes,
+            ),
             "a truncated file",
         )
     if len(samples) < step:
-        raise UnreadableFileError(f"{location}: expected a sound, found a file without samples; remove it")
+        raise UnreadableFileError(
+            phrase("errors.wav_empty", "{file}: expected a sound, found a file without samples; remove it", file=location)
+        )
     return WavData(kind, bits, channels, rate, samples)
 
 
@@ -160,7 +199,9 @@ def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tens
     start = max(0, (frames - n_frames) // 2)
     x = _decode_samples(wave.samples[start * step : min(start + n_frames, frames) * step], wave)
     if not np.isfinite(x).all():
-        raise UnreadableFileError(f"{location}: expected finite samples, found NaN or infinity; convert the file again")
+        raise UnreadableFileError(
+            phrase("errors.wav_finite", "{file}: expected finite samples, found NaN or infinity; convert the file again", file=location)
+        )
     x = (x / max(1.0, np.abs(x).max())).reshape(-1, wave.channels).mean(1)
     return center_crop_or_pad(resample(torch.from_numpy(x), wave.rate, rate).float(), length)
 

@@ -223,6 +223,10 @@ class ImageTask:
             for i, image, answer in rows
         )
 
+    def sample(self, number: int) -> ImageBatch:
+        """Return a batch of one validation image."""
+        return ImageBatch(self.valid.load([number]) / 255, torch.tensor([self.labels[number]]), (number,))
+
     def sample_picture(self) -> tuple[ImageBatch, SamplePicture]:
         """Return a batch of the first validation image, and the image for display."""
         (batch,) = islice(image_batches(self.valid, self.labels, 1), 1)
