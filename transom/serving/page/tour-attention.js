@@ -9,6 +9,8 @@ import { fixedIndex } from "explore/view-vectors";
 export const layerOf = (pass) => pass.layers.find((each) => each.part === "attn") ?? pass.layers[0];
 const maskedLayer = (pass) => pass.layers.find((each) => each.part === "attn" && each.stack === "decoder") ?? layerOf(pass);
 const crossLayer = (pass) => pass.layers.find((each) => each.part === "cross");
+/** Tell whether a model has attention in heads; that of a recurrent decoder has one map and no switch. */
+export const isTransformer = (pass) => pass.layers.some((each) => each.switchable !== false);
 export const has = (pass, address) => pass.quantities.some((each) => each.address === address);
 
 /** Read a quantity for the head and token in view of a place. */
@@ -46,7 +48,7 @@ function attentionStep(id, quantity, tell, options = {}) {
   const choose = options.layer ?? layerOf;
   return {
     id,
-    when: (pass) => pass.layers.length > 0 && pass.whole !== false && has(pass, `${choose(pass).address}.${quantity}`),
+    when: (pass) => isTransformer(pass) && pass.whole !== false && has(pass, `${choose(pass).address}.${quantity}`),
     go: (pass) => ({ place: choose(pass).address, head: 0, details: Boolean(options.details) }),
     target: (pass) => `[data-quantity="${choose(pass).address}.${quantity}"]`,
     values: async (state) => tell(await inLayer(state, choose(state.loaded.pass)), state, choose(state.loaded.pass)),
@@ -135,6 +137,7 @@ export const crossStep = {
       weight: number(weight),
     };
   },
+  message: (pass) => (isTransformer(pass) ? "cross" : "cross_one"),
 };
 
 export const ATTENTION_STEPS = [
@@ -188,7 +191,7 @@ export const ATTENTION_STEPS = [
   })),
   {
     id: "heads",
-    when: (pass) => pass.layers.length > 0 && layerOf(pass).n_heads > 1 && pass.whole !== false,
+    when: (pass) => isTransformer(pass) && layerOf(pass).n_heads > 1 && pass.whole !== false,
     go: (pass) => ({ place: layerOf(pass).address, head: 0, details: false }),
     target: () => "#heads",
     values: async (state) => {

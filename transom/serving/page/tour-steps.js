@@ -5,7 +5,7 @@ import { count, number, shown } from "explore/format";
 import { listPlaces, quantitiesOf } from "explore/places";
 import { chosenToken, logitsBodies, modelOf } from "explore/session";
 import { descending, sigmoid, softmax } from "explore/softmax";
-import { ATTENTION_STEPS, attentionPlace, crossStep, has, layerOf, read, tokenIn } from "explore/tour-attention";
+import { ATTENTION_STEPS, attentionPlace, crossStep, has, isTransformer, layerOf, read, tokenIn } from "explore/tour-attention";
 
 const placeWith = (pass, test) => listPlaces(pass).find((place) => quantitiesOf(pass, place).some((each) => test(each.address)));
 
@@ -77,7 +77,7 @@ export const STEPS = [
   },
   {
     id: "no_position",
-    when: (pass, { position }) => position === "none" && pass.layers.length > 0,
+    when: (pass, { position }) => position === "none" && isTransformer(pass),
     go: () => ({}),
     target: () => "#tokens",
     values: () => ({}),
@@ -86,7 +86,7 @@ export const STEPS = [
   {
     id: "residual",
     when: (pass) =>
-      pass.layers.length > 0 &&
+      isTransformer(pass) &&
       pass.whole !== false &&
       has(pass, `${layerOf(pass).address}.out`) &&
       has(pass, layerOf(pass).address.replace(/attn$/, "resid_pre")),
@@ -142,7 +142,7 @@ export const STEPS = [
   },
   {
     id: "blocks",
-    when: (pass) => pass.layers.length > 0,
+    when: isTransformer,
     go: (pass) => ({ place: pass.layers.length > 1 ? "heads" : layerOf(pass).address }),
     target: () => "#overview",
     values: (state) => ({
