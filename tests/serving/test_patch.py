@@ -58,10 +58,10 @@ def test_a_token_of_a_second_text_is_put_in(browser: Browser, runs: dict[str, Pa
     assert f"position {to}" in told and f"position {given}" in told and OTHER in told
     vector = transom.trace(run, OTHER, [STREAM])[1][STREAM][0, given]
 
-    def replace(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        output = output.clone()
-        output[0, to] = vector
-        return output
+    def replace(module: torch.nn.Module, inputs: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
+        stream = output[0].clone()
+        stream[0, to] = vector
+        return stream, *output[1:]
 
     block = run.model.decoder.blocks[0]
     with block.register_forward_hook(replace):
