@@ -86,7 +86,7 @@ class Runs(dict[str, Path]):
         transom.train("digits-vit", run, [*MODEL, *TRAINING, *stem, "training.batch_size=16"])
 
     def _train_sounds(self, run: Path) -> None:
-        data = ["data.generate.n_train=24", "data.generate.n_valid=8", "data.generate.n_test=8", "training.batch_size=8"]
+        data = ["data.generate.n_train=90", "data.generate.n_valid=18", "data.generate.n_test=18", "training.batch_size=8"]
         transom.train("synthetic-sounds", run, [*MODEL, *TRAINING, *data, "model.n_layers=1"])
 
     def _texts(self) -> list[str]:
@@ -110,7 +110,7 @@ class Runs(dict[str, Path]):
 
     def _train_recurrent(self, run: Path) -> None:
         """Train a translator of LSTMs with attention over the source."""
-        data = ["data.generate.n_train=100", "data.generate.n_valid=8", "data.generate.n_test=8", "training.batch_tokens=256"]
+        data = ["data.generate.n_train=100", "data.generate.n_valid=10", "data.generate.n_test=10", "training.batch_tokens=256"]
         transom.train("phrasebook-lstm", run, ["model.d_model=32", *TRAINING, *data, "training.validate_bleu=2"])
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.serving.runs import INPUTS, Runs, serve
 from tests.serving.test_server import Reply, post
+from tests.tiers import every
 from transom.inspection.messages.tables import ENGLISH, LANGUAGES, templates
 from transom.serving.server import MAX_BODY, ExploreServer
 
@@ -119,7 +120,7 @@ def translator(runs: dict[str, Path]) -> Iterator[ExploreServer]:
         yield found
 
 
-@pytest.mark.parametrize("why", OF_TEXTS)
+@pytest.mark.parametrize("why", every(7, OF_TEXTS))
 def test_errors_of_texts_edits_and_links(translator: ExploreServer, server: ExploreServer, why: str) -> None:
     check(server if why.startswith("a stack") else translator, *OF_TEXTS[why])
 
@@ -138,6 +139,7 @@ def test_errors_of_files(runs: Runs, kind: str) -> None:
             check(server, "pass", body)
 
 
+@pytest.mark.long
 def test_a_long_text_has_maps_only(translator: ExploreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transom.serving.passes.MAX_BYTES", 2**20)
     monkeypatch.setattr("transom.serving.passes.estimate_bytes", lambda model, given: (2**21, 6))

@@ -218,7 +218,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("why", EDITS)
+@pytest.mark.parametrize("why", every(4, EDITS))
 @pytest.mark.parametrize("shown", ["language"], indirect=True)
 def test_tiles_show_the_map_with_the_edits_in_force(shown: Shown, why: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the sites of the pass do not fit into memory, unless the edit changes the weights of that very map."""
@@ -331,6 +331,7 @@ def test_a_patch_from_another_position_of_a_second_text(shown: Shown) -> None:
     assert torch.equal(stream[[0, 2]], own[[0, 2]]) and not torch.allclose(stream[1], own[1], atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", ["pictures"], indirect=True)
 def test_a_patch_from_a_second_picture(shown: Shown, tmp_path: Path) -> None:
     """All positions of the last stream give the other picture's logits; one position of one stream is that of the other picture's pass."""
@@ -351,6 +352,7 @@ def test_a_patch_from_a_second_picture(shown: Shown, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["/etc/hosts", "other.png", "0" * 32])
 @pytest.mark.parametrize("edit", [{"kind": "patch", "name": "resid_post"}, {"kind": "ablate-heads", "value": "mean"}])
+@pytest.mark.long
 @pytest.mark.parametrize("shown", ["pictures"], indirect=True)
 def test_edits_read_no_file_of_the_machine(shown: Shown, edit: dict[str, Any], text: str) -> None:
     source = {"text": text} if edit["kind"] == "patch" else {"texts": [text]}
@@ -358,6 +360,7 @@ def test_edits_read_no_file_of_the_machine(shown: Shown, edit: dict[str, Any], t
         ask(shown, "pass", edits=[edit | source])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", ["pictures"], indirect=True)
 def test_copied_lines_of_a_sample_and_of_a_file(
     shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

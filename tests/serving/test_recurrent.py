@@ -14,6 +14,8 @@ from tests.serving.runs import serve
 from transom.errors import ConfigError
 from transom.serving.server import ExploreServer
 
+pytestmark = pytest.mark.long
+
 LAYER = "decoder.cross"
 BODY = {"input": {"text": "the fast wolf"}}
 

@@ -88,8 +88,11 @@ export function mountOverview(root, store) {
           ),
           blocks(store, state, here, own, said),
           own
-            .filter((each) => each.kind === "layer" && (each.block ?? null) === null)
-            .map((place) => h("li", { class: "block" }, item(store, here, place, place.id in pass.tokens ? t("overview.end") : place.id))),
+            .filter((each) => ["layer", "attention"].includes(each.kind) && (each.block ?? null) === null)
+            .map((place) => {
+              const text = place.part ? t(`overview.${place.part}`) : place.id in pass.tokens ? t("overview.end") : place.id;
+              return h("li", { class: "block" }, item(store, here, place, text));
+            }),
         );
       });
       const output = places.find((each) => each.kind === "output");

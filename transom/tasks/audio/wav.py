@@ -129,6 +129,33 @@ def parse_wav(data: bytes, location: str) -> WavData:
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", header)
     if kind == EXTENSIBLE and len(header) >= 26:
         (kind,) = struct.unpack_from("<H", header, 24)
+    _check_format(kind, channels, rate, bits, location)
+    n_declared, samples = parts[b"data"]
+    step = channels * bits // 8
+    if len(samples) < n_declared:
+        sizes = {"declared": n_declared // step, "found": len(samples) // step}
+        raise UnreadableFileError(
+            phrase(
+                "errors.wav_truncated",
+                "{file}: expected {declared} samples as in its header, found {found}: the file is truncated; copy it again",
+                file=location,
+                **sizes,
+            ),
+            "a truncated file",
+        )
+    if len(samples) < step:
+        raise UnreadableFileError(
+            phrase("errors.wav_empty", "{file}: expected a sound, found a file without samples; remove it", file=location)
+        )
+    return WavData(kind, bits, channels, rate, samples)
+
+
+def _check_format(kind: int, channels: int, rate: int, bits: int, location: str) -> None:
+    """Raise if the format of a file is none that can be decoded.
+
+    Raises:
+        UnreadableFileError: the message has the format.
+    """
     if bits not in BIT_DEPTHS.get(kind, ()):
         raise UnreadableFileError(
             phrase(
@@ -158,24 +185,6 @@ def parse_wav(data: bytes, location: str) -> WavData:
             found=rate,
         )
         raise UnreadableFileError(message, f"a sampling rate of {rate:,} Hz")
-    n_declared, samples = parts[b"data"]
-    step = channels * bits // 8
-    if len(samples) < n_declared:
-        sizes = {"declared": n_declared // step, "found": len(samples) // step}
-        raise UnreadableFileError(
-            phrase(
-                "errors.wav_truncated",
-                "{file}: expected {declared} samples as in its header, found {found}: the file is truncated; copy it again",
-                file=location,
-                **sizes,
-            ),
-            "a truncated file",
-        )
-    if len(samples) < step:
-        raise UnreadableFileError(
-            phrase("errors.wav_empty", "{file}: expected a sound, found a file without samples; remove it", file=location)
-        )
-    return WavData(kind, bits, channels, rate, samples)
 
 
 def decode_wav(data: bytes, location: str, rate: int, length: int) -> Float[Tensor, "length"]:
