@@ -63,10 +63,8 @@ class Runs(dict[str, Path]):
 
     def _train_language(self, run: Path) -> None:
         """Train a decoder with pre-norm, rotary positions and grouped queries."""
-        (self.folder / "text.txt").write_text(TEXT * 60, encoding="utf-8")
-        data = [f"data.root={self.folder}", "data.train.files=text.txt", "data.valid.files=text.txt", "tokenizer.vocab_size=60"]
         model = ["model.n_layers=2", "model.max_seq_len=2048", "model.norm_placement=pre", "model.position=rotary", "model.n_kv_heads=2"]
-        transom.train("shakespeare-char", run, [*TEXTS, *data, *model])
+        transom.train("shakespeare-char", run, [*TEXTS, *self._texts(), *model])
 
     def _train_classifier(self, run: Path) -> None:
         (self.folder / "labeled.tsv").write_text("".join(f"{line}\n" for line in LINES * 30), encoding="utf-8")
