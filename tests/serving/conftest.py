@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Browser, chromium
-from tests.serving.runs import Runs, picture, serve
+from tests.serving.runs import Runs, picture, serve, sound
 from tests.serving.shown import Shown
 from transom.serving.server import ExploreServer
 
@@ -29,7 +29,8 @@ def shown(request: pytest.FixtureRequest, runs: dict[str, Path], tmp_path_factor
     """Serve one of the runs, and trace it independently."""
     run = runs[request.param]
     with serve(run) as server:
-        yield Shown(server, run, picture(tmp_path_factory.mktemp("picture") / "picture.png"))
+        folder = tmp_path_factory.mktemp("file")
+        yield Shown(server, run, sound(folder / "sound.wav") if run.name == "sounds" else picture(folder / "picture.png"))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Small trained runs of four kinds, and servers of them."""
 
 import threading
+import wave
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ TEXTS = (*MODEL, *TRAINING, "training.batch_tokens=256")
 LINES = ("the cat sees the dog\tanimals", "a ship sails on the sea\tships", "the dog sleeps\tanimals", "ships carry wood\tships")
 TEXT = "the cat sees the dog and the dog sees the cat\n"
 INPUTS = {"translator": "a b c d e f", "language": "the cat sees ", "classifier": "the cat sees a ship on the sea"}
+INPUTS |= dict.fromkeys(("experts", "masked", "memory"), "the cat sees ")
+INPUTS["recurrent"] = "the fast wolf"
 """An input of each model of texts."""
 
 TARGET = "f e d c b a"
@@ -60,10 +63,8 @@ class Runs(dict[str, Path]):
 
     def _train_language(self, run: Path) -> None:
         """Train a decoder with pre-norm, rotary positions and grouped queries."""
-        (self.folder / "text.txt").write_text(TEXT * 60, encoding="utf-8")
-        data = [f"data.root={self.folder}", "data.train.files=text.txt", "data.valid.files=text.txt", "tokenizer.vocab_size=60"]
         model = ["model.n_layers=2", "model.max_seq_len=2048", "model.norm_placement=pre", "model.position=rotary", "model.n_kv_heads=2"]
-        transom.train("shakespeare-char", run, [*TEXTS, *data, *model])
+        transom.train("shakespeare-char", run, [*TEXTS, *self._texts(), *model])
 
     def _train_classifier(self, run: Path) -> None:
         (self.folder / "labeled.tsv").write_text("".join(f"{line}\n" for line in LINES * 30), encoding="utf-8")
@@ -86,6 +87,25 @@ class Runs(dict[str, Path]):
         data = ["data.generate.n_train=90", "data.generate.n_valid=18", "data.generate.n_test=18", "training.batch_size=8"]
         transom.train("synthetic-sounds", run, [*MODEL, *TRAINING, *data, "model.n_layers=1"])
 
+    def _texts(self) -> list[str]:
+        """Write a text, and return the options that make it the data of a run."""
+        (self.folder / "text.txt").write_text(TEXT * 60, encoding="utf-8")
+        return [f"data.root={self.folder}", "data.train.files=text.txt", "data.valid.files=text.txt", "tokenizer.vocab_size=60"]
+
+    def _train_experts(self, run: Path) -> None:
+        """Train a decoder with mixtures of three experts, of which two read a token, and the position bias of ALiBi."""
+        experts = ["model.feed_forward.kind=moe", "model.feed_forward.n_experts=3", "model.feed_forward.top_k=2"]
+        transom.train("shakespeare-char", run, [*TEXTS, *self._texts(), *experts, "model.n_layers=2", "model.position=alibi"])
+
+    def _train_memory(self, run: Path) -> None:
+        """Train a language model of LSTMs."""
+        transom.train(
+            "shakespeare-lstm", run, [*TRAINING, *self._texts(), "training.batch_tokens=256", "model.d_model=32", "model.n_layers=2"]
+        )
+
+    def _train_masked(self, run: Path) -> None:
+        transom.train("text-masked", run, [*TEXTS, *self._texts(), "tokenizer.kind=char", "model.n_layers=2", "model.max_seq_len=64"])
+
     def _train_recurrent(self, run: Path) -> None:
         """Train a translator of LSTMs with attention over the source."""
         data = ["data.generate.n_train=100", "data.generate.n_valid=10", "data.generate.n_test=10", "training.batch_tokens=256"]
@@ -93,12 +113,26 @@ class Runs(dict[str, Path]):
 
 
 NAMES = ("translator", "language", "classifier", "pictures")
+FAMILIES = ("experts", "masked", "recurrent", "memory", "sounds")
+"""Further kinds of models."""
 
 
 def picture(file: Path, seed: int = 1) -> Path:
     """Write a picture of 8 x 8 random gray values."""
     pixels = torch.randint(256, (8, 8), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     Image.fromarray(pixels.numpy()).save(file)
+    return file
+
+
+def sound(file: Path) -> Path:
+    """Write a second of two tones, 16,000 samples of 16 bits."""
+    time = torch.arange(16000) / 16000
+    tone = (0.3 * (2 * torch.pi * 440 * time).sin() + 0.2 * (2 * torch.pi * 990 * time).sin()) * 2**15
+    with wave.open(str(file), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16000)
+        out.writeframes(tone.to(torch.int16).numpy().tobytes())
     return file
 
 

@@ -110,7 +110,8 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """Return name, kind, sizes and stacks, as JSON-serializable data."""
         config = self.network.config
-        sizes = {name: getattr(config, name, None) for name in ("d_model", "d_ff", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size")}
+        names = ("d_model", "d_ff", "n_heads", "n_kv_heads", "max_seq_len", "vocab_size", "rotary_dim")
+        sizes = {name: getattr(config, name, None) for name in names}
         return {
             "name": self.folder.resolve().name,
             "folder": str(self.folder),
@@ -120,6 +121,8 @@ class ServedModel:
             "masks": isinstance(self.run, MaskFiller),
             "n_parameters": sum(each.numel() for each in self.network.parameters()),
             **sizes,
+            "position": getattr(getattr(config, "position", None), "kind", None),
+            "softcap": getattr(getattr(config, "attention", None), "softcap", None),
             "stacks": self.describe_stacks(),
             "classes": list(getattr(config, "classes", ()) or ()) or None,
             "samples": self.samples(),

@@ -30,11 +30,13 @@ export function python(value) {
   return JSON.stringify(value);
 }
 
+const ALL_HEADS = "*.weights"; // of every layer, cross-attention too
+
 /** The quantity in view, with its head and token. */
 function inView(state) {
   const place = currentPlace(state);
   if (place.layer) return { name: `${place.layer.address}.weights`, head: state.head, query: chosenToken(state, place.layer.queries) };
-  if (place.kind === "output" || place.kind === "heads") return { name: place.kind === "output" ? "probs" : "attn.weights" };
+  if (place.kind === "output" || place.kind === "heads") return { name: place.kind === "output" ? "probs" : ALL_HEADS };
   return {
     name: place.kind === "embedding" ? `${place.prefix}.resid` : `${place.prefix}.resid_post`,
     query: chosenToken(state, place.stack),
@@ -70,7 +72,7 @@ export function viewAsPython(state) {
     );
   const read = [
     `logits, trace = transom.trace(run, ${given}, [${python(name)}])`,
-    ...(name === "attn.weights"
+    ...(name === ALL_HEADS
       ? ["print({address: x.shape for address, x in trace.items()})"]
       : [`print(trace[${python(name)}][${[0, head, query].filter((each) => each !== undefined).join(", ")}])`]),
   ];
@@ -95,7 +97,7 @@ export function viewAsCommand(state) {
         : [quoted(state.input.text)]),
     ...(state.input.target ? ["--target", quoted(state.input.target)] : []),
     "--names",
-    name,
+    name === ALL_HEADS ? quoted(name) : name,
   ];
   if (head !== undefined) words.push("--heads", head);
   if (query !== undefined) words.push("--positions", query);

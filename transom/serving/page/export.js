@@ -26,7 +26,11 @@ export function requestsOf(state) {
   }
   const seen = { ...state, loaded: state.loaded };
   for (const place of listPlaces(pass)) {
-    for (const quantity of quantitiesOf(pass, place)) ask("tensor", { name: quantity.address, index: fixedIndex(seen, place, quantity) });
+    for (const head of place.block === 0 ? [state.head, 0] : [state.head]) {
+      // the tour is about head 0 of the first layers
+      const one = { ...seen, head };
+      for (const quantity of quantitiesOf(pass, place)) ask("tensor", { name: quantity.address, index: fixedIndex(one, place, quantity) });
+    }
     if (place.layer && !isLong(place.layer)) found.push(...ofRow(seen, place.layer));
   }
   const position = outputPosition(state);

@@ -25,8 +25,8 @@ export function full(value) {
 }
 
 /** Write a number with its sign. */
-export function signed(value) {
-  return value > 0 ? `+${number(value)}` : number(value);
+export function signed(value, digits = 4) {
+  return value > 0 ? `+${number(value, digits)}` : number(value, digits);
 }
 
 /** Write a count with separators between thousands. */

@@ -3,6 +3,9 @@
 import { ask, savedLanguage } from "explore/api";
 import { t } from "explore/messages";
 
+/** Return the description of the model in view; of a difference, the first. */
+export const modelOf = (state) => state.models.models[state.show === "B" ? 1 : 0];
+
 /** Return the fields that identify a pass: of the model in view, or of a given one. */
 export function passBody(state, model = state.show === "B" ? 1 : 0) {
   return { model, input: state.input, edits: state.edits };

@@ -3,62 +3,17 @@
 import { ask } from "explore/api";
 import { count, number, shown } from "explore/format";
 import { listPlaces, quantitiesOf } from "explore/places";
-import { chosenToken, logitsBodies, tensor } from "explore/session";
-import { descending, softmax } from "explore/softmax";
-import { fixedIndex } from "explore/view-vectors";
+import { chosenToken, logitsBodies, modelOf } from "explore/session";
+import { descending, sigmoid, softmax } from "explore/softmax";
+import { ATTENTION_STEPS, attentionPlace, crossStep, has, isTransformer, layerOf, read, tokenIn } from "explore/tour-attention";
 
-const layerOf = (pass) => pass.layers.find((each) => each.part === "attn") ?? pass.layers[0];
-const maskedLayer = (pass) => pass.layers.find((each) => each.part === "attn" && each.stack === "decoder") ?? layerOf(pass);
-const crossLayer = (pass) => pass.layers.find((each) => each.part === "cross");
-const has = (pass, address) => pass.quantities.some((each) => each.address === address);
 const placeWith = (pass, test) => listPlaces(pass).find((place) => quantitiesOf(pass, place).some((each) => test(each.address)));
 
-/** Read a quantity for the head and token in view of a place. */
-async function read(state, place, address) {
-  const quantity = state.loaded.pass.quantities.find((each) => each.address === address);
-  return tensor(state, address, fixedIndex(state, place, quantity));
-}
-
 const embeddingPlace = (pass) => listPlaces(pass).find((each) => each.kind === "embedding");
-const attentionPlace = (pass, layer) => listPlaces(pass).find((each) => each.id === layer.address);
-const largest = (values) => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);
 const spread = (values) => {
   const mean = values.reduce((sum, x) => sum + x, 0) / values.length;
   return { mean, deviation: Math.sqrt(values.reduce((sum, x) => sum + (x - mean) ** 2, 0) / values.length) };
 };
-
-function tokenIn(state, stack) {
-  const at = chosenToken(state, stack);
-  const token = state.loaded.pass.tokens[stack]?.[at];
-  return { token: shown(token?.text ?? ""), id: token?.id ?? at, i: at };
-}
-
-/** What the steps inside one attention layer share: words, the strongest key, and a reader of its quantities. */
-async function inLayer(state, layer) {
-  const { pass } = state.loaded;
-  const place = attentionPlace(pass, layer);
-  const get = async (name) => (await read(state, place, `${layer.address}.${name}`)).values;
-  const weights = await get("weights");
-  const key = largest(weights);
-  return {
-    get,
-    weights,
-    key,
-    values: { ...tokenIn(state, layer.queries), key: shown(pass.tokens[layer.keys][key]?.text ?? String(key)), head: state.head },
-  };
-}
-
-/** A step inside the first attention layer, which marks one of its quantities. */
-function attentionStep(id, quantity, tell, options = {}) {
-  const choose = options.layer ?? layerOf;
-  return {
-    id,
-    when: (pass) => pass.layers.length > 0 && pass.whole !== false && has(pass, `${choose(pass).address}.${quantity}`),
-    go: (pass) => ({ place: choose(pass).address, head: 0, details: Boolean(options.details) }),
-    target: (pass) => `[data-quantity="${choose(pass).address}.${quantity}"]`,
-    values: async (state) => tell(await inLayer(state, choose(state.loaded.pass)), state, choose(state.loaded.pass)),
-  };
-}
 
 const embeddingStep = (id, name) => ({
   id,
@@ -75,11 +30,18 @@ const embeddingStep = (id, name) => ({
 const normOf = (pass) => (address) =>
   address.startsWith(layerOf(pass)?.stack ?? "") && /blocks\.0\.(attn_residual\.)?norm\.out$/.test(address);
 
+/** The output position of the chosen token, so that vectors and probabilities are of the same word; null for the usual one. */
+function answerPosition(pass, state) {
+  const { stack, per_token: perToken, positions } = pass.outputs;
+  const chosen = chosenToken(state, stack);
+  return perToken && positions.includes(chosen) ? chosen : null;
+}
+
 const answerValues = async (state) => {
-  const { values } = await ask("logits", logitsBodies(state).now);
+  const { values, multi_label: several } = await ask("logits", logitsBodies(state).now);
   const order = descending(values);
   const name = (symbol) => shown(state.vocabulary?.[symbol] ?? String(symbol));
-  const p = (temperature) => number(softmax(values, temperature)[order[0]]);
+  const p = (temperature) => number((several ? sigmoid(values) : softmax(values, temperature))[order[0]]);
   return {
     n: count(values.length),
     symbol: name(order[0]),
@@ -89,7 +51,7 @@ const answerValues = async (state) => {
     p: p(1),
     cold: p(0.5),
     hot: p(2),
-    answer: state.loaded.pass.answer || name(order[0]),
+    several,
   };
 };
 const hasAnswer = (pass) => pass.outputs.positions.length > 0;
@@ -109,72 +71,22 @@ export const STEPS = [
   },
   embeddingStep("embedding", "token"),
   embeddingStep("patch", "patch"),
-  embeddingStep("position", "position"),
-  attentionStep("qkv", "q", async ({ get, values }) => {
-    const [q, k, v] = await Promise.all(["q", "k", "v"].map(get));
-    return { ...values, n: q.length, q: number(q[0]), k: number(k[0]), v: number(v[0]) };
-  }),
-  attentionStep(
-    "scores",
-    "dot_products",
-    async ({ get, key, values }) => ({ ...values, product: number((await get("dot_products"))[key]) }),
-    { details: true },
-  ),
-  attentionStep(
-    "scaling",
-    "scores",
-    async ({ get, key, values }) => {
-      const [products, scores, q] = await Promise.all(["dot_products", "scores", "q"].map(get));
-      return { ...values, d: q.length, root: number(Math.sqrt(q.length)), product: number(products[key]), score: number(scores[key]) };
-    },
-    { details: true },
-  ),
   {
-    ...attentionStep(
-      "mask",
-      "masked_scores",
-      async ({ get, values }) => {
-        const masked = await get("masked_scores");
-        return { ...values, n: masked.length, hidden: masked.filter((each) => each === -Infinity).length };
-      },
-      { layer: maskedLayer },
-    ),
-    message: (pass) => (maskedLayer(pass).stack === "decoder" ? "mask" : "no_mask"),
+    ...embeddingStep("position", "position"),
+    message: (pass, values, { position }) => (["learned", "sinusoidal-2d"].includes(position) ? `position_${position}` : "position"),
   },
-  attentionStep("softmax", "weights", ({ weights, key, values }) => ({ ...values, weight: number(weights[key]), n: weights.length })),
-  attentionStep("values", "z", async ({ get, weights, key, values }) => ({
-    ...values,
-    weight: number(weights[key]),
-    z: number((await get("z"))[0]),
-    n: weights.length,
-  })),
   {
-    id: "heads",
-    when: (pass) => pass.layers.length > 0 && layerOf(pass).n_heads > 1 && pass.whole !== false,
-    go: (pass) => ({ place: layerOf(pass).address, head: 0, details: false }),
-    target: () => "#heads",
-    values: async (state) => {
-      const { pass } = state.loaded;
-      const layer = layerOf(pass);
-      const tell = async (head) => await inLayer({ ...state, head }, layer);
-      const [one, two] = await Promise.all([tell(0), tell(1)]);
-      return {
-        ...one.values,
-        n: layer.n_heads,
-        weight: number(one.weights[one.key]),
-        key2: two.values.key,
-        weight2: number(two.weights[two.key]),
-      };
-    },
+    id: "no_position",
+    when: (pass, { position }) => position === "none" && isTransformer(pass),
+    go: () => ({}),
+    target: () => "#tokens",
+    values: () => ({}),
   },
-  attentionStep("projection", "out", async ({ get, values }, state, layer) => {
-    const [z, out] = await Promise.all(["z", "out"].map(get));
-    return { ...values, n: layer.n_heads, width: count(layer.n_heads * z.length), d: count(out.length), out: number(out[0]) };
-  }),
+  ...ATTENTION_STEPS,
   {
     id: "residual",
     when: (pass) =>
-      pass.layers.length > 0 &&
+      isTransformer(pass) &&
       pass.whole !== false &&
       has(pass, `${layerOf(pass).address}.out`) &&
       has(pass, layerOf(pass).address.replace(/attn$/, "resid_pre")),
@@ -230,37 +142,40 @@ export const STEPS = [
   },
   {
     id: "blocks",
-    when: (pass) => pass.layers.length > 0,
+    when: isTransformer,
     go: (pass) => ({ place: pass.layers.length > 1 ? "heads" : layerOf(pass).address }),
     target: () => "#overview",
     values: (state) => ({
-      n: state.models.models[0].stacks.map((each) => each.n_blocks).join(" + "),
+      n: modelOf(state).stacks.map((each) => each.n_blocks).join(" + "),
       heads: state.loaded.pass.layers.reduce((sum, each) => sum + each.n_heads, 0),
     }),
   },
-  {
-    ...attentionStep("cross", "weights", ({ weights, key, values }) => ({ ...values, weight: number(weights[key]) }), {
-      layer: crossLayer,
-    }),
-    when: (pass) => Boolean(crossLayer(pass)) && pass.whole !== false,
-  },
+  crossStep,
   {
     id: "logits",
     when: hasAnswer,
-    go: () => ({ place: "output", position: null, temperature: 1, topK: 0, topP: 1 }),
+    go: (pass, state) => ({ place: "output", position: answerPosition(pass, state), temperature: 1, topK: 0, topP: 1 }),
     target: () => "#vectors",
     values: answerValues,
+    message: (pass) => (pass.outputs.per_token ? "logits" : "logits_pooled"),
   },
-  { id: "temperature", when: hasAnswer, go: () => ({ place: "output", position: null }), target: () => "#answer", values: answerValues },
+  {
+    id: "temperature",
+    when: hasAnswer,
+    go: (pass, state) => ({ place: "output", position: answerPosition(pass, state) }),
+    target: () => "#answer",
+    values: answerValues,
+    message: (pass, { several }) => (several ? "sigmoid" : "temperature"),
+  },
   {
     id: "decoding",
     when: hasAnswer,
     go: () => ({}),
     target: () => "#answer",
     values: answerValues,
-    message: (pass) => (pass.outputs.stack === "decoder" ? "decoding" : "decision"),
+    message: (pass, { several }) => (pass.outputs.stack === "decoder" ? "decoding" : several ? "decision_several" : "decision"),
   },
 ];
 
-/** Return the steps that a pass has. */
-export const stepsOf = (pass) => STEPS.filter((step) => step.when(pass));
+/** Return the steps that a pass of the model in view has. */
+export const stepsOf = (state) => STEPS.filter((step) => step.when(state.loaded.pass, modelOf(state)));

@@ -6,6 +6,7 @@ import { count, number, short, shown } from "explore/format";
 import { t } from "explore/messages";
 import { logitsBodies, outputPosition } from "explore/session";
 import { descending, sigmoid, softmax, truncate } from "explore/softmax";
+import { ofFirst } from "explore/whose";
 
 const SHOWN = 10;
 const MOST_K = 50;
@@ -199,7 +200,7 @@ export function mountAnswer(root, store) {
       );
       return [
         h("h2", { text: t(state.loaded.body.input.target ? "answer.given" : "answer.title") }),
-        pass.answer && h("p", { class: "answer-text" }, h("span", { class: "token", text: shown(pass.answer) })),
+        pass.answer && h("p", { class: "answer-text" }, h("span", { class: "token", text: shown(pass.answer) }), ofFirst(state)),
         state.loaded.body.edits.length > 0 &&
           state.models.models[state.loaded.body.model].input === "pair" &&
           h("p", { class: "soft", text: t("answer.forced") }),

@@ -10,6 +10,7 @@ import { chosenToken, headIsOff, tensor } from "explore/session";
 import { isLong, layerName } from "explore/view-heads";
 import { longMap } from "explore/view-long-map";
 import { chooseToken } from "explore/view-tokens";
+import { ofDifference, ofFirst } from "explore/whose";
 
 const LABELS = 104; // pixels for the names of rows
 const LEAST_WIDTH = 220;
@@ -76,6 +77,7 @@ export function mountAttention(root, store) {
           "div",
           { class: "map-head" },
           h("h3", { text: t("map.title", { n: head }) }),
+          isLong(layer) ? ofFirst(state) : ofDifference(state),
           button("‹", "head-before", () => step(-1), { class: "round", "aria-label": t("map.before") }),
           button("›", "head-after", () => step(1), { class: "round", "aria-label": t("map.after") }),
           headIsOff(state.loaded.body.edits, layer, head) && h("span", { class: "off-note", text: t("heads.is_off") }),

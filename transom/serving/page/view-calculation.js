@@ -3,11 +3,12 @@
 import { ask } from "explore/api";
 import { copyText } from "explore/copy";
 import { announce, button, h, view } from "explore/dom";
-import { cellName, full } from "explore/format";
-import { t } from "explore/messages";
+import { cellName, full, number, signed } from "explore/format";
+import { rich, t } from "explore/messages";
 import { math } from "explore/notation";
 import { placeOf } from "explore/places";
-import { calculationBody } from "explore/session";
+import { calculationBody, spoken } from "explore/session";
+import { ofFirst } from "explore/whose";
 
 const MOST_OPEN = 48; // steps around the cell that are unfolded
 
@@ -90,6 +91,20 @@ export function showCell(store, { name, index }) {
   setTimeout(find, 150);
 }
 
+/** The same cell of the second model and the difference, beside the first, whose calculation is shown. */
+async function beside(state, { name, index }) {
+  const { body, other } = state.loaded;
+  if (!other) return null;
+  if (calculationBody(state, name, index).temperature !== undefined) return h("p", { class: "cell-compared" }, ofFirst(state));
+  const [a, b] = await Promise.all([body, other].map((each) => ask("tensor", spoken(state, { ...each, name, index }))));
+  return h(
+    "p",
+    { class: "cell-compared" },
+    ofFirst(state),
+    rich("calculation.compared", { b: number(b.values[0]), difference: signed(Math.fround(a.values[0] - b.values[0])) }),
+  );
+}
+
 export function mountCalculation(root, store) {
   let back = null; // what a person at the keyboard came from
   let seen = null; // the cell to which they were brought
@@ -143,9 +158,11 @@ export function mountCalculation(root, store) {
             h("h2", { text: t("calculation.title") }),
             h("p", { class: "cell-name" }, h("code", { text: name })),
             value !== undefined && h("p", { class: "cell-value number", text: value }),
+            value !== undefined && compared,
           ),
           button("×", "calculation-close", close, { class: "round", "aria-label": t("calculation.close") }),
         );
+      const compared = await beside(state, cell);
       let answer;
       try {
         answer = await ask("calculation", calculationBody(state, cell.name, cell.index));

@@ -6,6 +6,7 @@ import { announce, button, h, view } from "explore/dom";
 import { saveView } from "explore/export";
 import { count } from "explore/format";
 import { languages, t } from "explore/messages";
+import { modelOf } from "explore/session";
 import { openHelp } from "explore/view-help";
 
 const THEMES = ["auto", "light", "dark"];
@@ -78,7 +79,7 @@ export function mountHeader(root, store, app) {
     (s) => [s.models, s.show, s.language, s.theme, Boolean(s.loaded)],
     (state) => {
       if (!state.models) return [];
-      const model = state.models.models[state.show === "B" ? 1 : 0];
+      const model = modelOf(state);
       const language = h(
         "select",
         { "aria-label": t("header.language"), data: { focus: "language" }, on: { change: (event) => app.setLanguage(event.target.value) } },

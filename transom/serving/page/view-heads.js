@@ -3,11 +3,13 @@
 import { ask } from "explore/api";
 import { scaleOf } from "explore/colors";
 import { button, h, view } from "explore/dom";
-import { number, signed } from "explore/format";
+import { number, shown, signed } from "explore/format";
 import { legend, picture } from "explore/heatmap";
-import { t } from "explore/messages";
+import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
-import { headIsOff, outputPosition, tensor, toggleHead } from "explore/session";
+import { chosenToken, headIsOff, outputPosition, tensor, toggleHead } from "explore/session";
+import { word } from "explore/view-row";
+import { ofDifference, ofFirst } from "explore/whose";
 
 /** More queries or keys than this, and a map is drawn from tiles. */
 export const LONG = 256;
@@ -52,6 +54,41 @@ function badge(difference, largest) {
   );
 }
 
+/** Return the key at which a row of weights, or of differences of weights, is largest, and its value. */
+function strongest({ columns, values }, query) {
+  const row = values.subarray(query * columns, (query + 1) * columns);
+  const key = row.reduce((best, value, i) => (Math.abs(value) > Math.abs(row[best]) ? i : best), 0);
+  return { key, value: row[key] };
+}
+
+/** One line on the chosen token: what it looks at most in a head; of a long text, whose map holds sums, none. */
+function looks(state, layer, head, map) {
+  if (isLong(layer)) return null;
+  const { tokens } = state.loaded.pass;
+  const query = chosenToken(state, layer.queries);
+  const { key, value } = strongest(map, query);
+  const isDifference = state.show === "diff";
+  const text = shown(tokens[layer.keys][key]?.text ?? String(key));
+  const sentence = t(isDifference ? "heads.differs" : "heads.looks", {
+    query: shown(tokens[layer.queries][query]?.text ?? ""),
+    key: text,
+    weight: isDifference ? signed(value) : number(value),
+  });
+  const line = h(
+    "span",
+    {
+      class: "looks",
+      title: sentence,
+      data: { looks: layer.address, head, key, value: number(value) },
+      style: { "--part": Math.min(1, Math.abs(value)) },
+    },
+    h("span", { class: "token", text }),
+    h("span", { class: "number", text: isDifference ? signed(value, 2) : number(value, 2) }),
+  );
+  const mark = h("span", { class: "row-mark", style: { top: `${(100 * query) / map.rows}%`, height: `${100 / map.rows}%` } });
+  return { line, mark, sentence };
+}
+
 function tile(store, state, layer, head, map, scale, swept) {
   const off = headIsOff(state.loaded.body.edits, layer, head);
   const current = currentPlace(state).layer?.address === layer.address && state.head === head;
@@ -65,13 +102,14 @@ function tile(store, state, layer, head, map, scale, swept) {
     cell,
     label: t("heads.map", { n: head }),
   });
+  const told = looks(state, layer, head, map);
   const choose = button("", `head-${layer.address}-${head}`, () => store.set({ place: layer.address, head }), {
     class: "tile-map",
     "aria-pressed": String(current),
-    "aria-label": `${layerName(state.loaded.pass, layer)}, ${name}`,
+    "aria-label": `${layerName(state.loaded.pass, layer)}, ${name}${told ? `: ${told.sentence}` : ""}`,
     data: { attention: layer.address, head },
   });
-  choose.append(canvas);
+  choose.append(h("span", { class: "tile-picture" }, canvas, told?.mark));
   const flip = button(
     name,
     `switch-${layer.address}-${head}`,
@@ -88,8 +126,9 @@ function tile(store, state, layer, head, map, scale, swept) {
       data: { switch: layer.address, head },
     },
   );
-  if (layer.switchable === false) return h("li", { class: "tile" }, choose, h("span", { class: "soft", text: name }));
-  return h("li", { class: off ? "tile off" : "tile" }, choose, flip, badge(swept?.values.get(`${layer.address} ${head}`), swept?.largest));
+  if (layer.switchable === false) return h("li", { class: "tile" }, choose, told?.line, h("span", { class: "soft", text: name }));
+  const changed = badge(swept?.values.get(`${layer.address} ${head}`), swept?.largest);
+  return h("li", { class: off ? "tile off" : "tile" }, choose, told?.line, flip, changed);
 }
 
 /** Ask what each head contributes to the answer: differences by "address head". */
@@ -116,11 +155,18 @@ function certificate(layer) {
   });
 }
 
+/** What the lines below the heads of a layer are about: the chosen token. */
+function caption(state, layer) {
+  if (isLong(layer)) return null;
+  const query = word(state.loaded.pass.tokens[layer.queries][chosenToken(state, layer.queries)]);
+  return h("p", { class: "soft looks-help" }, rich(state.show === "diff" ? "heads.caption_difference" : "heads.caption", { query }));
+}
+
 export function mountHeads(root, store) {
   view(
     root,
     store,
-    (s) => [s.loaded, s.error, s.place, s.head, s.sweep, s.sweep ? s.position : null, s.language],
+    (s) => [s.loaded, s.error, s.place, s.head, s.tokens, s.sweep, s.sweep ? s.position : null, s.language],
     async (state) => {
       if (!state.loaded) return [];
       const place = currentPlace(state);
@@ -138,10 +184,12 @@ export function mountHeads(root, store) {
             { class: "layer-name" },
             place.kind === "heads" ? layerName(pass, layer) : t("heads.title", { n: layer.n_heads }),
             " ",
+            ofDifference(state),
             certificate(layer),
             h("span", { class: "grow" }),
             legend(drawn[i].scale, t("heatmap.legend")),
           ),
+          caption(state, layer),
           h(
             "ul",
             { class: "tiles" },
@@ -156,7 +204,7 @@ export function mountHeads(root, store) {
           "aria-pressed": String(state.sweep),
           data: { action: "sweep" },
         });
-      const help = h("div", { class: "under" }, toggle, swept && h("p", { class: "soft", text: t("sweep.help") }));
+      const help = h("div", { class: "under" }, toggle, swept && h("p", { class: "soft" }, ofFirst(state), t("sweep.help")));
       return place.kind === "heads" ? [help, groups] : [groups, help];
     },
   );

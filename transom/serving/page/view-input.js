@@ -26,13 +26,17 @@ function samples(store, state, model) {
   );
 }
 
-async function upload(store, file, problem) {
+/** Send a file to the server, and return its identifier. */
+export async function sendFile(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   let text = "";
   for (let i = 0; i < bytes.length; i += 8192) text += String.fromCharCode(...bytes.subarray(i, i + 8192));
+  return (await ask("upload", { name: file.name, data: btoa(text) })).file;
+}
+
+async function upload(store, file, problem) {
   try {
-    const answer = await ask("upload", { name: file.name, data: btoa(text) });
-    store.set({ input: { file: answer.file }, symbol: null, tokens: {} });
+    store.set({ input: { file: await sendFile(file) }, symbol: null, tokens: {} });
   } catch (error) {
     problem.textContent = error.message;
     problem.hidden = false;

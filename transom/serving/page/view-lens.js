@@ -6,6 +6,7 @@ import { number, shown } from "explore/format";
 import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
 import { hasLens, outputPosition } from "explore/session";
+import { ofFirst } from "explore/whose";
 
 const SHOWN = 3;
 
@@ -53,7 +54,7 @@ export function mountLens(root, store) {
         ),
       );
       return [
-        h("h3", { text: t("lens.title") }),
+        h("h3", { class: "map-head" }, h("span", { text: t("lens.title") }), ofFirst(state)),
         h("p", { class: "soft" }, rich("lens.help", { answer: h("span", { class: "token", text: name(lens.answer) }) })),
         h(
           "div",

@@ -6,6 +6,7 @@ import { number, short, shown } from "explore/format";
 import { t } from "explore/messages";
 import { currentPlace, listPlaces } from "explore/places";
 import { hasLens, outputPosition } from "explore/session";
+import { ofFirst } from "explore/whose";
 
 /** Return what the model would say after each stream, by its name; empty where the model has no answer to read. */
 async function readings(state) {
@@ -102,6 +103,7 @@ export function mountOverview(root, store) {
       });
       return [
         pass.layers.length > 0 && item(store, here, { id: "heads", kind: "heads" }, t("overview.heads")),
+        said.size > 0 && state.show === "diff" && h("p", { class: "soft says-whose" }, ofFirst(state), t("overview.says_whose")),
         ...columns,
         h(
           "ol",

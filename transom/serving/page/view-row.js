@@ -7,6 +7,7 @@ import { heatmap } from "explore/heatmap";
 import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
 import { chosenToken, tensor } from "explore/session";
+import { ofDifference } from "explore/whose";
 
 const DENSE = 16; // with more words than this, they stand close together
 const MOST = 64; // words of a long text: those with the most weight
@@ -103,8 +104,10 @@ export function mountRow(root, store) {
       const { values } = await tensor(state, name, index);
       const keys = pass.tokens[layer.keys];
       const pick = (key) => store.set({ cell: { name, index: { ...index, key } } });
-      const heading = h("h3", {}, rich("row.title", { query: word(pass.tokens[layer.queries][query]) }));
-      const scale = scaleOf(values, state.show !== "diff");
+      const isDifference = state.show === "diff";
+      const title = rich(isDifference ? "row.title_difference" : "row.title", { query: word(pass.tokens[layer.queries][query]) });
+      const heading = h("h3", { class: "map-head" }, h("span", {}, title), ofDifference(state));
+      const scale = scaleOf(values, !isDifference);
       return [heading, pass.grid && pass.image ? patches(pass, name, index, values, scale, pick) : bars(store, values, keys, pick)];
     },
   );

@@ -7,6 +7,7 @@ import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
 import { headBody, headIsOff, outputPosition, toggleHead } from "explore/session";
 import { word } from "explore/view-row";
+import { ofFirst } from "explore/whose";
 
 const SMALL = 0.001; // changes of probabilities below it are not told one by one
 const CLEAR = 0.5; // a head that puts more than half of its weight on one place has a role there
@@ -103,7 +104,7 @@ export function mountStory(root, store) {
       const where =
         outputPosition(state) === body.query ? null : h("p", { class: "soft", text: t("story.position", { n: body.position }) });
       return [
-        h("h3", { text: t("story.title", { n: body.head }) }),
+        h("h3", { class: "map-head" }, h("span", { text: t("story.title", { n: body.head }) }), ofFirst(state)),
         state.show === "diff" && h("p", { class: "soft", text: t("story.of_model", { name: state.models.models[0].name }) }),
         saysNext(state, layer, body, told),
         looks(pass, layer, body.query, told),

@@ -2,6 +2,7 @@
 
 import { button, h, view } from "explore/dom";
 import { rich, t } from "explore/messages";
+import { modelOf } from "explore/session";
 import { stepsOf } from "explore/tour-steps";
 
 /** Keep the class "toured" on the element that a step is about, also when its view is drawn again. */
@@ -26,7 +27,7 @@ export function mountTour(root, store) {
   let gone = null; // the step to which the page was brought
   const go = (by) => {
     const state = store.get();
-    const last = stepsOf(state.loaded.pass).length - 1;
+    const last = stepsOf(state).length - 1;
     store.set({ tour: Math.max(0, Math.min(last, state.tour + by)) });
   };
   const leave = () => {
@@ -40,12 +41,12 @@ export function mountTour(root, store) {
     event.stopPropagation();
     actions[event.key]();
   });
-  const bring = (step, pass) => {
+  const bring = (step) => {
     clearInterval(marking);
     let tries = 0;
     let scrolled = false;
     marking = setInterval(() => {
-      const target = mark(step.target(pass));
+      const target = mark(step.target(store.get().loaded.pass));
       tries += 1;
       if (!target || scrolled) return;
       if (document.querySelector("#stage [aria-busy]") && tries < 20) return;
@@ -58,7 +59,7 @@ export function mountTour(root, store) {
   view(
     root,
     store,
-    (s) => [s.loaded, s.tour, s.language, s.vocabulary, s.tokens],
+    (s) => [s.loaded, s.show, s.tour, s.language, s.vocabulary, s.tokens],
     async (state) => {
       root.hidden = state.tour === null || !state.loaded;
       document.body.classList.toggle("touring", !root.hidden);
@@ -68,19 +69,25 @@ export function mountTour(root, store) {
         gone = null;
         return [];
       }
+      if (state.show === "diff") {
+        store.set({ show: "A" }); // its sentences are about one model
+        return [];
+      }
       const { pass } = state.loaded;
-      const steps = stepsOf(pass);
+      const steps = stepsOf(state);
       const at = Math.min(state.tour, steps.length - 1);
       const step = steps[at];
       const first = gone === null;
-      if (gone !== step) {
+      if (gone !== step || step.follows) {
+        const there = await step.go(pass, state);
+        if (store.get().tour !== state.tour) return [];
+        store.set({ cell: null, ...there });
+        if (gone !== step) bring(step);
         gone = step;
-        store.set({ cell: null, ...step.go(pass) });
-        bring(step, pass);
       }
       const now = store.get();
       const values = await step.values(now);
-      const key = step.message?.(pass) ?? step.id;
+      const key = step.message?.(pass, values, modelOf(now)) ?? step.id;
       const back = button(t("tour.back"), "tour-back", () => go(-1), { disabled: at === 0, class: "quiet" });
       const next =
         at + 1 < steps.length

@@ -9,6 +9,7 @@ import { math } from "explore/notation";
 import { currentPlace, isDetail, kvHead, quantitiesOf } from "explore/places";
 import { chosenToken, tensor } from "explore/session";
 import { word } from "explore/view-row";
+import { ofDifference } from "explore/whose";
 
 const WRAP = 64; // cells in a line of a strip
 const MOST_CELLS = 40000; // of larger quantities, the shape is shown
@@ -144,7 +145,12 @@ export function mountVectors(root, store) {
       const token =
         state.loaded.pass.tokens[place.layer?.queries ?? place.stack]?.[chosenToken(state, place.layer?.queries ?? place.stack)];
       return [
-        h("h3", {}, rich(place.layer ? "vectors.title_head" : "vectors.title", { token: word(token), n: state.head })),
+        h(
+          "h3",
+          { class: "map-head" },
+          h("span", {}, rich(place.layer ? "vectors.title_head" : "vectors.title", { token: word(token), n: state.head })),
+          ofDifference(state),
+        ),
         h("p", { class: "soft", text: t("vectors.help") }),
         h("ol", { class: "quantities" }, rows),
         all.length > quantities.length || state.details
