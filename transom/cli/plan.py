@@ -92,7 +92,10 @@ def plan(
     """
     if (name is None) == (check is None):
         raise ConfigError("expected NAME_OR_FILE or --check RUN, found both or neither; give one of them")
-    check_output_file(plot)
+    if check is not None and plot is not None:
+        raise ConfigError("--plot: expected NAME_OR_FILE, found --check, which draws nothing; leave one out")
+    for each in () if plot is None else (plot, plot.with_suffix(".csv")):
+        check_output_file(each, [None if name in packaged_presets() or name is None else Path(name)])
     with gc_frozen_imports():
         from transom.cli.plan_table import check_lines, plan_lines
         from transom.inspection.plots.picture import check_suffix

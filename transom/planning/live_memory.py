@@ -55,17 +55,19 @@ class SavedBytes:
     def __init__(self) -> None:
         """Start with no bytes."""
         self.total = 0
-        self._storages = dict[int, Any]()
+        self._seen = dict[int, weakref.ref[Any]]()
 
     def ignore(self, x: Tensor) -> None:
         """Never count the memory of this tensor, such as a weight."""
-        self._storages.setdefault(id(storage := x.untyped_storage()), storage)
+        storage = x.untyped_storage()
+        self._seen[id(storage)] = weakref.ref(storage)
 
     def pack(self, x: Tensor) -> Tensor:
         """Count a saved tensor, as the first hook of ``torch.autograd.graph.saved_tensors_hooks``."""
         storage = x.untyped_storage()
-        if id(storage) not in self._storages:
-            self._storages[id(storage)] = storage
+        known = self._seen.get(id(storage))
+        if known is None or known() is None:  # a freed tensor's number may serve another one
+            self._seen[id(storage)] = weakref.ref(storage)
             self.total += storage.nbytes()
         return x
 

@@ -172,7 +172,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training needs, computed before it starts.
+    """The needs of a training, computed before it starts.
 
     Attributes:
         name: preset or recipe.

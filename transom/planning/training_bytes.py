@@ -12,7 +12,7 @@ from transom.planning.adapters import count_adapter_parameters
 from transom.planning.parameters import count_parameters, sum_by_name
 
 Sharding = Literal["none", "optimizer", "full"]
-"""What the devices divide among themselves (Rajbhandari et al. 2020, ZeRO, figure 1): nothing, the optimizer state (stage 1), or optimizer
+"""Division of the state among the devices (Rajbhandari et al. 2020, ZeRO, figure 1): nothing, the optimizer state (stage 1), or optimizer
 state, gradients and weights (stage 3)."""
 
 FLOAT32 = 4
@@ -39,7 +39,7 @@ class StepMemory:
 
     @property
     def activations(self) -> int:
-        """What the step needs beside the gradients: activations, 16-bit copies of the weights, logits and temporary tensors."""
+        """Bytes beside the gradients: activations, 16-bit copies of the weights, logits and temporary tensors."""
         return self.peak - self.gradients
 
 
