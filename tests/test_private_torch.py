@@ -28,6 +28,7 @@ KNOWN = {
     "native_layer_norm",
     "native_layer_norm_backward",
     "torch._subclasses.fake_tensor",
+    "torch.utils._python_dispatch",
     "_foreach_lerp_",
     *PACKING,
 }

@@ -167,6 +167,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "status",
         "chat",  # drops the oldest turns: test_chat.py
         "kernels",
+        "plan",
         "names",
         "explore",  # refuses it: tests/serving
         "analogy",

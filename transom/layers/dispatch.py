@@ -6,6 +6,7 @@ for certain shapes, dtypes or devices. The reference runs if no kernel supports 
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,6 +22,9 @@ R = TypeVar("R")
 
 PLAIN_TYPES = frozenset((Tensor, Parameter))
 """Tensor types that kernels support. With a tensor of any other type, such as a sharded tensor, the reference runs."""
+
+SHAPE_TYPES: ContextVar[tuple[type, ...]] = ContextVar("SHAPE_TYPES", default=())
+"""Further tensor types that kernels support in a context: those of tensors without values, on which planning runs a training step."""
 
 
 class Kernel(NamedTuple):
@@ -124,9 +128,9 @@ def _all_plain(args: tuple[Any, ...]) -> bool:
     for x in args:
         if isinstance(x, tuple):
             for y in x:
-                if isinstance(y, Tensor) and type(y) not in PLAIN_TYPES:
+                if isinstance(y, Tensor) and type(y) not in PLAIN_TYPES and type(y) not in SHAPE_TYPES.get():
                     return False
-        elif isinstance(x, Tensor) and type(x) not in PLAIN_TYPES:
+        elif isinstance(x, Tensor) and type(x) not in PLAIN_TYPES and type(x) not in SHAPE_TYPES.get():
             return False
     return not _transforms_active()
 

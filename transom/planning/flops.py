@@ -86,6 +86,29 @@ def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Fl
     return Flops(parts)
 
 
+def count_pair_flops(config: ModelConfig, batch: int, source: int, target: int) -> int:
+    """Count the FLOPs of attention scores and weighted values, or of what approximates them, of a forward pass: all but the weights.
+
+    Args:
+        config: model configuration.
+        batch: number of sequences.
+        source: source tokens per sequence, as for ``count_flops``.
+        target: target tokens per sequence, as for ``count_flops``.
+    """
+    if not isinstance(config, TransformerConfig):
+        return 0
+    c, parts, weights = config, count_flops(config, batch, source, target).parts, 0
+    for stack, length in (("encoder", source), ("decoder", target)):
+        if f"{stack}.attn" in parts:
+            n_layers = getattr(c, f"n_{stack}_layers", 0) or c.stacks[0]
+            tokens = [batch * n for n in _tokens_per_layer(c, n_layers, length)]
+            weights += sum(_projection_flops(c, n, n) for n in tokens)
+            weights += (
+                sum(_projection_flops(c, n, batch * source) for n in tokens) if "decoder.cross" in parts and stack == "decoder" else 0
+            )
+    return sum(parts.get(name, 0) for name in ("encoder.attn", "decoder.attn", "decoder.cross")) - weights
+
+
 def _self_attention_flops(c: TransformerConfig, n_layers: int, batch: int, length: int, base_rule: MaskRule) -> int:
     """Count the self-attention FLOPs of a stack, each layer with its pattern; mixture of depths has dense masks, so all pairs count."""
     tokens_per_layer = _tokens_per_layer(c, n_layers, length)

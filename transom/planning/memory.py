@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -39,15 +41,43 @@ def check_fits_in_memory(n_parameters: int, device: torch.device) -> None:
     Raises:
         ConfigError: ``BYTES_PER_PARAMETER`` times the number of parameters exceeds the device's total memory.
     """
-    if device.type == "cuda":
-        available = torch.cuda.get_device_properties(device).total_memory
-    else:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = device_memory(device)
     if n_parameters * BYTES_PER_PARAMETER > available:
         raise ConfigError(
             f"model: expected a model that can be trained in {available / 1e9:.1f} GB of memory, found {n_parameters:,} parameters,"
             f" which need at least {n_parameters * BYTES_PER_PARAMETER / 1e9:,.1f} GB; lower the widths, the layers or tokenizer.vocab_size"
         )
+
+
+def device_memory(device: torch.device) -> int:
+    """Return the total memory of a device in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def used_memory(device: torch.device) -> int:
+    """Return the bytes that this process holds now: resident in memory, or allocated on a GPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return _resident("VmRSS:")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the largest number of bytes that this process held at once: resident in memory, or allocated on a GPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return _resident("VmHWM:")
+
+
+def _resident(field: str) -> int:
+    """Read the resident memory from Linux; elsewhere return its peak, the only value that the system gives."""
+    if (status := Path("/proc/self/status")).is_file():
+        return next(1024 * int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
+    import resource  # which Windows lacks
+
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage if sys.platform == "darwin" else 1024 * usage
 
 
 def raise_malloc_thresholds() -> bool:

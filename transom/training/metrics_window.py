@@ -99,6 +99,7 @@ class MetricsWindow:
         return {
             **values(_METRIC_RATIOS),
             "target_tokens_per_second": s["n_target_tokens"] / s["seconds"],
+            "seconds_per_step": s["seconds"] / s["steps"],
             "matmul_utilization": s["flops"] / s["seconds"] / peak,
             "skipped": s["skipped"],
             **values(self._aux_metric_ratios),

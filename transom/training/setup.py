@@ -27,7 +27,7 @@ from transom.planning.adapters import count_adapter_parameters
 from transom.planning.data_fit import describe_fit, keep_fitted_fields
 from transom.planning.disk_space import check_disk_space
 from transom.planning.hardware import PeakRates, measure_peak
-from transom.planning.memory import check_fits_in_memory
+from transom.planning.memory import check_fits_in_memory, used_memory
 from transom.planning.parameters import count_parameters, position_table_error
 from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes
 from transom.training.finetune import inherit_model_shape, init_from, load_base_and_adapt, merge_model_fields, save_base_weights
@@ -51,6 +51,7 @@ class TrainingSetup:
         threads: number of threads of the whole run, with the reason for the choice.
         processes: number of data-parallel processes, and of threads per process.
         peak: highest measured FLOP/s of matrix products on this machine, in the dtype of ``precision``.
+        memory_before: bytes of this process before data and model, of which ``peak_memory`` in metrics.jsonl is the excess.
         notes: sentences to print for the user.
         facts: facts known before step 1, by name: data report, number of parameters, precision, threads and others.
     """
@@ -65,6 +66,7 @@ class TrainingSetup:
     threads: ThreadPlan
     processes: ProcessPlan
     peak: float
+    memory_before: int
     notes: tuple[str, ...]
     facts: Mapping[str, Any]
 
@@ -94,6 +96,7 @@ def build_training_setup(
         TransomError: data, recipe and run folder contradict each other.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    memory_before = used_memory(device)
     recipe, shape_notes = _resolve_paths(recipe, base), list[str]()
     if folder.has_recipe:
         recipe = _resume_recipe(recipe, folder, user_overrides)
@@ -138,6 +141,7 @@ def build_training_setup(
         threads=threads,
         processes=processes,
         peak=peak.flops[precision.dtype],
+        memory_before=memory_before,
         notes=(*([init.note] if init else []), *shape_notes, *fit_notes, *warmup_notes(recipe.training), *_trainable_notes(recipe, model)),
         facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )

@@ -12,7 +12,7 @@ from transom.data.batch import Batch
 from transom.errors import TransomError
 from transom.parallel.collectives import World
 from transom.parallel.launcher import launch_processes
-from transom.planning.memory import trim_malloc
+from transom.planning.memory import peak_memory, trim_malloc
 from transom.planning.precision import num_threads_set_to
 from transom.training.checkpoint_selection import is_better, validate_candidates
 from transom.training.events import (
@@ -189,6 +189,7 @@ class _TrainingLoop:
             self.setup.folder.metrics.append({"step": p.step, "kind": "skipped", "samples": list(places)})
         if p.step % t.log_every == 0:
             metrics = {"epochs": self.epochs, "learning_rate": lr, **self.window.flush(self.setup.peak)}
+            metrics["peak_memory"] = peak_memory(self.setup.model.device) - self.setup.memory_before
             self.setup.folder.metrics.append({"step": p.step, "kind": "train", **metrics})
         if not self.forecast_steps and (self.step_timer.is_reliable or self.is_time_to_plan()):
             self.plan()

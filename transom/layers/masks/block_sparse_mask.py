@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from transom.layers.dispatch import operation
+from transom.layers.dispatch import SHAPE_TYPES, operation
 from transom.layers.masks.mask_rules import MaskRule, TokenPositions
 from transom.layers.position_encoding import PositionEncoding
 
@@ -73,8 +73,8 @@ def build_block_sparse_mask(
         position: position encoding whose bias is added to the scores.
         n_rows: batch size, if ``queries`` and ``keys`` have a single row that all rows of the batch share; else 1.
     """
-    if queries.segments.shape[1] < MIN_QUERIES or torch.compiler.is_compiling():
-        return None
+    if queries.segments.shape[1] < MIN_QUERIES or torch.compiler.is_compiling() or SHAPE_TYPES.get():
+        return None  # tensors without values show no tiles
     if n_rows > 1:
         queries, keys = (tokens.map(lambda x: x.expand(n_rows, -1)) for tokens in (queries, keys))
     if (planned := plan_block_sparse_mask(rule, queries, keys, position)) is None:

@@ -1,0 +1,193 @@
+"""``transom plan``: what a training needs, before it starts."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from transom.checkpoints.output_paths import check_output_file
+from transom.cli.gc_imports import gc_frozen_imports
+from transom.cli.options import SetOption
+from transom.cli.output import JsonOption, print_note, print_result
+from transom.config.packaged import packaged_presets, packaged_recipes
+from transom.config.suggestions import suggest
+from transom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transom.config.architecture import ModelConfig
+    from transom.config.training import TrainingConfig
+    from transom.training.plan_run import PlanOptions
+
+EXAMPLES = """
+transom plan shakespeare-char --vocab-size 65
+transom plan gpt2 --vocab-size 50257 --gpus 8 --gpu-memory 80GiB --flops-per-second 1e15
+transom plan llama-7b --vocab-size 32000 --gpus 64 --gpu-memory 80GiB --shard full --batch-tokens 4194304 --tokens 1e12
+transom plan translation --set model.d_model=512 --plot plan.svg
+transom plan my.toml --json
+transom plan --check runs/mine
+"""
+
+app = typer.Typer(add_completion=False)
+
+CHECK_SECONDS = 10.0
+"""Seconds for which steps are measured to predict the time of a run."""
+
+
+@app.command()
+def plan(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME_OR_FILE", help="Published architecture, packaged recipe, or path of a recipe.", show_default=False),
+    ] = None,
+    overrides: SetOption = None,
+    vocab_size: Annotated[
+        int | None, typer.Option("--vocab-size", min=1, help="Symbols of each vocabulary. Default: tokenizer.vocab_size of the recipe.")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option("--context", min=1, help="Tokens per sequence. Default: model.max_seq_len; 64 per side of a pair of texts."),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option("--batch-tokens", min=1, help="Tokens, or images, per step on all GPUs together. Default: those of the recipe."),
+    ] = None,
+    precision: Annotated[
+        Literal["bf16", "fp32"] | None, typer.Option("--precision", help="Data type of matrix products. Default: this machine's choice.")
+    ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices that share each batch.")] = 1,
+    gpu_memory: Annotated[
+        str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Memory of one device, such as 80GiB. Default: this machine's.")
+    ] = None,
+    shard: Annotated[
+        Literal["none", "optimizer", "full"],
+        typer.Option("--shard", help="What the devices divide: nothing, the optimizer state, or also weights and gradients."),
+    ] = "none",
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", min=1, help="Tokens, or images, of the training, such as 3e11. Default: steps times batch.")
+    ] = None,
+    utilization: Annotated[
+        float | None,
+        typer.Option("--utilization", min=0.001, max=1, help="Fraction of the peak rate that training reaches. Default: 0.4."),
+    ] = None,
+    flops_per_second: Annotated[
+        float | None,
+        typer.Option("--flops-per-second", min=1, help="Peak rate of one device, such as 1e15. Default: measured on this machine."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw where bytes and operations go: .svg, .png, .html or .csv.")
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", metavar="RUN", help="Compare the plan of a finished run with what it used."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute parameters, FLOPs, memory and time of a training before it starts. Neither weights nor activations are allocated.
+
+    Parameters are those of the model that would be built. Activations are found by running one step of the model's own layers on tensors
+    that have shapes and no values. Times are FLOPs / (peak rate x utilization). Sharding is arithmetic for a cluster: transom itself trains
+    on one device, or in several processes of one machine.
+    """
+    if (name is None) == (check is None):
+        raise ConfigError("expected NAME_OR_FILE or --check RUN, found both or neither; give one of them")
+    if check is not None and plot is not None:
+        raise ConfigError("--plot: expected NAME_OR_FILE, found --check, which draws nothing; leave one out")
+    for each in () if plot is None else (plot, plot.with_suffix(".csv")):
+        check_output_file(each, [None if name in packaged_presets() or name is None else Path(name)])
+    with gc_frozen_imports():
+        from transom.cli.plan_table import check_lines, plan_lines
+        from transom.inspection.plots.picture import check_suffix
+        from transom.inspection.plots.plan import plan_picture
+        from transom.training.plan_check import check_plan
+        from transom.training.plan_run import PlanOptions, plan_run
+
+    if plot is not None:
+        check_suffix(plot)
+    options = PlanOptions(
+        context=context, batch=batch_tokens, precision=precision, devices=gpus, device_bytes=_bytes(gpu_memory), sharding=shard,
+        tokens=None if tokens is None else int(tokens), utilization=utilization, flops_per_second=flops_per_second,
+    )  # fmt: skip
+    if check is not None:
+        compared = check_plan(check, options, CHECK_SECONDS)
+        print_result(compared.to_json(), as_json, check_lines(compared))
+        return
+    assert name is not None
+    config, training = load_planned(name, overrides or (), vocab_size)
+    if flops_per_second is None and gpu_memory is None and gpus == 1:
+        options = _with_measured_rate(options, training)
+    found = plan_run(name, config, training, options)
+    if plot is not None:
+        picture = plan_picture(found)
+        for path in dict.fromkeys((plot, plot.with_suffix(".csv"))):
+            picture.save(path)
+        print_note(f"wrote {plot} and its numbers: {picture.alt}")
+    print_result(found.to_json(), as_json, plan_lines(found))
+
+
+def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) -> "tuple[ModelConfig, TrainingConfig]":
+    """Load the model and the training settings of a preset or recipe, with vocabulary sizes; a classifier gets two classes.
+
+    Raises:
+        ConfigError: there is no such preset or recipe, a field is invalid, or a vocabulary size is missing.
+    """
+    from transom.config.data import DATA_OPTIONAL
+    from transom.config.recipe import load_recipe, parse_model_config
+    from transom.config.toml_input import parse_override
+    from transom.training.plan_run import preset_training
+
+    training: TrainingConfig
+    if name in packaged_presets():
+        tables: dict[str, Any] = {"model": {"preset": name}}
+        for override in map(parse_override, overrides):
+            if override.path[0] != "model":
+                raise ConfigError(f"--set {override.text}: expected a field of the model, such as model.n_layers; leave it out")
+            tables = override.applied(tables)
+        config, training = parse_model_config(tables["model"]), preset_training()
+    else:
+        if name not in packaged_recipes() and Path(name).suffix != ".toml" and not Path(name).is_file():
+            known = [*packaged_presets(), *packaged_recipes()]
+            raise ConfigError(f"expected a preset, a recipe or the path of a .toml file, found {name!r}; {suggest(name, known)}")
+        recipe = load_recipe(name, overrides, DATA_OPTIONAL)[0]
+        config, training = recipe.model, recipe.training
+        vocab_size = vocab_size or getattr(getattr(recipe, "tokenizer", None), "vocab_size", None)
+    missing = [each for each in config.VOCABULARIES if getattr(config, each) is None or vocab_size is not None]
+    if missing and vocab_size is None:
+        raise ConfigError(f"--vocab-size: expected the number of symbols of {name}, found none; give it, such as --vocab-size 32000")
+    sizes: dict[str, Any] = dict.fromkeys(missing, vocab_size)
+    if "classes" in config.FROM_DATA and not vars(config)["classes"]:
+        sizes["classes"] = ("0", "1")
+    return type(config).model_validate(config.model_dump(exclude_unset=True) | sizes), training
+
+
+def _with_measured_rate(options: "PlanOptions", training: "TrainingConfig") -> "PlanOptions":
+    """Measure the peak rate of this machine, for which a training without GPUs is planned."""
+    from dataclasses import replace
+
+    import torch
+
+    from transom.planning.hardware import measure_peak
+    from transom.planning.precision import choose_precision, choose_threads, num_threads_set_to
+
+    precision = choose_precision(options.precision or training.precision, torch.device("cpu"))  # type: ignore[arg-type]
+    with num_threads_set_to(choose_threads().count):
+        rate = measure_peak().flops[precision.dtype]
+    return replace(options, flops_per_second=rate, rate_source="measured on this machine")
+
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def _bytes(size: str | None) -> int | None:
+    """Parse a size such as 80GiB.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if size is None:
+        return None
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([kMGT]|[KMGT]i|)B?", size.strip())
+    if found is None or (value := round(float(found[1]) * _UNITS[found[2]])) == 0:
+        raise ConfigError(f"--gpu-memory: expected a size above 0, found {size!r}; such as 80GiB")
+    return value

@@ -1,0 +1,140 @@
+"""Bytes that training keeps per device: weights, gradients, optimizer state, averaged weights and activations, sharded or not."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from transom.config.architecture import ModelConfig
+from transom.config.schema import ComponentConfig
+from transom.config.training import CheckpointAverageConfig, EmaConfig, MuonConfig, SgdConfig, TrainingConfig
+from transom.planning.adapters import count_adapter_parameters
+from transom.planning.parameters import count_parameters, sum_by_name
+
+Sharding = Literal["none", "optimizer", "full"]
+"""Division of the state among the devices (Rajbhandari et al. 2020, ZeRO, figure 1): nothing, the optimizer state (stage 1), or optimizer
+state, gradients and weights (stage 3)."""
+
+FLOAT32 = 4
+"""Bytes per number of weights, gradients and optimizer state, in every precision: only matrix products and activations use 16 bits."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Memory of one training step on one device besides weights and optimizer state, in bytes.
+
+    Attributes:
+        saved: distinct tensors that the forward pass of the model saves for the backward pass, without weights.
+        forward: what is alive when the loss is computed, without gradients of earlier micro-batches.
+        peak: largest number of bytes alive at once from the first forward pass to the last gradient, gradients included.
+        gradients: gradients of all weights that are trained.
+        largest: largest single tensor.
+    """
+
+    saved: int
+    forward: int
+    peak: int
+    gradients: int
+    largest: int
+
+    @property
+    def activations(self) -> int:
+        """Bytes beside the gradients: activations, 16-bit copies of the weights, logits and temporary tensors."""
+        return self.peak - self.gradients
+
+
+@dataclass(frozen=True)
+class TrainingBytes:
+    """Memory of training per device, in bytes.
+
+    Attributes:
+        weights: the weights, in float32.
+        validation_copy: the copy of the weights that validation uses.
+        gradients: one number per trained weight.
+        optimizer: state of the optimizer, such as the two moments of Adam.
+        average: the moving average of the weights, or the weights of the averaged checkpoints.
+        activations: what a step needs at its peak beside all of these.
+    """
+
+    weights: int
+    validation_copy: int
+    gradients: int
+    optimizer: int
+    average: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """Largest number of bytes at once."""
+        return self.weights + self.validation_copy + self.gradients + self.optimizer + self.average + self.activations
+
+
+def count_training_bytes(
+    config: ModelConfig, training: TrainingConfig, activations: int, devices: int = 1, sharding: Sharding = "none"
+) -> TrainingBytes:
+    """Count the bytes that training needs per device.
+
+    Args:
+        config: model configuration with known vocabulary sizes.
+        training: settings of the optimizer, the averaging of weights and the adapter.
+        activations: bytes of activations on one device, ``StepMemory.activations``.
+        devices: number of devices that share the work.
+        sharding: what the devices divide among themselves.
+    """
+    n, trained = count_parameters(config).total, count_trained(config, training)
+    shards, state_shards = (devices if sharding == "full" else 1), (devices if sharding != "none" else 1)
+    match training.average:
+        case EmaConfig():
+            n_averages = 1
+        case CheckpointAverageConfig(n_checkpoints=n_averages):
+            pass
+        case _:
+            n_averages = 0
+    return TrainingBytes(
+        weights=FLOAT32 * _share(n, shards),
+        validation_copy=FLOAT32 * _share(n, shards),
+        gradients=FLOAT32 * _share(trained, shards),
+        optimizer=FLOAT32 * _share(count_optimizer_state(config, training), state_shards),
+        average=FLOAT32 * n_averages * _share(trained, state_shards),
+        activations=activations,
+    )
+
+
+def count_trained(config: ModelConfig, training: TrainingConfig) -> int:
+    """Count the parameters that training changes: all, or those of the adapter."""
+    if training.adapter is not None:
+        return count_adapter_parameters(config, training.adapter)
+    return count_parameters(config).total
+
+
+def count_optimizer_state(config: ModelConfig, training: TrainingConfig) -> int:
+    """Count the numbers that the optimizer keeps between steps: per weight 2 for Adam, 1 for momentum, 1 or 2 for Muon.
+
+    Muon keeps one per weight of the matrices of attention and feed-forward networks, and AdamW's two for all other weights.
+    """
+    n, optimizer = count_trained(config, training), training.optimizer
+    if isinstance(optimizer, SgdConfig):
+        return n if optimizer.momentum else 0
+    if isinstance(optimizer, MuonConfig):
+        return 2 * n - (n if training.adapter is not None else _count_muon_weights(config))
+    return 2 * n
+
+
+def describe_optimizer(optimizer: ComponentConfig, state: int, trained: int) -> str:
+    """Return a phrase on the optimizer's state, such as "adam: 2 numbers per weight"."""
+    return f"{optimizer.kind}: {state / trained:.3g} numbers per weight"
+
+
+def _count_muon_weights(config: ModelConfig) -> int:
+    sizes = sum_by_name(config, _matrix_size)
+    excluded = (".ff.experts.", ".ff.shared.", ".ff.router.", ".depth.")
+    return sum(size for name, size in sizes.items() if ".blocks." in name and not any(part in name for part in excluded))
+
+
+def _matrix_size(parameter: Tensor) -> int:
+    return parameter.numel() if parameter.ndim == 2 else 0
+
+
+def _share(n: int, devices: int) -> int:
+    """Return the numbers per device, rounded up."""
+    return -(-n // devices)
