@@ -1,5 +1,6 @@
 """Presets: published architectures with their source, their published counts, and what transom's configuration lacks of them."""
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field
@@ -40,6 +41,13 @@ class Preset(Schema):
     missing: tuple[MissingComponent, ...] = Field((), strict=False, description="components of the published model that the preset lacks")
     why: str = Field("", description="reason why our count differs or a component is missing")
 
+    @property
+    def summary(self) -> str:
+        """One line: the published count, authors and year, and the place in the source."""
+        dated = re.match(r".*? \d{4}(?=,)", self.source)
+        counted = f"{format_count(self.parameters)} parameters; " if self.parameters else ""
+        return f"{counted}{dated[0] if dated else self.source}, {self.section.partition(';')[0]}"
+
     def config(self) -> ModelConfig:
         """Return the complete configuration, with the published sizes."""
         sizes = {name: list(map(str, range(n))) if name == "classes" else n for name, n in self.sizes.items()}
@@ -58,3 +66,17 @@ def load_preset(name: str) -> Preset:
 def load_presets() -> dict[str, Preset]:
     """Return all packaged presets by name, families together."""
     return {name: Preset.model_validate({"name": name, **tables}) for name, tables in packaged_presets().items()}
+
+
+def format_count(number: int | None) -> str:
+    """Format a published number with the digits that the source prints; empty for None.
+
+    >>> format_count(540_350_000_000), format_count(125_000_000), format_count(1_400_000_000_000), format_count(None)
+    ('540.35 billion', '125 million', '1.4 trillion', '')
+    """
+    if number is None:
+        return ""
+    for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if number >= unit:
+            return f"{number / unit:.10g} {name}"
+    return str(number)
