@@ -40,7 +40,7 @@ help:
 	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
 	@echo "make soak    20,000 bad inputs (SOAK=1000 for fewer), 100,000 certified attention maps, whole recipes, every combination of components"
 	@echo "make bench   speed beside the peers, in one run"
-	@echo "make docs    regenerate docs/config.md, docs/components.md, docs/names.md and docs/worked-examples.md"
+	@echo "make docs    regenerate docs/config.md, components.md, names.md, worked-examples.md and presets.md"
 	@echo "make site    build the documentation as a web site in build/site, and check its links"
 	@echo "make notebooks  execute the notebooks and store their outputs"
 	@echo "make size    lines of code per file and per package"
@@ -111,6 +111,7 @@ docs: $(VENV)/core.stamp
 	$(BIN)/python -m transom.config.config_docs docs
 	$(BIN)/python -m transom.inspection.vocabulary docs
 	$(BIN)/python -m transom.lab.lesson docs
+	$(BIN)/python -m transom.lab.preset_page docs
 
 site: $(VENV)/docs.stamp
 	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs -d build/doctrees . build/site

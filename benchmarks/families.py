@@ -13,7 +13,6 @@ import copy
 import json
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -69,7 +68,7 @@ class Family:
     @cached_property
     def config(self) -> ModelConfig:
         """The complete configuration of transom's model."""
-        fields = tomllib.loads(packaged_presets()[self.preset]) | dict(self.fields)
+        fields = packaged_presets()[self.preset]["model"] | dict(self.fields)
         if fields["kind"] == "text-classifier":
             del fields["tie_embeddings"]  # a classifier outputs classes, not tokens
         config: ModelConfig = TypeAdapter(AnyModel).validate_python(fields)

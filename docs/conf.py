@@ -30,6 +30,7 @@ NAVIGATION = {
     "Reference": (
         "docs/config",
         "docs/components",
+        "docs/presets",
         "docs/extending",
         "docs/security",
         "docs/names",

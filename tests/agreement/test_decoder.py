@@ -1,6 +1,5 @@
 """The decoder family against the transformers library's GPT-2 and Llama, given the same weights."""
 
-import tomllib
 from collections.abc import Mapping
 
 import pytest
@@ -183,7 +182,7 @@ def test_gradients_of_every_weight_are_theirs(both: tuple[Network, nn.Module]) -
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_the_guides_block_is_torchs_pre_norm_layer(dtype: torch.dtype, close: float) -> None:
     torch.manual_seed(1)
-    fields = tomllib.loads(packaged_presets()["decoder-block"])
+    fields = packaged_presets()["decoder-block"]["model"]
     ours = build_model(DecoderConfig.model_validate(fields | {"vocab_size": 7, "max_seq_len": 16})).to(dtype).eval()
     theirs = nn.TransformerEncoderLayer(512, 8, 2048, 0.1, "gelu", norm_first=True, batch_first=True).to(dtype).eval()
     block = ours.get_submodule("decoder.blocks.0")

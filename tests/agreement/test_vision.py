@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 from transom.config.packaged import packaged_presets
-from transom.config.toml_input import parse_toml
 from transom.config.vision import CbamConfig, ConvolutionalNetworkConfig, ConvStemConfig, SqueezeExcitationConfig, VisionTransformerConfig
 from transom.data.batch import ImageBatch
 from transom.layers.observe import ActivationRecorder
@@ -187,14 +186,14 @@ def test_the_loss_of_mixtures_is_torchs_with_soft_targets() -> None:
     ],
 )
 def test_presets_have_their_size(preset: str, n_classes: int, counted: int) -> None:
-    fields = parse_toml(packaged_presets()[preset], preset)
+    fields = packaged_presets()[preset]["model"]
     config = VisionTransformerConfig.model_validate(fields | {"classes": [str(i) for i in range(n_classes)]})
     assert count_parameters(config).total == counted
 
 
 def test_the_example_reads_an_image_of_its_size() -> None:
     """The article's model: 224 x 224 pixels, patches of 16 x 16, twelve post-norm layers of width 64."""
-    fields = parse_toml(packaged_presets()["vit-small-example"], "vit-small-example")
+    fields = packaged_presets()["vit-small-example"]["model"]
     config = VisionTransformerConfig.model_validate(fields | {"classes": [str(i) for i in range(10)]})
     model = build_model(config).eval()
     assert isinstance(model, Vit) and len(model.encoder.blocks) == 12 and config.norm_placement == "post" and config.pooling == "mean"

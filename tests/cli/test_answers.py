@@ -9,7 +9,7 @@ import pytest
 
 import transom as package
 from tests.cli.conftest import Call, Trained, sets
-from transom.config.packaged import packaged_recipes
+from transom.config.packaged import packaged_presets, packaged_recipes
 
 
 def test_one_line_out_for_each_line_in(trained: Trained, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +117,19 @@ def test_compare_a_run_with_itself_finds_nothing(trained: Trained, transom: Call
     value = transom(*arguments, "--json").json
     assert (value["difference"], value["n_samples"]) == (0.0, 50)
     assert "no significant difference" in transom(*arguments).out
+
+
+def test_presets_are_listed_by_a_line_each_and_printed_as_toml(transom: Call) -> None:
+    listed = transom("recipes", "presets").out.splitlines()
+    facts = transom("recipes", "presets", "--json").json
+    assert [line.split()[0] for line in listed] == list(facts) == list(packaged_presets())
+    assert facts["gpt2-xl"]["parameters"] == 1_542_000_000 and facts["gpt2-xl"]["model"]["n_layers"] == 48
+    assert "gpt2-xl   1.542 billion parameters; Radford et al. 2019, table 2, fourth row" in re.sub(" {3,}", "   ", "\n".join(listed))
+    printed = transom("recipes", "presets", "gopher-280b").out
+    assert tomllib.loads(printed) == packaged_presets()["gopher-280b"]
+    assert transom("recipes", "presets", "gopher-280b", "--json").json == {"name": "gopher-280b", **packaged_presets()["gopher-280b"]}
+    assert "expected the name of a preset, found 'gtp2'; did you mean gpt2" in transom("recipes", "presets", "gtp2").error
+    assert "`transom recipes presets` lists them" in transom("recipes", "presets", "x").error
 
 
 def test_recipes(transom: Call, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Recipes load, round-trip, and say in one line what is wrong with them."""
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,7 +127,8 @@ def test_a_component_takes_no_field_of_it_back_in_whatever_order(write: Load, co
 
 
 def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transom.config.recipe.packaged_presets", lambda: {"small": "d_model = 64\nd_ff = 32\nnorm = { eps = 0.5 }"})
+    small = {"model": {"d_model": 64, "d_ff": 32, "norm": {"eps": 0.5}}}
+    monkeypatch.setattr("transom.config.packaged.packaged_presets", lambda: {"small": small})
     model = write(DATA + '[model]\npreset = "small"\nd_ff = 128').model
     assert (model.d_model, model.d_ff, model.norm) == (64, 128, LayerNormConfig(eps=0.5))
     assert write(DATA, "model.preset=small").model.d_ff == 32
@@ -140,13 +140,13 @@ def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPa
 )
 def test_a_preset_that_is_asked_for_stands_in_the_place_of_the_recipes_model(recipe: str, preset: str) -> None:
     asked = load_recipe(recipe, ["model.dropout=0.25", f"model.preset={preset}"], DATA_OPTIONAL)[0].model
-    published = tomllib.loads(packaged_presets()[preset])
+    published = packaged_presets()[preset]["model"]
     assert asked == type(asked).model_validate(published | {"dropout": 0.25})
 
 
 @pytest.mark.parametrize("name", packaged_presets())
 def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
-    kind = tomllib.loads(packaged_presets()[name])["kind"]
+    kind = packaged_presets()[name]["model"]["kind"]
     task = {"seq2seq": "translation", "decoder": "language", "encoder": "masked", "vision-transformer": "image-classification"}[kind]
     data = {"seq2seq": DATA, "vision-transformer": '[data]\ntrain = { images = "a" }\n'}.get(kind, '[data]\ntrain = { files = "a" }\n')
     assert write(f'task = "{task}"\n{data}[model]\npreset = "{name}"').model.kind == kind

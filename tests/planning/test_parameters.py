@@ -1,7 +1,5 @@
 """Counts from the configuration are those of the model that is built from it, and the paper's."""
 
-import tomllib
-from pathlib import Path
 from time import process_time
 
 import pytest
@@ -11,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-import transom.presets
 from transom.config.model import DecoderConfig, MaskedLMConfig, Seq2SeqConfig
+from transom.config.packaged import packaged_presets
 from transom.errors import ConfigError
 from transom.models.build import build_model
 from transom.planning.parameters import count_parameters
@@ -70,9 +68,9 @@ def test_presets_have_the_papers_size(preset, printed, counted, symbols):
     alone does not explain the difference: its printed figures, rounded to a million, would need about 40,700 symbols for the one
     and 35,800 for the other.
     """
-    text = (Path(transom.presets.__path__[0]) / f"{preset}.toml").read_text()
-    assert "Vaswani et al. 2017" in text
-    config = Seq2SeqConfig.model_validate(tomllib.loads(text) | {"source_vocab_size": 37_000, "target_vocab_size": 37_000})
+    tables = packaged_presets()[preset]
+    assert "Vaswani et al. 2017" in tables["source"]
+    config = Seq2SeqConfig.model_validate(tables["model"] | {"source_vocab_size": 37_000, "target_vocab_size": 37_000})
     total = count_parameters(config).total
     assert total == counted
     assert abs(total - printed) / printed < 0.04
@@ -90,8 +88,7 @@ def test_presets_have_the_papers_size(preset, printed, counted, symbols):
     ],
 )
 def test_published_models_have_their_size(preset, family, symbols, counted):
-    text = (Path(transom.presets.__path__[0]) / f"{preset}.toml").read_text()
-    assert count_parameters(family.model_validate(tomllib.loads(text) | {"vocab_size": symbols})).total == counted
+    assert count_parameters(family.model_validate(packaged_presets()[preset]["model"] | {"vocab_size": symbols})).total == counted
 
 
 def test_a_published_count_by_hand():

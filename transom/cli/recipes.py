@@ -1,4 +1,4 @@
-"""``transom recipes``: list, show or copy packaged recipes, upgrade old recipes, or draw attention masks."""
+"""``transom recipes``: list, show or copy packaged recipes, list presets, upgrade old recipes, or draw attention masks."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from transom.checkpoints.output_paths import check_output_path
 from transom.cli.options import RecipeArgument, SetOption
 from transom.cli.output import JsonOption, print_result
-from transom.config.packaged import packaged_recipes
+from transom.config.packaged import packaged_preset, packaged_recipes
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError
 from transom.tasks.signals import defer_signals
@@ -23,6 +23,8 @@ EXAMPLES = """
 transom recipes
 transom recipes show multi30k-en-de
 transom recipes copy translation my.toml
+transom recipes presets
+transom recipes presets gpt2-xl
 transom recipes upgrade my.toml
 transom recipes patterns cifar10-vit --set model.attention.pattern=window-2d --out patterns.svg
 """
@@ -139,6 +141,25 @@ def patterns(
     drawn = ([view.title, *([] if out is not None else ["", *pattern_text(view), ""])] for view in views)
     written = [] if out is None else [f"drawn in {out}"]
     print_result({"patterns": value}, as_json, [*(line for lines in drawn for line in lines), *written])
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of a preset, whose facts and fields are printed.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the published architectures for `--set model.preset=NAME`, or print one: its source, published counts and model fields."""
+    if name is not None:
+        import tomli_w
+
+        tables = packaged_preset(name)
+        print_result({"name": name, **tables}, as_json, [tomli_w.dumps(tables).rstrip()])
+        return
+    from transom.config.presets import load_presets
+
+    found = load_presets()
+    listed = {each: preset.model_dump(mode="json", exclude={"name"}) for each, preset in found.items()}
+    print_result(listed, as_json, _two_columns({each: preset.summary for each, preset in found.items()}))
 
 
 def _packaged_recipe(name: str) -> str:

@@ -13,7 +13,7 @@ from transom.config.components import MultiHeadAttentionConfig
 from transom.config.data import DataConfig, PairDataConfig, PairTokenizerConfig, TokenizerConfig
 from transom.config.error_messages import validate
 from transom.config.migration import migrate_tables
-from transom.config.packaged import packaged_presets, packaged_recipes
+from transom.config.packaged import packaged_preset, packaged_recipes
 from transom.config.patterns import Coverage, block_patterns, format_pattern, pattern_coverage
 from transom.config.schema import SLOTS, Schema, derived_formula
 from transom.config.suggestions import suggest
@@ -271,12 +271,7 @@ def parse_model_config(fields: Mapping[str, Any]) -> ModelConfig:
 
 def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:
     own = {name: value for name, value in model.items() if name != "preset"}
-    presets = packaged_presets()
-    if not isinstance(model["preset"], str) or model["preset"] not in presets:
-        raise ConfigError(
-            f"{place}: expected the name of a preset, found {model['preset']!r}; {suggest(str(model['preset']), list(presets))}"
-        )
-    return merge_tables(parse_toml(presets[model["preset"]], f"preset {model['preset']}"), own)
+    return merge_tables(packaged_preset(model["preset"], place)["model"], own)
 
 
 def _place(name: str, text: str, sets: Sequence[Override], path: tuple[str, ...]) -> str:

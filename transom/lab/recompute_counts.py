@@ -5,15 +5,10 @@ from collections.abc import Mapping
 
 import torch
 
-from transom.config.architecture import ModelConfig, TransformerConfig
-from transom.config.components import (
-    FeedForwardConfig,
-    GatedFeedForwardConfig,
-    LayerNormConfig,
-    LearnedPositionConfig,
-    MultiHeadAttentionConfig,
-)
+from transom.config.architecture import TransformerConfig
+from transom.config.components import FeedForwardConfig, LayerNormConfig, LearnedPositionConfig
 from transom.config.model import DecoderConfig
+from transom.config.presets import load_preset
 from transom.config.recipe import parse_model_config
 from transom.config.vision import VisionTransformerConfig
 from transom.lab.examples import Example
@@ -21,6 +16,7 @@ from transom.lab.recompute_small import constant
 from transom.lab.steps import Step
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters, count_weights
+from transom.planning.presets import compare_preset
 
 MILLION, BILLION = 1e6, 1e9
 
@@ -45,43 +41,22 @@ def gpt_like(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max_seq
     )
 
 
-GPT3 = gpt_like(12288, 96, 96, 50257, 2048)
-"""GPT-3 (Brown et al. 2020, table 2.1)."""
-
-NO_BIASES = MultiHeadAttentionConfig(qkv_bias=False, output_bias=False)
-
-SHAPES: dict[str, ModelConfig] = {
-    "gpt": gpt_like(768, 12, 12, 40478, 512).model_copy(update={"norm_placement": "post"}),
-    "gpt3": GPT3,
-    "jurassic": gpt_like(13824, 76, 96, 256000, 2048),
-    "megatron": gpt_like(20480, 105, 128, 50257, 2048),
-    "palm": DecoderConfig(
-        d_model=18432,
-        n_layers=118,
-        n_heads=48,
-        n_kv_heads=1,
-        d_head=256,
-        d_ff=4 * 18432,
-        vocab_size=256000,
-        norm=LayerNormConfig(bias=False),
-        norm_placement="parallel",
-        attention=NO_BIASES,
-        feed_forward=GatedFeedForwardConfig(kind="swiglu", bias=False),
-    ),
-    "lamda": DecoderConfig(
-        d_model=8192,
-        n_layers=64,
-        n_heads=128,
-        d_head=128,
-        d_ff=65536,
-        vocab_size=32000,
-        attention=NO_BIASES,
-        feed_forward=GatedFeedForwardConfig(kind="geglu", bias=False),
-    ),
-    "llama": parse_model_config({"preset": "llama-7b", "d_model": 8192, "n_layers": 80, "n_heads": 64, "d_ff": 22016, "vocab_size": 32000}),
+PRESETS = {
+    "gpt": "gpt",
+    "gpt3": "gpt3-175b",
+    "jurassic": "jurassic-1-178b",
+    "megatron": "megatron-turing-530b",
+    "palm": "palm-540b",
+    "lamda": "lamda-137b",
+    "llama": "llama-65b",
 }
-"""Published shapes: Radford et al. 2018 (section 4.1), Lieber et al. 2021 (section 2), Smith et al. 2022 (section 2.3), Chowdhery et al.
-2022 (table 1), Thoppilan et al. 2022 (section 4.1), Touvron et al. 2023 (table 2)."""
+"""Presets of the models whose printed parameters are recomputed."""
+
+SHAPES = {name: load_preset(preset).config() for name, preset in PRESETS.items()}
+"""Configurations of these models, with the published sizes."""
+
+GPT3 = SHAPES["gpt3"]
+assert isinstance(GPT3, DecoderConfig)
 
 IN_TRILLIONS = ("chinchilla", "llama", "llama2")
 """Models whose tokens the article prints in trillions first."""
@@ -90,9 +65,8 @@ IN_TRILLIONS = ("chinchilla", "llama", "llama2")
 def language_model_steps() -> dict[str, Step]:
     """Return the parameters of language models, in billions (of GPT in millions), and tokens per parameter."""
     steps = {}
-    for name, config in SHAPES.items():
-        count = count_parameters(config)
-        n = count.total - (count.embeddings if name == "lamda" else 0)  # its table counts without embeddings
+    for name, preset in PRESETS.items():
+        n = compare_preset(load_preset(preset)).comparable  # for LaMDA without embeddings, as in its table
         steps[f"002-{name}-parameters"] = constant(n / (MILLION if name == "gpt" else BILLION))
     for name in (*SHAPES, "gpt2", "gopher", "chinchilla", "llama2"):
         million = name == "gpt"
