@@ -24,7 +24,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from benchmarks.measure import describe_environment, time_interleaved
+from benchmarks.measure import describe_environment, time_interleaved, write_result
 from benchmarks.shapes import LEARNING_RATE, TRAINING, random_tokens
 from benchmarks.translation import Row, print_table, row, seconds_of, start_workers, with_ratios
 from transom.config.architecture import ModelConfig
@@ -286,10 +286,7 @@ def main(arguments: list[str] | None = None) -> None:
     result: dict[str, Any] = {"facts": environment}
     result["families"] = {family.name: family_tables(family, args.rounds, threads, not args.no_compile) for family in chosen}
     result["load_after"] = round(os.getloadavg()[0], 2)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {args.out}")
+    write_result(args.out, result)
 
 
 FAMILIES = [family.name for family in families(quick=True)]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks import families
 from benchmarks.families import CLASSES, Family
-from benchmarks.measure import describe_environment
+from benchmarks.measure import describe_environment, write_result
 from benchmarks.ours import training_batch
 from benchmarks.shapes import BASE, LEARNING_RATE, TRAINING, Shape
 from transom.config.model import Seq2SeqConfig
@@ -228,9 +228,7 @@ def main(arguments: list[str] | None = None) -> None:
         result["exactness"] = exactness()
     if "speed" in args.parts:
         result["speed"] = speed(args.only, args.seconds, args.profile)
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {args.out}")
+    write_result(args.out, result)
 
 
 if __name__ == "__main__":

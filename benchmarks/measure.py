@@ -96,6 +96,14 @@ def _processor() -> str:
     return f"{name}, family {found.get('cpu family', '?')}, model {found.get('model', '?')}: {' '.join(flags)}"
 
 
+def write_result(path: Path | None, result: dict[str, Any]) -> None:
+    """Write the result of a benchmark as JSON, and say where; nothing without a path."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {path}")
+
+
 def append_records(path: Path, records: list[dict[str, Any]]) -> None:
     """Append records to a JSON file of results."""
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []

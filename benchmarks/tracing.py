@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import certification
-from benchmarks.measure import describe_environment
+from benchmarks.measure import describe_environment, write_result
 from benchmarks.shapes import random_tokens
 from transom.config.model import DecoderConfig
 from transom.inspection.attention_map import attention_map
@@ -335,9 +335,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "certification" in args.parts:
         result["certification"] = certification.measure(*(QUICK_CERTIFICATION if args.quick else CERTIFICATION))
     print(json.dumps(result, indent=1))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {args.out}")
+    write_result(args.out, result)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks import startup
-from benchmarks.measure import Quartiles, describe_environment, time_interleaved, timed
+from benchmarks.measure import Quartiles, describe_environment, time_interleaved, timed, write_result
 from benchmarks.shapes import BASE, SMALL, TINY, Shape, Task, tasks
 from benchmarks.worker import Worker
 from transom.planning.hardware import PeakRates, measure_peak
@@ -53,10 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.decode or everything:
         result["decode"] = decoding_tables(TINY if args.quick else BASE, args.rounds, peak, threads)
     result["load_after"] = round(os.getloadavg()[0], 2)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written: {args.out}")
+    write_result(args.out, result)
 
 
 def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: int, compiled: bool) -> list[Row]:

@@ -3,8 +3,6 @@
 import csv
 import io
 import math
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,55 +13,16 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from torch import Tensor
 
 import transom
+from tests.inspection.picture_cases import IMAGE, TOKENS, decoder
 from tests.models.combinations import ENCODERS, FAMILIES, SET_RECURRENT, SIZES, batch_for, described
 from tests.models.test_combinations import built
 from tests.tiers import every
 from transom.errors import ConfigError
-from transom.inspection.plots.attention import COLUMNS, matrix_picture
-from transom.inspection.plots.kinds import KINDS
+from transom.inspection.plots.attention import matrix_picture
 from transom.inspection.plots.picture import SEQUENTIAL, Picture
-from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
-
-SMALL: dict[str, Any] = {"d_model": 16, "n_heads": 2, "d_ff": 24, "dropout": 0.0, "max_seq_len": 32}
-
-
-def decoder(**fields: Any) -> Network:
-    torch.manual_seed(1)
-    model: Network = transom.build({"kind": "decoder", "vocab_size": 20, "n_layers": 2} | SMALL | fields)
-    return model.double().eval()
-
-
-TOKENS = torch.tensor([[1, 5, 9, 7, 3, 11]])
-
-
-def recorded(model: Network, *sites: str) -> dict[str, Tensor]:
-    recorder = ActivationRecorder(sites)
-    with torch.no_grad():
-        model(TOKENS, recorder)
-    return dict(recorder.activations)
-
-
-def causal_weights(q: Tensor, k: Tensor) -> Tensor:
-    s = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    return s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
-
-
-def test_all_heads_are_softmaxes_of_their_queries_and_keys() -> None:
-    model = decoder()
-    picture = transom.plot("heads", model, TOKENS)
-    sites = recorded(model, "*.q", "*.k")
-    assert picture.columns == COLUMNS and len(picture.rows) == 2 * 2 * 6 * 6
-    for layer in range(2):
-        weights = causal_weights(*(sites[f"decoder.blocks.{layer}.attn.{name}"] for name in "qk"))[0]
-        for row in picture.rows:
-            if row[0] == layer:
-                _, h, i, _, j, _, weight = row
-                assert isinstance(weight, float)
-                assert math.isclose(weight, weights[h, i, j].item(), rel_tol=1e-6, abs_tol=1e-9)  # type: ignore[index]
 
 
 def pixels(picture: Picture) -> tuple[Any, Any]:
@@ -88,52 +47,6 @@ def test_every_cell_has_the_color_of_its_number(size: tuple[int, int]) -> None:
         assert max(abs(int(a) - b) for a, b in zip(found, expected, strict=True)) <= 1, (i, j)
 
 
-def test_one_head_names_its_strongest_pair() -> None:
-    model = decoder(position="rotary")
-    picture = transom.plot("head", model, TOKENS, block=1, head=1)
-    weights = causal_weights(*recorded(model, "decoder.blocks.1.attn.q", "decoder.blocks.1.attn.k").values())[0, 1]
-    assert f"{float(weights.max()):.3f}" in picture.alt and all(row[:2] == (1, 1) for row in picture.rows)
-
-
-def test_probabilities_are_softmaxes_of_the_logits_at_each_temperature() -> None:
-    model = decoder()
-    logits = model(TOKENS)[0, 2].detach()
-    picture = transom.plot("probabilities", model, TOKENS, position=2, temperatures=[0.5, 1.0, 3.0], top=5)
-    assert len(picture.rows) == 15 and [row[2] for row in picture.rows[:5]] == logits.topk(5).indices.tolist()
-    for tau, _, index, p in picture.rows:
-        assert math.isclose(float(p), float((logits / float(tau)).softmax(-1)[int(index)]), rel_tol=1e-9)
-
-
-def test_a_lens_shows_what_each_stream_implies() -> None:
-    model = decoder()
-    picture = transom.plot("lens", model, TOKENS)
-    stream = recorded(model, "decoder.blocks.0.resid_post")["decoder.blocks.0.resid_post"]
-    p = model.unembedding(model.get_submodule("decoder.norm")(stream))[0].softmax(-1).detach()
-    rows = [row for row in picture.rows if row[0] == "decoder.blocks.0"]
-    assert [int(row[3]) for row in rows] == p.argmax(-1).tolist() and len(picture.rows) == 3 * 6
-    assert all(math.isclose(float(row[4]), float(p[i].max()), rel_tol=1e-6) for i, row in enumerate(rows))
-    answers = model(TOKENS)[0].argmax(-1).tolist()
-    assert [row[2] for row in rows] == [str(i) for i in answers]
-
-
-def test_rollout_is_the_product_of_the_attention_of_all_blocks() -> None:
-    model = decoder()
-    picture = transom.plot("rollout", model, TOKENS)
-    sites, mixed = recorded(model, "*.q", "*.k"), torch.eye(6, dtype=torch.float64)
-    for layer in range(2):
-        weights = causal_weights(*(sites[f"decoder.blocks.{layer}.attn.{name}"] for name in "qk"))[0].mean(0)
-        mixed = (weights + torch.eye(6)) / 2 @ mixed
-    assert all(math.isclose(float(share), float(mixed[int(i), int(j)]), abs_tol=1e-6) for i, _, j, _, share in picture.rows)
-
-
-def test_rollout_over_an_image_has_a_share_per_patch() -> None:
-    torch.manual_seed(1)
-    model = transom.build({"kind": "vision-transformer"} | IMAGE).eval()
-    picture = transom.plot("rollout", model, torch.rand(1, 3, 8, 8))
-    assert [row[:2] for row in picture.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert 0 < sum(float(row[2]) for row in picture.rows) <= 1 + 1e-6 and len(picture.png()) > 1000
-
-
 def test_similar_heads_have_equal_maps() -> None:
     model = decoder()
     layer = model.get_submodule("decoder.blocks.0.attn")
@@ -145,44 +58,6 @@ def test_similar_heads_have_equal_maps() -> None:
     rows = {row[:2]: float(row[2]) for row in transom.plot("similarity", model, TOKENS).rows}
     assert math.isclose(rows["decoder.blocks.0.attn 0", "decoder.blocks.0.attn 1"], 1.0, abs_tol=1e-6)
     assert rows["decoder.blocks.1.attn 0", "decoder.blocks.1.attn 1"] < 1 - 1e-4
-
-
-def test_norms_are_lengths_of_streams_and_gradients() -> None:
-    model = decoder()
-    picture = transom.plot("norms", model, TOKENS)
-    stream = recorded(model, "decoder.blocks.1.resid_post")["decoder.blocks.1.resid_post"]
-    by_name = {row[1]: row for row in picture.rows}
-    assert len(by_name) == 5 and {row[0] for row in picture.rows} == {"decoder"}
-    assert math.isclose(float(by_name["decoder.blocks.1.resid_post"][2]), float(stream.norm(dim=-1).mean()), rel_tol=1e-9)
-    x = stream.clone().requires_grad_()
-    decoder_norm, unembedding = model.get_submodule("decoder.norm"), model.unembedding
-    log_p = unembedding(decoder_norm(x)).log_softmax(-1)[:, :-1].gather(-1, TOKENS[:, 1:, None])
-    (gradient,) = torch.autograd.grad(-log_p.mean(), x)
-    assert math.isclose(float(by_name["decoder.blocks.1.resid_post"][3]), float(gradient.norm(dim=-1).mean()), rel_tol=1e-9)
-
-
-def test_loads_of_experts_are_shares_of_the_routers_choices() -> None:
-    model = decoder(feed_forward={"kind": "moe", "n_experts": 4, "top_k": 2})
-    picture = transom.plot("experts", model, TOKENS)
-    router = recorded(model, "*.ff.router")
-    for layer in range(2):
-        chosen = router[f"decoder.blocks.{layer}.ff.router"].topk(2).indices.flatten().tolist()
-        shares = [float(row[2]) for row in picture.rows if row[0] == f"decoder.blocks.{layer}"]
-        assert shares == [chosen.count(expert) / len(chosen) for expert in range(4)]
-
-
-def test_sinusoidal_positions_follow_their_formula() -> None:
-    picture = transom.plot("positions", decoder(position="sinusoidal"), length=10)
-    values = {tuple(row[:3]): float(row[3]) for row in picture.rows}
-
-    def p(position: int, i: int) -> float:
-        angle = position / 10000 ** (2 * (i // 2) / 16)
-        return math.cos(angle) if i % 2 else math.sin(angle)
-
-    assert all(math.isclose(values["table", i, j], p(i, j), abs_tol=1e-6) for i in range(10) for j in range(16))
-    assert all(
-        math.isclose(values["products", i, j], sum(p(i, d) * p(j, d) for d in range(16)), abs_tol=1e-5) for i in (0, 4) for j in (3, 9)
-    )
 
 
 def test_rotary_positions_and_biases_depend_on_the_distance() -> None:
@@ -221,7 +96,6 @@ PLACED = [
     for family in FAMILIES + ENCODERS
     for placement in ("pre", "post", "sandwich", "parallel")
 ]
-IMAGE: dict[str, Any] = {"image_size": 8, "patch_size": 4, "classes": ["a", "b"], "n_heads": 2, "d_ff": 16, "d_model": 12}
 
 
 @pytest.mark.parametrize("fields", every(5, PLACED + SET_RECURRENT), ids=str)
@@ -240,28 +114,6 @@ def assert_every_parameter_once(model: Network) -> None:
     assert sum(int(row[-1]) for row in picture.rows) == sum(p.numel() for p in model.parameters())
     assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in picture.alt
     assert "<svg" in picture.svg()
-
-
-@pytest.mark.parametrize("kind", every(4, [name for name in KINDS if name not in ("alignment", "embeddings", "experts", "formation")]))
-def test_the_same_call_gives_the_same_bytes(kind: str) -> None:
-    pictures = [transom.plot(kind, decoder(), TOKENS if KINDS[kind].has_input else None) for _ in range(2)]
-    for form in ("svg", "png", "csv", "html"):
-        first, second = (getattr(picture, form)() for picture in pictures)
-        assert first == second and len(first) > 100
-
-
-@pytest.mark.long
-def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
-    script = (
-        "import torch, transom; torch.manual_seed(1);"
-        "m = transom.build({'kind': 'decoder', 'vocab_size': 20, 'd_model': 16, 'n_heads': 2, 'd_ff': 24, 'n_layers': 1}).eval();"
-        "p = transom.plot('heads', m, torch.tensor([[1, 5, 9]]));"
-        "import sys; [p.save(sys.argv[1] + end) for end in ('.svg', '.png', '.html', '.csv')]"
-    )
-    for seed in ("1", "2"):
-        subprocess.run([sys.executable, "-c", script, str(tmp_path / seed)], check=True, env={"PYTHONHASHSEED": seed, "PATH": ""})
-    for end in (".svg", ".png", ".html", ".csv"):
-        assert (tmp_path / f"1{end}").read_bytes() == (tmp_path / f"2{end}").read_bytes()
 
 
 HOSTILE = ["<script>alert(1)</script>", "$x_1$", "a\x1b[31mb", "]]>", "&amp;", "\u202etxt", "猫"]

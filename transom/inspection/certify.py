@@ -3,8 +3,8 @@
 Kernels store no weights, so a map that is shown was recomputed from queries and keys. It is certified, that is, shown to be the map that
 the model used, if A V equals the kernel's head output Z, element by element, within the rounding errors of both computations:
 |A V - Z| <= rtol |Z| + floor + c eps (|A| |V|). The last term contains the weights of the map itself, so that neither a zero map nor one
-with a wrong sign passes. Where PyTorch's kernel gives the logarithm of its row sums, ln sum_j exp(S_ij), it is compared too: values that
-are equal hide a wrong map from A V.
+with a wrong sign passes. Nystrom attention has a further term (``nystrom_error``). Where PyTorch's kernel gives the logarithm of its row
+sums, ln sum_j exp(S_ij), it is compared too: values that are equal hide a wrong map from A V.
 """
 
 import math
@@ -19,6 +19,7 @@ from transom.errors import TransomError
 from transom.files.message import phrase
 from transom.inspection.activations import Activations
 from transom.inspection.derive_attention import AttentionInputs, is_exact
+from transom.inspection.nystrom_error import nystrom_errors
 from transom.layers.attention import Attention
 from transom.layers.context import Part
 
@@ -141,7 +142,7 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
     z, v = (a.of_heads(f"{attention}.{name}", n_all, heads) for name in "zv")
     places = list(range(z.shape[2])) if rows is None else list(rows)
     n_heads, eps = z.shape[1], rounding_error(z.dtype)
-    v = v.double()
+    v, of_landmarks = v.double(), nystrom_errors(a, attention, heads)
     step = max(MAX_ELEMENTS // max(len(z) * n_heads * v.shape[2], 1), 1)
     ratio, worst, cause, with_logsumexp = 0.0, (0, 0, 0), "", False
     for start in range(0, len(places), step):
@@ -151,6 +152,8 @@ def certify(a: Activations, attention: str, heads: Sequence[int] | None = None, 
         weights = _select(a[f"{attention}.weights"], heads, chunk).double() if inputs is None else inputs.weights().double()
         magnitude = None if inputs is None else inputs.score_magnitude()
         bound = error_bound(weights, v, expected, magnitude, eps)
+        if of_landmarks is not None:
+            bound = bound + eps * of_landmarks[:, :, chunk]
         ratios = ((weights @ v - expected).abs() / bound).amax(-1)
         of_sums = None if inputs is None or magnitude is None else logsumexp_ratios(inputs, v, expected, bound, magnitude, eps)
         if of_sums is not None:

@@ -1,4 +1,4 @@
-"""The checks of dead parts count what was broken by hand, and the check of speed sees wasted time."""
+"""The checks of dead parts count what was broken by hand."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,10 @@ import pytest
 import torch
 
 from tests.inspection.doctor.samples import FAMILIES, built, checkup_of, data_for, found_by
-from transom.inspection.doctor import speed
 from transom.inspection.doctor.activity import measure_activity
 from transom.inspection.doctor.checkup import Checkup, TrainingTokens
 from transom.inspection.doctor.finding import Verdict
-from transom.inspection.doctor.speed import forward_flops
 from transom.layers.observe import ActivationRecorder
-from transom.models.inputs import TensorBatch
-from transom.planning.hardware import PeakRates
 
 EXPERTS: dict[str, Any] = {"kind": "moe", "expert": {"kind": "relu"}, "n_experts": 4, "top_k": 1, "norm_topk_prob": False}
 MIXTURE = FAMILIES["decoder"] | {"feed_forward": EXPERTS | {"load_balancing": "bias"}, "n_layers": 1}
@@ -155,39 +151,3 @@ def test_without_data_or_with_few_tokens_dead_parts_are_not_judged() -> None:
         assert found_by(name, Checkup(model, no_data="no files")).message == "no files"
     assert found_by("neurons", Checkup(model, few)).verdict == "ok"
     assert found_by("experts", checkup_of(model)).message == "the model has no mixture of experts"
-
-
-WIDE: dict[str, Any] = FAMILIES["decoder"] | {"d_model": 128, "n_heads": 2, "d_ff": 512, "max_seq_len": 64, "vocab_size": 64}
-
-
-def test_wasted_time_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = built(WIDE)
-    batch = TensorBatch(decoder_input=speed.random_batch(model, 16, 64, same_length=True).decoder_input)
-    flops = forward_flops(model, batch)
-    per_block = 2 * 128 * (4 * 128 + 3 * 512) + 4 * 128 * 64
-    assert flops == 16 * 64 * (2 * per_block + 2 * 128 * 64) > speed.SMALL
-    rates = PeakRates({torch.float32: 1e11, torch.bfloat16: 1e11}, 1e10)
-    monkeypatch.setattr(speed, "measure_peak", lambda device: rates)
-    monkeypatch.setattr(speed, "_gains", lambda checkup, batch, base: [])
-    for share, verdict in ((0.4, "ok"), (0.04, "warning")):
-        monkeypatch.setattr(speed, "best_seconds", lambda work, device, budget, share=share: work() is None or flops / (1e11 * share))
-        found = found_by("speed", Checkup(model, metrics=[{"step": 1, "kind": "train", "matmul_utilization": 0.31}]))
-        assert found.verdict == verdict and found.value == pytest.approx(share)
-        assert f"{share:.0%} of the 100 that this machine reaches; training used 31%" in found.message
-
-
-def test_settings_that_are_faster_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = built(WIDE)
-    batch = speed.random_batch(model, 16, 64, same_length=True)
-    monkeypatch.setattr(speed, "_seconds", lambda model, batch: 1e-3)
-    found = speed._gains(Checkup(model), batch, 16 * 64 / 1e-3)
-    assert any(line.startswith("batches 4 times as large are 4.0 times as fast") for line in found)
-    monkeypatch.setattr(speed, "_seconds", lambda model, batch: 1e-6 * len(batch.decoder_input.tokens))
-    assert not [line for line in speed._gains(Checkup(model), batch, 64 / 1e-6) if line.startswith(("batches", "bf16"))]
-
-
-@pytest.mark.long
-def test_the_rate_of_a_pass_is_at_most_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "BUDGET", 0.02)
-    found = found_by("speed", Checkup(built(WIDE)))
-    assert found.value is not None and 0 < found.value < 2

@@ -168,26 +168,41 @@ def test_a_broken_cache_is_caught(kind: str, damage: Callable[[pytest.MonkeyPatc
     assert found.verdict == "problem" and (found.value or 0) > 1e-3
 
 
-def test_a_broken_decoder_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the decoder compute in float32 on every machine."""
     monkeypatch.setattr(decoding, "choose_precision", lambda name, device: Precision("fp32", ""))
-    checkup = checkup_of(FAMILIES["seq2seq"])
-    found = found_by("decoder", checkup)
-    assert found.verdict == "ok" and found.message.startswith("FusedSeq2Seq in float32 gives the float64 logits within")
+
+
+def decode_with_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the decoder have a row of weights that are 0."""
     other = built(FAMILIES["seq2seq"])
     other.get_parameter("decoder.blocks.0.ff.down.weight").data[0] = 0
     monkeypatch.setattr(decoding, "build_decoder_backend", lambda model: FusedSeq2Seq(other))  # type: ignore[arg-type]
+
+
+def test_a_broken_decoder_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_float32(monkeypatch)
+    checkup = checkup_of(FAMILIES["seq2seq"])
+    found = found_by("decoder", checkup)
+    assert found.verdict == "ok" and found.message.startswith("FusedSeq2Seq in float32 gives the float64 logits within")
+    decode_with_other_weights(monkeypatch)
     assert found_by("decoder", checkup).verdict == "problem"
 
 
-def test_a_kernel_that_computes_other_weights_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkup = checkup_of(FAMILIES["decoder"])
-    assert found_by("certificates", checkup_of(checkup.model)).verdict == "ok"
+def attend_without_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel of attention forget the mask, which the recomputed weights have."""
     attend = Attention.attend
 
     def unmasked(layer: Attention, q: Any, memory: Any, ctx: AttentionContext) -> Any:
         return attend(layer, q, memory, replace(ctx, mask=None))
 
     monkeypatch.setattr(Attention, "attend", unmasked)
+
+
+def test_a_kernel_that_computes_other_weights_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkup = checkup_of(FAMILIES["decoder"])
+    assert found_by("certificates", checkup_of(checkup.model)).verdict == "ok"
+    attend_without_mask(monkeypatch)
     found = found_by("certificates", checkup)
     assert found.verdict == "problem" and "the kernel applied no mask" in found.advice
 

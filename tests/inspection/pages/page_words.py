@@ -12,7 +12,7 @@ SHOWN_ATTRIBUTES = ("aria-label", "alt", "title", "data-label", "placeholder", "
 """Attributes that a reader sees or hears."""
 
 UNTRANSLATED = {"pre", "code", "style", "script"}
-"""Elements whose text is code, or from a recipe or from data."""
+"""Elements whose text is code, or from a recipe or from data, unless it is a message."""
 
 UNITS = re.compile(r"(?<=\d)(k|M|G)?\b|\b(s|min|h|ms|MB|nan|inf)\b|\d[\d.]*e-?\d+")
 """Units and exponents, which are the same in every language."""
@@ -54,13 +54,13 @@ class Words(HTMLParser):
         assert self._open.pop()[0] == tag
 
     def handle_data(self, data: str) -> None:
-        if not self._open or UNTRANSLATED & {tag for tag, _ in self._open}:
+        if not self._open:
             return
         code = self._open[-1][1]
-        if code is None:
-            self.others.append(data)
-        else:
+        if code is not None:
             self._add_message(code, data, "text")
+        elif not UNTRANSLATED & {tag for tag, _ in self._open}:
+            self.others.append(data)
 
     def _add_message(self, code: Code, text: str, where: str) -> None:
         self.messages.append((code, text, where))

@@ -16,15 +16,27 @@ def cells(picture: Element) -> list[Element]:
     return [rect for rect in picture.iter("rect") if rect.get("class") == "cell" and rect.find("title") is not None]
 
 
-def test_a_cell_for_each_weight_that_can_be_seen() -> None:
+def test_a_cell_for_each_weight_however_small() -> None:
     told = [(cell.findtext("title"), cell.get("fill-opacity")) for cell in cells(alignment_svg(SMALL))]
-    assert told == [("hola ← hello: 92.0%", "0.92"), ("hola ← world: 8.0%", "0.08"), ("mundo ← world: 60.0%", "0.6")]
+    assert told == [
+        ("hola ← hello: 0.92", "0.92"),
+        ("hola ← world: 0.08", "0.08"),
+        ("mundo ← hello: 0.005", "0.005"),
+        ("mundo ← world: 0.6", "0.6"),
+    ]
+    tiny = cells(alignment_svg(replace(SMALL, weights=torch.tensor([[1 / 3, 2e-7], [-0.125, 0.0]]))))
+    assert [(str(cell.findtext("title")).split(": ")[1], cell.get("fill-opacity")) for cell in tiny] == [
+        ("0.3333", "0.333"),
+        ("2e-07", "0"),
+        ("-0.125", "0"),
+        ("0", "0"),
+    ]
 
 
 def test_rows_are_target_and_columns_source() -> None:
-    first, second, third = cells(alignment_svg(SMALL))
-    assert first.get("y") == second.get("y") and second.get("x") == third.get("x")
-    assert float(third.get("y", "")) > float(first.get("y", "")) and float(second.get("x", "")) > float(first.get("x", ""))
+    first, second, third, fourth = cells(alignment_svg(SMALL))
+    assert first.get("y") == second.get("y") and second.get("x") == fourth.get("x") and first.get("x") == third.get("x")
+    assert float(fourth.get("y", "")) > float(first.get("y", "")) and float(second.get("x", "")) > float(first.get("x", ""))
 
 
 def test_source_labels_are_turned() -> None:

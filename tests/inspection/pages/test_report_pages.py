@@ -10,6 +10,7 @@ import pytest
 from tests.browser import Browser, ColorScheme, chromium
 from tests.inspection.pages.page_kinds import KINDS
 from tests.inspection.pages.page_words import Words
+from tests.inspection.test_explain_words import NOTATION
 from transom.files.message import render
 from transom.inspection.messages.tables import templates
 from transom.inspection.pages.report import render_report
@@ -62,10 +63,9 @@ def test_pages_of_a_run_fit_and_have_no_untranslated_word(kind: str, browser: Br
     assert [fault for page in pages for fault in faults(browser, page)] == []
     for page in pages:
         words = Words(page.read_text(encoding="utf-8"))
-        if page.name == "calculation.html":  # its equations are no messages: tests/inspection/test_explain_words.py
-            continue
+        symbols = (*NOTATION, *BYTES) if page.name == "calculation.html" else ()
         assert words.misquoted() == []
-        assert words.untranslated({*NAMES, *re.findall(r"\w+", " ".join(map(str, pages)))}) == set()
+        assert words.untranslated({*NAMES, *symbols, *re.findall(r"\w+", " ".join(map(str, pages)))}) == set()
         assert faults(german_browser, page, ("light",)) == []
         assert shown(german_browser, words) == expected(words, "de")
 
@@ -76,6 +76,9 @@ NAMES = re.findall(
     " linear elu relu performer features exact fused explicit",
 )
 """Names that are the same in all languages: special tokens, built-in data and classes, methods of attention, fields of recipes."""
+
+BYTES = {word for byte in range(256) for word in re.findall("[A-Za-z]{2,}", f"0x{byte:02X}")}
+"""Letters in the names of tokens of single bytes, such as <0xEB>."""
 
 TEXTS = """[...document.querySelectorAll('[data-message], [data-message-attributes]')].flatMap((e) => [
   ...Object.keys(JSON.parse((e.dataset.messageAttributes || '{}').replace(/["']/g, (q) => (q === '"' ? "'" : '"'))))

@@ -25,6 +25,9 @@ MIN_SHARE = 0.1
 SMALL = 2e8
 """FLOPs of a batch below which calls of operations, not products, take the time."""
 
+LARGE = 2e10
+"""FLOPs of a batch from which no larger one is tried: calls of operations are no part of its time that counts."""
+
 GAIN = 1.25
 """Ratio of speeds from which a change is advised."""
 
@@ -94,7 +97,7 @@ def _gains(checkup: Checkup, batch: TensorBatch, base: float) -> list[str]:
     if supported and (gain := rows * length / _cast_seconds(checkup, batch) / base) >= GAIN:
         found.append(f"bf16 is {gain:.1f} times as fast: training.precision = 'bf16' or 'auto'")
     larger = random_batch(model, 4 * rows, length, same_length=True)
-    if (gain := 4 * rows * length / _seconds(model, larger) / base) >= GAIN:
+    if forward_flops(model, batch) < LARGE and (gain := 4 * rows * length / _seconds(model, larger) / base) >= GAIN:
         found.append(f"batches 4 times as large are {gain:.1f} times as fast: raise the batch size of recipe and predictions")
     if (threads := choose_threads().count) > torch.get_num_threads():
         found.append(f"{threads} threads are available, {torch.get_num_threads()} are used: set OMP_NUM_THREADS")

@@ -13,7 +13,7 @@ from transom.inspection.messages.tables import message
 from transom.inspection.pages.heat_map import HeatMapText, heat_map_svg, root_opacity, small_map_svg
 from transom.inspection.pages.html_tables import html_table, scrollable
 from transom.inspection.pages.markup import node
-from transom.inspection.pages.number_format import format_count, format_percent
+from transom.inspection.pages.number_format import format_count, format_percent, format_weight
 from transom.inspection.pages.run_summary import RunSummary
 from transom.inspection.sample_attention import NoAttention, PatchAttention, SamplePicture, TextAttention
 
@@ -81,7 +81,7 @@ def _text_section(found: TextAttention, is_embedder: bool) -> Iterator[Element]:
         yield _paragraph([_say("heads"), *_first_heads(n_heads)], "soft")
         yield _heads(found)
     columns = [_say("token"), _say("reads_most"), _say("weight")]
-    table = html_table(columns, [[query, key, format_percent(weight, 1)] for query, key, weight in strongest])
+    table = html_table(columns, [[query, key, format_weight(weight)] for query, key, weight in strongest])
     yield node("details", node("summary", _say("strongest")), table)
     yield node("p", _say("more"), class_="soft")
 
@@ -163,7 +163,7 @@ def _shaded_text(shares: Float[Tensor, "key"], tokens: Sequence[str], caption: s
             token,
             node("small", format_percent(share, 1)),
             class_="share",
-            title=f"{token}: {format_percent(share, 2)}",
+            title=f"{token}: {format_weight(share)}",
             style=f"--share: {round(100 * share / largest)}%",
         )
         for token, share in zip(tokens, shares.tolist(), strict=True)
@@ -217,7 +217,7 @@ def patch_svg(picture: SamplePicture, shares: Float[Tensor, "rows columns"] | No
     for i, row_shares in enumerate(shares.tolist()):
         y = n_rows - 1 - i if picture.from_bottom else i
         for j, value in enumerate(row_shares):
-            place = node("title", f"({y + 1}, {j + 1}): {format_percent(value, 2)}")
+            place = node("title", f"({y + 1}, {j + 1}): {format_weight(value)}")
             cover = round(MAX_COVER * (1 - max(value, 0.0) / largest), 3)
             drawn.append(node("rect", place, x=j, y=y, width=1, height=1, fill_opacity=cover, class_="cover"))
     return drawn

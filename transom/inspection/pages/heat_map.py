@@ -12,10 +12,7 @@ from torch import Tensor
 from transom.files.message import joined
 from transom.inspection.messages.tables import message
 from transom.inspection.pages.markup import node, shorten
-from transom.inspection.pages.number_format import format_percent
-
-MIN_SHOWN_WEIGHT = 0.01
-"""Cells with a smaller attention weight are not drawn."""
+from transom.inspection.pages.number_format import format_weight
 
 _CHARACTER_WIDTH = 9.0
 """Average width of a label's character, in SVG units."""
@@ -48,7 +45,7 @@ def heat_map_svg(
     rows: Sequence[str],
     columns: Sequence[str],
     words: HeatMapText,
-    opacity: Callable[[float], float] = lambda weight: min(weight, 1.0),
+    opacity: Callable[[float], float] = lambda weight: min(max(weight, 0.0), 1.0),
 ) -> Element:
     """Draw weights from 0 to 1 as an SVG heat map; the tooltip of a cell shows its row, its column and its weight.
 
@@ -84,11 +81,10 @@ def heat_map_svg(
     for row, symbol in enumerate(down):
         picture.append(node("text", symbol, x=left - 8, y=top + cell_height * (row + 0.5), dy="0.35em", text_anchor="end", class_="symbol"))
         for column, weight in enumerate(weights[row].tolist()):
-            if weight >= MIN_SHOWN_WEIGHT:
-                explanation = node("title", f"{rows[row]} ← {columns[column]}: {format_percent(weight, 1)}")
-                at = {"x": left + cell_width * column + 1, "y": top + cell_height * row + 1, "width": cell_width - 2, "rx": 3}
-                shade = round(opacity(weight), 3)
-                picture.append(node("rect", explanation, **at, height=cell_height - 2, fill_opacity=shade, class_="cell"))
+            explanation = node("title", f"{rows[row]} ← {columns[column]}: {format_weight(weight)}")
+            at = {"x": left + cell_width * column + 1, "y": top + cell_height * row + 1, "width": cell_width - 2, "rx": 3}
+            shade = round(opacity(weight), 3)
+            picture.append(node("rect", explanation, **at, height=cell_height - 2, fill_opacity=shade, class_="cell"))
     picture.extend(_legend(left, top + cell_height * len(down) + 16, opacity))
     return picture
 
@@ -111,11 +107,9 @@ def small_map_svg(weights: Float[Tensor, "row column"], rows: Sequence[str], col
     picture.append(node("rect", x=0, y=0, width=len(columns), height=len(rows), class_="field"))
     for i, row in enumerate(weights.tolist()):
         for j, weight in enumerate(row):
-            if weight >= MIN_SHOWN_WEIGHT:
-                explanation = node("title", f"{rows[i]} ← {columns[j]}: {format_percent(weight, 1)}")
-                picture.append(
-                    node("rect", explanation, x=j, y=i, width=1, height=1, fill_opacity=round(root_opacity(weight), 2), class_="cell")
-                )
+            explanation = node("title", f"{rows[i]} ← {columns[j]}: {format_weight(weight)}")
+            shade = round(root_opacity(weight), 3)
+            picture.append(node("rect", explanation, x=j, y=i, width=1, height=1, fill_opacity=shade, class_="cell"))
     return picture
 
 

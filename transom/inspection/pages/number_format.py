@@ -63,6 +63,15 @@ def format_percent(fraction: float, digits: int = 0) -> str:
     return f"{100 * fraction:.{digits}f}%"
 
 
+def format_weight(weight: float) -> str:
+    """Format an attention weight with four significant digits, as the page of ``transom explore`` does.
+
+    >>> [format_weight(w) for w in (0.25, 0.123456, 0.00001234567, 0)]
+    ['0.25', '0.1235', '1.235e-05', '0']
+    """
+    return f"{weight:.4g}"
+
+
 def format_duration(seconds: float) -> str:
     """Format a duration in its two largest units.
 

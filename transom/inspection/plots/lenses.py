@@ -105,22 +105,29 @@ def rollout(model: Any, inputs: Any) -> Picture:
 
 
 def _patch_rollout(pixels: torch.Tensor, shares: torch.Tensor) -> Picture:
-    """Draw an image, and beside it the same image under the share of each patch."""
+    """Draw an image, beside it the same image under the share of each patch, and these shares alone, whose colors are those of the bar."""
     rows = [(i, j, float(share)) for i, row in enumerate(shares.tolist()) for j, share in enumerate(row)]
     picture = pixels.detach().float().cpu().clamp(0, 1).permute(1, 2, 0)  # (height, width, channels)
     i, j = divmod(int(shares.argmax()), shares.shape[1])
     alt = (
-        f"An image of {shares.shape[0]} x {shares.shape[1]} patches, and the share of each patch in the vector that is classified. The"
-        f" largest share, {float(shares.max()):.3f}, has the patch in row {i}, column {j}, counted from the top left."
+        f"An image of {shares.shape[0]} x {shares.shape[1]} patches, and, over it and alone, the share of each patch in the vector that is"
+        f" classified. The largest share, {float(shares.max()):.3f}, has the patch in row {i}, column {j}, counted from the top left."
     )
 
     def draw(figure: "Figure") -> None:
-        left, right = figure.subplots(1, 2)
+        left, middle, right = figure.subplots(1, 3)
+        table, extent = shares.float().numpy(), (0, shares.shape[1], shares.shape[0], 0)
         colors = "gray" if picture.shape[2] == 1 else None
-        for axes in (left, right):
-            axes.imshow(picture.squeeze(-1).numpy(), cmap=colors, vmin=0, vmax=1, extent=(0, shares.shape[1], shares.shape[0], 0))
+        for axes in (left, middle):
+            axes.imshow(picture.squeeze(-1).numpy(), cmap=colors, vmin=0, vmax=1, extent=extent)
             axes.set_axis_off()
-        drawn = right.imshow(shares.float().numpy(), cmap=SEQUENTIAL, alpha=0.65, vmin=0.0, extent=(0, shares.shape[1], shares.shape[0], 0))
-        figure.colorbar(drawn, ax=right, label="share")
+        middle.imshow(table, cmap=SEQUENTIAL, alpha=OPACITY, vmin=0.0, extent=extent)
+        drawn = heat_map(right, table, 0.0, float(shares.max()))
+        right.set_aspect("equal")
+        figure.colorbar(drawn, ax=right, label="share", shrink=0.8)
 
-    return Picture("Attention rollout over the image", alt, ("row", "column", "share"), rows, draw, (8.0, 3.8))
+    return Picture("Attention rollout over the image", alt, ("row", "column", "share"), rows, draw, (9.6, 3.4))
+
+
+OPACITY = 0.65
+"""Of the shares of patches over the image."""

@@ -1,6 +1,7 @@
 """Base class of approximations of attention, which unpacks packed rows and returns the implied attention weights for inspection."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -83,12 +84,9 @@ class Approximation(nn.Module, ABC):
         """Return the implied weights W as a matrix. This slow reference computes sequence by sequence, without padding."""
         wide = torch.promote_types(q.dtype, torch.float32)
         weights = q.new_zeros(len(q), q.shape[1], q.shape[2], k.shape[2], dtype=wide)
-        for row, seen in enumerate(dense_mask(q, k, ctx)):
-            for keys in seen.unique(dim=0):
-                queries = (seen == keys).all(-1)
-                if keys.any():
-                    weights_of_sequence = self.unmasked_weights(q[row : row + 1, :, queries].to(wide), k[row : row + 1, :, keys].to(wide))
-                    weights[row, :, queries.nonzero(), keys.nonzero()[:, 0]] = weights_of_sequence[0]
+        for row, queries, keys in sequences_of(q, k, ctx):
+            weights_of_sequence = self.unmasked_weights(q[row : row + 1, :, queries].to(wide), k[row : row + 1, :, keys].to(wide))
+            weights[row, :, queries[:, None], keys] = weights_of_sequence[0]
         return weights
 
     @abstractmethod
@@ -96,6 +94,14 @@ class Approximation(nn.Module, ABC):
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Return the implied weights of sequences without padding or mask."""
+
+
+def sequences_of(q: Tensor, k: Tensor, ctx: AttentionContext) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the row, the indices of the queries and those of the keys of each sequence, padding left out."""
+    for row, seen in enumerate(dense_mask(q, k, ctx)):
+        for keys in seen.unique(dim=0):
+            if keys.any():
+                yield row, (seen == keys).all(-1).nonzero()[:, 0], keys.nonzero()[:, 0]
 
 
 def dense_mask(q: Tensor, k: Tensor, ctx: AttentionContext) -> Bool[Tensor, "batch query key"]:
