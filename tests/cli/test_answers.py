@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import re
+import tomllib
 from pathlib import Path
 
 import pytest

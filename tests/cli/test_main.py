@@ -111,10 +111,8 @@ def test_version(transom: Call) -> None:
 
 @pytest.mark.parametrize("command", all_commands())
 def test_every_command_offers_json(command: str, transom: Call) -> None:
-    subcommands = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy", "presets"], "lens": ["rollout", "flow"]}.get(
-        command, []
-    )
-    for words in [[command, subcommand] for subcommand in subcommands] or [[command]]:
+    subcommands = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy", "presets"], "lens": ["rollout", "flow"]}
+    for words in [[command, subcommand] for subcommand in subcommands.get(command, [])] or [[command]]:
         assert "--json" in transom(*words, "--help").out, words
 
 

@@ -8,6 +8,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.cli.conftest import Call, Trained
+from transom.tasks.load import load
+from transom.tasks.run_data import load_sample
 
 
 def test_names_are_listed_once_for_all_blocks_or_each(transom: Call, trained: Trained) -> None:
@@ -101,6 +103,16 @@ def test_mistakes_are_one_line(options: tuple[str, ...], expected: str, transom:
 def test_an_empty_name_and_blocks_without_a_run_are_refused(transom: Call, trained: Trained) -> None:
     assert "expected the name of a quantity, found an empty one" in transom("names", trained.folder, "").error
     assert "--each: expected a run, whose blocks are listed, found none; give RUN" in transom("names", "--each").error
+
+
+def test_a_sample_of_the_validation_data_is_traced(transom: Call, trained: Trained) -> None:
+    """Its translation is that of the data, not the model's own."""
+    found, batch = transom("trace", trained.folder, "--sample", "0", "--names", "logits", "--json").json, load_sample(trained.folder, 0)
+    tokens = [side.tokens.shape[1] for side in (batch.source, batch.decoder_input)]
+    assert [len(found["tokens"][side]) for side in ("source", "target")] == tokens
+    assert found["quantities"]["logits"]["values"][0][-1] == pytest.approx(
+        load(trained.folder, "fp32").model(batch)[0, -1].tolist(), abs=1e-4
+    )
 
 
 def test_a_file_of_the_run_is_not_overwritten(transom: Call, trained: Trained) -> None:

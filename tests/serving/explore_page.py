@@ -133,9 +133,11 @@ def texts(browser: Browser, selector: str, cells: Sequence[Cell]) -> list[str]:
                 const canvas = maps[map];
                 const box = canvas.getBoundingClientRect();
                 const at = (i, n, start, size) => start + ((i + 0.5) / n) * size;
+                const [rows, columns] = [Number(canvas.dataset.rows), Number(canvas.dataset.columns)];
+                const seen = canvas.closest(".flipped") ? rows - 1 - row : row;  // of a spectrogram, row 0 is the lowest
                 canvas.dispatchEvent(new PointerEvent("pointermove", {{
-                    clientX: at(column, Number(canvas.dataset.columns), box.left, box.width),
-                    clientY: at(row, Number(canvas.dataset.rows), box.top, box.height),
+                    clientX: at(column, columns, box.left, box.width),
+                    clientY: at(seen, rows, box.top, box.height),
                     bubbles: true,
                 }}));
                 return canvas.closest(".heat-figure").querySelector(".readout .number").textContent;

@@ -155,12 +155,12 @@ def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
     owners = [schema]
     for part in path:
         raw = raw.get(part) if isinstance(raw, Mapping) else raw[int(part)] if part.isdecimal() else None
-        if part.isdecimal():  # a place in a list of tables
-            continue
-        fields = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
-        owners = [member for field in fields for member in (*allowed_schemas(field), *list_item_schemas(field))]
+        default = None
+        if not part.isdecimal():  # else a place in a list of tables
+            fields = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
+            owners = [member for field in fields for member in (*allowed_schemas(field), *list_item_schemas(field))]
+            default = next((getattr(field.default, "kind", None) for field in fields), None)
         kind = raw.get("kind") if isinstance(raw, Mapping) else raw
-        default = next((getattr(field.default, "kind", None) for field in fields), None)
         owners = [owner for owner in owners if (kind or default) in kinds(owner)] or owners
     return owners
 

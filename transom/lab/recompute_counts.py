@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 
@@ -55,8 +56,7 @@ PRESETS = {
 SHAPES = {name: load_preset(preset).config() for name, preset in PRESETS.items()}
 """Configurations of these models, with the published sizes."""
 
-GPT3 = SHAPES["gpt3"]
-assert isinstance(GPT3, DecoderConfig)
+GPT3 = cast(DecoderConfig, SHAPES["gpt3"])
 
 IN_TRILLIONS = ("chinchilla", "llama", "llama2")
 """Models whose tokens the article prints in trillions first."""

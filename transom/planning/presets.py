@@ -1,5 +1,6 @@
 """Compare the parameter counts of presets with the published ones."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from transom.config.model import DecoderConfig
@@ -7,7 +8,8 @@ from transom.config.presets import Preset
 from transom.planning.parameters import ParameterCount, count_parameters
 
 
-class PresetCount(NamedTuple):
+@dataclass(frozen=True)
+class PresetCount:
     """The parameter count of a preset beside the published one.
 
     Attributes:
