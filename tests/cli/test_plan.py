@@ -31,10 +31,22 @@ def test_the_table_fits_a_terminal_and_says_what_the_json_says(transom: Call) ->
     assert value["budget"]["optimal_tokens"] == 20 * parameters["total"]
 
 
+def test_a_published_model_is_planned_with_its_own_sizes(transom: Call) -> None:
+    gpus = ["--gpus", "8", "--gpu-memory", "80GiB"]
+    page, value = transom("plan", "gpt2", *gpus), transom("plan", "gpt2", *gpus, "--json").json
+    assert value["parameters"]["total"] == value["published"]["ours"] == 124_439_808
+    assert "published: Radford et al. 2019" in page.out and "+6.4% from the published 117 million" in page.out
+    value = transom("plan", "llama-2-70b", *gpus, "--json").json
+    assert value["batch"] == 8 * 4096 and value["rows"] == 1, "a row per device"
+    tokens = transom("plan", "llama-2-70b", *gpus, "--flops-per-second", "1e15", "--json").json["time"]["steps"] * value["batch"]
+    assert 0 <= tokens - 2 * 10**12 < value["batch"]
+    assert transom("plan", "copy", "--json").json["published"] is None
+
+
 def test_what_does_not_fit_is_said_with_what_would(transom: Call) -> None:
     """Of each weight 8 bytes are Adam's state, 12 the weight, its gradient and the copy for validation; here each device has one row."""
     shape = ["--context", "64", "--batch-tokens", "512", "--json"]
-    value = transom("plan", "llama-7b", "--vocab-size", "32000", *GPUS[2:], *shape).json
+    value = transom("plan", "llama-7b", *GPUS[2:], *shape).json
     assert value["rows"] == 1 and not value["fit"]["fits"] and value["time"] is None
     n, rest = 6_738_415_616, 80 * 2**30 - value["memory"]["activations"]
     assert value["fit"]["fewest_devices"]["none"] is None and 20 * n > rest

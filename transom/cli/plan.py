@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 transom plan shakespeare-char --vocab-size 65
-transom plan gpt2 --vocab-size 50257 --gpus 8 --gpu-memory 80GiB --flops-per-second 1e15
-transom plan llama-7b --vocab-size 32000 --gpus 64 --gpu-memory 80GiB --shard full --batch-tokens 4194304 --tokens 1e12
+transom plan gpt2 --gpus 8 --gpu-memory 80GiB --flops-per-second 1e15
+transom plan llama-3-8b --gpus 64 --gpu-memory 80GiB --shard full --batch-tokens 4194304 --tokens 1e12
 transom plan translation --set model.d_model=512 --plot plan.svg
 transom plan my.toml --json
 transom plan --check runs/mine
@@ -43,7 +44,10 @@ def plan(
     ] = None,
     overrides: SetOption = None,
     vocab_size: Annotated[
-        int | None, typer.Option("--vocab-size", min=1, help="Symbols of each vocabulary. Default: tokenizer.vocab_size of the recipe.")
+        int | None,
+        typer.Option(
+            "--vocab-size", min=1, help="Symbols of each vocabulary. Default: those of the article, or tokenizer.vocab_size of the recipe."
+        ),
     ] = None,
     context: Annotated[
         int | None,
@@ -51,7 +55,11 @@ def plan(
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option("--batch-tokens", min=1, help="Tokens, or images, per step on all GPUs together. Default: those of the recipe."),
+        typer.Option(
+            "--batch-tokens",
+            min=1,
+            help="Tokens, or images, per step on all GPUs together. Default: those of the recipe, at least a row per GPU.",
+        ),
     ] = None,
     precision: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option("--precision", help="Data type of matrix products. Default: this machine's choice.")
@@ -65,7 +73,10 @@ def plan(
         typer.Option("--shard", help="What the devices divide: nothing, the optimizer state, or also weights and gradients."),
     ] = "none",
     tokens: Annotated[
-        float | None, typer.Option("--tokens", min=1, help="Tokens, or images, of the training, such as 3e11. Default: steps times batch.")
+        float | None,
+        typer.Option(
+            "--tokens", min=1, help="Tokens, or images, of the training, such as 3e11. Default: those of the article, or steps times batch."
+        ),
     ] = None,
     utilization: Annotated[
         float | None,
@@ -97,9 +108,11 @@ def plan(
     for each in () if plot is None else (plot, plot.with_suffix(".csv")):
         check_output_file(each, [None if name in packaged_presets() or name is None else Path(name)])
     with gc_frozen_imports():
-        from transom.cli.plan_table import check_lines, plan_lines
+        from transom.cli.plan_table import check_lines, plan_lines, published_json, published_lines
+        from transom.config.presets import load_preset
         from transom.inspection.plots.picture import check_suffix
         from transom.inspection.plots.plan import plan_picture
+        from transom.planning.presets import compare_preset
         from transom.training.plan_check import check_plan
         from transom.training.plan_run import PlanOptions, plan_run
 
@@ -117,13 +130,17 @@ def plan(
     config, training = load_planned(name, overrides or (), vocab_size)
     if flops_per_second is None and gpu_memory is None and gpus == 1:
         options = _with_measured_rate(options, training)
+    preset = load_preset(name) if name in packaged_presets() else None
+    if preset is not None and tokens is None:
+        options = replace(options, tokens=preset.training_tokens)
     found = plan_run(name, config, training, options)
     if plot is not None:
         picture = plan_picture(found)
         for path in dict.fromkeys((plot, plot.with_suffix(".csv"))):
             picture.save(path)
         print_note(f"wrote {plot} and its numbers: {picture.alt}")
-    print_result(found.to_json(), as_json, plan_lines(found))
+    published = None if preset is None else compare_preset(preset)
+    print_result(found.to_json() | {"published": published_json(published)}, as_json, [*plan_lines(found), *published_lines(published)])
 
 
 def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) -> "tuple[ModelConfig, TrainingConfig]":
@@ -133,13 +150,14 @@ def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) ->
         ConfigError: there is no such preset or recipe, a field is invalid, or a vocabulary size is missing.
     """
     from transom.config.data import DATA_OPTIONAL
+    from transom.config.presets import load_preset
     from transom.config.recipe import load_recipe, parse_model_config
     from transom.config.toml_input import parse_override
     from transom.training.plan_run import preset_training
 
     training: TrainingConfig
     if name in packaged_presets():
-        tables: dict[str, Any] = {"model": {"preset": name}}
+        tables: dict[str, Any] = {"model": load_preset(name).fields}
         for override in map(parse_override, overrides):
             if override.path[0] != "model":
                 raise ConfigError(f"--set {override.text}: expected a field of the model, such as model.n_layers; leave it out")
@@ -163,8 +181,6 @@ def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) ->
 
 def _with_measured_rate(options: "PlanOptions", training: "TrainingConfig") -> "PlanOptions":
     """Measure the peak rate of this machine, for which a training without GPUs is planned."""
-    from dataclasses import replace
-
     import torch
 
     from transom.planning.hardware import measure_peak

@@ -2,10 +2,13 @@
 
 import textwrap
 from collections.abc import Iterable
+from typing import Any
 
 from transom.cli.output import align_columns
+from transom.config.presets import format_count as format_published
 from transom.inspection.pages.number_format import format_count, format_duration, format_parameter_count, format_percent
 from transom.planning.plan import Plan
+from transom.planning.presets import PresetCount
 from transom.training.plan_check import JUDGED_BYTES, MEMORY_TOLERANCE, TIME_TOLERANCE, PlanCheck
 
 WIDTH = 100
@@ -16,6 +19,32 @@ def plan_lines(plan: Plan) -> list[str]:
     """Return the lines of a plan: parameters, FLOPs, memory, cache, time and what fits."""
     sections = [_parameters(plan), _flops(plan), _memory(plan), _cache(plan), _time(plan), _fit(plan)]
     return [f"{plan.name}: {plan.family}", *(line for section in sections if section for line in ("", *section))]
+
+
+def published_lines(found: PresetCount | None) -> list[str]:
+    """Return the lines that compare a preset, with its published sizes, with its article; none for a recipe."""
+    if found is None:
+        return []
+    p, ours = found.preset, f"{found.comparable:,} parameters"
+    if found.difference is not None:
+        ours += f", {found.difference:+.1%} from the published {format_published(p.parameters)}"
+    counted = "" if p.counts == "all" else f" {p.counts}"
+    missing = [
+        f"not in transom: {each.component}" + (f" ({each.parameters:,} parameters)" if each.parameters else "") for each in p.missing
+    ]
+    return [
+        "",
+        *_wrap([f"published: {p.source}, {p.section}", f"with its sizes {p.name} has {ours}{counted}", *filter(None, [p.why]), *missing]),
+    ]
+
+
+def published_json(found: PresetCount | None) -> dict[str, Any] | None:
+    """Return the comparison as JSON-serializable data; None for a recipe."""
+    if found is None:
+        return None
+    p = found.preset
+    facts = {"source": p.source, "section": p.section, "parameters": p.parameters, "counts": p.counts, "why": p.why}
+    return {**facts, "ours": found.comparable, "difference": found.difference, "missing": [each.model_dump() for each in p.missing]}
 
 
 def check_lines(check: PlanCheck) -> list[str]:

@@ -48,10 +48,14 @@ class Preset(Schema):
         counted = f"{format_count(self.parameters)} parameters; " if self.parameters else ""
         return f"{counted}{dated[0] if dated else self.source}, {self.section.partition(';')[0]}"
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of [model] with the published sizes; classes have numbers as names."""
+        return self.model | {name: list(map(str, range(n))) if name == "classes" else n for name, n in self.sizes.items()}
+
     def config(self) -> ModelConfig:
         """Return the complete configuration, with the published sizes."""
-        sizes = {name: list(map(str, range(n))) if name == "classes" else n for name, n in self.sizes.items()}
-        return parse_model_config({**self.model, **sizes})
+        return parse_model_config(self.fields)
 
 
 def load_preset(name: str) -> Preset:

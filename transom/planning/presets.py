@@ -13,11 +13,13 @@ class PresetCount:
     """The parameter count of a preset beside the published one.
 
     Attributes:
+        preset: the preset.
         count: our count, by part.
         comparable: the part of our count that the published count includes.
         difference: comparable / published - 1; None if no count is published.
     """
 
+    preset: Preset
     count: ParameterCount
     comparable: int
     difference: float | None
@@ -27,7 +29,7 @@ def compare_preset(preset: Preset) -> PresetCount:
     """Count the parameters of a preset with its published sizes, on the meta device."""
     count = count_parameters(preset.config())
     comparable = count.total - (count.embeddings if preset.counts == "without embeddings" else 0)
-    return PresetCount(count, comparable, None if preset.parameters is None else comparable / preset.parameters - 1)
+    return PresetCount(preset, count, comparable, None if preset.parameters is None else comparable / preset.parameters - 1)
 
 
 class ParameterEstimates(NamedTuple):

@@ -40,7 +40,7 @@ class PlanOptions:
 
     Attributes:
         context: tokens per sequence. Default: ``max_seq_len``, or 64 per side of a pair.
-        batch: tokens, or images, per step on all devices. Default: that of the recipe.
+        batch: tokens, or images, per step on all devices. Default: that of the recipe, at least a row per device.
         precision: bf16 or fp32. Default: that of the recipe on this machine.
         devices: number of devices.
         device_bytes: memory of one device. Default: the memory of this machine.
@@ -159,7 +159,7 @@ def batch_shape(config: ModelConfig, training: TrainingConfig, options: PlanOpti
         length = options.context or (min(limit, PAIR_LENGTH) if is_pair else limit)
         if length > limit and isinstance(config, TransformerConfig) and config.position_table:
             raise ConfigError(f"--context: expected at most model.max_seq_len = {limit:,} tokens, found {length:,}; set model.max_seq_len")
-        batch = options.batch or t.batch_tokens
+        batch = options.batch or max(t.batch_tokens, options.devices * training.processes * length)
         source, target = (0 if config.STACK == "a decoder" else length), (length if is_pair or config.STACK == "a decoder" else 0)
     micro, n_rows = training.grad_accum_steps, max(1, batch // length)
     devices = options.devices * training.processes
