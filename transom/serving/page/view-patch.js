@@ -26,7 +26,7 @@ function chooser(key, tokens, chosen, pick) {
   }
   const chips = tokens.map(({ position, text, special }) =>
     button("", `${key}-${position}`, () => pick(position), {
-      class: special ? "chip special" : "chip",
+      class: special ? "choice special" : "choice",
       "aria-pressed": String(position === chosen),
       data: { choice: key, position },
     }),
