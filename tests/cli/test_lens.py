@@ -1,5 +1,6 @@
 """``transom lens`` prints what the lenses compute, and refuses what they cannot read."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.cli.test_language import LanguageRun, spoken
 from transom.cli import terminal_width
 from transom.data.tokenizer.special_tokens import EOS
 from transom.inspection.lenses.tuned_lens import FILE, load_tuned_lens
+from transom.tasks import progress
 from transom.tasks.load import load
 
 __all__ = ["classifying", "filling", "labelled", "photos", "seeing", "spoken"]
@@ -56,7 +58,9 @@ def test_tokens_and_patches_contribute_to_the_answer(transom: Call, classifying:
     assert lines[2].split() == ["patch", "contribution"] and "gradient x input need not add up" in lines[-1]
 
 
-def test_a_tuned_lens_is_trained_saved_and_used(transom: Call, spoken: LanguageRun, classifying: Path, tmp_path: Path) -> None:
+def test_a_tuned_lens_is_trained_saved_and_used(
+    transom: Call, spoken: LanguageRun, classifying: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "lens.safetensors"
     missing = transom("lens", "logit", spoken.folder, "the sun", "--tuned").error
     assert f"{spoken.folder / FILE}: expected a tuned lens, found no file" in missing
@@ -67,6 +71,9 @@ def test_a_tuned_lens_is_trained_saved_and_used(transom: Call, spoken: LanguageR
     assert load_tuned_lens(load(spoken.folder, "fp32"), out).weight.shape[0] == len(value["streams"])
     outcome = transom("lens", "logit", spoken.folder, "the sun", "--tuned-file", out)
     assert outcome.code == 0
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    told = transom("lens", "tune", spoken.folder, "--steps", "2", "--out", tmp_path / "other.safetensors").err
+    assert re.search(r"1/2 steps  \S+/s  .* left\n2/2 steps  ", told) and "wrote " in told
     assert "expected a tuned lens of this model's weights" in transom("lens", "logit", classifying, "a cat", "--tuned-file", out).error
 
 

@@ -43,10 +43,12 @@ def nystrom_error(
 
     F, A and B are softmax(Q K'^T), softmax(Q' K'^T) and softmax(Q' K^T), and P = phi(A) the iterated pseudo-inverse. Their weights have
     relative errors of at most c eps, as in ``certify``. Those of F and B give c eps F |P| B |V|: P has negative elements, so that the sum
-    of absolute values is larger than |F P B| |V|. Those of A, and of the products of the iteration, give an error dP. With A = U S W^T,
-    P = W phi(S) U^T changes by W (D * (U^T dA W)^T) U^T to first order, where D holds divided differences of phi (Noferini 2017, theorem
-    3.6), so that |dP|_F <= L |dA|_F with L = max |D|, and |F dP B V| <= |F_i| L |dA|_F |(B V)_d| with Euclidean norms. Where the iteration
-    has converged, L is the square of the norm of P; elsewhere it is its largest possible value, (13/4)^n / (|A|_1 |A|_inf).
+    of absolute values is larger than |F P B| |V|.
+
+    The errors of A, and of the products of the iteration, give an error dP. With the singular value decomposition A = U S W^T, P is
+    W phi(S) U^T. To first order dP has the Frobenius norm L |dA|_F or less, where L is the largest divided difference of phi (Noferini
+    2017, theorem 3.6). So |F dP B V| <= |F_i| L |dA|_F |(B V)_d| with Euclidean norms. Where the iteration has converged, L is the square
+    of the norm of P. Elsewhere it is at most (13/4)^n / (|A|_1 |A|_inf).
 
     Args:
         layer: the approximation.

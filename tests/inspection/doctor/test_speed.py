@@ -116,7 +116,7 @@ def test_a_large_batch_is_not_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_the_clock_of_the_machine_sees_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of the thread does not contain that of other processes; the bound is a third of what the healthy model reaches."""
+    """The pass takes about twenty times as long; the time of its thread does not contain that of other processes."""
     monkeypatch.setattr(speed, "BUDGET", 0.02)
     monkeypatch.setattr(speed, "_gains", lambda checkup, batch, base: [])
     model = built(WIDE)
@@ -125,4 +125,4 @@ def test_the_clock_of_the_machine_sees_it_too(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         repeat_blocks(model)
     found = found_by("speed", Checkup(model))
-    assert found.verdict == "warning" and found.value is not None and found.value < healthy.value / 20
+    assert found.verdict == "warning" and found.value is not None and found.value < healthy.value / 5
