@@ -106,6 +106,6 @@ def test_freed_tensors_are_no_longer_counted() -> None:
 
 
 def test_a_pytorch_without_fake_tensors_predicts_no_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_memory, "_find", lambda module, name: None)
+    monkeypatch.setattr(live_memory, "_fake_tensors", lambda: None)
     config = DecoderConfig(d_model=16, n_heads=2, n_layers=1, d_ff=16, vocab_size=50, max_seq_len=17)
     assert simulate_step(config, BatchShape(1, 0, 17), torch.float32) is None
