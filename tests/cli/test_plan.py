@@ -1,6 +1,9 @@
 """``transom plan``: the table, the JSON, the picture, its errors, and the comparison with a run."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +109,19 @@ def test_a_run_is_compared_with_its_plan(trained: Trained, transom: Call, tmp_pa
     assert lines[0].split() == ["predicted", "used", "difference"] and lines[1].split()[-1].endswith("%")
     monkeypatch.setattr(plan_check, "read_metrics_history", lambda metrics: records[:0])
     assert "expected metrics with peak_memory and seconds_per_step, found none" in transom("plan", "--check", trained.folder).error
+
+
+@pytest.mark.soak
+def test_the_memory_of_a_real_run_is_predicted(tmp_path: Path) -> None:
+    """With a low MALLOC_MMAP_THRESHOLD_ freed tensors leave no gaps, so that the process holds little besides its tensors."""
+    fields = ["data.generate.n_files=20", "tokenizer.vocab_size=600", "model.d_model=384", "model.n_heads=6", "model.n_layers=6"]
+    fields += ["training.batch_tokens=12288", "training.max_steps=4", "training.log_every=2", "training.fit_to_data=false"]
+    words = [word for field in fields for word in ("--set", field)]
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command = [sys.executable, "-m", "transom", "train", "python-stdlib", "--out", str(tmp_path / "run"), *words]
+    subprocess.run(command, check=True, env=environment, timeout=1200)
+    found = check_plan(tmp_path / "run", PlanOptions(flops_per_second=1e12))
+    assert found.memory_used > 2**30 and abs(found.memory_difference) < 0.10
 
 
 def test_training_records_memory_and_time(trained: Trained) -> None:

@@ -4,13 +4,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from transom.checkpoints.output_paths import check_output_file
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.cli.options import SetOption
+from transom.cli.options import SetOption, expand_options
 from transom.cli.output import JsonOption, print_note, print_result
 from transom.config.packaged import packaged_presets, packaged_recipes
 from transom.config.suggestions import suggest
@@ -36,23 +36,19 @@ CHECK_SECONDS = 10.0
 """Seconds for which steps are measured to predict the time of a run."""
 
 
-@app.command()
-def plan(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME_OR_FILE", help="Published architecture, packaged recipe, or path of a recipe.", show_default=False),
-    ] = None,
-    overrides: SetOption = None,
+class PlanChoices(NamedTuple):
+    """Options that say what is planned; None for a default."""
+
     vocab_size: Annotated[
         int | None,
         typer.Option(
             "--vocab-size", min=1, help="Symbols of each vocabulary. Default: those of the article, or tokenizer.vocab_size of the recipe."
         ),
-    ] = None,
+    ]
     context: Annotated[
         int | None,
         typer.Option("--context", min=1, help="Tokens per sequence. Default: model.max_seq_len; 64 per side of a pair of texts."),
-    ] = None,
+    ]
     batch_tokens: Annotated[
         int | None,
         typer.Option(
@@ -60,32 +56,60 @@ def plan(
             min=1,
             help="Tokens, or images, per step on all GPUs together. Default: those of the recipe, at least a row per GPU.",
         ),
-    ] = None,
+    ]
     precision: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option("--precision", help="Data type of matrix products. Default: this machine's choice.")
-    ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices that share each batch.")] = 1,
+    ]
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Number of devices that share each batch. Default: 1.")]
     gpu_memory: Annotated[
         str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Memory of one device, such as 80GiB. Default: this machine's.")
-    ] = None,
+    ]
     shard: Annotated[
-        Literal["none", "optimizer", "full"],
-        typer.Option("--shard", help="What the devices divide: nothing, the optimizer state, or also weights and gradients."),
-    ] = "none",
+        Literal["none", "optimizer", "full"] | None,
+        typer.Option("--shard", help="What devices divide: nothing, the optimizer state, or also weights and gradients. Default: none."),
+    ]
     tokens: Annotated[
         float | None,
         typer.Option(
             "--tokens", min=1, help="Tokens, or images, of the training, such as 3e11. Default: those of the article, or steps times batch."
         ),
-    ] = None,
+    ]
     utilization: Annotated[
         float | None,
         typer.Option("--utilization", min=0.001, max=1, help="Fraction of the peak rate that training reaches. Default: 0.4."),
-    ] = None,
+    ]
     flops_per_second: Annotated[
         float | None,
         typer.Option("--flops-per-second", min=1, help="Peak rate of one device, such as 1e15. Default: measured on this machine."),
+    ]
+
+    def build(self) -> "PlanOptions":
+        """Return the choices as those of ``plan_run``."""
+        from transom.training.plan_run import PlanOptions
+
+        return PlanOptions(
+            context=self.context,
+            batch=self.batch_tokens,
+            precision=self.precision,
+            devices=self.gpus or 1,
+            device_bytes=_bytes(self.gpu_memory),
+            sharding=self.shard or "none",
+            tokens=None if self.tokens is None else int(self.tokens),
+            utilization=self.utilization,
+            flops_per_second=self.flops_per_second,
+        )
+
+
+@app.command()
+@expand_options
+def plan(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME_OR_FILE", help="Published architecture, packaged recipe, or path of a recipe.", show_default=False),
     ] = None,
+    overrides: SetOption = None,
+    *,
+    options: PlanChoices,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw where bytes and operations go: .svg, .png, .html or .csv.")
     ] = None,
@@ -114,26 +138,23 @@ def plan(
         from transom.inspection.plots.plan import plan_picture
         from transom.planning.presets import compare_preset
         from transom.training.plan_check import check_plan
-        from transom.training.plan_run import PlanOptions, plan_run
+        from transom.training.plan_run import plan_run
 
     if plot is not None:
         check_suffix(plot)
-    options = PlanOptions(
-        context=context, batch=batch_tokens, precision=precision, devices=gpus, device_bytes=_bytes(gpu_memory), sharding=shard,
-        tokens=None if tokens is None else int(tokens), utilization=utilization, flops_per_second=flops_per_second,
-    )  # fmt: skip
+    planned = options.build()
     if check is not None:
-        compared = check_plan(check, options, CHECK_SECONDS)
+        compared = check_plan(check, planned, CHECK_SECONDS)
         print_result(compared.to_json(), as_json, check_lines(compared))
         return
     assert name is not None
-    config, training = load_planned(name, overrides or (), vocab_size)
-    if flops_per_second is None and gpu_memory is None and gpus == 1:
-        options = _with_measured_rate(options, training)
+    config, training = load_planned(name, overrides or (), options.vocab_size)
+    if options.flops_per_second is None and options.gpu_memory is None and planned.devices == 1:
+        planned = _with_measured_rate(planned, training)
     preset = load_preset(name) if name in packaged_presets() else None
-    if preset is not None and tokens is None:
-        options = replace(options, tokens=preset.training_tokens)
-    found = plan_run(name, config, training, options)
+    if preset is not None and planned.tokens is None:
+        planned = replace(planned, tokens=preset.training_tokens)
+    found = plan_run(name, config, training, planned)
     if plot is not None:
         picture = plan_picture(found)
         for path in dict.fromkeys((plot, plot.with_suffix(".csv"))):

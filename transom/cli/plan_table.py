@@ -57,7 +57,8 @@ def check_lines(check: PlanCheck) -> list[str]:
     small = check.memory_used < JUDGED_BYTES
     expected = f"expected: memory within {MEMORY_TOLERANCE:.0%} for runs of 1 GiB or more, seconds per step within {TIME_TOLERANCE:.0%}"
     lines = [*align_columns(rows), *_wrap([expected + ("; this run is smaller" if small else "")])]
-    return [*lines, *_wrap([f"planned with {_batch(check.plan)}"])]
+    more = "the process also holds Python, libraries, data and the gaps that malloc leaves between tensors"
+    return [*lines, *_wrap([f"planned with {_batch(check.plan)}; {more}"])]
 
 
 def format_bytes(size: float) -> str:

@@ -74,13 +74,13 @@ class SavedBytes:
 
 def can_follow() -> bool:
     """Return whether this PyTorch has the classes that ``follow_memory`` and ``without_values`` need."""
-    return _find("torch.utils._python_dispatch", "TorchDispatchMode") is not None and _fake_tensors() is not None
+    return _dispatch_mode() is not None and _fake_tensors() is not None
 
 
 @contextmanager
 def follow_memory() -> Iterator[LiveBytes]:
     """Count the memory of all tensors that operations return in the block; requires ``can_follow``."""
-    live, base = LiveBytes(), _find("torch.utils._python_dispatch", "TorchDispatchMode")
+    live, base = LiveBytes(), _dispatch_mode()
 
     class Mode(base):  # type: ignore[misc,valid-type]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -110,14 +110,20 @@ def without_values() -> Iterator[None]:
         SHAPE_TYPES.reset(token)
 
 
-def _fake_tensors() -> tuple[Any, type] | None:
-    mode, kind = (_find("torch._subclasses.fake_tensor", name) for name in ("FakeTensorMode", "FakeTensor"))
+def _fake_tensors() -> tuple[Any, Any] | None:
+    """Return PyTorch's mode and type of tensors without values, which are not documented; None if this version lacks them."""
+    try:
+        private = import_module("torch._subclasses.fake_tensor")
+    except ImportError:
+        return None
+    mode, kind = getattr(private, "FakeTensorMode", None), getattr(private, "FakeTensor", None)
     return None if mode is None or kind is None else (mode, kind)
 
 
-def _find(module: str, name: str) -> Any:
-    """Return a class of PyTorch that is not documented; None if this version lacks it."""
+def _dispatch_mode() -> Any:
+    """Return the base class of contexts that see every operation, which is not documented; None if this PyTorch lacks it."""
     try:
-        return getattr(import_module(module), name, None)
+        private = import_module("torch.utils._python_dispatch")
     except ImportError:
         return None
+    return getattr(private, "TorchDispatchMode", None)
