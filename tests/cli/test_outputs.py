@@ -111,7 +111,7 @@ def test_every_output_option_is_among_them(transom: Call) -> None:
         " ".join(words)
         for command in all_commands()
         for words in [[command, subcommand] for subcommand in subcommands.get(command, [])] or [[command]]
-        if re.search(r"--out(put)?\s+(FILE|DIR)", transom(*words, "--help").out)
+        if re.search(r"--(out|output|plot)\s+(FILE|DIR)", transom(*words, "--help").out)
     }
     assert writing == {command.split("'")[0] for command in COMMANDS_THAT_WRITE} | {"train", "average", "demo", "compare-components"}
 

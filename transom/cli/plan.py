@@ -168,7 +168,7 @@ def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) ->
     """Load the model and the training settings of a preset or recipe, with vocabulary sizes; a classifier gets two classes.
 
     Raises:
-        ConfigError: there is no such preset or recipe, a field is invalid, or a vocabulary size is missing.
+        ConfigError: there is no such preset or recipe, or a field is invalid.
     """
     from transom.config.data import DATA_OPTIONAL
     from transom.config.presets import load_preset
@@ -192,8 +192,6 @@ def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) ->
         config, training = recipe.model, recipe.training
         vocab_size = vocab_size or getattr(getattr(recipe, "tokenizer", None), "vocab_size", None)
     missing = [each for each in config.VOCABULARIES if getattr(config, each) is None or vocab_size is not None]
-    if missing and vocab_size is None:
-        raise ConfigError(f"--vocab-size: expected the number of symbols of {name}, found none; give it, such as --vocab-size 32000")
     sizes: dict[str, Any] = dict.fromkeys(missing, vocab_size)
     if "classes" in config.FROM_DATA and not vars(config)["classes"]:
         sizes["classes"] = ("0", "1")

@@ -158,8 +158,9 @@ def _fit(plan: Plan) -> list[str]:
     f, size = plan.fit, format_bytes(plan.fit.device_bytes)
     verdict = f"this {'fits' if f.fits else 'does not fit'} into {size} per device"
     if plan.step is not None:
-        unit = "images" if plan.flops.unit == "image" else f"rows of {plan.target or plan.source:,} tokens"
-        verdict += f"; at most {f.largest_rows:,} {unit} per forward pass fit" if f.largest_rows else "; not even one row fits"
+        unit = "image" if plan.flops.unit == "image" else f"row of {plan.target or plan.source:,} tokens"
+        most = f"{f.largest_rows:,} {unit.replace('image', 'images').replace('row', 'rows')} per forward pass fit"
+        verdict += {0: f"; not even one {unit} fits", 1: f"; one {unit} per forward pass fits"}.get(f.largest_rows, f"; at most {most}")
     names = {"none": "nothing", "optimizer": "the optimizer state", "full": "weights, gradients and optimizer state"}
     needs = [f"{n:,} with {names[kind]} sharded" for kind, n in f.fewest_devices.items() if n is not None]
     least = f"devices of {size} that are needed at least: {', '.join(needs)}" if needs else f"no number of devices of {size} suffices"
