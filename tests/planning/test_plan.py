@@ -19,7 +19,7 @@ from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.cache_size import cache_size
 from transom.planning.flops import count_flops, count_pair_flops
 from transom.planning.plan import compute_budget, flops_per_token
-from transom.planning.training_bytes import count_optimizer_state, count_training_bytes
+from transom.planning.training_bytes import StepMemory, count_optimizer_state, count_training_bytes
 from transom.training.optimizer import build_optimizer, state_specs
 
 GPT2 = parse_model_config({"preset": "gpt2", "vocab_size": 50_257})
@@ -143,3 +143,9 @@ def test_complexity_per_layer_is_that_of_the_articles() -> None:
     assert growth(convolution(16, 64), convolution(32, 64)) == 4  # four times the pixels
     assert convolution(16, 64) == 2 * 9 * 16**2 * 64**2  # 2 k n d^2
     assert attention(64, 512) < recurrent(64, 512) and attention(2048, 64) > recurrent(2048, 64)  # cheaper where n is smaller than d
+
+
+def test_sharded_gradients_leave_the_peak_at_the_loss() -> None:
+    step = StepMemory(saved=90, forward=100, peak=120, gradients=50, largest=10)
+    assert (step.activations("none"), step.activations("optimizer"), step.activations("full")) == (70, 70, 100)
+    assert StepMemory(saved=90, forward=60, peak=120, gradients=50, largest=10).activations("full") == 70

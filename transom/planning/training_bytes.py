@@ -37,10 +37,13 @@ class StepMemory:
     gradients: int
     largest: int
 
-    @property
-    def activations(self) -> int:
-        """Bytes beside the gradients: activations, 16-bit copies of the weights, logits and temporary tensors."""
-        return self.peak - self.gradients
+    def activations(self, sharding: Sharding) -> int:
+        """Return the bytes beside the gradients at the peak: activations, 16-bit copies of the weights, logits and temporary tensors.
+
+        Gradients that are sharded as they come do not move the peak to the end of the backward pass: it is at the loss or later.
+        """
+        beside = self.peak - self.gradients
+        return max(self.forward, beside) if sharding == "full" else beside
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def count_training_bytes(
     Args:
         config: model configuration with known vocabulary sizes.
         training: settings of the optimizer, the averaging of weights and the adapter.
-        activations: bytes of activations on one device, ``StepMemory.activations``.
+        activations: bytes of activations on one device, ``StepMemory.activations`` of the sharding.
         devices: number of devices that share the work.
         sharding: what the devices divide among themselves.
     """

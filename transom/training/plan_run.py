@@ -186,15 +186,16 @@ class _Steps:
         return simulate_step(self.config, shape, self.dtype)
 
     def bytes(self, step: StepMemory | None, devices: int | None = None, sharding: Sharding | None = None) -> TrainingBytes:
-        activations = 0 if step is None else step.activations
-        return count_training_bytes(self.config, self.training, activations, devices or self.devices, sharding or self.sharding)
+        sharding = sharding or self.sharding
+        activations = 0 if step is None else step.activations(sharding)
+        return count_training_bytes(self.config, self.training, activations, devices or self.devices, sharding)
 
     def largest_rows(self, shape: BatchShape, device_bytes: int) -> int:
         """Return the most rows that fit, from the bytes of two numbers of rows, between which memory grows linearly."""
         few, more = self.of(replace(shape, rows=shape.rows)), self.of(replace(shape, rows=2 * shape.rows))
         if few is None or more is None:
             return 0
-        per_row = max(1.0, (more.activations - few.activations) / shape.rows)
+        per_row = max(1.0, (self.bytes(more).total - self.bytes(few).total) / shape.rows)
         rows = shape.rows + math.floor((device_bytes - self.bytes(few).total) / per_row)
         one = self.of(replace(shape, rows=1))
         return max(rows, 0) if rows >= 1 else int(self.bytes(one).total <= device_bytes)
