@@ -32,6 +32,7 @@ from tests.models.combinations import (
 from tests.models.test_combinations import built, may_be_idle, may_rest
 from transom.checkpoints.tensors import load_weights_into, serialize_tensors
 from transom.config.model import AnyModel
+from transom.config.recipe import parse_model_config
 from transom.config.training import AdamConfig, TrainingConfig
 from transom.config.vision import ConvolutionalNetworkConfig, ImageClassifierConfig, VisionTransformerConfig
 from transom.data.batch import ImageBatch, MixupLabels
@@ -355,3 +356,15 @@ def test_tiles_of_large_images_change_nothing(pattern: Any, pool: str, monkeypat
     assert torch.allclose(by_tiles, written_out, **CLOSE)
     for a, b in zip(gradients, torch.autograd.grad(written_out.square().mean(), list(model.parameters())), strict=True):
         assert torch.allclose(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["vision-transformer", "convolutional"])
+def test_pixels_in_float32_are_read_by_weights_in_bfloat16(kind: str) -> None:
+    fields = {"d_model": 8, "image_size": 8, "channels": 1, "classes": ["a", "b"]}
+    own = {"n_layers": 1, "n_heads": 2, "d_ff": 8, "patch_size": 4} if kind == "vision-transformer" else {"stem": {"channels": [4]}}
+    model = build_model(parse_model_config({"kind": kind, **fields, **own})).eval()
+    pixels = torch.rand(2, 1, 8, 8)
+    expected = model(pixels)
+    found = model.bfloat16()(pixels)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)

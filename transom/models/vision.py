@@ -79,9 +79,12 @@ class VisionTransformer(Network):
         return StackContext(None, self.open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def make_batch(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
-        """Build a batch from pixels, (batch, channels, height, width), from 0 to 1; images have no ``attention_mask``: it must be None."""
+        """Build a batch in the dtype of the weights from pixels, (batch, channels, height, width), from 0 to 1.
+
+        Images have no ``attention_mask``: it must be None.
+        """
         assert attention_mask is None, "an image has no padding"
-        return TensorBatch(pixels=pixels)
+        return TensorBatch(pixels=pixels.to(self.unembedding.weight.dtype))
 
     def attention_context(self, attention: str, batch: PixelBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return the context of an attention layer for a batch, with a dense mask, for inspection."""
@@ -114,9 +117,12 @@ class ConvolutionalNetwork(Network):
         return self.dropout(to_autocast_dtype(F.relu(self.pooler(pooled))))
 
     def make_batch(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
-        """Build a batch from pixels, (batch, channels, height, width), from 0 to 1; images have no ``attention_mask``: it must be None."""
+        """Build a batch in the dtype of the weights from pixels, (batch, channels, height, width), from 0 to 1.
+
+        Images have no ``attention_mask``: it must be None.
+        """
         assert attention_mask is None, "an image has no padding"
-        return TensorBatch(pixels=pixels)
+        return TensorBatch(pixels=pixels.to(self.unembedding.weight.dtype))
 
     def attention_context(self, attention: str, batch: PixelBatch, part: Part = ALL_PAIRS) -> AttentionContext:
         """Return a context without a mask: the network has no attention."""
