@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+from tests.tiers import every
 from transom.config.presets import load_preset
 
 LLAMA = {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32_000}
@@ -68,7 +69,7 @@ MODELS = {
 """Model class, configuration class, and fields that differ from the library's defaults."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every(4, MODELS))
 def test_released_counts_are_those_of_the_transformers_library(name: str) -> None:
     model_class, config_class, fields = MODELS[name]
     with torch.device("meta"):

@@ -46,6 +46,7 @@ def test_a_step_needs_what_is_predicted(fields: dict[str, Any], shape: BatchShap
     assert simulate_step(config, shape, torch.float32) == real
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "config",
     [
@@ -83,6 +84,7 @@ def test_many_layers_and_rows_are_extrapolated_exactly(rows: int, d_ff: int, mon
     simulate_step.cache_clear()
 
 
+@pytest.mark.long
 def test_micro_batches_keep_the_gradients() -> None:
     config = DecoderConfig(d_model=16, n_heads=2, n_layers=2, d_ff=900, vocab_size=50, max_seq_len=16)
     once, twice = (simulate_step(config, BatchShape(4, 0, 16, n_micro_batches=n), torch.float32) for n in (1, 2))
