@@ -92,6 +92,7 @@ def test_micro_batches_keep_the_gradients() -> None:
     assert twice.peak > once.peak and twice.saved == once.saved
 
 
+@pytest.mark.kernels
 def test_saved_attention_weights_by_hand() -> None:
     """Without dropout a head of a short row saves one weight per pair of tokens: b h n^2 numbers, so twice the tokens save four times."""
     fields = {"d_model": 8, "n_heads": 4, "n_layers": 1, "d_ff": 8, "vocab_size": 9, "max_seq_len": 512, "dropout": 0.0}
