@@ -69,7 +69,7 @@ MODELS = {
 """Model class, configuration class, and fields that differ from the library's defaults."""
 
 
-@pytest.mark.parametrize("name", every(4, MODELS))
+@pytest.mark.parametrize("name", every(4, MODELS, long=4))
 def test_released_counts_are_those_of_the_transformers_library(name: str) -> None:
     model_class, config_class, fields = MODELS[name]
     with torch.device("meta"):

@@ -77,7 +77,7 @@ def test_a_language_model_is_trained_asked_and_scored(transom: Call, tmp_path: P
     assert transom("score", run, "--text", text / "1.txt", "--json").json["n_tokens"] > 1
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_it_learns_to_reverse(tmp_path: Path) -> None:
     model = "model={ kind = 'recurrent-seq2seq', d_model = 64, max_seq_len = 32, attention = 'additive' }"
     run = package.train("reverse", tmp_path / "run", set=[model, "training.max_steps=600"])

@@ -296,14 +296,14 @@ TEXTS = [f"{i} {fields['kind']}" for i, fields in enumerate(SET_TEXTS)]
 IMAGES = [f"{i} {fields['kind']}" for i, fields in enumerate(SET_NETWORKS)]
 
 
-@pytest.mark.parametrize("number", every(6, range(len(SET_TEXTS)), long=2), ids=lambda number: TEXTS[number])
+@pytest.mark.parametrize("number", every(6, range(len(SET_TEXTS)), long=4), ids=lambda number: TEXTS[number])
 @torch.no_grad()
 def test_every_quantity_is_that_of_the_pass(number: int) -> None:
     config = described(SET_TEXTS[number])
     check_all(built(config), batch_for(config))
 
 
-@pytest.mark.parametrize("number", every(8, range(len(SET_NETWORKS)), long=2), ids=lambda number: IMAGES[number])
+@pytest.mark.parametrize("number", every(8, range(len(SET_NETWORKS)), long=4), ids=lambda number: IMAGES[number])
 @torch.no_grad()
 def test_every_quantity_of_an_image_is_that_of_the_pass(number: int) -> None:
     config = described_network(SET_NETWORKS[number])
@@ -402,7 +402,7 @@ def test_a_name_follows_from_the_sites_that_it_requires(number: int) -> None:
         assert found is None or expected is None or torch.equal(found, expected), each.address
 
 
-@pytest.mark.parametrize("number", every(16, range(len(SET_TEXTS)), long=3), ids=lambda number: TEXTS[number])
+@pytest.mark.parametrize("number", every(16, range(len(SET_TEXTS)), long=6), ids=lambda number: TEXTS[number])
 @torch.no_grad()
 def test_in_float32_every_quantity_is_near_that_in_float64(number: int) -> None:
     """Within 1e-5 of the largest value of the quantity."""

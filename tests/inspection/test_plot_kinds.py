@@ -135,7 +135,7 @@ def test_the_same_call_gives_the_same_bytes(name: str) -> None:
         assert a == b and len(a) > 60
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; from tests.inspection.picture_cases import CASES\n"

@@ -44,7 +44,7 @@ def test_every_architecture_of_the_plan_is_there() -> None:
     assert set(PRESETS) == {*table3, *gpt, *gpt3, *encoders, *large, *later, "llama-7b", "decoder-block", "vit-small-example"}
 
 
-@pytest.mark.parametrize("name", every(4, PRESETS))
+@pytest.mark.parametrize("name", every(4, PRESETS, long=4))
 def test_a_count_is_the_sum_over_the_built_model_and_takes_less_than_two_seconds(name: str) -> None:
     start = process_time()
     counted = compare_preset(PRESETS[name]).count.total

@@ -57,7 +57,7 @@ def check_pixels(browser: Browser, rows: Rows, draw: random.Random) -> int:
 
 
 @pytest.mark.parametrize(
-    "n_tokens", [pytest.param(4096, marks=pytest.mark.long), pytest.param(2**15, marks=pytest.mark.soak)], ids="{:,} tokens".format
+    "n_tokens", [pytest.param(4096, marks=pytest.mark.soak), pytest.param(2**15, marks=pytest.mark.soak)], ids="{:,} tokens".format
 )
 def test_a_map_of_thousands_of_tokens_is_exact_at_every_zoom(browser: Browser, tmp_path: Path, n_tokens: int) -> None:
     run = train(tmp_path, n_tokens, 2, 64)
