@@ -31,7 +31,7 @@ SECONDS = {
     "models": 120,
     "parallel": 40,
     "planning": 40,
-    "serving": 25,
+    "serving": 35,
     "tasks": 60,
     "training": 150,
 }

@@ -116,6 +116,7 @@ def is_close(text: str, value: float, digits: int = 4) -> bool:
     return abs(float(text.replace("−", "-")) - value) <= 0.501 * last + 2e-6 * max(1.0, abs(value))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", every(2, ["language", "translator"]), indirect=True)
 def test_probabilities_are_those_of_the_logits(browser: Browser, shown: Shown) -> None:
     """With temperature, top-k and top-p, as transom samples, at random positions."""
@@ -145,6 +146,7 @@ def test_probabilities_are_those_of_the_logits(browser: Browser, shown: Shown) -
         n += len(bars)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", every(2, ["language", "translator"]), indirect=True)
 def test_the_lens_reads_the_residual_stream(browser: Browser, shown: Shown) -> None:
     """Each stream through the final norm and the unembedding, by hand."""
@@ -176,6 +178,7 @@ def test_the_lens_reads_the_residual_stream(browser: Browser, shown: Shown) -> N
     assert n >= N_CELLS
 
 
+@pytest.mark.long
 def test_a_changed_weight_changes_the_page(browser: Browser, runs: dict[str, Path], tmp_path: Path) -> None:
     with serve(with_a_changed_weight(runs["language"])) as server:
         shown = Shown(server, runs["language"], tmp_path)

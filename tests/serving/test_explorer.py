@@ -25,7 +25,7 @@ from transom.inspection.lenses.logit_lens import logit_lens
 from transom.serving.explorer import request_key
 from transom.serving.server import PAGE
 
-every_run = pytest.mark.parametrize("shown", every(2, ["language", "translator", "classifier", "pictures"]), indirect=True)
+every_run = pytest.mark.parametrize("shown", every(4, ["language", "translator", "classifier", "pictures"]), indirect=True)
 
 
 def ask(shown: Shown, kind: str, /, **fields: Any) -> dict[str, Any]:

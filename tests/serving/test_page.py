@@ -63,6 +63,7 @@ def test_a_reloaded_page_shows_the_same_view(browser: Browser, server: ExploreSe
     assert json.dumps(cell["name"]) in browser.page.evaluate("() => decodeURIComponent(location.hash)")
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_told_in_one_line_and_the_page_goes_on(browser: Browser, server: ExploreServer) -> None:
     open_page(browser, server, {"input": {"text": "the dog"}})
     chips = browser.page.locator(".chip").count()
@@ -74,6 +75,7 @@ def test_what_is_wrong_is_told_in_one_line_and_the_page_goes_on(browser: Browser
     browser.faults.clear()
 
 
+@pytest.mark.long
 def test_changes_that_the_model_refuses_are_taken_back(browser: Browser, server: ExploreServer) -> None:
     off = {"kind": "ablate-heads", "stack": "decoder", "part": "attn", "blocks": [0], "heads": [1]}
     patch = {"kind": "patch", "name": "decoder.blocks.0.resid_post", "positions": [7], "text": "a"}
