@@ -205,7 +205,7 @@ def _with_measured_rate(options: "PlanOptions", training: "TrainingConfig") -> "
     from transom.planning.hardware import measure_peak
     from transom.planning.precision import choose_precision, choose_threads, num_threads_set_to
 
-    precision = choose_precision(options.precision or training.precision, torch.device("cpu"))  # type: ignore[arg-type]
+    precision = choose_precision(options.precision or training.precision, torch.device("cpu"))
     with num_threads_set_to(choose_threads().count):
         rate = measure_peak().flops[precision.dtype]
     return replace(options, flops_per_second=rate, rate_source="measured on this machine")

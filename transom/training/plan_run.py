@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -53,7 +53,7 @@ class PlanOptions:
 
     context: int | None = None
     batch: int | None = None
-    precision: str | None = None
+    precision: Literal["bf16", "fp32"] | None = None
     devices: int = 1
     device_bytes: int | None = None
     sharding: Sharding = "none"
@@ -84,7 +84,7 @@ def plan_run(name: str, config: ModelConfig, training: TrainingConfig, options: 
     Raises:
         ConfigError: a sequence is longer than the model can read, or a batch has no row for each device.
     """
-    precision = choose_precision(options.precision or training.precision, torch.device("cpu"))  # type: ignore[arg-type]
+    precision = choose_precision(options.precision or training.precision, torch.device("cpu"))
     shape, batch = batch_shape(config, training, options)
     device_bytes = options.device_bytes or device_memory(torch.device("cpu"))
     steps = _Steps(config, training, precision.dtype, options.devices, options.sharding)
