@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -53,6 +54,16 @@ class TensorSpec(NamedTuple):
     def of(cls, tensor: Tensor) -> Self:
         """Return the type and shape of a tensor in memory."""
         return cls(tensor.dtype, tuple(tensor.shape))
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the values in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in a safetensors header."""
+    return next(name for name, each in _DTYPES.items() if each == dtype)
 
 
 class Origin(NamedTuple):
@@ -122,9 +133,16 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of the names, types, shapes and bytes of tensors, independent of the order of the mapping."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        total.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        update_hash(total, name, tensor)
     return total.hexdigest()
+
+
+def update_hash(total: Any, name: str, tensor: Tensor) -> memoryview:
+    """Add a tensor to the hash of ``hash_tensors``, which takes tensors in the order of their names; return the tensor's bytes."""
+    data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    total.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+    total.update(data)
+    return data
 
 
 def read_specs(path: Path) -> dict[str, TensorSpec]:
@@ -237,13 +255,22 @@ class _OpenFile(NamedTuple):
     stored: dict[str, str]
 
 
-def _open(path: Path) -> _OpenFile:
+def open_safetensors(path: Path) -> tuple[Any, dict[str, TensorSpec]]:
+    """Open a safetensors file of any library; return its handle, and dtype and shape of each tensor by name.
+
+    Raises:
+        CheckpointError: the file is damaged, no safetensors file, or has a tensor of a dtype that PyTorch lacks.
+    """
     _check_format(path)
     try:
         handle: Any = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: damaged, expected a complete safetensors file ({error})") from error
-    specs = {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
+    return handle, {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
+
+
+def _open(path: Path) -> _OpenFile:
+    handle, specs = open_safetensors(path)
     try:
         metadata = FileMetadata.model_validate_json((handle.metadata() or {}).get(METADATA_KEY, "{}"))
     except ValidationError as error:

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from transom.errors import DiskError
 from transom.files.file_lock import lock_file, require_file_locks
@@ -80,6 +80,27 @@ def write_file(path: Path, content: Content) -> None:
     with convert_disk_errors(path):
         try:
             _write(partial, content)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
+
+
+def write_stream(path: Path, produce: Callable[[BinaryIO], None]) -> None:
+    """Write a file atomically and durably, as ``write_file``, by a function that writes to the open file part by part.
+
+    Raises:
+        DiskError: the file could not be written; the previous content of ``path`` is unchanged.
+    """
+    _check_regular_target(path)
+    partial = _partial_path(path)
+    with convert_disk_errors(path):
+        try:
+            with partial.open("xb") as file:
+                produce(file)
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(path)
         except BaseException:
             partial.unlink(missing_ok=True)

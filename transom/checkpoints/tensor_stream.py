@@ -1,0 +1,74 @@
+"""Write a safetensors file tensor by tensor, so that only one tensor at a time is in memory."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from transom.checkpoints.tensors import METADATA_KEY, FileMetadata, Origin, TensorSpec, dtype_name, update_hash
+from transom.files.atomic_io import write_stream
+
+_ALIGNMENT = 8
+_NO_HASH = "0" * 64
+
+
+def write_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: Callable[[str], Tensor], origin: Origin) -> None:
+    """Write a tensor file of transom, with the hash of its tensors.
+
+    Args:
+        path: the file.
+        specs: dtype and shape of each tensor by name.
+        produce: returns the tensor with a name, of the dtype and shape in ``specs``. Called once per tensor, in the order of the names.
+        origin: run and step.
+
+    Raises:
+        DiskError: the file could not be written.
+    """
+    metadata = FileMetadata(sha256=_NO_HASH, **origin._asdict()).model_dump_json(exclude_none=True)
+    names = sorted(specs)
+
+    def write(file: BinaryIO) -> None:
+        header = _header(specs, names, {METADATA_KEY: metadata})
+        file.write(header)
+        total = hashlib.sha256()
+        for name in names:
+            tensor = produce(name).detach().contiguous()
+            assert TensorSpec.of(tensor) == specs[name], name
+            data = update_hash(total, name, tensor)
+            file.write(data)
+        # The hash of the tensors, known only now, replaces the zeros of the same length.
+        file.seek(header.index(_NO_HASH.encode()))
+        file.write(total.hexdigest().encode())
+
+    write_stream(path, write)
+
+
+def write_foreign_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: Callable[[str], Tensor]) -> None:
+    """Write a safetensors file for the transformers library; arguments and errors as for ``write_tensors``."""
+    names = sorted(specs)
+
+    def write(file: BinaryIO) -> None:
+        file.write(_header(specs, names, {"format": "pt"}))
+        for name in names:
+            tensor = produce(name).detach().contiguous()
+            assert TensorSpec.of(tensor) == specs[name], name
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+    write_stream(path, write)
+
+
+def _header(specs: Mapping[str, TensorSpec], names: list[str], metadata: Mapping[str, str]) -> bytes:
+    """Return the length and the JSON of a header, padded with spaces as the format recommends."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    start = 0
+    for name in names:
+        end = start + specs[name].n_bytes
+        header[name] = {"dtype": dtype_name(specs[name].dtype), "shape": list(specs[name].shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,187 @@
+"""A foreign family of models: its tables, and the conversion of configurations in both directions."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from transom.config.architecture import ModelConfig
+from transom.config.error_messages import error_path
+from transom.config.model import AnyModel
+from transom.errors import CheckpointError
+from transom.exchange.config_rows import ConfigRow, Fields, flatten, unflatten
+from transom.exchange.tensor_rows import TensorRow
+
+MODULES = ("gpt2", "gpt_neox", "llama", "gemma", "phi", "bert", "vit", "marian", "bart", "t5")
+"""Modules of ``transom.exchange.families``, each with a tuple ``FAMILIES``."""
+
+HARMLESS_FIELDS = frozenset(
+    """
+    _name_or_path add_cross_attention architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size encoder_stride eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id gradient_checkpointing id2label init_std initializer_factor initializer_range is_encoder_decoder label2id
+    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature
+    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache
+    """.split()
+)
+"""Foreign fields on which no output of the model depends, or that are read elsewhere: labels, special tokens, settings of generation."""
+
+
+class Obstacle(NamedTuple):
+    """A field of a model that a foreign family cannot express.
+
+    Attributes:
+        field: our field, such as ``attention.sinks``.
+        found: its value.
+        needed: the value that every model of the family has.
+    """
+
+    field: str
+    found: Any
+    needed: Any
+
+    def __str__(self) -> str:
+        return f"model.{self.field} = {_toml(self.found)} (set model.{self.field} = {_toml(self.needed)})"
+
+
+def _toml(value: Any) -> str:
+    return {None: "none", True: "true", False: "false"}.get(value, repr(value)) if isinstance(value, bool | None) else repr(value)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A class of models of the transformers library that one kind of our models can equal.
+
+    Attributes:
+        model_type: value of ``model_type`` in ``config.json``.
+        architecture: class of the model, as in ``architectures``.
+        kind: our kind of model.
+        fields: table of configuration fields.
+        tensors: table of tensors.
+        prefix: first part of the tensors' names that files of the bare model omit, such as ``transformer.``.
+        auto_class: class of the library that loads an export.
+        pipeline: name of the library's pipeline for the model; empty if there is none.
+        derived: patterns of foreign tensors that the library computes or does not use; they are not read.
+        tied_copies: foreign tensors that repeat the embedding where the output is tied to it.
+    """
+
+    model_type: str
+    architecture: str
+    kind: str
+    fields: tuple[ConfigRow, ...]
+    tensors: tuple[TensorRow, ...]
+    prefix: str
+    auto_class: str
+    pipeline: str = ""
+    derived: tuple[str, ...] = ()
+    tied_copies: tuple[str, ...] = ("lm_head.weight",)
+
+    def is_derived(self, name: str) -> bool:
+        """Return whether a foreign tensor is one that the library computes or does not use, with or without the prefix."""
+        return any(re.fullmatch(pattern, each) for pattern in self.derived for each in (name, self.prefix + name))
+
+    def read_config(self, foreign: Mapping[str, Any], from_data: Mapping[str, Any]) -> ModelConfig:
+        """Convert a foreign configuration.
+
+        Args:
+            foreign: fields of ``config.json``.
+            from_data: our fields that other files determine, such as ``classes``.
+
+        Raises:
+            CheckpointError: a value is one that transom cannot express, or is invalid.
+        """
+        leaves: Fields = {"kind": self.kind}
+        for row in self.fields:
+            leaves |= row.read(foreign)
+        try:
+            found: ModelConfig = TypeAdapter(AnyModel).validate_python(unflatten(leaves) | dict(from_data))
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(error_path(first, unflatten(leaves)))
+            raise CheckpointError(
+                f"config.json: expected values that a model can have, found {first['input']!r:.80} for {path} ({first['msg'][:200]})"
+            ) from error
+        return found
+
+    def unread_fields(self, foreign: Mapping[str, Any]) -> list[str]:
+        """Return the foreign fields that no row reads and that may change the model's outputs."""
+        known = HARMLESS_FIELDS.union(*(row.names for row in self.fields))
+        return sorted(name for name, value in foreign.items() if name not in known and value not in (None, False, [], {}))
+
+    def write_config(self, config: ModelConfig) -> Fields:
+        """Return the foreign fields of a model, which equal it if there are no ``obstacles``."""
+        ours, foreign = flatten(config.model_dump(mode="json")), Fields()
+        for row in self.fields:
+            foreign |= row.write(ours)
+        return foreign | {"model_type": self.model_type, "architectures": [self.architecture]}
+
+    def obstacles(self, config: ModelConfig) -> list[Obstacle]:
+        """Return the fields of a model that the family cannot express; empty if an export equals the model.
+
+        The foreign configuration is read back and compared with ``config``. Dropout and weights of additional losses are not compared,
+        since no output of a trained model depends on them.
+        """
+        if config.kind != self.kind:  # type: ignore[attr-defined]
+            return [Obstacle("kind", config.kind, self.kind)]  # type: ignore[attr-defined]
+        ours = flatten(config.model_dump(mode="json"))
+        given = {name: getattr(config, name) for name in (*config.FROM_DATA, *_TOKEN_IDS) if hasattr(config, name)}
+        try:
+            back = flatten(self.read_config(self.write_config(config), given).model_dump(mode="json"))
+        except CheckpointError as error:
+            return [Obstacle("kind", str(error), self.kind)]
+        names = [name for name in ours | back if not name.endswith(("dropout", *_TRAINING_FIELDS))]
+        return [Obstacle(name, ours.get(name), back.get(name)) for name in names if ours.get(name) != back.get(name)]
+
+
+_TOKEN_IDS = ("pad_token_id",)
+_TRAINING_FIELDS = ("aux_loss_coef", "bias_update_rate", "z_loss_coef", "capacity_factor", "load_balancing.kind")
+
+
+@cache
+def all_families() -> tuple[Family, ...]:
+    """Return all families, imported on the first call."""
+    return tuple(
+        family for name in MODULES for family in import_module(f"transom.exchange.families.{name}").FAMILIES
+    )
+
+
+def find_family(foreign: Mapping[str, Any]) -> Family:
+    """Return the family of a ``config.json``.
+
+    Raises:
+        CheckpointError: no family has this class of models.
+    """
+    model_type, architectures = foreign.get("model_type"), foreign.get("architectures") or []
+    of_type = [family for family in all_families() if family.model_type == model_type]
+    if not of_type:
+        known = ", ".join(sorted({family.model_type for family in all_families()}))
+        raise CheckpointError(f"config.json: model_type: expected one of {known}, found {model_type!r:.80}; transom has no table for it")
+    chosen = [family for family in of_type if family.architecture in architectures]
+    if not chosen:
+        known = ", ".join(family.architecture for family in of_type)
+        raise CheckpointError(
+            f"config.json: architectures: expected {known}, found {', '.join(map(str, architectures))[:80] or 'none'};"
+            " save the model with a head that transom has"
+        )
+    return chosen[0]
+
+
+class Candidate(NamedTuple):
+    """A family that a model could be exported as, and what stands in the way."""
+
+    family: Family
+    obstacles: Sequence[Obstacle]
+
+
+def nearest_families(config: ModelConfig) -> list[Candidate]:
+    """Return the families of a model's kind, those with the fewest obstacles first."""
+    found = [Candidate(family, family.obstacles(config)) for family in all_families() if family.kind == config.kind]  # type: ignore[attr-defined]
+    return sorted(found, key=lambda candidate: len(candidate.obstacles))

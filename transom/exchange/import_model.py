@@ -1,0 +1,187 @@
+"""Import a model of the transformers library as a run folder of transom."""
+
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transom.checkpoints.run_files import CONFIG, WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensor_stream import write_tensors
+from transom.checkpoints.tensors import Origin, TensorSpec, require_finite
+from transom.config.architecture import ModelConfig
+from transom.errors import CheckpointError, ConfigError
+from transom.exchange.family import Family, find_family
+from transom.exchange.foreign_folder import ForeignFolder, StoredTensor
+from transom.exchange.tensor_rows import Configs, TensorGroup, group_tensors
+from transom.models.build import build_model
+from transom.planning.parameters import count_parameters, position_table_error
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A foreign model whose files have been checked, before its weights are read.
+
+    Attributes:
+        source: the foreign folder.
+        family: its family.
+        config: configuration of our model.
+        groups: correspondence of the tensors.
+        stored: foreign tensors by the names of the family's table.
+        notes: lines on what is not carried over.
+    """
+
+    source: ForeignFolder
+    family: Family
+    config: ModelConfig
+    groups: list[TensorGroup]
+    stored: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters."""
+        return count_parameters(self.config).total
+
+
+def open_foreign_model(source: ForeignFolder, from_data: Mapping[str, Any]) -> ImportedModel:
+    """Match a folder's configuration and tensors with those of a model of transom, without reading any weights.
+
+    Args:
+        source: the folder.
+        from_data: our configuration fields that other files of the folder determine.
+
+    Raises:
+        CheckpointError: transom cannot express the model, or tensors are missing, superfluous or of another shape.
+    """
+    family = find_family(source.config)
+    config = family.read_config(source.config, from_data)
+    found = sum(math.prod(tensor.spec.shape) for tensor in source.tensors.values())
+    try:
+        asked = count_parameters(config).total
+    except ConfigError as error:
+        raise CheckpointError(f"{source.path / CONFIG}: {error}") from None
+    if asked > found or (problem := position_table_error(config)) is not None:
+        reason = f"expected the {asked:,} parameters of {CONFIG} in the weights, found {found:,}" if asked > found else problem
+        raise CheckpointError(f"{source.path}: {reason}; the files belong to different models")
+    with torch.device("meta"):
+        like = build_model(config).state_dict()
+    groups = group_tensors(family.tensors, list(like), config)
+    stored = _match_names(source, family, groups, like)
+    configs = Configs(config, source.config)
+    for group in groups:
+        _check_shape(source, stored[group.foreign], group, like, configs)
+    unread = family.unread_fields(source.config)
+    notes = [f"not carried over: {', '.join(unread)}"] if unread else []
+    return ImportedModel(source, family, config, groups, stored, notes)
+
+
+def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup], like: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the stored name of each foreign tensor, with or without the family's prefix.
+
+    Raises:
+        CheckpointError: a tensor is missing, or the folder has tensors that the family does not know.
+    """
+    names = {name: name for name in source.tensors}
+    if family.prefix and not any(name.startswith(family.prefix) for name in names):
+        names = {family.prefix + name: name for name in names} | names
+    wanted = [group.foreign for group in groups]
+    if missing := [name for name in wanted if name not in names]:
+        raise CheckpointError(
+            f"{source.path}: expected the {len(wanted):,} tensors of a {family.architecture} with this {CONFIG}, found"
+            f" {len(source.tensors):,} without {missing[0][:200]!r}; the files belong to different models"
+        )
+    used = {names[name] for name in wanted}
+    extra = [name for name in source.tensors if name not in used and not family.is_derived(name)]
+    if extra and (tied := _tied_copy(source, family, extra, names)):
+        extra = [name for name in extra if name not in tied]
+    if extra:
+        raise CheckpointError(
+            f"{source.path}: expected the {len(wanted):,} tensors of a {family.architecture} with this {CONFIG}, found {len(extra):,} more,"
+            f" such as {extra[0][:200]!r}; transom cannot express this variant of the model"
+        )
+    return {name: names[name] for name in wanted}
+
+
+def _tied_copy(source: ForeignFolder, family: Family, extra: list[str], names: Mapping[str, str]) -> list[str]:
+    """Return the superfluous tensors that repeat the embedding to which the output is tied.
+
+    Raises:
+        CheckpointError: such a tensor differs from the embedding.
+    """
+    rows = [row.match(name) for row in family.tensors for name in ("embedding.tokens.weight", "source_embedding.tokens.weight")]
+    kept = [names[found[1]] for found in rows if found is not None and found[1] in names]
+    copies = [name for name in extra if name in family.tied_copies]
+    for name in copies:
+        if kept and not torch.equal(source.read_tensor(name), source.read_tensor(kept[0])):
+            raise CheckpointError(
+                f"{source.path}: {name}: expected the embedding, to which {CONFIG} ties the output, found another matrix; set"
+                " tie_word_embeddings to false there if the output has weights of its own"
+            )
+    return copies
+
+
+def _check_shape(source: ForeignFolder, stored: str, group: TensorGroup, like: Mapping[str, Tensor], configs: Configs) -> None:
+    expected = tuple(group.how.write([like[name] for name in group.ours], configs).shape)
+    found = source.tensors[stored].spec.shape
+    if found != expected:
+        raise CheckpointError(
+            f"{source.tensors[stored].path}: tensor {stored[:200]!r}: expected shape {expected} for this {CONFIG}, found {found}; the files"
+            " belong to different models"
+        )
+
+
+def write_weights(model: ImportedModel, folder: RunFolder, notify: Callable[[int, int], None] = lambda done, total: None) -> int:
+    """Convert the weights one tensor at a time into ``model.safetensors`` of a new run folder; return their number of bytes.
+
+    Args:
+        model: the foreign model.
+        folder: the run folder, with its ``config.json`` written.
+        notify: called with the number of bytes written and their total.
+
+    Raises:
+        CheckpointError: a weight is NaN or infinite.
+        DiskError: the disk is full, or the folder cannot be written.
+    """
+    with torch.device("meta"):
+        like = build_model(model.config).state_dict()
+    configs = Configs(model.config, model.source.config)
+    group_of = {name: group for group in model.groups for name in group.ours}
+    specs: dict[str, TensorSpec] = {}
+    for group in model.groups:
+        meta = torch.empty(model.source.tensors[model.stored[group.foreign]].spec.shape, dtype=_dtype(model, group), device="meta")
+        parts = group.how.read(meta, [like[name] for name in group.ours], configs)
+        specs |= {name: TensorSpec.of(part) for name, part in zip(group.ours, parts, strict=True)}
+    total, done = sum(spec.n_bytes for spec in specs.values()), 0
+    kept: dict[str, Tensor] = {}
+
+    def produce(name: str) -> Tensor:
+        nonlocal done
+        if name not in kept:
+            group = group_of[name]
+            stored = model.stored[group.foreign]
+            foreign = model.source.read_tensor(stored)
+            require_finite(model.source.tensors[stored].path, {stored: foreign})
+            kept.update(zip(group.ours, group.how.read(foreign, [like[each] for each in group.ours], configs), strict=True))
+        done += specs[name].n_bytes
+        notify(done, total)
+        return kept.pop(name)
+
+    run = folder.run_id
+    assert run is not None, "config.json is written first"
+    write_tensors(folder.path / WEIGHTS, specs, produce, Origin(run, 0))
+    return total
+
+
+def _dtype(model: ImportedModel, group: TensorGroup) -> torch.dtype:
+    return model.source.tensors[model.stored[group.foreign]].spec.dtype
+
+
+def new_run_id() -> str:
+    """Return a new run id of 32 hexadecimal digits."""
+    return uuid.uuid4().hex
