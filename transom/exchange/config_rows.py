@@ -48,7 +48,7 @@ def foreign_value(foreign: Mapping[str, Any], name: str, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Same:
-    """A field with the same meaning on both sides."""
+    """A field with the same meaning on both sides; where our component lacks it, the library's default is written."""
 
     ours: str
     name: str
@@ -62,7 +62,8 @@ class Same:
         return {self.ours: foreign_value(foreign, self.name, self.default)}
 
     def write(self, ours: Mapping[str, Any]) -> Fields:
-        return {self.name: ours[self.ours]}
+        value = ours.get(self.ours, self.default)
+        return {} if value is REQUIRED else {self.name: value}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Choice:
 
     def write(self, ours: Mapping[str, Any]) -> Fields:
         """Return the foreign value; the first of all if there is none, which a comparison after reading it back reveals."""
-        return {self.name: next((name for name, value in self.values.items() if value == ours[self.ours]), next(iter(self.values)))}
+        return {self.name: next((name for name, value in self.values.items() if value == ours.get(self.ours)), next(iter(self.values)))}
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Dropout:
         return {self.ours: float(foreign_value(foreign, self.names[0], self.default) or 0.0)}
 
     def write(self, ours: Mapping[str, Any]) -> Fields:
-        return dict.fromkeys(self.names, ours[self.ours])
+        return dict.fromkeys(self.names, ours.get(self.ours, self.default))
 
 
 @dataclass(frozen=True)

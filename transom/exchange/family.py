@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from transom.config.architecture import ModelConfig
 from transom.config.error_messages import error_path
-from transom.config.model import AnyModel
+from transom.config.model import AnyModel, EncoderConfig
 from transom.errors import CheckpointError
 from transom.exchange.config_rows import ConfigRow, Fields, flatten, unflatten
 from transom.exchange.tensor_rows import TensorRow
@@ -118,7 +118,7 @@ class Family:
 
     def write_config(self, config: ModelConfig) -> Fields:
         """Return the foreign fields of a model, which equal it if there are no ``obstacles``."""
-        ours, foreign = flatten(config.model_dump(mode="json")), Fields()
+        ours, foreign = _leaves(config), Fields()
         for row in self.fields:
             foreign |= row.write(ours)
         return foreign | {"model_type": self.model_type, "architectures": [self.architecture]}
@@ -131,18 +131,39 @@ class Family:
         """
         if config.kind != self.kind:  # type: ignore[attr-defined]
             return [Obstacle("kind", config.kind, self.kind)]  # type: ignore[attr-defined]
-        ours = flatten(config.model_dump(mode="json"))
-        given = {name: getattr(config, name) for name in (*config.FROM_DATA, *_TOKEN_IDS) if hasattr(config, name)}
+        ours = _leaves(config)
         try:
-            back = flatten(self.read_config(self.write_config(config), given).model_dump(mode="json"))
+            back = _leaves(self.target_config(config))
         except CheckpointError as error:
             return [Obstacle("kind", str(error), self.kind)]
-        names = [name for name in ours | back if not name.endswith(("dropout", *_TRAINING_FIELDS))]
-        return [Obstacle(name, ours.get(name), back.get(name)) for name in names if ours.get(name) != back.get(name)]
+        names = [name for name in {**ours, **back} if not name.endswith(("dropout", *_TRAINING_FIELDS))]
+        changed = [name for name in names if ours.get(name) != back.get(name)]
+        return [Obstacle(name, ours.get(name), back.get(name)) for name in changed if not _adds_a_bias(name, ours, back)]
+
+    def target_config(self, config: ModelConfig) -> ModelConfig:
+        """Return the configuration of a model of ours that an export is read back as; it may have biases that ``config`` lacks."""
+        ours = _leaves(config)
+        given = {name: ours[name] for name in (*config.FROM_DATA, *_TOKEN_IDS) if name in ours}
+        return self.read_config(self.write_config(config), given)
 
 
-_TOKEN_IDS = ("pad_token_id",)
+def _leaves(config: ModelConfig) -> Fields:
+    """Return the fields of a configuration; of an encoder, with the size of the embedding and the mask token written out."""
+    leaves = flatten(config.model_dump(mode="json"))
+    if isinstance(config, EncoderConfig) and config.vocab_size is not None:
+        mask = config.vocab_size if config.mask_token_id is None else config.mask_token_id
+        leaves |= {"vocab_size": config.n_embeddings, "mask_token_id": mask}
+    return leaves
+
+
+def _adds_a_bias(name: str, ours: Mapping[str, Any], back: Mapping[str, Any]) -> bool:
+    """Return whether the family only adds a bias, which an export sets to 0."""
+    return name.endswith("bias") and ours.get(name) is False and back.get(name) is True
+
+
+_TOKEN_IDS = ("pad_token_id", "mask_token_id")
 _TRAINING_FIELDS = ("aux_loss_coef", "bias_update_rate", "z_loss_coef", "capacity_factor", "load_balancing.kind")
+"""Fields on which only training depends."""
 
 
 @cache
