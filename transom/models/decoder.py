@@ -14,6 +14,7 @@ from transom.layers.embedding import Embedding
 from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
+from transom.layers.output_projection import build_output_projection
 from transom.layers.position_encoding import build_position_encoding
 from transom.layers.stack import Stack
 from transom.models.base import LanguageModel, SequencesLike, TextBatch
@@ -45,7 +46,7 @@ class DecoderOnlyTransformer(LanguageModel):
         self.decoder = Stack(config, config.n_layers, cross=False)
         # Block i uses rule i modulo their number; GPT-2 has one, causal.
         self.mask_rules = build_mask_rules(config.attention, build(config.mask))
-        self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
+        self.unembedding = build_output_projection(config, config.vocab_size)
         if config.tie_embeddings:
             self.unembedding.weight = tokens.weight
 

@@ -16,6 +16,7 @@ from transom.layers.masks.attention_contexts import build_contexts, context_of, 
 from transom.layers.masks.mask_rules import SAME_SEGMENT, TokenPositions, build_mask_rules
 from transom.layers.norm import build_norm
 from transom.layers.observe import ActivationRecorder, observe
+from transom.layers.output_projection import build_output_projection
 from transom.layers.position_encoding import build_position_encoding
 from transom.layers.stack import Stack
 from transom.models.base import Network, SequencesLike
@@ -89,7 +90,7 @@ class MaskedEncoderTransformer(EncoderOnlyTransformer):
         super().__init__(config)
         self.transform = nn.Linear(config.d_model, config.d_model)
         self.transform_norm = build_norm(config.norm, config.d_model)
-        self.unembedding = nn.Linear(config.d_model, self.embedding.tokens.num_embeddings, config.head_bias)
+        self.unembedding = build_output_projection(config, self.embedding.tokens.num_embeddings)
         if config.tie_embeddings:
             self.unembedding.weight = self.embedding.tokens.weight
 

@@ -15,6 +15,7 @@ from transom.layers.embedding import Embedding
 from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
+from transom.layers.output_projection import build_output_projection
 from transom.layers.position_encoding import build_position_encoding
 from transom.layers.stack import Stack
 from transom.models.base import PairBatch, Seq2SeqModel, SequencesLike
@@ -52,7 +53,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
         self.source_mask_rules, self.target_mask_rules = (
             build_mask_rules(c.attention, family) for family in (SAME_SEGMENT, CAUSAL_IN_SEGMENT)
         )
-        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, config.head_bias)
+        self.unembedding = build_output_projection(config, config.target_vocab_size)
         if config.tie_embeddings != "none":
             self.unembedding.weight = target.weight
 
