@@ -60,7 +60,7 @@ LANGUAGE_VARIANTS: list[dict[str, object]] = [
     {"feed_forward": {"kind": "geglu"}, "attention": {"qkv_bias": False, "output_bias": True}},
     {"feed_forward": {"kind": "reglu"}, "norm_placement": "pre"},
     {"feed_forward": {"kind": "silu"}, "norm": {"kind": "rmsnorm", "eps": 0.1}},
-    {"feed_forward": {"kind": "geglu"}, "logit_scale": 0.3, "logit_softcap": 2.0},
+    {"feed_forward": {"kind": "geglu-tanh"}, "logit_scale": 0.3, "logit_softcap": 2.0},
 ]
 SOURCES = [[3, 4, 5, 6, 2], [7, 2], [40, 8, 3, 2], [5, 2], [*range(3, 23), 2]]
 TOLERANCE: dict[WeightType, float] = {"bf16": 0.02, "int8": 0.06}

@@ -186,7 +186,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
             lambda kind=kind: build_feed_forward(components.GatedFeedForwardConfig(kind=kind), D_MODEL, 5, 0.2),
             lambda layer, x, memory: layer(x),
         )
-        for kind in ("glu", "reglu", "geglu", "swiglu")
+        for kind in ("glu", "reglu", "geglu", "geglu-tanh", "swiglu")
     },
     "mixture": (
         lambda: build_feed_forward(

@@ -288,7 +288,7 @@ SET_RECURRENT: list[dict[str, Any]] = [
     }
     for cell in CELLS
 ]
-BASIC: dict[str, Any] = SIZES | {"d_ff": 8, "depth": "full", "feed_forward": {"kind": "relu"}, "attention": {}}
+BASIC: dict[str, Any] = SIZES | {"d_ff": 8, "depth": "full", "feed_forward": {"kind": "geglu-tanh"}, "attention": {}}
 FURTHER_WRITERS: list[dict[str, Any]] = [
     BASIC | FAMILIES[1] | {"logit_scale": 0.3, "logit_softcap": 1.5},
     BASIC | FAMILIES[3] | {"logit_softcap": 0.7, "position": "rotary"},

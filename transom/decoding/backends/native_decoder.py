@@ -38,7 +38,7 @@ MAX_THREADS = 8
 ACTIVATION_CODES: dict[Activation | None, int] = {
     None: 0,
     **{ACTIVATIONS[kind]: number for kind, number in {"relu": 1, "gelu": 2, "gelu-tanh": 3, "silu": 4, "squared-relu": 6}.items()},
-    **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "swiglu": 4}.items()},
+    **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "geglu-tanh": 3, "swiglu": 4}.items()},
 }
 """Codes of the activations in ``products.h``."""
 
