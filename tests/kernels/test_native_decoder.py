@@ -43,7 +43,7 @@ VARIANTS: list[dict[str, object]] = [
     {"d_value": 32},
     {"attention": {"qkv_bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
     {"tie_embeddings": "none", "scale_embeddings": False, "norm": {"kind": "layernorm", "bias": False}},
-    {"logit_scale": 0.3, "logit_softcap": 2.0, "head_bias": True},
+    {"logit_scale": 0.3, "logit_softcap": 2.0, "head_bias": True, "embedding_norm": True},
     LLAMA | {"n_heads": 4, "n_kv_heads": 2},
 ]
 LANGUAGE_VARIANTS: list[dict[str, object]] = [

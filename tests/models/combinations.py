@@ -292,6 +292,8 @@ BASIC: dict[str, Any] = SIZES | {"d_ff": 8, "depth": "full", "feed_forward": {"k
 FURTHER_WRITERS: list[dict[str, Any]] = [
     BASIC | FAMILIES[1] | {"logit_scale": 0.3, "logit_softcap": 1.5},
     BASIC | FAMILIES[3] | {"logit_softcap": 0.7, "position": "rotary"},
+    BASIC | FAMILIES[0] | {"embedding_norm": True},
+    BASIC | FAMILIES[4] | {"embedding_norm": True, "position": "learned"},
     SET_RECURRENT[-1] | {"logit_scale": 1.7, "logit_softcap": 0.9},
 ]
 FURTHER_ENCODERS: list[dict[str, Any]] = [BASIC | ENCODERS[0] | {"logit_scale": 0.3, "logit_softcap": 1.5}]

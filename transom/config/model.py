@@ -38,6 +38,7 @@ class TextTransformerConfig(TransformerConfig, TextModelConfig):
 
     position: AnyPosition = Field(SinusoidalConfig(), description="the position component")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
+    embedding_norm: bool = Field(False, description="a norm after the sum of embeddings and positions; on both sides of an encoder-decoder")
 
     @model_validator(mode="after")
     def _positions_fit(self) -> "TextTransformerConfig":

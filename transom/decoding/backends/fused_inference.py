@@ -133,15 +133,15 @@ class FusedDecoder:
 
 
 class _Embedding:
-    """Embedding of tokens: sqrt(d_model) E[x] + p, with the sinusoidal position encoding p."""
+    """Embedding of tokens: sqrt(d_model) E[x] + p, with the sinusoidal position encoding p, and its norm."""
 
     def __init__(self, embedding: Embedding, dtype: torch.dtype) -> None:
         assert isinstance(embedding.position, Sinusoidal)
         self.table, self.scale = embedding.tokens.weight.detach(), embedding.scale
-        self.positions = embedding.position.table.to(dtype)
+        self.positions, self.norm = embedding.position.table.to(dtype), FusedNorm(embedding.norm, dtype)
 
     def __call__(self, tokens: Tensor, positions: Tensor | slice) -> Tensor:
-        return torch.add(self.positions[positions], F.embedding(tokens, self.table), alpha=self.scale)
+        return self.norm(torch.add(self.positions[positions], F.embedding(tokens, self.table), alpha=self.scale))
 
 
 class FusedNorm:
