@@ -81,6 +81,7 @@ def test_dynamic_tanh_is_its_formula() -> None:
         ("glu", lambda x: 1 / (1 + torch.exp(-x))),
         ("reglu", lambda x: x * (x > 0)),
         ("geglu", lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
+        ("geglu-tanh", lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
         ("swiglu", lambda x: x / (1 + torch.exp(-x))),
     ],
 )

@@ -34,6 +34,8 @@ VARIANTS: list[dict[str, object]] = [
     {"attention": {"output_projection": False}},
     {"attention": {"qkv_bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
     {"tie_embeddings": "none", "scale_embeddings": False},
+    {"logit_scale": 0.3, "logit_softcap": 2.0, "head_bias": True},
+    {"embedding_norm": True},
 ]
 SOURCES = [[3, 4, 5, 6, 2], [7, 2], [8, 8, 3, 2], [5, 2], [4, 6, 7, 8, 3, 3, 2]]
 

@@ -43,6 +43,7 @@ VARIANTS: list[dict[str, object]] = [
     {"d_value": 32},
     {"attention": {"qkv_bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
     {"tie_embeddings": "none", "scale_embeddings": False, "norm": {"kind": "layernorm", "bias": False}},
+    {"logit_scale": 0.3, "logit_softcap": 2.0, "head_bias": True, "embedding_norm": True},
     LLAMA | {"n_heads": 4, "n_kv_heads": 2},
 ]
 LANGUAGE_VARIANTS: list[dict[str, object]] = [
@@ -59,6 +60,7 @@ LANGUAGE_VARIANTS: list[dict[str, object]] = [
     {"feed_forward": {"kind": "geglu"}, "attention": {"qkv_bias": False, "output_bias": True}},
     {"feed_forward": {"kind": "reglu"}, "norm_placement": "pre"},
     {"feed_forward": {"kind": "silu"}, "norm": {"kind": "rmsnorm", "eps": 0.1}},
+    {"feed_forward": {"kind": "geglu-tanh"}, "logit_scale": 0.3, "logit_softcap": 2.0},
 ]
 SOURCES = [[3, 4, 5, 6, 2], [7, 2], [40, 8, 3, 2], [5, 2], [*range(3, 23), 2]]
 TOLERANCE: dict[WeightType, float] = {"bf16": 0.02, "int8": 0.06}

@@ -28,13 +28,14 @@ from transom.layers.attention import Attention
 from transom.layers.block import Block, SequentialBlock, build_block
 from transom.layers.context import AttentionContext, BlockContext, LayerContext, SegmentMask, StackContext
 from transom.layers.dropout import Dropout
-from transom.layers.embedding import Embedding
+from transom.layers.embedding import Embedding, build_embedding
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.lora import LoraLinear
 from transom.layers.masks.attention_contexts import build_contexts
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, TokenPositions
 from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.norm import build_norm
+from transom.layers.output_projection import build_output_projection
 from transom.layers.position_encoding import TabulatedPositionEncoding, build_position_encoding
 from transom.layers.recurrent.recurrent_decoder import (
     AdditiveAttention,
@@ -186,7 +187,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
             lambda kind=kind: build_feed_forward(components.GatedFeedForwardConfig(kind=kind), D_MODEL, 5, 0.2),
             lambda layer, x, memory: layer(x),
         )
-        for kind in ("glu", "reglu", "geglu", "swiglu")
+        for kind in ("glu", "reglu", "geglu", "geglu-tanh", "swiglu")
     },
     "mixture": (
         lambda: build_feed_forward(
@@ -299,6 +300,14 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         lambda layer, x, memory: layer(x, STACK, memory),
     ),
     "decoder": (lambda: Stack(config(), 2, cross=True), lambda layer, x, memory: layer(x, STACK, memory)),
+    "capped logits": (
+        lambda: build_output_projection(config(logit_scale=0.7, logit_softcap=0.9, head_bias=True), 5),
+        lambda layer, x, memory: layer(x),
+    ),
+    "normalized embedding": (
+        lambda: build_embedding(config(position="learned", embedding_norm=True), nn.Embedding(5, D_MODEL), causal=True),
+        lambda layer, x, memory: layer(torch.tensor([[1, 4, 2]]), POSITIONS) * x[:1],
+    ),
 }
 
 

@@ -288,9 +288,21 @@ SET_RECURRENT: list[dict[str, Any]] = [
     }
     for cell in CELLS
 ]
+BASIC: dict[str, Any] = SIZES | {"d_ff": 8, "depth": "full", "feed_forward": {"kind": "geglu-tanh"}, "attention": {}}
+FURTHER_WRITERS: list[dict[str, Any]] = [
+    BASIC | FAMILIES[1] | {"logit_scale": 0.3, "logit_softcap": 1.5},
+    BASIC | FAMILIES[3] | {"logit_softcap": 0.7, "position": "rotary"},
+    BASIC | FAMILIES[0] | {"embedding_norm": True},
+    BASIC | FAMILIES[4] | {"embedding_norm": True, "position": "learned"},
+    SET_RECURRENT[-1] | {"logit_scale": 1.7, "logit_softcap": 0.9},
+]
+FURTHER_ENCODERS: list[dict[str, Any]] = [BASIC | ENCODERS[0] | {"logit_scale": 0.3, "logit_softcap": 1.5}]
+"""Options that exist beside the components."""
+
 SET_WRITERS = set_texts(FAMILIES, LOOKING_BACK) + SET_RECURRENT
 SET_ENCODERS = set_texts(ENCODERS, APPROXIMATIONS)
-SET_TEXTS = SET_WRITERS[:7] + SET_ENCODERS[7:] + SET_RECURRENT
+SET_TEXTS = SET_WRITERS[:7] + SET_ENCODERS[7:] + SET_RECURRENT + FURTHER_WRITERS + FURTHER_ENCODERS
+SET_WRITERS, SET_ENCODERS = SET_WRITERS + FURTHER_WRITERS, SET_ENCODERS + FURTHER_ENCODERS
 """Fixed combinations that cover every component: of families that generate text, of the others, and a smaller set of all."""
 
 Test = TypeVar("Test", bound=Callable[..., Any])

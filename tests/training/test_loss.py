@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from transom.kernels import loss as module
-from transom.layers.dispatch import REFERENCES
+from transom.layers.dispatch import REFERENCES, selected_path
 from transom.training.losses import cross_entropy, linear_cross_entropy, symmetric_kl
 
 
@@ -32,6 +32,26 @@ def test_chunks_equal_whole_logits_with_gradients(n_tokens: int, vocab: int, d_m
     scale = 3.0  # the gradient of what is made of the loss
     for a, b in zip(torch.autograd.grad(fast * scale, (hidden, weight)), torch.autograd.grad(own * scale, (hidden, weight)), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-10)
+
+
+def test_the_loss_of_capped_logits_is_that_of_the_reference_with_its_gradients() -> None:
+    torch.manual_seed(1)
+    hidden, weight = (torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
+    labels = torch.randint(0, 5, (6,))
+    found, nll = linear_cross_entropy(hidden, weight, labels, 0.1, 0.5, 0.7)
+    logits = 0.7 * torch.tanh(hidden @ weight.T / 0.7)
+    expected = F.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum") + 0.5 * symmetric_kl(logits)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(nll, F.cross_entropy(logits, labels, reduction="sum"), rtol=0, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (found, expected)), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.kernels
+def test_the_kernel_declines_a_soft_cap() -> None:
+    arguments = torch.randn(6, 4), torch.randn(5, 4), torch.randint(0, 5, (6,)), 0.1, 0.0
+    assert selected_path("linear_cross_entropy", *arguments, None) == selected_path("linear_cross_entropy", *arguments) == "chunks"
+    assert selected_path("linear_cross_entropy", *arguments, 0.7) == "reference"
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -89,7 +89,18 @@ class TextModelConfig(ModelConfig):
         return [f"sequences of at most {self.max_seq_len:,} tokens"]
 
 
-class EncoderDecoderConfig(TextModelConfig):
+class VocabularyModelConfig(TextModelConfig):
+    """Base schema of models whose logits belong to the tokens of a vocabulary."""
+
+    logit_scale: float = Field(
+        1.0, gt=0, description="factor of the logits, such as d_model^-0.5 beside tied embeddings (Raffel et al. 2020); 1 for none"
+    )
+    logit_softcap: float | None = Field(
+        None, gt=0, description="c of c * tanh(logits / c), after logit_scale (Gemma Team 2024); the fused loss does not support it"
+    )
+
+
+class EncoderDecoderConfig(VocabularyModelConfig):
     """Base schema of encoder-decoder models."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("source_vocab_size", "target_vocab_size")

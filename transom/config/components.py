@@ -409,13 +409,13 @@ class FeedForwardConfig(ComponentConfig):
 class GatedFeedForwardConfig(ComponentConfig):
     """Gated feed-forward network (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 5 and 6).
 
-    f is sigmoid (glu, Dauphin et al. 2017), max(0, x) (reglu), gelu (geglu) or silu (swiglu).
+    f is sigmoid (glu, Dauphin et al. 2017), max(0, x) (reglu), gelu (geglu; geglu-tanh is its approximation) or silu (swiglu).
 
     Cost and use: 3 d_model d_ff weights: use two thirds of a plain network's d_ff for equal size; slightly better at equal size. Llama
-    (swiglu).
+    (swiglu), Gemma and T5 v1.1 (geglu-tanh).
     """
 
-    kind: Literal["glu", "reglu", "geglu", "swiglu"] = "swiglu"
+    kind: Literal["glu", "reglu", "geglu", "geglu-tanh", "swiglu"] = "swiglu"
     bias: bool = Field(False, description="biases on W_g, W_1 and W_2")
 
 

@@ -12,6 +12,7 @@ from transom.config.architecture import (
     NormPlacement,
     TextModelConfig,
     TransformerConfig,
+    VocabularyModelConfig,
 )
 from transom.config.component_registry import register_component
 from transom.config.components import (
@@ -37,6 +38,7 @@ class TextTransformerConfig(TransformerConfig, TextModelConfig):
 
     position: AnyPosition = Field(SinusoidalConfig(), description="the position component")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
+    embedding_norm: bool = Field(False, description="a norm after the sum of embeddings and positions; on both sides of an encoder-decoder")
 
     @model_validator(mode="after")
     def _positions_fit(self) -> "TextTransformerConfig":
@@ -95,7 +97,7 @@ class PrefixMaskConfig(ComponentConfig):
     kind: Literal["prefix-lm"] = "prefix-lm"
 
 
-class DecoderConfig(TextTransformerConfig):
+class DecoderConfig(TextTransformerConfig, VocabularyModelConfig):
     """A decoder-only language model, such as GPT (Radford et al. 2018) and Llama (Touvron et al. 2023).
 
     The defaults are Llama's: RMSNorm before each sub-layer, rotary positions, SwiGLU.
@@ -158,7 +160,7 @@ class EncoderConfig(TextTransformerConfig):
         return self.vocab_size + (self.mask_token_id in (None, self.vocab_size))
 
 
-class MaskedLMConfig(EncoderConfig):
+class MaskedLMConfig(EncoderConfig, VocabularyModelConfig):
     """An encoder that predicts masked tokens."""
 
     FAMILY: ClassVar[str] = "an encoder-only Transformer for masked tokens"

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from transom.config.architecture import EncoderDecoderConfig, Fraction, TextModelConfig
+from transom.config.architecture import EncoderDecoderConfig, Fraction, TextModelConfig, VocabularyModelConfig
 from transom.config.component_registry import register_component
 from transom.config.schema import ComponentConfig, Slot, derived_default
 
@@ -187,7 +187,7 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
         return self
 
 
-class RecurrentDecoderConfig(RecurrentConfig):
+class RecurrentDecoderConfig(RecurrentConfig, VocabularyModelConfig):
     """A recurrent language model (Mikolov et al. 2010; LSTMs with dropout between layers, Zaremba et al. 2014)."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)

@@ -121,7 +121,7 @@ KERNELS = [
         _no_triton,
     ),
     Kernel(
-        *("linear_cross_entropy", "chunks", "everywhere", always, loss.linear_cross_entropy, 1e-6),
+        *("linear_cross_entropy", "chunks", "logits without a soft-cap", loss.has_no_softcap, loss.linear_cross_entropy, 1e-6),
         "never stores all logits, only one chunk while its loss and gradient are computed",
     ),
     Kernel(

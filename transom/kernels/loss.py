@@ -151,9 +151,17 @@ def _add_r_drop_gradient_(z: Tensor, e: Tensor, r_drop: float) -> Tensor:
     return (kl_p_q + kl_q_p).sum() / 2
 
 
+def has_no_softcap(*args: Any) -> bool:
+    """Return whether the logits, whose soft-cap would be the sixth argument of ``linear_cross_entropy``, are a linear function."""
+    return len(args) < 6 or args[5] is None
+
+
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float, r_drop: float = 0.0
+    hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float, r_drop: float = 0.0, softcap: None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss and the negative log-likelihood, both summed over tokens. Only one chunk of logits exists at a time."""
+    """Return the loss and the negative log-likelihood, both summed over tokens. Only one chunk of logits exists at a time.
+
+    A ``softcap`` is not supported (``has_no_softcap``): the sums over the vocabulary are those of linear logits.
+    """
     outputs: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, labels, label_smoothing, r_drop)  # type: ignore[no-untyped-call]
     return outputs

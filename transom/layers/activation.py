@@ -35,5 +35,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Maps the ``kind`` of an ungated feed-forward configuration to its activation function."""
 
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "reglu": relu, "geglu": F.gelu, "swiglu": F.silu}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "glu": torch.sigmoid,
+    "reglu": relu,
+    "geglu": F.gelu,
+    "geglu-tanh": gelu_tanh,
+    "swiglu": F.silu,
+}
 """Maps the ``kind`` of a gated feed-forward configuration to the activation function of its gate."""

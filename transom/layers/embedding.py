@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transom.config.model import TextTransformerConfig
 from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
-from transom.layers.norm import Norm
+from transom.layers.norm import Norm, build_norm
 from transom.layers.observe import observe
-from transom.layers.position_encoding import PositionEncoding
+from transom.layers.position_encoding import PositionEncoding, build_position_encoding
 
 
 class Embedding(nn.Module):
@@ -24,7 +25,7 @@ class Embedding(nn.Module):
             position: position encoding.
             scale: whether to multiply token embeddings by sqrt(d_model).
             dropout: probability of dropout on the sum.
-            norm: norm that is applied to the sum before dropout, as in BERT (Devlin et al. 2019); None for no norm.
+            norm: norm of the sum, before dropout, as in BERT (Devlin et al. 2019) and BART (Lewis et al. 2020); None for no norm.
         """
         super().__init__()
         self.tokens = tokens
@@ -44,6 +45,18 @@ class Embedding(nn.Module):
             x = self.norm(x, ctx)
         x = observe(ctx, self, "resid", x)
         return self.dropout(to_autocast_dtype(x))
+
+
+def build_embedding(config: TextTransformerConfig, tokens: nn.Embedding, causal: bool) -> Embedding:
+    """Build the embedding of a text Transformer, or of one of its sides, with the embedding table ``tokens``.
+
+    Args:
+        config: model configuration.
+        tokens: embedding table, which the other side or the output projection may share.
+        causal: whether the stack that reads the embeddings is causal.
+    """
+    norm = build_norm(config.norm, config.d_model) if config.embedding_norm else None
+    return Embedding(tokens, build_position_encoding(config, causal), config.scale_embeddings, config.dropout, norm)
 
 
 def to_autocast_dtype(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:

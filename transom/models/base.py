@@ -11,6 +11,7 @@ from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TextM
 from transom.errors import ConfigError, TransomError
 from transom.layers.context import ALL_PAIRS, AttentionContext, Part
 from transom.layers.observe import ActivationObserver, ActivationRecorder, SiteEdits
+from transom.layers.output_projection import OutputProjection
 from transom.models.inputs import TensorBatch, TokenSequences
 
 
@@ -92,17 +93,25 @@ class Network(nn.Module, ABC):
     def logit_factors(
         self, batch: Any, observer: ActivationRecorder | None = None
     ) -> tuple[Float[Tensor, "*positions d_model"], Float[Tensor, "vocab d_model"]]:
-        """Return H and W with logits = H W^T, so that a fused loss never has to store all logits."""
+        """Return H and W with logits = H W^T before any soft-cap, so that a fused loss never has to store all logits."""
         return self.factor_logits(self.last_hidden_state(batch, observer))
 
     def factor_logits(
         self, hidden: Float[Tensor, "*positions d_model"]
     ) -> tuple[Float[Tensor, "*positions width"], Float[Tensor, "vocab width"]]:
-        """Return H and W with logits = H W^T for these last hidden states; a bias becomes a column of W, with a column of ones in H."""
+        """Return H and W with logits = H W^T for these last hidden states, before any soft-cap.
+
+        A bias becomes a column of W, with a column of ones in H. A scale of the logits multiplies H, which is smaller than W.
+        """
         weight, bias = self.unembedding.weight, self.unembedding.bias
-        if bias is None:
-            return hidden, weight
-        return torch.cat([hidden, hidden.new_ones(*hidden.shape[:-1], 1)], -1), torch.cat([weight, bias[:, None]], 1)
+        if bias is not None:
+            hidden, weight = torch.cat([hidden, hidden.new_ones(*hidden.shape[:-1], 1)], -1), torch.cat([weight, bias[:, None]], 1)
+        return (self.unembedding.scale * hidden if isinstance(self.unembedding, OutputProjection) else hidden), weight
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """Bound c of the logits c tanh(H W^T / c), which a loss on ``logit_factors`` has to apply; None without a soft-cap."""
+        return self.unembedding.softcap if isinstance(self.unembedding, OutputProjection) else None
 
     @property
     def tied(self) -> dict[str, str]:

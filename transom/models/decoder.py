@@ -10,11 +10,11 @@ from transom.config.component_registry import build, implements
 from transom.config.model import CausalMaskConfig, DecoderConfig, PrefixMaskConfig
 from transom.layers.cache import DecoderCache
 from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext
-from transom.layers.embedding import Embedding
+from transom.layers.embedding import build_embedding
 from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
-from transom.layers.position_encoding import build_position_encoding
+from transom.layers.output_projection import build_output_projection
 from transom.layers.stack import Stack
 from transom.models.base import LanguageModel, SequencesLike, TextBatch
 
@@ -41,18 +41,19 @@ class DecoderOnlyTransformer(LanguageModel):
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config: DecoderConfig = config
         tokens = nn.Embedding(config.vocab_size, config.d_model)
-        self.embedding = Embedding(tokens, build_position_encoding(config, causal=True), config.scale_embeddings, config.dropout)
+        self.embedding = build_embedding(config, tokens, causal=True)
         self.decoder = Stack(config, config.n_layers, cross=False)
         # Block i uses rule i modulo their number; GPT-2 has one, causal.
         self.mask_rules = build_mask_rules(config.attention, build(config.mask))
-        self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
+        self.unembedding = build_output_projection(config, config.vocab_size)
         if config.tie_embeddings:
             self.unembedding.weight = tokens.weight
 
     def last_hidden_state(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch length d_model"]:
         """Return Norm(x_N), which ``unembedding`` maps to logits: x_0 = Dropout(s E[token] + P[position]), x_i = Block_i(x_{i-1}).
 
-        s is 1, or sqrt(d_model) with ``scale_embeddings``. With rotary positions or score biases, which act in attention, there is no P.
+        s is 1, or sqrt(d_model) with ``scale_embeddings``; ``embedding_norm`` normalizes the sum before the dropout. With rotary positions
+        or score biases, which act in attention, there is no P.
         With post-norm blocks there is no last Norm. Under autocast x_0, and so the residual stream, has the autocast dtype.
 
         The input tokens are ``batch.decoder_input``. The labels, ``batch.labels``, are the next tokens; only the loss reads them.

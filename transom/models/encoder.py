@@ -11,12 +11,12 @@ from transom.config.component_registry import implements
 from transom.config.model import EncoderConfig, MaskedLMConfig, TextClassifierConfig, TextEmbedderConfig
 from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext
 from transom.layers.dropout import Dropout
-from transom.layers.embedding import Embedding
+from transom.layers.embedding import build_embedding
 from transom.layers.masks.attention_contexts import build_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import SAME_SEGMENT, TokenPositions, build_mask_rules
 from transom.layers.norm import build_norm
 from transom.layers.observe import ActivationRecorder, observe
-from transom.layers.position_encoding import build_position_encoding
+from transom.layers.output_projection import build_output_projection
 from transom.layers.stack import Stack
 from transom.models.base import Network, SequencesLike
 from transom.models.inputs import TensorBatch, make_pair_batch
@@ -49,8 +49,7 @@ class EncoderOnlyTransformer(Network):
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config: EncoderConfig = config
         tokens = nn.Embedding(config.n_embeddings, config.d_model)
-        norm = build_norm(config.norm, config.d_model) if config.embedding_norm else None
-        self.embedding = Embedding(tokens, build_position_encoding(config, causal=False), config.scale_embeddings, config.dropout, norm)
+        self.embedding = build_embedding(config, tokens, causal=False)
         self.encoder = Stack(config, config.n_layers, cross=False)
         self.mask_rules = build_mask_rules(config.attention, SAME_SEGMENT)
 
@@ -89,7 +88,7 @@ class MaskedEncoderTransformer(EncoderOnlyTransformer):
         super().__init__(config)
         self.transform = nn.Linear(config.d_model, config.d_model)
         self.transform_norm = build_norm(config.norm, config.d_model)
-        self.unembedding = nn.Linear(config.d_model, self.embedding.tokens.num_embeddings, config.head_bias)
+        self.unembedding = build_output_projection(config, self.embedding.tokens.num_embeddings)
         if config.tie_embeddings:
             self.unembedding.weight = self.embedding.tokens.weight
 

@@ -14,6 +14,7 @@ from transom.layers.context import ALL_PAIRS, AttentionContext, LayerContext, Pa
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.observe import ActivationRecorder
+from transom.layers.output_projection import build_output_projection
 from transom.layers.position_encoding import PositionEncoding
 from transom.layers.recurrent.recurrent_decoder import DecoderState, RecurrentCache, build_recurrent_decoder
 from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack
@@ -56,7 +57,7 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
         self.target_embedding = Embedding(target, PositionEncoding(c, causal=True), True, c.dropout)
         self.encoder = RecurrentEncoder(config)
         self.decoder = build_recurrent_decoder(config)
-        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, config.head_bias)
+        self.unembedding = build_output_projection(config, config.target_vocab_size)
         if config.tie_embeddings != "none":
             self.unembedding.weight = target.weight
 
@@ -137,7 +138,7 @@ class RecurrentLanguageModel(LanguageModel):
         self.embedding = Embedding(tokens, PositionEncoding(config, causal=True), True, config.dropout)
         self.decoder = RecurrentStack(config.cell, config.inputs, config.d_model, config.dropout)
         self.dropout = Dropout(config.dropout)
-        self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
+        self.unembedding = build_output_projection(config, config.vocab_size)
         if config.tie_embeddings:
             self.unembedding.weight = tokens.weight
 

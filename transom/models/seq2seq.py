@@ -11,11 +11,11 @@ from transom.config.model import Seq2SeqConfig
 from transom.layers.attention import non_padding_mask, same_segment_mask
 from transom.layers.cache import DecoderCache
 from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, SegmentMask, StackContext
-from transom.layers.embedding import Embedding
+from transom.layers.embedding import build_embedding
 from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
-from transom.layers.position_encoding import build_position_encoding
+from transom.layers.output_projection import build_output_projection
 from transom.layers.stack import Stack
 from transom.models.base import PairBatch, Seq2SeqModel, SequencesLike
 from transom.models.inputs import TensorBatch, make_pair_batch
@@ -42,17 +42,16 @@ class Seq2SeqTransformer(Seq2SeqModel):
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config: Seq2SeqConfig = config
-        c = config
         target = nn.Embedding(config.target_vocab_size, config.d_model)
         source = target if config.tie_embeddings == "all" else nn.Embedding(config.source_vocab_size, config.d_model)
-        self.source_embedding = Embedding(source, build_position_encoding(c, causal=False), c.scale_embeddings, c.dropout)
-        self.target_embedding = Embedding(target, build_position_encoding(c, causal=True), c.scale_embeddings, c.dropout)
+        self.source_embedding = build_embedding(config, source, causal=False)
+        self.target_embedding = build_embedding(config, target, causal=True)
         self.encoder = Stack(config, config.n_encoder_layers, cross=False)
         self.decoder = Stack(config, config.n_decoder_layers, cross=True)
         self.source_mask_rules, self.target_mask_rules = (
-            build_mask_rules(c.attention, family) for family in (SAME_SEGMENT, CAUSAL_IN_SEGMENT)
+            build_mask_rules(config.attention, family) for family in (SAME_SEGMENT, CAUSAL_IN_SEGMENT)
         )
-        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, config.head_bias)
+        self.unembedding = build_output_projection(config, config.target_vocab_size)
         if config.tie_embeddings != "none":
             self.unembedding.weight = target.weight
 

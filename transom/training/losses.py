@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.layers.dispatch import operation
+from transom.layers.output_projection import soft_cap
 
 
 def cross_entropy(
@@ -80,12 +81,13 @@ def linear_cross_entropy(
     labels: Int[Tensor, "tokens"],
     label_smoothing: float,
     r_drop: float = 0.0,
+    softcap: float | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute ``cross_entropy(hidden @ weight.T, labels, label_smoothing)``.
+    """Compute ``cross_entropy(soft_cap(hidden @ weight.T, softcap), labels, label_smoothing)``.
 
-    The kernel that replaces this function never materializes all logits. With ``r_drop``, rows 2i and 2i + 1 of ``hidden`` come from two
-    forward passes of one token, and ``r_drop * symmetric_kl(hidden @ weight.T)`` is added to the loss. Matrix products use autocast's
-    dtype. Softmax and losses are computed in at least float32.
+    The kernel that replaces this function without a soft-cap never materializes all logits. With ``r_drop``, rows 2i and 2i + 1 of
+    ``hidden`` come from two forward passes of one token, and ``r_drop * symmetric_kl`` of the logits is added to the loss. Matrix products
+    use autocast's dtype. Softmax and losses are computed in at least float32.
 
     Args:
         hidden: last hidden states, one per target token, without padding.
@@ -93,6 +95,7 @@ def linear_cross_entropy(
         labels: the token to predict from each hidden state.
         label_smoothing: probability spread evenly over the vocabulary.
         r_drop: weight alpha of the R-Drop divergence; 0 computes plain cross-entropy.
+        softcap: bound c of the logits c tanh(hidden @ weight.T / c); None for no cap.
 
     Returns:
         The smoothed loss, through which gradients flow, and the negative log-likelihood, each in nats, summed over tokens.
@@ -100,6 +103,6 @@ def linear_cross_entropy(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     with torch.autocast(device, enabled=False):
-        logits = hidden.to(dtype) @ weight.to(dtype).T
+        logits = soft_cap(hidden.to(dtype) @ weight.to(dtype).T, softcap)
         loss, nll = cross_entropy(logits, labels, label_smoothing)
         return loss + r_drop * symmetric_kl(logits) if r_drop else loss, nll.detach()

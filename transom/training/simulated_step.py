@@ -123,7 +123,7 @@ def run_step(
             rows = hidden.reshape(-1, hidden.shape[-1])
             rows = rows[: math.ceil(shape.labeled * len(rows))]
             labels = torch.zeros(len(rows), dtype=torch.long, device=device)
-            loss = linear_cross_entropy(rows, weight, labels, 0.0)[0]
+            loss = linear_cross_entropy(rows, weight, labels, 0.0, softcap=model.logit_softcap)[0]
         loss.backward()
         del hidden, weight, rows, labels, loss
     return forward

@@ -25,6 +25,7 @@ from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm, Norm
+from transom.layers.output_projection import OutputProjection
 from transom.layers.position_encoding import LearnedPosition, PositionEncoding, Sinusoidal, Sinusoidal2d
 from transom.layers.stack import Stack
 from transom.models.base import Network
@@ -36,7 +37,7 @@ from transom.models.vision import VisionTransformer
 FUSABLE_MODULES = {
     *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Attention, FeedForward, Norm, LayerNorm, Dropout),
     *(PreNormBlock, PostNormBlock, ResidualConnection),
-    *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
+    *(nn.Embedding, nn.Linear, OutputProjection, nn.Identity, nn.ModuleList),
 }
 """Modules that can be fused, by exact type; ``_can_fuse_module`` checks their settings."""
 

@@ -19,6 +19,7 @@ from transom.layers.context import StackContext
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm, Norm
+from transom.layers.output_projection import logit_weights, soft_cap
 from transom.layers.position_encoding import Sinusoidal
 from transom.layers.stack import Stack
 from transom.models.seq2seq import EncoderOutput, Seq2SeqTransformer
@@ -116,7 +117,7 @@ class FusedSeq2Seq:
             x = block.cross_attention(x, cache.memories[i], cache.bias)
             x = block.feed_forward(x)
         cache.length = end
-        return decoder.unembed(decoder.stack.norm(x))
+        return soft_cap(decoder.unembed(decoder.stack.norm(x)), decoder.softcap)
 
 
 class FusedDecoder:
@@ -127,19 +128,20 @@ class FusedDecoder:
         self.dtype = arithmetic.dtype
         self.embed = _Embedding(model.target_embedding, arithmetic.dtype)
         self.stack = _Stack(model.decoder, arithmetic)
-        self.unembed = _fused_linear(arithmetic, model.unembedding)
+        weight, bias = logit_weights(model.unembedding)
+        self.unembed, self.softcap = arithmetic.make(weight, bias), model.logit_softcap
 
 
 class _Embedding:
-    """Embedding of tokens: sqrt(d_model) E[x] + p, with the sinusoidal position encoding p."""
+    """Embedding of tokens: sqrt(d_model) E[x] + p, with the sinusoidal position encoding p, and its norm."""
 
     def __init__(self, embedding: Embedding, dtype: torch.dtype) -> None:
         assert isinstance(embedding.position, Sinusoidal)
         self.table, self.scale = embedding.tokens.weight.detach(), embedding.scale
-        self.positions = embedding.position.table.to(dtype)
+        self.positions, self.norm = embedding.position.table.to(dtype), FusedNorm(embedding.norm, dtype)
 
     def __call__(self, tokens: Tensor, positions: Tensor | slice) -> Tensor:
-        return torch.add(self.positions[positions], F.embedding(tokens, self.table), alpha=self.scale)
+        return self.norm(torch.add(self.positions[positions], F.embedding(tokens, self.table), alpha=self.scale))
 
 
 class FusedNorm:

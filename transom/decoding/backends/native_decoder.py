@@ -21,6 +21,7 @@ from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.norm import LayerNorm, Norm, RmsNorm
+from transom.layers.output_projection import logit_weights, soft_cap
 from transom.layers.position_encoding import LearnedPosition, PositionEncoding, Rotary, Sinusoidal
 from transom.layers.stack import Stack
 from transom.models.base import Network
@@ -37,7 +38,7 @@ MAX_THREADS = 8
 ACTIVATION_CODES: dict[Activation | None, int] = {
     None: 0,
     **{ACTIVATIONS[kind]: number for kind, number in {"relu": 1, "gelu": 2, "gelu-tanh": 3, "silu": 4, "squared-relu": 6}.items()},
-    **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "swiglu": 4}.items()},
+    **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "geglu-tanh": 3, "swiglu": 4}.items()},
 }
 """Codes of the activations in ``products.h``."""
 
@@ -209,6 +210,7 @@ class NativeDecoder:
         attention, rotary = stack.blocks[0].attn, embedding.position
         assert isinstance(attention, Attention)
         self._embedding, self._has_cross_attention = embedding, isinstance(model, Seq2SeqTransformer)
+        self._softcap = model.logit_softcap
         self._blocks = (self._structs.BlockStruct * len(stack.blocks))(*map(self._block, stack.blocks))
         cos, sin = (x.float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
         self._keep_alive += [cos, sin]
@@ -218,7 +220,7 @@ class NativeDecoder:
             *(0 if cos is None else cos.shape[1], _pointer(cos), _pointer(sin)),
             self._blocks,
             self._norm(stack.norm),
-            self._linear(model.unembedding),
+            self._tiled(*logit_weights(model.unembedding)),
         )
 
     @torch.inference_mode()
@@ -240,7 +242,7 @@ class NativeDecoder:
         state.x, state.logits = x.data_ptr(), logits.data_ptr()
         if status := self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace):
             self._structs.raise_for_status(status)
-        return logits
+        return soft_cap(logits, self._softcap)
 
     def _shapes(self, cache: NativeCache) -> tuple[int, int, int, int]:
         """Return the value that ``cache.shapes`` must have; without cross-attention, the memory in the cache may have any shape."""
@@ -290,7 +292,10 @@ class NativeDecoder:
             raise TypeError(f"expected linear maps, found {[type(linear).__name__ for linear in maps]}")
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         weight = torch.cat([linear.weight.detach() for linear in linears])
-        tiled = TiledLinear(self.library, self._kind, weight, torch.cat(biases) if biases else None, activation)
+        return self._tiled(weight, torch.cat(biases) if biases else None, activation)
+
+    def _tiled(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Any:
+        tiled = TiledLinear(self.library, self._kind, weight, bias, activation)
         self._keep_alive.append(tiled)
         return tiled.layout
 

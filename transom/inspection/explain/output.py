@@ -14,6 +14,7 @@ from transom.inspection.explain.feed_forward import gelu
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
 from transom.inspection.messages.tables import message
+from transom.layers.output_projection import OutputProjection
 from transom.layers.stack import Stack
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
@@ -65,12 +66,26 @@ def output_sections(
         key = "explain.output.some_chosen" if len(best) > n else "explain.output.some"
         b.note(message(key, number=len(logits), largest=str(n)))
         for c in best:
-            b.linear(f"z({names[c]})", "z = h W_U", a.model.unembedding, hidden, c, logits[c])
+            _logit_steps(b, names[c], hidden, c, logits[c])
         if any(isinstance(each, nn.Embedding) and each.weight is a.model.unembedding.weight for each in a.model.modules()):
             b.note(message("explain.output.tied"))
     b.values("z", message("explain.output.logits"), logits)
     for temperature in temperatures if len(logits) > 1 else ():  # a text that is compared with itself alone has one logit
         _probability_steps(b, logits, best, names, temperature)
+
+
+def _logit_steps(b: Builder, name: str, hidden: Tensor, c: int, logit: Tensor) -> None:
+    """Add the logit of one candidate: the output projection, then its scale and soft-cap if the model has them."""
+    layer = b.a.model.unembedding
+    scale, cap = (layer.scale, layer.softcap) if isinstance(layer, OutputProjection) else (1.0, None)
+    if scale == 1.0 and cap is None:
+        b.linear(f"z({name})", "z = h W_U", layer, hidden, c, logit)
+        return
+    z = b.linear(f"h W_U({name})", "h W_U", layer, hidden, c, None)
+    if scale != 1.0:
+        z = b.calculate(f"s h W_U({name})", "s h W_U", exact(scale) * z, logit if cap is None else None)
+    if cap is not None:
+        b.calculate(f"z({name})", "z = c tanh(s h W_U / c)", exact(cap) * tanh(z / exact(cap)), logit)
 
 
 def _pooled_steps(b: Builder, stack: str, query: int) -> bool:

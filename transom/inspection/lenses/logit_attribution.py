@@ -5,6 +5,7 @@ logit with respect to the stream, is carried back from the output layer to the e
 output. In post-norm blocks g passes through the norm of every sub-layer.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.mixture_of_depths import all_tokens
 from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.norm import BatchNorm, DynamicTanh, LayerNorm, Norm, RmsNorm
+from transom.layers.output_projection import logit_weights
 from transom.layers.vision.patch_embedding import PatchEmbedding
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer
 
@@ -155,10 +157,7 @@ class _Backward:
         """Carry the gradient from the logit to the output of the stack: through W_U, pooler or transform, and pooling."""
         a = self.a
         model: Any = a.model
-        w, bias = model.unembedding.weight.double(), model.unembedding.bias
-        g = w[symbol] - (0.0 if against is None else w[against])
-        if bias is not None:
-            self._add("unembedding.bias", bias[symbol].double() - (0.0 if against is None else bias[against].double()))
+        g = self._logit(position, symbol, against)
         if isinstance(model, MaskedEncoderTransformer):
             here = torch.tensor([position], device=g.device)
             u = model.transform(a["encoder.out"])[0, here].double()
@@ -178,6 +177,25 @@ class _Backward:
         mask = a.batch.source.segments[0] > 0 if isinstance(model, TextClassifierTransformer) else torch.ones(n, device=g.device) > 0
         sites = mask.nonzero()[:, 0]
         return _Rows(sites, g.expand(len(sites), -1) / len(sites))
+
+    def _logit(self, position: int, symbol: int, against: int | None) -> Float[Tensor, "d_model"]:
+        """Return the gradient of the logit with respect to the last hidden state; a soft-cap c tanh(z / c) is z times a fixed ratio."""
+        model: Any = self.a.model
+        weight, bias = logit_weights(model.unembedding)
+        w, found = [], 0.0
+        for index, sign in ((symbol, 1.0), (against, -1.0)):
+            if index is None:
+                continue
+            ratio, hidden = 1.0, flat_logits(self.a["last_hidden"])[0, position]
+            row, shift = weight[index].double(), 0.0 if bias is None else bias[index].item()
+            z = (hidden.double() @ row).item() + shift
+            if model.logit_softcap is not None and z:
+                ratio = model.logit_softcap * math.tanh(z / model.logit_softcap) / z
+            w.append(sign * ratio * row)
+            found += sign * ratio * shift
+        if bias is not None:
+            self._add("unembedding.bias", found)
+        return torch.stack(w).sum(0)
 
     def _linear(self, path: str, module: nn.Linear, rows: _Rows) -> _Rows:
         """Carry the gradient from output to input of a linear layer."""

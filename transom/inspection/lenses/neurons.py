@@ -22,6 +22,7 @@ from transom.layers.mixture_of_depths import all_tokens, gather_selected
 from transom.layers.mixture_of_experts import MixtureOfExperts, all_experts
 from transom.layers.norm import BatchNorm, DynamicTanh, LayerNorm, Norm, RmsNorm
 from transom.layers.observe import ActivationRecorder
+from transom.layers.output_projection import logit_weights
 from transom.layers.stack import Stack
 from transom.models.base import LanguageModel, Network, SequencesLike
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer
@@ -195,7 +196,7 @@ def promotes_tokens(model: Any, path: str) -> bool:
 
 
 class PromotedTokens(NamedTuple):
-    """The logits that one unit of a neuron's coefficient adds, without those of later blocks.
+    """The logits that one unit of a neuron's coefficient adds, without those of later blocks and before any soft-cap.
 
     Attributes:
         promoted: indices of the symbols or classes with the largest logits, largest first.
@@ -238,7 +239,7 @@ def neuron_tokens(model: Any, path: str, neurons: Sequence[int], *, top: int = 1
             v = v * (norm.variance + norm.eps).rsqrt()
         if isinstance(norm, LayerNorm | RmsNorm | BatchNorm | DynamicTanh):
             v = v * norm.weight
-    logits = (v @ network.unembedding.weight.T).detach()
+    logits = (v @ logit_weights(network.unembedding)[0].T).detach()
     largest, smallest = (logits.topk(min(top, logits.shape[1]), largest=each) for each in (True, False))
     return PromotedTokens(largest.indices, largest.values, smallest.indices, smallest.values)
 

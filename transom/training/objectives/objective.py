@@ -23,12 +23,14 @@ class ForwardPass(NamedTuple):
         weight: weight of the output projection.
         activations: recorded activations by site, the path of a module and a name; one tensor per pass through the site. Sites that exist
             only in training mode have an empty list in evaluation mode.
+        softcap: bound c of the logits c tanh(hidden @ weight.T / c); None for no cap.
     """
 
     batch: Batch
     hidden: Float[Tensor, "*positions d_model"]
     weight: Float[Tensor, "vocab d_model"]
     activations: Mapping[str, Sequence[Tensor]]
+    softcap: float | None = None
 
 
 def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> ForwardPass:
@@ -36,7 +38,8 @@ def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> For
     recorder = ActivationRecorder(sites)
     hidden, weight = model.logit_factors(batch, recorder if sites else None)
     passes = recorder.passes
-    return ForwardPass(batch, hidden, weight, {site: [each[site] for each in passes if site in each] for site in sites})
+    activations = {site: [each[site] for each in passes if site in each] for site in sites}
+    return ForwardPass(batch, hidden, weight, activations, model.logit_softcap)
 
 
 class MicroBatchLoss(NamedTuple):
@@ -102,7 +105,9 @@ class CrossEntropy(Objective):
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the loss without materializing all logits."""
         loss_mask, labels = forward.batch.loss_mask, forward.batch.labels
-        loss, nll = linear_cross_entropy(forward.hidden[loss_mask], forward.weight, labels[loss_mask], self.label_smoothing)
+        loss, nll = linear_cross_entropy(
+            forward.hidden[loss_mask], forward.weight, labels[loss_mask], self.label_smoothing, softcap=forward.softcap
+        )
         return MicroBatchLoss(loss, loss, nll)
 
 
