@@ -29,7 +29,7 @@ CONFIGS = st.fixed_dictionaries(
         "norm_placement": st.sampled_from(["post", "pre"]),
         "attention": st.fixed_dictionaries({"qkv_bias": st.booleans(), "output_bias": st.booleans()}),
         "feed_forward": st.fixed_dictionaries({"bias": st.booleans()}),
-        "tie_embeddings": st.sampled_from(["all", "decoder", "none"]),
+        "tie_embeddings": st.sampled_from(["all", "decoder", "inputs", "none"]),
     }
 )
 
@@ -37,7 +37,7 @@ CONFIGS = st.fixed_dictionaries(
 @settings(max_examples=60)
 @given(CONFIGS, SIZES)
 def test_counts_are_those_of_the_model(sizes, source_vocab_size):
-    source = sizes["target_vocab_size"] if sizes["tie_embeddings"] == "all" else source_vocab_size
+    source = sizes["target_vocab_size"] if sizes["tie_embeddings"] in ("all", "inputs") else source_vocab_size
     config = Seq2SeqConfig.model_validate(sizes | {"source_vocab_size": source, "max_seq_len": 4})
     model, counted = build_model(config), count_parameters(config)
     assert counted.total == sum(parameter.numel() for parameter in model.parameters())

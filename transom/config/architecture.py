@@ -109,16 +109,27 @@ class EncoderDecoderConfig(VocabularyModelConfig):
     n_decoder_layers: int = Field(6, ge=1, le=1000, description="layers of the decoder")
     source_vocab_size: int | None = Field(None, ge=1, description="rows of the source embedding; set from the tokenizer")
     target_vocab_size: int | None = Field(None, ge=1, description="rows of the target embedding; set from the tokenizer")
-    tie_embeddings: Literal["all", "decoder", "none"] = Field(
+    tie_embeddings: Literal["all", "decoder", "inputs", "none"] = Field(
         "all",
-        description="share one matrix: source, target and output (all, needs a joint vocabulary), target and output (decoder), or nothing",
+        description="share one matrix: source, target and output (all, needs a joint vocabulary), target and output (decoder), source and"
+        " target (inputs, needs a joint vocabulary; T5 v1.1), or nothing",
     )
+
+    @property
+    def ties_inputs(self) -> bool:
+        """Whether source and target share the matrix of their embeddings."""
+        return self.tie_embeddings in ("all", "inputs")
+
+    @property
+    def ties_output(self) -> bool:
+        """Whether target embedding and output projection share one matrix."""
+        return self.tie_embeddings in ("all", "decoder")
 
     @model_validator(mode="after")
     def _one_table_has_one_size(self) -> Self:
-        if self.tie_embeddings == "all" and self.source_vocab_size != self.target_vocab_size:
+        if self.ties_inputs and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
-                f"tie_embeddings = 'all' needs one joint vocabulary, found {self.source_vocab_size} source and"
+                f"tie_embeddings = {self.tie_embeddings!r} needs one joint vocabulary, found {self.source_vocab_size} source and"
                 f" {self.target_vocab_size} target symbols;"
                 " set tokenizer.joint = true or tie_embeddings = 'decoder'"
             )

@@ -178,7 +178,7 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
-        if self.tie_embeddings != "none":
+        if self.ties_output:
             self.refuse_unequal_widths()
         if self.bidirectional and self.d_model % 2:
             raise ValueError(

@@ -134,6 +134,25 @@ class Expect:
         return {self.name: self.value}
 
 
+OWN_OUTPUT = "own output matrix"
+"""Name of a field that says whether the folder has an output matrix that differs from the embedding; no field of ``config.json``."""
+
+
+@dataclass(frozen=True)
+class Tied:
+    """Whether the output shares the matrix of the embedding: as the configuration says, unless the folder has two different matrices."""
+
+    default: bool
+    ours: str = "tie_embeddings"
+    names: tuple[str, ...] = ("tie_word_embeddings",)
+
+    def read(self, foreign: Mapping[str, Any]) -> Fields:
+        return {self.ours: bool(foreign.get(self.names[0], self.default)) and not foreign.get(OWN_OUTPUT, False)}
+
+    def write(self, ours: Mapping[str, Any]) -> Fields:
+        return {self.names[0]: ours.get(self.ours, self.default)}
+
+
 @dataclass(frozen=True)
 class Dropout:
     """A dropout probability, which one field of ours expresses and several foreign ones; the first is read.

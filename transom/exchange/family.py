@@ -70,7 +70,6 @@ class Family:
         auto_class: class of the library that loads an export.
         pipeline: name of the library's pipeline for the model; empty if there is none.
         derived: patterns of foreign tensors that the library computes or does not use; they are not read.
-        tied_copies: foreign tensors that repeat the embedding where the output is tied to it.
     """
 
     model_type: str
@@ -82,7 +81,6 @@ class Family:
     auto_class: str
     pipeline: str = ""
     derived: tuple[str, ...] = ()
-    tied_copies: tuple[str, ...] = ("lm_head.weight",)
 
     def is_derived(self, name: str) -> bool:
         """Return whether a foreign tensor is one that the library computes or does not use, with or without the prefix."""
@@ -122,6 +120,17 @@ class Family:
         for row in self.fields:
             foreign |= row.write(ours)
         return foreign | {"model_type": self.model_type, "architectures": [self.architecture]}
+
+    def output_names(self) -> tuple[str | None, str | None]:
+        """Return the foreign names of the embedding and of the output matrix; None for one that the family lacks."""
+        found = dict.fromkeys(("embedding", "unembedding"))
+        for row in self.tensors:
+            for name in ("embedding.tokens.weight", "source_embedding.tokens.weight"):
+                if (match := row.match(name)) is not None:
+                    found["embedding"] = match[1]
+            if (match := row.match("unembedding.weight")) is not None:
+                found["unembedding"] = match[1]
+        return found["embedding"], found["unembedding"]
 
     def obstacles(self, config: ModelConfig) -> list[Obstacle]:
         """Return the fields of a model that the family cannot express; empty if an export equals the model.

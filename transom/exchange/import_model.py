@@ -16,6 +16,7 @@ from transom.checkpoints.tensor_stream import write_tensors
 from transom.checkpoints.tensors import Origin, TensorSpec, require_finite
 from transom.config.architecture import ModelConfig
 from transom.errors import CheckpointError, ConfigError
+from transom.exchange.config_rows import OWN_OUTPUT
 from transom.exchange.family import Family, find_family
 from transom.exchange.foreign_folder import ForeignFolder, StoredTensor
 from transom.exchange.tensor_rows import Configs, TensorGroup, group_tensors
@@ -60,7 +61,8 @@ def open_foreign_model(source: ForeignFolder, from_data: Mapping[str, Any]) -> I
         CheckpointError: transom cannot express the model, or tensors are missing, superfluous or of another shape.
     """
     family = find_family(source.config)
-    config = family.read_config(source.config, from_data)
+    tied_copy, own_output = _output_matrices(source, family)
+    config = family.read_config({**source.config, OWN_OUTPUT: own_output}, from_data)
     found = sum(math.prod(tensor.spec.shape) for tensor in source.tensors.values())
     try:
         asked = count_parameters(config).total
@@ -72,7 +74,7 @@ def open_foreign_model(source: ForeignFolder, from_data: Mapping[str, Any]) -> I
     with torch.device("meta"):
         like = build_model(config).state_dict()
     groups = group_tensors(family.tensors, list(like), config)
-    stored = _match_names(source, family, groups, like)
+    stored = _match_names(source, family, groups, tied_copy)
     configs = Configs(config, source.config)
     for group in groups:
         _check_shape(source, stored[group.foreign], group, like, configs)
@@ -81,7 +83,7 @@ def open_foreign_model(source: ForeignFolder, from_data: Mapping[str, Any]) -> I
     return ImportedModel(source, family, config, groups, stored, notes)
 
 
-def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup], like: Mapping[str, Tensor]) -> dict[str, str]:
+def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup], tied_copy: str | None) -> dict[str, str]:
     """Return the stored name of each foreign tensor, with or without the family's prefix.
 
     Raises:
@@ -97,9 +99,7 @@ def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup
             f" {len(source.tensors):,} without {missing[0][:200]!r}; the files belong to different models"
         )
     used = {names[name] for name in wanted}
-    extra = [name for name in source.tensors if name not in used and not family.is_derived(name)]
-    if extra and (tied := _tied_copy(source, family, extra, names)):
-        extra = [name for name in extra if name not in tied]
+    extra = [name for name in source.tensors if name not in used and name != tied_copy and not family.is_derived(name)]
     if extra:
         raise CheckpointError(
             f"{source.path}: expected the {len(wanted):,} tensors of a {family.architecture} with this {CONFIG}, found {len(extra):,} more,"
@@ -108,22 +108,14 @@ def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup
     return {name: names[name] for name in wanted}
 
 
-def _tied_copy(source: ForeignFolder, family: Family, extra: list[str], names: Mapping[str, str]) -> list[str]:
-    """Return the superfluous tensors that repeat the embedding to which the output is tied.
-
-    Raises:
-        CheckpointError: such a tensor differs from the embedding.
-    """
-    rows = [row.match(name) for row in family.tensors for name in ("embedding.tokens.weight", "source_embedding.tokens.weight")]
-    kept = [names[found[1]] for found in rows if found is not None and found[1] in names]
-    copies = [name for name in extra if name in family.tied_copies]
-    for name in copies:
-        if kept and not torch.equal(source.read_tensor(name), source.read_tensor(kept[0])):
-            raise CheckpointError(
-                f"{source.path}: {name}: expected the embedding, to which {CONFIG} ties the output, found another matrix; set"
-                " tie_word_embeddings to false there if the output has weights of its own"
-            )
-    return copies
+def _output_matrices(source: ForeignFolder, family: Family) -> tuple[str | None, bool]:
+    """Return the stored name of an output matrix that repeats the embedding, and whether there is one that differs from it."""
+    embedding, output = (name and next((n for n in (name, name.removeprefix(family.prefix)) if n in source.tensors), None) for name in family.output_names())
+    if embedding is None or output is None:
+        return None, output is not None
+    if source.tensors[embedding].spec == source.tensors[output].spec and torch.equal(source.read_tensor(embedding), source.read_tensor(output)):
+        return output, False
+    return None, True
 
 
 def _check_shape(source: ForeignFolder, stored: str, group: TensorGroup, like: Mapping[str, Tensor], configs: Configs) -> None:

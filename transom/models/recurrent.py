@@ -52,13 +52,13 @@ class RecurrentEncoderDecoder(Seq2SeqModel):
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config, c = config, config
         target = nn.Embedding(config.target_vocab_size, config.d_embedding)
-        source = target if config.tie_embeddings == "all" else nn.Embedding(config.source_vocab_size, config.d_embedding)
+        source = target if config.ties_inputs else nn.Embedding(config.source_vocab_size, config.d_embedding)
         self.source_embedding = Embedding(source, PositionEncoding(c, causal=False), True, c.dropout)
         self.target_embedding = Embedding(target, PositionEncoding(c, causal=True), True, c.dropout)
         self.encoder = RecurrentEncoder(config)
         self.decoder = build_recurrent_decoder(config)
         self.unembedding = build_output_projection(config, config.target_vocab_size)
-        if config.tie_embeddings != "none":
+        if config.ties_output:
             self.unembedding.weight = target.weight
 
     def last_hidden_state(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:

@@ -43,7 +43,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config: Seq2SeqConfig = config
         target = nn.Embedding(config.target_vocab_size, config.d_model)
-        source = target if config.tie_embeddings == "all" else nn.Embedding(config.source_vocab_size, config.d_model)
+        source = target if config.ties_inputs else nn.Embedding(config.source_vocab_size, config.d_model)
         self.source_embedding = build_embedding(config, source, causal=False)
         self.target_embedding = build_embedding(config, target, causal=True)
         self.encoder = Stack(config, config.n_encoder_layers, cross=False)
@@ -52,7 +52,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
             build_mask_rules(config.attention, family) for family in (SAME_SEGMENT, CAUSAL_IN_SEGMENT)
         )
         self.unembedding = build_output_projection(config, config.target_vocab_size)
-        if config.tie_embeddings != "none":
+        if config.ties_output:
             self.unembedding.weight = target.weight
 
     def last_hidden_state(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from transom.exchange.config_rows import Always, Choice, ConfigRow, Dropout, Expect, Fields, Same
+from transom.exchange.config_rows import Always, Choice, ConfigRow, Dropout, Expect, Fields, Same, Tied
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS
 from transom.exchange.tensor_rows import AfterRows, TensorRow
@@ -83,7 +83,7 @@ BERT_LM = Family(
     (
         *BERT_FIELDS,
         Same("max_seq_len", "max_position_embeddings", 512),
-        Same("tie_embeddings", "tie_word_embeddings", True),
+        Tied(True),
         Always({"head_bias": True}),
     ),
     (
@@ -124,7 +124,7 @@ ROBERTA_LM = replace(
     fields=(
         *BERT_FIELDS,
         OffsetLength(ROBERTA_UNUSED),
-        Same("tie_embeddings", "tie_word_embeddings", True),
+        Tied(True),
         Always({"head_bias": True}),
     ),
     tensors=(
@@ -183,7 +183,7 @@ DISTILBERT_LM = replace(
     BERT_LM,
     model_type="distilbert",
     architecture="DistilBertForMaskedLM",
-    fields=(*DISTILBERT_FIELDS, Same("tie_embeddings", "tie_word_embeddings", True)),
+    fields=(*DISTILBERT_FIELDS, Tied(True)),
     tensors=(
         *DISTILBERT_TENSORS,
         TensorRow("transform.{weight,bias}", "vocab_transform.{weight,bias}"),

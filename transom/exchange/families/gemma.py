@@ -2,7 +2,7 @@
 
 import math
 
-from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Same
+from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Same, Tied
 from transom.exchange.families.llama import layer_types
 from transom.exchange.family import Family
 from transom.exchange.rope import RotaryRow
@@ -32,7 +32,7 @@ FIELDS = (
     ),
     RotaryRow(),
     layer_types(always=True),
-    Same("tie_embeddings", "tie_word_embeddings", True),
+    Tied(True),
     Dropout("attention_dropout", ("attention_dropout",)),
     Computed(("hidden_act",), lambda foreign: {}, lambda ours: {}),
 )

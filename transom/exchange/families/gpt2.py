@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Expect, Fields, Same
+from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Expect, Fields, Same, Tied
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS
 from transom.exchange.tensor_rows import TRANSPOSED, TensorRow
@@ -23,7 +23,7 @@ FIELDS = (
     Same("vocab_size", "vocab_size", 50257),
     Same("norm.eps", "layer_norm_epsilon", 1e-5),
     Choice("feed_forward.kind", "activation_function", ACTIVATIONS, "gelu_new"),
-    Same("tie_embeddings", "tie_word_embeddings", True),
+    Tied(True),
     Dropout("dropout", ("resid_pdrop", "embd_pdrop"), 0.1),
     Dropout("attention_dropout", ("attn_pdrop",), 0.1),
     Expect("scale_attn_weights", True),

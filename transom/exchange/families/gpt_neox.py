@@ -1,6 +1,6 @@
 """GPT-NeoX (Black et al. 2022) and Pythia."""
 
-from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Same
+from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Same, Tied
 from transom.exchange.family import Family
 from transom.exchange.rope import RotaryRow
 from transom.exchange.rows_shared import ACTIVATIONS, sizes
@@ -19,7 +19,7 @@ FIELDS = (
         lambda foreign: dict.fromkeys(("attention.qkv_bias", "attention.output_bias"), foreign.get("attention_bias", True)),
         lambda ours: {"attention_bias": ours["attention.qkv_bias"]},
     ),
-    Same("tie_embeddings", "tie_word_embeddings", False),
+    Tied(False),
     Dropout("dropout", ("hidden_dropout",)),
     Dropout("attention_dropout", ("attention_dropout",)),
 )

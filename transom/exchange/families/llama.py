@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Expect, Fields, Same
+from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Expect, Fields, Same, Tied
 from transom.exchange.family import Family
 from transom.exchange.rope import RotaryRow
 from transom.exchange.rows_shared import GATED, HeadSize, sizes
@@ -80,7 +80,7 @@ SHARED = (
     *sizes(n_kv_heads=True),
     HeadSize(),
     Same("norm.eps", "rms_norm_eps", 1e-6),
-    Same("tie_embeddings", "tie_word_embeddings", False),
+    Tied(False),
     Dropout("attention_dropout", ("attention_dropout",)),
     Always({"dropout": 0.0}),
 )

@@ -1,6 +1,6 @@
 """Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al. 2023; Li et al. 2023)."""
 
-from transom.exchange.config_rows import Always, Choice, Dropout, Expect, Same
+from transom.exchange.config_rows import Always, Choice, Dropout, Expect, Same, Tied
 from transom.exchange.family import Family
 from transom.exchange.rope import RotaryRow
 from transom.exchange.rows_shared import ACTIVATIONS, sizes
@@ -14,7 +14,7 @@ FIELDS = (
     Choice("feed_forward.kind", "hidden_act", ACTIVATIONS, "gelu_new"),
     RotaryRow(fraction=0.5, fraction_name="partial_rotary_factor"),
     Expect("qk_layernorm", False),
-    Same("tie_embeddings", "tie_word_embeddings", False),
+    Tied(False),
     Dropout("dropout", ("resid_pdrop", "embd_pdrop")),
     Dropout("attention_dropout", ("attention_dropout",)),
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transom.config.components import GatedFeedForwardConfig
-from transom.exchange.config_rows import Always, Computed, Dropout, Fields, Same
+from transom.exchange.config_rows import OWN_OUTPUT, Always, Computed, Dropout, Fields, Same
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS, GATED_TANH
 from transom.exchange.tensor_rows import Configs, ScaledQuery, TensorRow
@@ -33,38 +33,18 @@ def _write_feed_forward(ours: Mapping[str, Any]) -> Fields:
 
 
 def _read_output(foreign: Mapping[str, Any]) -> Fields:
-    """Return the scale of the logits: d_model^-0.5 where the output shares the matrix of the embeddings, as in the first T5."""
-    tied = foreign.get("scale_decoder_outputs", foreign.get("tie_word_embeddings", True))
-    return {"logit_scale": float(foreign.get("d_model", 512)) ** -0.5 if tied else 1.0}
+    """Return the scale of the logits, d_model^-0.5 in the first T5, whose output shares the matrix of the embeddings, and what is tied."""
+    scaled = foreign.get("scale_decoder_outputs", foreign.get("tie_word_embeddings", True))
+    tied = "inputs" if foreign.get(OWN_OUTPUT, False) else "all"
+    return {"logit_scale": float(foreign.get("d_model", 512)) ** -0.5 if scaled else 1.0, "tie_embeddings": tied}
 
 
 def _write_output(ours: Mapping[str, Any]) -> Fields:
-    return {"scale_decoder_outputs": ours["logit_scale"] != 1.0, "tie_word_embeddings": ours["tie_embeddings"] == "all"}
+    """Return the scale as ``scale_decoder_outputs``, and as the field from which the library derives it."""
+    scaled = ours.get("logit_scale") == ours["d_model"] ** -0.5
+    return {"scale_decoder_outputs": scaled, "tie_word_embeddings": scaled, OWN_OUTPUT: ours["tie_embeddings"] != "all"}
 
 
-FIELDS = (
-    Always({"norm.kind": "rmsnorm", "norm_placement": "pre", "position.kind": "relative", "scale_embeddings": False}),
-    Always({"attention.qkv_bias": False, "attention.output_bias": False, "feed_forward.bias": False}),
-    Same("d_model", "d_model", 512),
-    Same("d_head", "d_kv", 64),
-    Same("d_ff", "d_ff", 2048),
-    Same("n_heads", "num_heads", 8),
-    Same("n_encoder_layers", "num_layers", 6),
-    Computed(
-        ("num_decoder_layers",),
-        lambda foreign: {"n_decoder_layers": foreign.get("num_decoder_layers") or foreign.get("num_layers", 6)},
-        lambda ours: {"num_decoder_layers": ours["n_decoder_layers"]},
-    ),
-    Same("source_vocab_size", "vocab_size", 32128),
-    Same("target_vocab_size", "vocab_size", 32128),
-    Same("max_seq_len", "n_positions", 512),
-    Same("norm.eps", "layer_norm_epsilon", 1e-6),
-    Same("position.n_buckets", "relative_attention_num_buckets", 32),
-    Same("position.max_distance", "relative_attention_max_distance", 128),
-    Computed(("feed_forward_proj", "dense_act_fn", "is_gated_act"), _read_feed_forward, _write_feed_forward),
-    Computed(("scale_decoder_outputs", "tie_word_embeddings"), _read_output, _write_output),
-    Dropout("dropout", ("dropout_rate",), 0.1),
-)
 def is_gated(config: Any) -> bool:
     """Return whether the feed-forward network has a gate, so that W_1 is called ``wi_1`` and not ``wi``."""
     return isinstance(config.feed_forward, GatedFeedForwardConfig)

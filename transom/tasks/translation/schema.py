@@ -99,9 +99,10 @@ class TranslationRecipe(PairRecipe):
 
     @model_validator(mode="after")
     def _one_table_needs_one_vocabulary(self) -> Self:
-        if self.model.tie_embeddings == "all" and not self.tokenizer.joint:
+        if self.model.ties_inputs and not self.tokenizer.joint:
             raise ValueError(
-                "model.tie_embeddings = 'all' needs tokenizer.joint = true; change one of them, or set model.tie_embeddings = 'decoder'"
+                f"model.tie_embeddings = {self.model.tie_embeddings!r} needs tokenizer.joint = true; change one of them, or set"
+                " model.tie_embeddings = 'decoder'"
             )
         return self
 
