@@ -17,11 +17,14 @@ RESULT = "result.json"
 BASE, ADAPTER = "base.safetensors", "adapter.safetensors"
 """Weights of the original run and of the adapter, in a run that trains an adapter."""
 
+IMPORTED = "imported.json"
+"""Origin and settings of a model that was imported from another library."""
+
 METRICS, ACCESS_LOG, CHECKPOINTS, REPORT, CARD = "metrics.jsonl", "ledger.jsonl", "checkpoints", "report.html", "README.md"
 LOCK = ".transom.lock"
 """Lock file, locked while a training run writes the folder; its presence marks a run folder."""
 
-FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, INPUT_PROFILE, METRICS, RESULT, ACCESS_LOG, REPORT, CARD)
+FILES = (RECIPE, CONFIG, IMPORTED, WEIGHTS, BASE, ADAPTER, TOKENIZER, INPUT_PROFILE, METRICS, RESULT, ACCESS_LOG, REPORT, CARD)
 """Files that a run writes, besides its checkpoints and lock file."""
 
 

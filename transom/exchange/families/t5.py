@@ -45,6 +45,29 @@ def _write_output(ours: Mapping[str, Any]) -> Fields:
     return {"scale_decoder_outputs": scaled, "tie_word_embeddings": scaled, OWN_OUTPUT: ours["tie_embeddings"] != "all"}
 
 
+FIELDS = (
+    Always({"norm.kind": "rmsnorm", "norm_placement": "pre", "position.kind": "relative", "scale_embeddings": False}),
+    Always({"attention.qkv_bias": False, "attention.output_bias": False, "feed_forward.bias": False}),
+    Same("d_model", "d_model", 512),
+    Same("d_head", "d_kv", 64),
+    Same("d_ff", "d_ff", 2048),
+    Same("n_heads", "num_heads", 8),
+    Same("n_encoder_layers", "num_layers", 6),
+    Computed(
+        ("num_decoder_layers",),
+        lambda foreign: {"n_decoder_layers": foreign.get("num_decoder_layers") or foreign.get("num_layers", 6)},
+        lambda ours: {"num_decoder_layers": ours["n_decoder_layers"]},
+    ),
+    Same("source_vocab_size", "vocab_size", 32128),
+    Same("target_vocab_size", "vocab_size", 32128),
+    Same("max_seq_len", "n_positions", 512),
+    Same("norm.eps", "layer_norm_epsilon", 1e-6),
+    Same("position.n_buckets", "relative_attention_num_buckets", 32),
+    Same("position.max_distance", "relative_attention_max_distance", 128),
+    Computed(("feed_forward_proj", "dense_act_fn", "is_gated_act"), _read_feed_forward, _write_feed_forward),
+    Computed(("scale_decoder_outputs", "tie_word_embeddings"), _read_output, _write_output),
+    Dropout("dropout", ("dropout_rate",), 0.1),
+)
 def is_gated(config: Any) -> bool:
     """Return whether the feed-forward network has a gate, so that W_1 is called ``wi_1`` and not ``wi``."""
     return isinstance(config.feed_forward, GatedFeedForwardConfig)
