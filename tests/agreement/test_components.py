@@ -172,7 +172,7 @@ def test_ntk_scaling_keeps_the_fastest_turn_and_stretches_the_slowest() -> None:
         build_position_encoding(config(position={"kind": "rotary"} | more), True) for more in ({}, {"rope_scaling": "ntk", "factor": 4.0})
     )
     assert isinstance(plain, Rotary) and isinstance(scaled, Rotary)
-    turns = [torch.atan2(p.sin[1], p.cos[1]) for p in (plain, scaled)]
+    turns = [torch.atan2(p.sin[0, 1], p.cos[0, 1]) for p in (plain, scaled)]
     assert turns[0][0] == pytest.approx(turns[1][0]) and float(turns[0][-1] / turns[1][-1]) == pytest.approx(4.0)
 
 

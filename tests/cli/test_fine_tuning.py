@@ -51,17 +51,21 @@ def tune(base: Path, text: Path, out: Path, *more: str | Path, recipe: str | Pat
 
 @pytest.mark.long
 def test_a_longer_context_is_taken_and_goes_on(base: Path, text: Path, transom: Call, tmp_path: Path) -> None:
-    asked = sets("model.max_seq_len=64", "model.position.rope_scaling=yarn", "model.position.factor=4.0", "model.dropout=0.2")
+    asked = sets("model.max_seq_len=64", "model.position.rope_scaling=yarn", "model.position.rope_scaling.factor=4.0", "model.dropout=0.2")
     outcome = transom(*tune(base, text, tmp_path / "tuned", *asked))
     assert outcome.code == 0
     assert (
-        f"changed from the model of {base}: max_seq_len 64 (was 16), position.rope_scaling 'yarn' (was 'none'),"
-        " position.factor 4.0 (was 1.0),"
-        " position.original_max_seq_len 16 (was 'none')"
+        f"changed from the model of {base}: max_seq_len 64 (was 16),"
+        " position.rope_scaling { kind = \"yarn\", factor = 4.0, original_max_seq_len = 16 } (was 'none')"
     ) in outcome.err
     model = model_of(tmp_path / "tuned")
-    assert (model.max_seq_len, model.position.rope_scaling, model.position.factor, model.dropout) == (64, "yarn", 4.0, 0.2)
-    assert (model.d_model, model.n_layers, model.position.original_max_seq_len) == (16, 1, 16)
+    assert (model.max_seq_len, model.position.rope_scaling.kind, model.position.rope_scaling.factor, model.dropout) == (
+        64,
+        "yarn",
+        4.0,
+        0.2,
+    )
+    assert (model.d_model, model.n_layers, model.position.rope_scaling.original_max_seq_len) == (16, 1, 16)
     assert load_recipe(tmp_path / "tuned" / "recipe.toml")[0].model == model
     split = [*tune(base, text, tmp_path / "split", *asked), "--json"]
     assert transom(*split, "--set", "training.max_steps=2", "--set", "training.schedule=inverse-sqrt").code == 0
@@ -124,7 +128,7 @@ def test_what_is_asked_for_is_to_fit_the_run_and_not_the_packaged_recipe(base: P
     asked = sets("model.position.rope_scaling=linear", "model.position.factor=2.0", "model.n_heads=3", "model.d_model=18", *FEW[1:])
     assert transom(*tuned, *asked).code == 0
     position = model_of(tmp_path / "tuned").position
-    assert (position.kind, position.rope_theta, position.rope_scaling, position.factor) == ("rotary", 99.0, "linear", 2.0)
+    assert (position.kind, position.rope_theta, position.rope_scaling.kind, position.rope_scaling.factor) == ("rotary", 99.0, "linear", 2.0)
     assert transom(*tuned, *asked, "--resume").code == 0
     unknown = transom(*tune(base, text, tmp_path / "typo", *sets("model.d_modle=3"))).error
     assert "--set model.d_modle=3: unknown field" in unknown and "d_model?" in unknown

@@ -204,15 +204,18 @@ def test_yarn_counts_from_the_length_that_the_run_was_trained_for(tmp_path: Path
     assert isinstance(base, LanguageRecipe)
     yarn = UserOverrides({"model": {"position": {"rope_scaling": "yarn", "factor": 4.0}}})
     found = merge_model_fields(base, base.model, yarn).model.position  # type: ignore[union-attr]
-    assert (found.kind, found.rope_theta, found.factor, found.original_max_seq_len) == ("rotary", 500.0, 4.0, 16)
+    assert (found.kind, found.rope_theta, found.rope_scaling.factor, found.rope_scaling.original_max_seq_len) == ("rotary", 500.0, 4.0, 16)
     longer = UserOverrides({"model": {"max_seq_len": 64, "position": {"kind": "rotary", "rope_scaling": "yarn", "factor": 4.0}}})
     squeezed = merge_model_fields(base, base.model, longer)
-    assert squeezed.model.position.original_max_seq_len == 16  # type: ignore[union-attr]
+    assert squeezed.model.position.rope_scaling.original_max_seq_len == 16  # type: ignore[union-attr]
     again = merge_model_fields(squeezed, squeezed.model, UserOverrides({"model": {"max_seq_len": 128, "position": {"factor": 8.0}}}))
-    assert again.model.position.original_max_seq_len == 16  # type: ignore[union-attr]
+    assert again.model.position.rope_scaling.original_max_seq_len == 16  # type: ignore[union-attr]
     implicit = with_position(masked, {"kind": "rotary", "rope_scaling": "yarn", "factor": 2.0})  # 16 positions in all: trained on 8
     assert (
-        merge_model_fields(implicit, implicit.model, UserOverrides({"model": {"max_seq_len": 32}})).model.position.original_max_seq_len == 8
+        merge_model_fields(
+            implicit, implicit.model, UserOverrides({"model": {"max_seq_len": 32}})
+        ).model.position.rope_scaling.original_max_seq_len
+        == 8
     )  # type: ignore[union-attr]
     assert merge_model_fields(implicit, implicit.model, NO_OVERRIDES).model == implicit.model
 

@@ -14,9 +14,12 @@ from transom.config.components import (
     LayerNormConfig,
     MultiHeadAttentionConfig,
     PositionConfig,
+    RotaryConfig,
 )
 from transom.config.depth import AnyDepth, FullDepthConfig
+from transom.config.rope_scaling import LongRopeScalingConfig
 from transom.config.schema import ComponentConfig, derived_default
+from transom.files.limits import MAX_LAYERS
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -105,8 +108,8 @@ class EncoderDecoderConfig(VocabularyModelConfig):
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("source_vocab_size", "target_vocab_size")
 
-    n_encoder_layers: int = Field(6, ge=1, le=1000, description="layers of the encoder")
-    n_decoder_layers: int = Field(6, ge=1, le=1000, description="layers of the decoder")
+    n_encoder_layers: int = Field(6, ge=1, le=MAX_LAYERS, description="layers of the encoder")
+    n_decoder_layers: int = Field(6, ge=1, le=MAX_LAYERS, description="layers of the decoder")
     source_vocab_size: int | None = Field(None, ge=1, description="rows of the source embedding; set from the tokenizer")
     target_vocab_size: int | None = Field(None, ge=1, description="rows of the target embedding; set from the tokenizer")
     tie_embeddings: Literal["all", "decoder", "inputs", "none"] = Field(
@@ -174,6 +177,13 @@ class TransformerConfig(ModelConfig):
                 "position.kind = 'rotary' needs at least 2 rotated dimensions per head, found"
                 f" {self.rotary_dim}; raise d_head or position.partial_rotary_factor"
             )
+        if isinstance(self.position, RotaryConfig):
+            for _, scaling in self.position.rotations:
+                if isinstance(scaling, LongRopeScalingConfig) and 2 * len(scaling.short_factor) != self.rotary_dim:
+                    raise ValueError(
+                        "position.rope_scaling: expected short_factor and long_factor with one number per rotated pair,"
+                        f" {self.rotary_dim // 2}, found {len(scaling.short_factor)}; change the lists or the rotated width"
+                    )
         if not self.attention.output_projection and self.n_heads * self.d_value != self.d_model:
             raise ValueError(
                 f"attention.output_projection = false needs n_heads * d_value = d_model, found"
@@ -218,8 +228,9 @@ class TransformerConfig(ModelConfig):
     @property
     def position_table(self) -> int:
         """Number of values in the position table of a stack, learned or computed."""
-        kind = self.position.kind
-        return self.n_positions * (self.d_model if kind in ("sinusoidal", "sinusoidal-2d", "learned") else self.rotary_dim)
+        if isinstance(self.position, RotaryConfig):
+            return self.n_positions * self.rotary_dim * len(set(self.position.rotations))
+        return self.n_positions * (self.d_model if self.position.kind in ("sinusoidal", "sinusoidal-2d", "learned") else 0)
 
     @property
     def rotary_dim(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from transom.config import model, training  # noqa: F401  # register their component_registry
-from transom.config.components import ATTENTION_OPTIONS, NORM_PLACEMENTS, ROPE_SCALINGS, FieldOption, NormPlacementOption
+from transom.config.components import ATTENTION_OPTIONS, NORM_PLACEMENTS, FieldOption, NormPlacementOption
 from transom.config.schema import ComponentConfig, choices, kinds, split_docstring
 
 HEAD = """# Components
@@ -42,7 +42,7 @@ class ComponentTable(NamedTuple):
 
 TABLES = (
     ComponentTable("Position encodings", "model.position", ("position", "patch_position")),
-    ComponentTable("RoPE scaling", "model.position.rope_scaling", choices=ROPE_SCALINGS),
+    ComponentTable("RoPE scaling", "model.position.rope_scaling", ("stack_rope_scaling",)),
     ComponentTable("Decoder masks", "model.mask", ("mask",)),
     ComponentTable("Attention", "model.attention", ("attention",)),
     ComponentTable("Attention scores", "model.attention.score", ("score",)),

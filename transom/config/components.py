@@ -3,14 +3,17 @@
 docs/components.md is generated from their docstrings.
 """
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from transom.config.approximations import AnyApproximation, NoApproximationConfig
 from transom.config.component_registry import register_component
 from transom.config.patterns import AnyPattern, FullPatternConfig
+from transom.config.rope_scaling import AnyRopeScaling, NoScalingConfig, RopeScalingConfig, block_scalings
 from transom.config.schema import ComponentConfig, Slot
+from transom.files.limits import MAX_LAYERS
 
 AnyNorm = Annotated[ComponentConfig, Slot("norm")]
 AnyTokenNorm = Annotated[ComponentConfig, Slot("qk_norm")]
@@ -136,36 +139,7 @@ class Sinusoidal2dConfig(PositionConfig):
     base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
 
 
-class FieldOption(NamedTuple):
-    """A field value that is documented like a component.
-
-    Attributes:
-        equation: equation, with its source.
-        advice: cost and use.
-    """
-
-    equation: str
-    advice: str
-
-
-ROPE_SCALINGS = {
-    "none": FieldOption("Angles as in training.", "For lengths up to those of training."),
-    "linear": FieldOption(
-        "Positions divided by the factor: position i gets the angles that position i / factor has in training (Chen et al. 2023).",
-        "No cost; compresses short distances too, so it needs some training at the new length.",
-    ),
-    "ntk": FieldOption(
-        "rope_theta raised to rope_theta * factor^(d / (d - 2)), d the rotated width: the slowest pair of dimensions rotates factor"
-        " times slower, the fastest is unchanged (Peng et al. 2023, section 3.1, after bloc97).",
-        "No cost; best without training at the new length.",
-    ),
-    "yarn": FieldOption(
-        "Pairs of dimensions with more than 32 rotations within the trained length are unchanged, those with less than one rotate factor"
-        " times slower, those between are slowed down in part; scores are slightly sharpened (Peng et al. 2023, section 3).",
-        "No cost; for large factors, best after a short training at the new length.",
-    ),
-}
-"""The kinds of ``RotaryConfig.rope_scaling``."""
+Base = Annotated[float, Field(gt=1)]
 
 
 @register_component("position")
@@ -173,34 +147,62 @@ class RotaryConfig(PositionConfig):
     """Rotary position embedding: queries and keys rotated by an angle proportional to the position (Su et al. 2021, eq. 34).
 
     The pair (x_k, x_{k + d/2}) at position i is rotated by i / rope_theta^(2k / d), d the rotated width, so q_i . k_j depends on i - j.
-    The halves are paired as in GPT-NeoX and Llama; the paper pairs adjacent dimensions.
+    The halves are paired as in GPT-NeoX and Llama; the paper pairs adjacent dimensions. A list for rope_theta has one base per layer:
+    block k uses base k mod n, as Gemma 3 and ModernBERT alternate a local and a global base.
 
     Cost and use: A few operations per query and key; the best choice for decoders; with rope_scaling usable beyond the trained length.
     """
 
     COMPUTED: ClassVar[bool] = True
     kind: Literal["rotary"] = "rotary"
-    rope_theta: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
-    partial_rotary_factor: float = Field(1.0, gt=0, le=1, description="fraction of each head's width that is rotated (GPT-NeoX: 0.25)")
-    rope_scaling: Literal["none", "linear", "ntk", "yarn"] = Field(
-        "none",
-        description="extension to contexts longer than in training: divide positions (linear, Chen et al. 2023), raise rope_theta (ntk), or"
-        " slow down slow rotations only (yarn, Peng et al. 2023)",
+    rope_theta: Base | tuple[Base, ...] = Field(
+        10000.0, description="the longest wavelength is just below 2 pi times this; a list repeats over the blocks"
     )
-    factor: float = Field(1.0, ge=1, description="ratio of the new to the trained length, if rope_scaling is not none")
-    original_max_seq_len: int | None = Field(
-        None, ge=1, description="for yarn, the longest sequence before scaling; default max_seq_len / factor"
+    partial_rotary_factor: float = Field(1.0, gt=0, le=1, description="fraction of each head's width that is rotated (GPT-NeoX: 0.25)")
+    rope_scaling: AnyRopeScaling = Field(
+        NoScalingConfig(),
+        description="extension to contexts longer than in training; a list repeats over the blocks. For linear, ntk and yarn, factor and"
+        " original_max_seq_len may also be set in this table",
     )
 
-    @model_validator(mode="after")
-    def _a_factor_needs_a_scaling(self) -> "RotaryConfig":
-        if (self.factor > 1) != (self.rope_scaling != "none"):
-            raise ValueError(
-                f"expected factor > 1 if rope_scaling is set, else 1, found {self.factor:g} with {self.rope_scaling!r}; change one of them"
-            )
-        if self.original_max_seq_len is not None and self.rope_scaling != "yarn":
-            raise ValueError(f"original_max_seq_len requires rope_scaling 'yarn', found {self.rope_scaling!r}; remove original_max_seq_len")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_fields_beside_the_scaling(cls, value: Any) -> Any:
+        """Move factor and original_max_seq_len, which earlier versions had in this table, into the table of ``rope_scaling``."""
+        if not isinstance(value, dict) or not value.keys() & {"factor", "original_max_seq_len"}:
+            return value
+        rest, scaling = dict(value), value.get("rope_scaling", "none")
+        scaling = {"kind": scaling} if isinstance(scaling, str) else scaling
+        kind = scaling.get("kind") if isinstance(scaling, dict) else None
+        beside = {name: rest.pop(name) for name in ("factor", "original_max_seq_len") if name in rest}
+        set_fields = {name: each for name, each in beside.items() if each not in (None, "none")}
+        if kind == "none" and set_fields in ({}, {"factor": 1.0}):
+            return rest
+        if kind not in ("linear", "ntk", "yarn"):
+            raise ValueError(f"{' and '.join(beside)}: expected in a table rope_scaling with a kind, found in position; move them there")
+        return rest | {"rope_scaling": {**scaling, **set_fields}}
+
+    @field_validator("rope_theta", "rope_scaling", mode="before")
+    @classmethod
+    def _a_list_is_a_cycle(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        if not value:
+            raise ValueError("expected at least one item, found an empty list")
+        return tuple(value) if info.field_name == "rope_theta" else {"kind": "cycle", "scalings": value}
+
+    @property
+    def rotations(self) -> tuple[tuple[float, RopeScalingConfig], ...]:
+        """Base and scaling of the first blocks of a stack; later blocks repeat them in order."""
+        bases = self.rope_theta if isinstance(self.rope_theta, tuple) else (self.rope_theta,)
+        scalings = block_scalings(self.rope_scaling)
+        n = min(math.lcm(len(bases), len(scalings)), MAX_LAYERS)
+        return tuple((bases[i % len(bases)], scalings[i % len(scalings)]) for i in range(n))
+
+    @property
+    def length_dependent(self) -> bool:
+        """Whether the frequencies of some block depend on the length of the text."""
+        return any(scaling.LENGTH_DEPENDENT for _, scaling in self.rotations)
 
     def rotary_dim(self, d_head: int) -> int:
         """Return the number of rotated dimensions of a head, rounded down to an even number."""
@@ -354,6 +356,19 @@ class MultiHeadAttentionConfig(ComponentConfig):
 
 AnyAttention = Annotated[MultiHeadAttentionConfig, Slot("attention", MultiHeadAttentionConfig)]
 register_component("attention")(MultiHeadAttentionConfig)
+
+
+class FieldOption(NamedTuple):
+    """A field value that is documented like a component.
+
+    Attributes:
+        equation: equation, with its source.
+        advice: cost and use.
+    """
+
+    equation: str
+    advice: str
+
 
 ATTENTION_OPTIONS = {
     "n_kv_heads": FieldOption(

@@ -79,7 +79,8 @@ def _value(field: FieldInfo) -> str:
 
 
 def _listed(member: Any) -> str:
-    return f"list of {'texts' if str in allowed_types(member) or get_origin(member) is Literal else 'tables or kinds'}"
+    words = {float: "numbers", str: "texts"}
+    return f"list of {'texts' if get_origin(member) is Literal else words.get(allowed_types(member)[0], 'tables or kinds')}"
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:

@@ -30,7 +30,7 @@ from transom.config.patterns import pattern_kinds
 from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
 from transom.config.schema import ComponentConfig, Slot
 from transom.config.vision import ConvolutionalNetworkConfig, VisionTransformerConfig
-from transom.files.limits import MAX_POSITION_TABLE_SIZE
+from transom.files.limits import MAX_LAYERS, MAX_POSITION_TABLE_SIZE
 
 
 class TextTransformerConfig(TransformerConfig, TextModelConfig):
@@ -109,7 +109,7 @@ class DecoderConfig(TextTransformerConfig, VocabularyModelConfig):
     STACK: ClassVar[str] = "a decoder"
 
     kind: Literal["decoder"] = "decoder"
-    n_layers: int = Field(6, ge=1, le=1000, description="blocks")
+    n_layers: int = Field(6, ge=1, le=MAX_LAYERS, description="blocks")
     vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
     tie_embeddings: bool = Field(True, description="share the matrix of the embedding and the output projection")
     norm: AnyNorm = Field(RmsNormConfig(), description="the normalization component")
@@ -135,7 +135,7 @@ class EncoderConfig(TextTransformerConfig):
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
     STACK: ClassVar[str] = "an encoder"
 
-    n_layers: int = Field(6, ge=1, le=1000, description="blocks")
+    n_layers: int = Field(6, ge=1, le=MAX_LAYERS, description="blocks")
     vocab_size: int | None = Field(
         None, ge=1, description="rows of the embedding, without an additional row for the mask token; set from the tokenizer"
     )

@@ -12,7 +12,7 @@ RECIPE_FIELDS = {"kind", "pooling", "classes", "temperature", "mask"}
 
 OVERRIDABLE_FIELDS = {
     "max_seq_len",
-    *(f"position.{name}" for name in ("rope_scaling", "factor", "original_max_seq_len")),
+    "position.rope_scaling",
     "attention.pattern",
     *(f"feed_forward.load_balancing.{name}" for name in ("aux_loss_coef", "bias_update_rate")),
     *("feed_forward.z_loss_coef", "feed_forward.capacity_factor"),
@@ -27,6 +27,11 @@ TOKENIZER_FIELDS = ("kind", "vocab_size", "lowercase", "joint")
 def is_recipe_field(name: str) -> bool:
     """Return whether fine-tuning takes a model field from the recipe instead of the original run."""
     return name in RECIPE_FIELDS or name.endswith("dropout")
+
+
+def is_overridable(path: str) -> bool:
+    """Return whether the user may change a model field, such as ``position.rope_scaling.factor``, of the original run."""
+    return any(path == field or path.startswith(f"{field}.") for field in OVERRIDABLE_FIELDS)
 
 
 class UserOverrides(NamedTuple):

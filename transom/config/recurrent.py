@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from transom.config.architecture import EncoderDecoderConfig, Fraction, TextModelConfig, VocabularyModelConfig
 from transom.config.component_registry import register_component
 from transom.config.schema import ComponentConfig, Slot, derived_default
+from transom.files.limits import MAX_LAYERS
 
 
 class CellConfig(ComponentConfig):
@@ -156,8 +157,8 @@ class RecurrentSeq2SeqConfig(RecurrentConfig, EncoderDecoderConfig):
     FAMILY: ClassVar[str] = "a recurrent encoder-decoder"
 
     kind: Literal["recurrent-seq2seq"] = "recurrent-seq2seq"
-    n_encoder_layers: int = Field(1, ge=1, le=1000, description="layers of the encoder")
-    n_decoder_layers: int = Field(1, ge=1, le=1000, description="layers of the decoder")
+    n_encoder_layers: int = Field(1, ge=1, le=MAX_LAYERS, description="layers of the encoder")
+    n_decoder_layers: int = Field(1, ge=1, le=MAX_LAYERS, description="layers of the decoder")
     bidirectional: bool = Field(True, description="bidirectional encoder: half of each layer's dimensions read the source backwards")
     attention: AnySourceAttention = Field(AdditiveAttentionConfig(), description="attention of the decoder to the source")
 
@@ -195,7 +196,7 @@ class RecurrentDecoderConfig(RecurrentConfig, VocabularyModelConfig):
     STACK: ClassVar[str] = "a decoder"
 
     kind: Literal["recurrent-decoder"] = "recurrent-decoder"
-    n_layers: int = Field(2, ge=1, le=1000, description="layers")
+    n_layers: int = Field(2, ge=1, le=MAX_LAYERS, description="layers")
     vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
     tie_embeddings: bool = Field(True, description="share the matrix of the embedding and the output projection")
 

@@ -10,7 +10,7 @@ from transom.config.architecture import NORM_PLACEMENT_HELP, Fraction, ModelConf
 from transom.config.component_registry import register_component
 from transom.config.components import AnyFeedForward, AnyPatchPosition, FeedForwardConfig, LearnedPositionConfig
 from transom.config.schema import ComponentConfig, Slot
-from transom.files.limits import MAX_PATCHES
+from transom.files.limits import MAX_LAYERS, MAX_PATCHES
 
 MAX_IMAGE_SIZE = 4096
 """Maximum width and height to which images are resized, in pixels."""
@@ -200,7 +200,7 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
     STACK: ClassVar[str] = "an encoder"
 
     kind: Literal["vision-transformer"] = "vision-transformer"
-    n_layers: int = Field(6, ge=1, le=1000, description="blocks")
+    n_layers: int = Field(6, ge=1, le=MAX_LAYERS, description="blocks")
     patch_size: int = Field(4, ge=1, description="width and height of a patch, in pixels, or in positions after the stem")
     pooling: Literal["cls", "mean"] = Field(
         "cls", description="vector to classify: that of a classification token, or the mean over all patches"

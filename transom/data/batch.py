@@ -38,6 +38,8 @@ class PaddedSequences(_MovesToDevice):
             same segment.
         lengths: number of tokens in each row, excluding padding.
         prefix: True at tokens that belong to a prefix of their sequence, such as a prompt. None if no sequence has a prefix.
+        text_length: length that each text may reach after further tokens, as in ``models.inputs.TokenSequences``; None if the texts are
+            complete.
     """
 
     tokens: Int[Tensor, "batch length"]
@@ -45,6 +47,7 @@ class PaddedSequences(_MovesToDevice):
     segments: Int[Tensor, "batch length"]
     lengths: Int[Tensor, "batch"]
     prefix: Bool[Tensor, "batch length"] | None = None
+    text_length: int | None = None
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[int]]) -> "PaddedSequences":
@@ -92,7 +95,7 @@ def duplicate_batch(batch: Any) -> Any:
     def doubled(x: Any) -> Any:
         if isinstance(x, Tensor):
             return x if len(x) == 1 < n_rows else torch.cat([x, x])  # a single row of positions serves all rows
-        return duplicate_batch(x) if isinstance(x, PaddedSequences) else x if x is None else x + x
+        return duplicate_batch(x) if isinstance(x, PaddedSequences) else x + x if isinstance(x, tuple) else x
 
     n_rows = len(batch.tokens if isinstance(batch, PaddedSequences) else batch.sample_ids)
     return replace(batch, **{field.name: doubled(getattr(batch, field.name)) for field in fields(batch)})

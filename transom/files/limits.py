@@ -19,6 +19,9 @@ MAX_INT = 2**63 - 1
 MAX_FLOAT = 3.4e38
 """Maximum floating-point number in a configuration: about the largest float32."""
 
+MAX_LAYERS = 1000
+"""Maximum number of layers of a stack; lists of fields that repeat over the blocks are combined up to this number."""
+
 MAX_RECIPE_BYTES = 2**20
 """Maximum size in bytes of a recipe or of a ``--set`` value; the packaged recipes have at most 3,000 bytes."""
 

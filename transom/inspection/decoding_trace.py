@@ -1,6 +1,7 @@
 """Trace what a search found: a pass over the whole text, certified against the log-probabilities that the decoder computed step by step."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +95,7 @@ def trace_search(
     if length > most:
         raise ConfigError(f"expected at most {most} tokens, the context window, found {length}; lower max_new_tokens or shorten the text")
     if is_language_model:
-        read = PaddedSequences.pad([[*found.source, *found.tokens]])
+        read = replace(PaddedSequences.pad([[*found.source, *found.tokens]]), text_length=found.text_length)
         batch: Any = LanguageBatch(read, read.tokens, (0,))
     else:  # the batch adds the end token
         batch = translation_batch([list(found.source[:-1])], [list(found.tokens)], [0])

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from transom.config.architecture import TransformerConfig
-from transom.config.components import LearnedPositionConfig, MultiHeadAttentionConfig, RotaryConfig
+from transom.config.components import LearnedPositionConfig, MultiHeadAttentionConfig
 from transom.config.model import DecoderConfig, Seq2SeqConfig
 from transom.config.recipe import parse_model_config
+from transom.config.rope_scaling import NoScalingConfig
 from transom.data.tokenizer.char_word_tokenizer import WordVocabulary
 from transom.lab.examples import Example
 from transom.lab.recompute_translation import load_linear
 from transom.lab.steps import Step, Value
 from transom.layers.attention import Attention, attention_scores, attention_weights, scaled_dot_product_attention
-from transom.layers.position_encoding import Sinusoidal, rotary_frequencies
+from transom.layers.position_encoding import Sinusoidal
+from transom.layers.rope_scaling import rotary_frequencies
 from transom.models.build import build_model
 from transom.models.decoder import DecoderOnlyTransformer
 
@@ -71,11 +73,11 @@ def sinusoids(d_model: int) -> Sinusoidal:
 def position_steps() -> dict[str, Step]:
     """Return position encodings of width 4 and 8, their wavelengths and angles."""
     wide, narrow = sinusoids(8), sinusoids(4)
-    frequencies = rotary_frequencies(RotaryConfig(), 4, 2)[0]  # those of the sinusoids
+    frequencies = rotary_frequencies(NoScalingConfig(), 10000.0, 4, 2).theta  # those of the sinusoids
     steps = {f"000-p{i}": constant(wide(torch.tensor([[25 * i]]))[0, 0, :4]) for i in range(5)}
     return {
         **steps,
-        "000-frequency": constant(rotary_frequencies(RotaryConfig(), 8, 2)[0][0]),
+        "000-frequency": constant(rotary_frequencies(NoScalingConfig(), 10000.0, 8, 2).theta[0]),
         "002-scales": constant(1 / frequencies),
         "002-scale-exponents": constant(-frequencies.log() / math.log(10000)),
         "002-cos-angle": constant(frequencies[1]),

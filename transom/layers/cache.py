@@ -131,6 +131,8 @@ class DecoderCache:
         memories: projected encoder output per block, one row per source, which all beams of the source share; empty without an encoder.
         memory_mask: True where a key of the encoder output is not padding; None without an encoder.
         n_prefix: number of tokens that were prefilled in one pass; in a prefix-LM these tokens are the prefix.
+        text_length: longest length that the texts may reach, by which some rotary scalings choose their frequencies; None for the
+            context window.
     """
 
     def __init__(self, blocks: Sequence[BlockCache], memories: Sequence[ProjectedMemory] = (), memory_mask: Tensor | None = None) -> None:
@@ -138,6 +140,7 @@ class DecoderCache:
         self.memories = list(memories)
         self.memory_mask = memory_mask
         self.n_prefix = 0
+        self.text_length: int | None = None
 
     @property
     def length(self) -> int:

@@ -6,7 +6,7 @@ then ``apply_rotary``), or adds a bias to the attention scores (``bias``). The m
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -17,8 +17,10 @@ from torch.nn import functional as F
 from transom.config import components
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.component_registry import implementation, implements
+from transom.config.rope_scaling import RopeScalingConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.layers.dispatch import operation
+from transom.layers.rope_scaling import RotaryFrequencies, rotary_frequencies
 
 BiasMod = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Score bias as a function of three scalars: head, query position and key position. The function may close over tensors, not modules."""
@@ -48,9 +50,27 @@ class PositionEncoding(nn.Module):
         """Return the vectors to add to the embeddings; None for no vectors."""
         return None
 
-    def rotary(self, positions: Int[Tensor, "#batch length"]) -> RotaryCosSin | None:
-        """Return the rotary cosines and sines at these positions; None for no rotation."""
+    def text_lengths(self, positions: Int[Tensor, "#batch length"], segments: Int[Tensor, "batch length"]) -> Tensor | None:
+        """Return the length of the text of each token, (batch, length), if the encoding depends on it; else None."""
         return None
+
+    def rotary_cycle(
+        self, positions: Int[Tensor, "#batch length"], lengths: Int[Tensor, "#batch #length"] | None = None
+    ) -> Sequence[RotaryCosSin | None]:
+        """Return the rotary cosines and sines of the first blocks, which later blocks repeat; None for no rotation.
+
+        Args:
+            positions: positions of the tokens.
+            lengths: length of the text of each token; None for the whole context window.
+        """
+        return (None,)
+
+    def rotary(
+        self, positions: Int[Tensor, "#batch length"], lengths: Int[Tensor, "#batch #length"] | None = None, layer_index: int = 0
+    ) -> RotaryCosSin | None:
+        """Return the rotary cosines and sines of block ``layer_index``; the other arguments are those of ``rotary_cycle``."""
+        cycle = self.rotary_cycle(positions, lengths)
+        return cycle[layer_index % len(cycle)]
 
     @property
     def bias_parameters(self) -> tuple[Tensor, ...]:
@@ -198,64 +218,66 @@ def resize_position_table(table: Float[Tensor, "old_positions d_model"], n_posit
     return F.interpolate(table.T[None], n_positions, mode="linear", align_corners=True)[0].T
 
 
-def rotary_frequencies(config: components.RotaryConfig, width: int, max_seq_len: int) -> tuple[Float[Tensor, "pairs"], float]:
-    """Return the rotary frequencies (radians per position, in float64) and the factor by which cosines and sines are multiplied.
-
-    theta_k = base^(-2k / width) (Su et al. 2021, eq. 15). ``rope_scaling`` extends the context window by f = factor:
-
-    - linear: theta / f (Chen et al. 2023, eq. 3).
-    - ntk: base times f^(width / (width - 2)); the highest frequency is unchanged, the lowest is divided by f.
-    - yarn (Peng et al. 2023, section 3): theta / f for pairs of dimensions with less than 1 rotation over the original context
-      length, theta for pairs with more than 32 rotations, and a linear ramp for pairs between. The ramp is linear in k, as in the authors'
-      code; in the paper it is linear in the number of rotations. Cosines and sines are multiplied by 0.1 ln f + 1, which sharpens the
-      attention scores.
-    """
-    exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
-    f = config.factor
-    base = config.rope_theta * f ** (width / (width - 2)) if config.rope_scaling == "ntk" and width > 2 else config.rope_theta
-    theta = base**-exponent
-    if config.rope_scaling == "linear":
-        return theta / f, 1.0
-    if config.rope_scaling != "yarn":
-        return theta, 1.0
-    original_length = config.original_max_seq_len or max(1, round(max_seq_len / f))
-    most, fewest = 32.0, 1.0  # rotations in the original length: beta and alpha of Peng et al.
-
-    def pair_index(rotations: float) -> float:
-        """Return the (fractional) index of the pair of dimensions that rotates this many times over the original context length."""
-        return width * math.log(original_length / (rotations * 2 * math.pi)) / (2 * math.log(config.rope_theta))
-
-    low, high = max(math.floor(pair_index(most)), 0), min(math.ceil(pair_index(fewest)), width - 1)
-    ramp = ((torch.arange(width // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return theta * (1 - ramp) + theta / f * ramp, 0.1 * math.log(f) + 1
-
-
 @implements(components.RotaryConfig)
 class Rotary(TabulatedPositionEncoding):
     """Rotary position embedding (RoPE): queries and keys are rotated by angles proportional to their position (Su et al. 2021).
 
-    ``Attention.forward`` and ``Attention.project_kv`` apply the rotation with ``apply_rotary``.
+    ``Attention.forward`` and ``Attention.project_kv`` apply the rotation with ``apply_rotary``. The tables have one entry per distinct
+    pair of base and scaling. Those of a length-dependent scaling are for texts that fill the context window.
     """
 
     config: TransformerConfig
-    cos: Tensor
-    sin: Tensor
+    cos: Float[Tensor, "rotations n_positions pairs"]
+    sin: Float[Tensor, "rotations n_positions pairs"]
+
+    @property
+    def options(self) -> components.RotaryConfig:
+        """The configuration of the encoding."""
+        assert isinstance(self.config.position, components.RotaryConfig)
+        return self.config.position
+
+    def frequencies(self, index: int, lengths: Int[Tensor, "*lengths"] | None = None) -> RotaryFrequencies:
+        """Return the frequencies of the blocks with number ``index`` of the cycle, as for ``rotary_frequencies``."""
+        base, scaling = self.options.rotations[index]
+        return rotary_frequencies(scaling, base, self.config.rotary_dim, self.config.n_positions, lengths)
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Compute the cosines and sines of the rotation angles of every position."""
-        c = self.config
-        assert isinstance(c.position, components.RotaryConfig)
-        theta, scale = rotary_frequencies(c.position, c.rotary_dim, c.n_positions)
-        cos, sin = (torch.empty(c.n_positions, len(theta), dtype=dtype) for _ in range(2))
-        for start in range(0, c.n_positions, _CHUNK):
-            angles = _angles(start, c.n_positions, theta)
-            cos[start : start + _CHUNK] = angles.cos() * scale
-            sin[start : start + _CHUNK] = angles.sin() * scale
+        c, rotations = self.config, self.options.rotations
+        distinct = [rotations.index(rotation) for rotation in dict.fromkeys(rotations)]
+        cos, sin = (torch.empty(len(distinct), c.n_positions, c.rotary_dim // 2, dtype=dtype) for _ in range(2))
+        for index, table_cos, table_sin in zip(distinct, cos, sin, strict=True):
+            theta, scale = self.frequencies(index)
+            for start in range(0, c.n_positions, _CHUNK):
+                angles = _angles(start, c.n_positions, theta)
+                table_cos[start : start + _CHUNK] = angles.cos() * scale
+                table_sin[start : start + _CHUNK] = angles.sin() * scale
         return {"cos": cos, "sin": sin}
 
-    def rotary(self, positions: Int[Tensor, "#batch length"]) -> RotaryCosSin:
-        """Look up the cosines and sines of each position."""
-        return RotaryCosSin(self.cos[positions][:, None], self.sin[positions][:, None])
+    def text_lengths(self, positions: Int[Tensor, "#batch length"], segments: Int[Tensor, "batch length"]) -> Tensor | None:
+        """Return the length of the text of each token, (batch, length); None if no frequency depends on it."""
+        if not self.options.length_dependent:
+            return None
+        ends = (positions + 1).expand_as(segments)
+        lengths = ends.new_zeros(len(segments), segments.shape[1] + 1)  # per segment id, which is at most the number of tokens
+        return lengths.scatter_reduce(1, segments, ends, "amax").gather(1, segments)
+
+    def rotary_cycle(
+        self, positions: Int[Tensor, "#batch length"], lengths: Int[Tensor, "#batch #length"] | None = None
+    ) -> list[RotaryCosSin | None]:
+        """Look up the cosines and sines of each position, or compute those that depend on ``lengths``."""
+        rotations, found = self.options.rotations, dict[tuple[float, RopeScalingConfig], RotaryCosSin]()
+        for index, rotation in enumerate(rotations):
+            if rotation in found:
+                continue
+            if lengths is not None and rotation[1].LENGTH_DEPENDENT:
+                theta, scale = self.frequencies(index, lengths)
+                angles = positions[..., None] * theta
+                cos, sin = ((x * scale).to(self.cos.dtype) for x in (angles.cos(), angles.sin()))
+            else:
+                cos, sin = self.cos[len(found)][positions], self.sin[len(found)][positions]
+            found[rotation] = RotaryCosSin(cos[:, None], sin[:, None])
+        return [found[rotation] for rotation in rotations]
 
 
 @operation("rotary")

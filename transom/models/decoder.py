@@ -73,13 +73,17 @@ class DecoderOnlyTransformer(LanguageModel):
 
         Args:
             text: ``tokens``, ``positions`` (from 0 in each segment), ``segments`` (document number in the row; 0 is padding) and
-                ``prefix`` (True in a prefix, or None); (batch, length) each, ``positions`` (1, length) where all rows have the same.
+                ``prefix`` (True in a prefix, or None); (batch, length) each, ``positions`` (1, length) where all rows have the same;
+                and ``text_length`` (of texts that are not complete, or None).
             observer: records or replaces activations; None in normal use.
             dense: build masks as boolean matrices (batch, 1, length, length), also for long rows, whose masks are block-sparse otherwise.
                 With a depth router, which selects rows and columns of the mask, masks are always matrices.
             part: queries and keys to which masks and biases are restricted, for inspection.
         """
-        tokens = TokenPositions(text.positions, text.segments, text.prefix)
+        lengths = self.embedding.position.text_lengths(text.positions, text.segments)
+        if lengths is not None and text.text_length is not None:
+            lengths = torch.full_like(lengths, text.text_length)
+        tokens = TokenPositions(text.positions, text.segments, text.prefix, lengths)
         queries, keys = select_pairs(tokens, part)
         contexts = build_contexts(self.embedding.position, queries, keys, self.mask_rules, dense or self.decoder.routed)
         token_mask, observed = text.segments > 0, self.open_observer(observer, "decoder")
@@ -88,7 +92,8 @@ class DecoderOnlyTransformer(LanguageModel):
     def start(self, prompt: SequencesLike, n_beams: int, max_length: int) -> DecoderCache:
         """Prefill a new cache with all but the last token of each prompt; the first ``step`` reads the last token.
 
-        With ``mask = "prefix-lm"`` the prefilled tokens are the prefix.
+        With ``mask = "prefix-lm"`` the prefilled tokens are the prefix. Rotary scalings that depend on the length of the text take the
+        length that the text has after ``max_length`` more tokens, so that prompt and continuation have the same frequencies.
 
         Args:
             prompt: tokens (batch, length), the beginning-of-sequence token first; all prompts have the same length and no padding.
@@ -101,7 +106,7 @@ class DecoderOnlyTransformer(LanguageModel):
         tokens = prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)  # (rows, length - 1)
         n_rows, n_prefix = tokens.shape
         cache = DecoderCache(self.decoder.new_caches(n_rows, n_prefix + max_length, self.unembedding.weight))
-        cache.n_prefix = n_prefix
+        cache.n_prefix, cache.text_length = n_prefix, min(n_prefix + max_length, self.config.max_seq_len)
         if n_prefix:
             self._decode_hidden(tokens, cache)
         return cache
@@ -130,7 +135,9 @@ class DecoderOnlyTransformer(LanguageModel):
         """
         n_cached, n_new = cache.length, tokens.shape[1]
         positions = torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None]
-        contexts = build_decode_contexts(self.embedding.position, self.mask_rules, n_cached, tokens, cache.n_prefix, self.decoder.routed)
+        contexts = build_decode_contexts(
+            self.embedding.position, self.mask_rules, n_cached, tokens, cache.n_prefix, self.decoder.routed, cache.text_length
+        )
         observed = self.open_observer(observer, "decoder", cached=True)
         ctx = StackContext(None, observed, contexts, cross=UNMASKED, caches=cache.blocks)
         return self.embedding(tokens, positions, ctx), ctx

@@ -66,7 +66,8 @@ class EncoderOnlyTransformer(Network):
         ``dense`` builds masks as boolean matrices, also for long rows, whose masks are block-sparse otherwise, and ``part`` restricts them
         to some queries and keys, for inspection.
         """
-        tokens = TokenPositions(text.positions, text.segments)
+        lengths = self.embedding.position.text_lengths(text.positions, text.segments)
+        tokens = TokenPositions(text.positions, text.segments, lengths=lengths)
         queries, keys = select_pairs(tokens, part)
         contexts = build_contexts(self.embedding.position, queries, keys, self.mask_rules, dense or self.encoder.routed)
         return StackContext(text.segments > 0, self.open_observer(observer, "encoder"), contexts, UNMASKED)

@@ -19,12 +19,15 @@ class TokenSequences:
         positions: position of each token in its sequence, from 0.
         segments: 1 at tokens, 0 at padding.
         prefix: True at tokens of a prefix-LM's prefix; None without one.
+        text_length: length that each text may reach after further tokens, by which some rotary scalings choose their frequencies; None if
+            the texts are complete.
     """
 
     tokens: Int[Tensor, "batch length"]
     positions: Int[Tensor, "batch length"]
     segments: Int[Tensor, "batch length"]
     prefix: Bool[Tensor, "batch length"] | None = None
+    text_length: int | None = None
 
     @classmethod
     def from_tokens(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:

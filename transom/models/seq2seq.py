@@ -101,7 +101,8 @@ class Seq2SeqTransformer(Seq2SeqModel):
         ``dense`` builds masks as boolean matrices, also for long rows, whose masks are block-sparse otherwise, and ``part`` restricts them
         to some queries and keys, for inspection.
         """
-        tokens = TokenPositions(source.positions, source.segments)
+        lengths = self.source_embedding.position.text_lengths(source.positions, source.segments)
+        tokens = TokenPositions(source.positions, source.segments, lengths=lengths)
         queries, keys = select_pairs(tokens, part)
         contexts = build_contexts(self.source_embedding.position, queries, keys, self.source_mask_rules, dense or self.encoder.routed)
         return StackContext(source.segments > 0, self.open_observer(observer, "encoder"), contexts, UNMASKED)
@@ -116,7 +117,8 @@ class Seq2SeqTransformer(Seq2SeqModel):
     ) -> StackContext:
         """Build the decoder's context: causal self-attention within segments, and cross-attention to the source of the same segment.
 
-        Cross-attention has no position bias. With ``dense``, masks are boolean matrices even where they would otherwise be block-sparse.
+        Cross-attention has no position bias. Rotary scalings that depend on the length of the text take that of the context window, since
+        decoding cannot know the final length. With ``dense``, masks are boolean matrices even where they would otherwise be block-sparse.
         For inspection, ``part`` restricts those of self-attention to some queries and keys.
         """
         tokens, token_mask = TokenPositions(target.positions, target.segments), target.segments > 0

@@ -12,6 +12,7 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.config.adapter import LoraConfig
 from transom.config.approximations import LinformerConfig
 from transom.config.architecture import ModelConfig, TransformerConfig
+from transom.config.arguments import toml_value
 from transom.config.components import RotaryConfig
 from transom.config.error_messages import validate
 from transom.config.model import EncoderConfig, TextTransformerConfig
@@ -20,9 +21,11 @@ from transom.config.model_overrides import (
     OVERRIDABLE_FIELDS,
     TOKENIZER_FIELDS,
     UserOverrides,
+    is_overridable,
     is_recipe_field,
 )
 from transom.config.recipe import Recipe, TextRecipe, load_recipe
+from transom.config.rope_scaling import with_original_length
 from transom.config.schema import SLOTS, ComponentConfig, Schema, derived_formula
 from transom.config.vision import ImageClassifierConfig
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
@@ -114,7 +117,7 @@ def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverri
     shaped = merge_model_fields(recipe, model, user_overrides)
     changes = list(_differences(model, shaped.model, names))
     for path, old, new in changes:
-        if path not in OVERRIDABLE_FIELDS:
+        if not is_overridable(path):
             raise _incompatible_field_error(path, old, new, folder, user_overrides)
     _check_n_positions(model, shaped.model, folder, user_overrides)
     changed = [f"{path} {_format_value(new)} (was {_format_value(old)})" for path, old, new in changes]
@@ -128,7 +131,7 @@ def inherit_model_shape(recipe: Recipe, folder: Path, user_overrides: UserOverri
 def merge_model_fields(recipe: Recipe, model: ModelConfig, user_overrides: UserOverrides) -> Recipe:
     """Replace the recipe's model fields by those of ``model``, except those of task and dropout, and those that the user set.
 
-    If the user sets YaRN scaling without ``original_max_seq_len``, the length for which ``model`` was trained is filled in.
+    If the user sets a rotary scaling without ``original_max_seq_len``, the length for which ``model`` was trained is filled in.
 
     Raises:
         ConfigError: the resulting model fields contradict each other.
@@ -140,16 +143,10 @@ def merge_model_fields(recipe: Recipe, model: ModelConfig, user_overrides: UserO
     if isinstance(merged_model, TextTransformerConfig) and isinstance(model, TextTransformerConfig):
         new, old = merged_model.position, model.position
         changed = (new, merged_model.max_seq_len) != (old, model.max_seq_len)
-        if (
-            changed
-            and isinstance(new, RotaryConfig)
-            and isinstance(old, RotaryConfig)
-            and new.rope_scaling == "yarn"
-            and new.original_max_seq_len is None
-        ):
-            old_factor = old.factor if old.rope_scaling == "yarn" else 1.0
-            length = old.original_max_seq_len or max(1, round(model.max_seq_len / old_factor))
-            merged_model = merged_model.model_copy(update={"position": new.model_copy(update={"original_max_seq_len": length})})
+        if changed and isinstance(new, RotaryConfig) and isinstance(old, RotaryConfig):
+            length = min(scaling.trained_length(model.max_seq_len) for _, scaling in old.rotations)
+            position = new.model_copy(update={"rope_scaling": with_original_length(new.rope_scaling, length)})
+            merged_model = merged_model.model_copy(update={"position": position})
     return recipe.model_copy(update={"model": merged_model})
 
 
@@ -177,7 +174,7 @@ def _differences(old: Schema, new: Schema, names: Iterable[str], prefix: str = "
         a, b, path = getattr(old, name), getattr(new, name), prefix + name
         if a == b:
             continue
-        if isinstance(a, Schema) and isinstance(b, Schema) and type(a) is type(b) and path not in OVERRIDABLE_FIELDS:
+        if isinstance(a, Schema) and isinstance(b, Schema) and type(a) is type(b):
             yield from _differences(a, b, type(a).model_fields, f"{path}.")
         else:
             yield path, a, b
@@ -225,9 +222,12 @@ def _check_tokenizer_fields(recipe: TextRecipe, run: RunFolder, user_overrides: 
 
 
 def _format_value(value: object) -> str:
-    """Format a field's value as it is written in a recipe; a component is represented by its ``kind``."""
+    """Format a field's value as it is written in a recipe, a component without the fields that have their default values."""
     if isinstance(value, Schema):
-        return repr(getattr(value, "kind", "none"))
+        kind = getattr(value, "kind", "none")
+        changed = value.model_dump(exclude_defaults=True, exclude={"kind"})
+        fields = ", ".join(f"{name} = {toml_value(each)}" for name, each in {"kind": kind, **changed}.items())
+        return f"{{ {fields} }}" if changed else repr(kind)
     return "'none'" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 

@@ -166,7 +166,8 @@ def language_batch(tokens: TokenIds, labels: TokenIds, samples: NDArray[np.int64
     if not is_start[:, 1:].any():
         positions = places[None]  # a single row of positions serves all rows
     lengths = np.full(len(tokens), tokens.shape[1])
-    text = PaddedSequences(*(torch.from_numpy(x.astype(np.int64)) for x in (tokens, positions, np.cumsum(is_start, 1), lengths)))
+    filled = [torch.from_numpy(x.astype(np.int64)) for x in (tokens, positions, np.cumsum(is_start, 1), lengths)]
+    text = PaddedSequences(filled[0], filled[1], filled[2], filled[3])
     return LanguageBatch(text, torch.from_numpy(labels.astype(np.int64)), tuple(samples.tolist()))
 
 

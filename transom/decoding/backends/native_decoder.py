@@ -63,9 +63,7 @@ def unsupported_reason(model: Network) -> str | None:
     if not isinstance(model, Seq2SeqTransformer | DecoderOnlyTransformer):
         return "it supports only Transformer decoders"
     attentions = [module for module in model.decoder.modules() if isinstance(module, Attention)]
-    supported = {type(module) for module in model.decoder.modules()} <= SUPPORTED_MODULES and type(
-        _embedding(model).position
-    ) in SUPPORTED_POSITIONS
+    supported = {type(module) for module in model.decoder.modules()} <= SUPPORTED_MODULES and _is_supported(_embedding(model).position)
     supported &= all(
         module.activation in ACTIVATION_CODES for module in model.decoder.modules() if isinstance(module, FeedForward | GatedFeedForward)
     )
@@ -80,6 +78,12 @@ def unsupported_reason(model: Network) -> str | None:
         return "it requires attention with an output projection"
     library, reason = decoder_step_library()
     return None if library is not None else reason
+
+
+def _is_supported(position: PositionEncoding) -> bool:
+    """Return whether all blocks add the same vectors, or rotate by the same angles whatever the length of the text."""
+    one_table = not isinstance(position, Rotary) or (len(position.cos) == 1 and not position.options.length_dependent)
+    return type(position) in SUPPORTED_POSITIONS and one_table
 
 
 def is_plain_attention(attention: Attention) -> bool:
@@ -212,7 +216,7 @@ class NativeDecoder:
         self._embedding, self._has_cross_attention = embedding, isinstance(model, Seq2SeqTransformer)
         self._softcap = model.logit_softcap
         self._blocks = (self._structs.BlockStruct * len(stack.blocks))(*map(self._block, stack.blocks))
-        cos, sin = (x.float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
+        cos, sin = (x[0].float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
         self._keep_alive += [cos, sin]
         self._layout = self._structs.DecoderStruct(
             *(WEIGHT_TYPES[kind], len(stack.blocks), model.config.d_model),

@@ -15,11 +15,12 @@ class WholePassCache:
         source: the sources or prompts, one per row.
         tokens: decoder input of each row so far.
         n_prefix: number of leading tokens that form the prefix of a prefix-LM.
+        text_length: longest length that the texts may reach, as in ``DecoderCache``.
     """
 
-    def __init__(self, source: TokenSequences, tokens: Int[Tensor, "rows length"]) -> None:
+    def __init__(self, source: TokenSequences, tokens: Int[Tensor, "rows length"], text_length: int) -> None:
         """Start with the tokens that precede those of the first step."""
-        self.source, self.tokens, self.n_prefix = source, tokens, tokens.shape[1]
+        self.source, self.tokens, self.n_prefix, self.text_length = source, tokens, tokens.shape[1], text_length
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
         """Make row i a copy of the previous row ``rows[i]``."""
@@ -44,7 +45,8 @@ class WholePassDecoder:
     def start(self, memory: TokenSequences, n_beams: int, max_length: int) -> WholePassCache:
         """Start with no target tokens, or with all but the last token of each prompt."""
         read = memory.tokens[:, :-1] if isinstance(self.model, LanguageModel) else memory.tokens[:, :0]
-        return WholePassCache(memory, read.repeat_interleave(n_beams, 0))
+        text_length = min(read.shape[1] + max_length, self.model.config.max_seq_len)
+        return WholePassCache(memory, read.repeat_interleave(n_beams, 0), text_length)
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: WholePassCache) -> Float[Tensor, "rows new vocab"]:
@@ -52,7 +54,8 @@ class WholePassDecoder:
         cache.tokens = torch.cat([cache.tokens, tokens], 1)
         n_rows, length = cache.tokens.shape
         positions = torch.arange(length, device=tokens.device).expand(n_rows, -1)
-        text = TokenSequences(cache.tokens, positions, torch.ones_like(cache.tokens), positions < cache.n_prefix)
+        prefix = positions < cache.n_prefix
+        text = TokenSequences(cache.tokens, positions, torch.ones_like(cache.tokens), prefix, cache.text_length)
         owners = torch.arange(len(cache.source.tokens), device=tokens.device).repeat_interleave(n_rows // len(cache.source.tokens))
         logits: Tensor = self.model(TensorBatch(select_rows(cache.source, owners), text))
         return logits[:, -tokens.shape[1] :]

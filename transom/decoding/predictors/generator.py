@@ -266,7 +266,9 @@ class Generator:
                 self._append(text, list(hypothesis.tokens), request.limits.largest_max_length - 1, settings)
                 steps += [replace(step, number=len(steps) + i) for i, step in enumerate(recorder.steps, 1)]
         kind = getattr(self._decoder_backend, "kind", None)
-        return RecordedSearch(self._to_continuation(text, settings), steps, tuple(text.prompt), tuple(text.generated), kind)
+        text_length = min(request.source.tokens.shape[1] - 1 + request.limits.largest_max_length, self.model.config.max_seq_len)
+        answer = self._to_continuation(text, settings)
+        return RecordedSearch(answer, steps, tuple(text.prompt), tuple(text.generated), kind, text_length)
 
     def stream(self, prompt: str, **options: Unpack[GenerateOptions]) -> TextStream:
         """Continue a prompt and yield the text in pieces as it is generated.

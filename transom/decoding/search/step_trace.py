@@ -86,6 +86,7 @@ class RecordedSearch(NamedTuple):
         source: tokens that the decoder or encoder read: the source with its end token, or the prompt with its start token.
         tokens: tokens that were found, without start and end tokens.
         decoder: weights of the compiled decoder, "bf16" or "int8"; None if PyTorch's modules ran.
+        text_length: longest length that prompt and text could reach, as in ``DecoderCache``; None for a translation.
     """
 
     answer: Any
@@ -93,6 +94,7 @@ class RecordedSearch(NamedTuple):
     source: tuple[int, ...]
     tokens: tuple[int, ...]
     decoder: str | None
+    text_length: int | None = None
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ def step_by_step(steps: StepModel[Any, Any], batch: TensorBatch, model: Generati
     after = (torch.arange(length, device=text.tokens.device) >= n_start).expand_as(text.tokens)
     other = other_tokens(text, after, model.unembedding.weight.shape[0])
     rows = torch.stack([text.tokens, other.tokens], 1).flatten(0, 1)
-    cache, found, half = steps.start(memory, 2, length), list[Tensor](), max((n_start + length + 1) // 2, n_start + 2)
+    cache = steps.start(memory, 2, length - n_start + 1)  # of the text's length: some rotary scalings depend on it
+    found, half = list[Tensor](), max((n_start + length + 1) // 2, n_start + 2)
     for end in range(n_start, length + 1):
         if end == half:
             swap = torch.arange(len(rows), device=rows.device) ^ 1

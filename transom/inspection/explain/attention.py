@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from transom.config.components import RotaryConfig
 from transom.files.message import joined
 from transom.inspection.activations import Activations, attention_context, parent, sublayer_input
 from transom.inspection.certify import certify
@@ -145,10 +144,10 @@ class AttentionSteps:
         if d >= 2 * n:
             b.note(message("explain.attention.not_rotated", start=str(2 * n)))
             return
-        pair, encoding = d % n, _rotary_of(b, self.path)
-        if encoding is not None and (options := encoding.config.position) and isinstance(options, RotaryConfig):
-            angle = exact(position) * Number(options.rope_theta ** (-pair / n), 0.0) if pair else exact(position)
-            text = f"{position} * {options.rope_theta:g}^(-{2 * pair}/{2 * n})"
+        pair, base = d % n, _unscaled_base(b, self.path)
+        if base is not None:
+            angle = exact(position) * Number(base ** (-pair / n), 0.0) if pair else exact(position)
+            text = f"{position} * {base:g}^(-{2 * pair}/{2 * n})"
             b.calculate(f"cos theta_{pair}", f"theta = {text}", Call("cos", angle), cos[pair])
             b.calculate(f"sin theta_{pair}", f"theta = {text}", Call("sin", angle), sin[pair])
         else:
@@ -392,11 +391,13 @@ def attention_sections(b: Builder, path: str, query: int, positions: Sequence[in
     return steps.output(weights)
 
 
-def _rotary_of(b: Builder, path: str) -> Rotary | None:
-    """Return the rotary encoding of the stack of an attention layer, if its frequencies are not scaled."""
-    stack = parent(path).partition(".")[0]
+def _unscaled_base(b: Builder, path: str) -> float | None:
+    """Return the base of the rotary frequencies of an attention layer; None if they are scaled."""
+    stack, _, block = parent(path).partition(".blocks.")
     own = {"encoder": "source_embedding", "decoder": "target_embedding"}[stack]
     encoding = b.a.module(own if hasattr(b.a.model, own) else "embedding").position
-    if isinstance(encoding, Rotary) and isinstance(encoding.config.position, RotaryConfig):
-        return encoding if encoding.config.position.rope_scaling == "none" else None
-    return None
+    if not isinstance(encoding, Rotary):
+        return None
+    rotations = encoding.options.rotations
+    base, scaling = rotations[int(block) % len(rotations)]
+    return base if scaling.kind == "none" else None

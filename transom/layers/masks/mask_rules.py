@@ -42,11 +42,13 @@ class TokenPositions(NamedTuple):
         positions: position in the token's own sequence, from 0.
         segments: segment id: number of the token's sequence in the row, from 1; 0 is padding.
         prefix: True at tokens of a prefix-LM's prefix; None without one.
+        lengths: length of the token's sequence, by which some rotary scalings choose their frequencies; None for the context window.
     """
 
     positions: Int[Tensor, "..."]
     segments: Int[Tensor, "..."]
     prefix: Bool[Tensor, "..."] | None = None
+    lengths: Int[Tensor, "..."] | None = None
 
     @classmethod
     def single_sequence(cls, length: int, device: torch.device | None = None) -> "TokenPositions":
@@ -59,7 +61,8 @@ class TokenPositions(NamedTuple):
         return self.map(lambda x: x[:, indices])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenPositions":
-        return TokenPositions(change(self.positions), change(self.segments), None if self.prefix is None else change(self.prefix))
+        prefix, lengths = (None if x is None else change(x) for x in (self.prefix, self.lengths))
+        return TokenPositions(change(self.positions), change(self.segments), prefix, lengths)
 
 
 class TileStatus(NamedTuple):
