@@ -24,6 +24,8 @@ BUILT_IN = (
     Command("chat", "Chat with an instruction-tuned model or a language model."),
     Command("score", "Compute the log-probability and perplexity of texts or translations."),
     Command("average", "Average the last checkpoints of a run into a new run folder."),
+    Command("import", "Read a model of the transformers library as a run.", module="transom.cli.import_model"),
+    Command("export", "Write a run as a model of the transformers library, and check it there."),
     Command("compare", "Test whether two translators, language models or classifiers differ significantly."),
     Command("compare-attention", "Measure the error, time and memory of attention approximations on a trained model."),
     Command("explore", "Show every number of a model in a local web page, with its calculation by hand."),

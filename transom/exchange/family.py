@@ -35,6 +35,17 @@ HARMLESS_FIELDS = frozenset(
 """Foreign fields on which no output of the model depends, or that are read elsewhere: labels, special tokens, settings of generation."""
 
 
+TASKS = {
+    "decoder": "language",
+    "seq2seq": "translation",
+    "encoder": "masked",
+    "text-classifier": "classification",
+    "text-embedder": "embedding",
+    "vision-transformer": "image-classification",
+}
+"""The task of an imported model, by our kind of model."""
+
+
 class Obstacle(NamedTuple):
     """A field of a model that a foreign family cannot express.
 
@@ -81,6 +92,15 @@ class Family:
     auto_class: str
     pipeline: str = ""
     derived: tuple[str, ...] = ()
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model has a tokenizer."""
+        return self.kind != "vision-transformer"
+
+    def is_output(self, name: str) -> bool:
+        """Return whether a foreign tensor is the matrix of the output layer."""
+        return name == self.output_names()[1]
 
     def is_derived(self, name: str) -> bool:
         """Return whether a foreign tensor is one that the library computes or does not use, with or without the prefix."""

@@ -1,0 +1,106 @@
+"""Check an export by running it: the transformers library and transom compute the logits of the same random inputs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transom.config.architecture import EncoderDecoderConfig, ModelConfig
+from transom.config.vision import ImageClassifierConfig
+from transom.errors import ConfigError, TransomError
+from transom.exchange.family import Family
+from transom.models.base import Network
+
+TOLERANCE = 1e-4
+"""Largest difference of the logits, relative to the largest logit, in float32. Correct exports reach 1e-6; a wrong one differs by 1e-2 or more."""
+
+N_ROWS, LENGTH = 2, 32
+"""Number of random inputs and their maximum length in tokens."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of both libraries on random inputs.
+
+    Attributes:
+        max_difference: largest absolute difference of the logits.
+        max_logit: largest absolute logit.
+        n_logits: number of compared logits.
+    """
+
+    max_difference: float
+    max_logit: float
+    n_logits: int
+
+    @property
+    def relative(self) -> float:
+        """Largest difference, relative to the largest logit."""
+        return self.max_difference / max(self.max_logit, 1e-30)
+
+
+def import_transformers() -> Any:
+    """Import the transformers library.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "export: expected the transformers library, which checks the export by running it, found none; pip install 'transom[export]'"
+        ) from error
+    return transformers
+
+
+def check_export(model: Network, folder: Path, family: Family) -> Agreement:
+    """Load an export with the library's class for it, and compare its logits in float32 with those of the model.
+
+    Args:
+        model: the model, in float32 and evaluation mode.
+        folder: the export.
+        family: its family.
+
+    Raises:
+        TransomError: the logits differ by more than ``TOLERANCE``.
+    """
+    transformers = import_transformers()
+    loaded = getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    ours, theirs = _logits(model, loaded)
+    if ours.shape != theirs.shape:
+        raise TransomError(f"{folder}: expected logits of shape {tuple(ours.shape)}, found {tuple(theirs.shape)}; the export was not written")
+    found = Agreement(float((ours - theirs).abs().max()), float(ours.abs().max()), ours.numel())
+    if not found.relative <= TOLERANCE:
+        raise TransomError(
+            f"{folder}: expected the logits of the model within {TOLERANCE:g}, relative to the largest, found a difference of"
+            f" {found.relative:.1e}; the export was not written. This is an error of transom: please report it"
+        )
+    return found
+
+
+def _logits(model: Network, loaded: Any) -> tuple[Tensor, Tensor]:
+    """Return the logits of both models for the same random inputs."""
+    config: Any = model.config
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        if isinstance(config, ImageClassifierConfig):
+            pixels = torch.rand(N_ROWS, config.channels, config.image_size, config.image_size, generator=generator)
+            mean, std = (torch.tensor(each)[:, None, None] for each in (config.pixel_mean, config.pixel_std))
+            return model(pixels), loaded(pixel_values=(pixels - mean) / std).logits
+        first, *second = _token_rows(config, generator)
+        if second:
+            return model(first, decoder_tokens=second[0]), loaded(input_ids=first, decoder_input_ids=second[0]).logits
+        return model(first), loaded(input_ids=first).logits
+
+
+def _token_rows(config: ModelConfig, generator: torch.Generator) -> list[Tensor]:
+    """Return random token ids for each side; padding is none of them, since the library derives a mask from it in some families."""
+    length = min(LENGTH, getattr(config, "max_seq_len", LENGTH))
+    pad = getattr(config, "pad_token_id", None)
+    rows = []
+    for name in config.VOCABULARIES:
+        tokens = torch.randint(getattr(config, name), (N_ROWS, length), generator=generator)
+        rows.append(tokens if pad is None else torch.where(tokens == pad, (pad + 1) % getattr(config, name), tokens))
+    return rows
