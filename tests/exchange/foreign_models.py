@@ -64,6 +64,11 @@ class ForeignCase:
     options: Mapping[str, Any] = field(default_factory=dict)
     from_data: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def model_type(self) -> str:
+        """The library's name of the family."""
+        return self.name.split("-")[0]
+
     def build(self) -> Any:
         """Build the model with random weights, biases and gains included."""
         cls = getattr(transformers, self.architecture)

@@ -6,7 +6,7 @@ docs/components.md is generated from their docstrings.
 import math
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from transom.config.approximations import AnyApproximation, NoApproximationConfig
 from transom.config.component_registry import register_component
@@ -184,7 +184,7 @@ class RotaryConfig(PositionConfig):
 
     @field_validator("rope_theta", "rope_scaling", mode="before")
     @classmethod
-    def _a_list_is_a_cycle(cls, value: Any, info: ValidationInfo) -> Any:
+    def _a_list_is_a_cycle(cls, value: Any, info: Any) -> Any:
         if not isinstance(value, list | tuple):
             return value
         if not value:

@@ -1,0 +1,133 @@
+"""Every family and feature against the transformers library: logits, attention weights, greedy tokens, and round trips bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from tests.exchange.foreign_models import CASES, ForeignCase, LibraryInFloat64, inputs
+from transom.checkpoints.run_folder import RunFolder
+from transom.exchange.config_rows import OWN_OUTPUT
+from transom.exchange.export_model import choose_family, convert_model, write_foreign_weights
+from transom.exchange.foreign_folder import ForeignFolder
+from transom.exchange.import_model import new_run_id, open_foreign_model, write_weights
+from transom.exchange.side_files import write_classes
+from transom.files.atomic_io import json_bytes
+from transom.models.base import Network
+from transom.models.build import build_uninitialized
+
+EXACT, CLOSE = 1e-10, 1e-5
+
+
+def imported(folder: Path, case: ForeignCase, out: Path) -> RunFolder:
+    """Import the weights of a folder, without a tokenizer."""
+    model = open_foreign_model(ForeignFolder(folder), case.from_data)
+    assert not model.notes or all("pooler" in note or "dropout" in note for note in model.notes), model.notes
+    with RunFolder.create(out) as run:
+        run.write_config(model.config, new_run_id())
+        write_weights(model, run)
+    return RunFolder.open(out)
+
+
+def exported(run: RunFolder, case: ForeignCase, out: Path) -> Path:
+    """Export the weights of a run as the family that it came from, without a tokenizer."""
+    config = run.load_config()
+    family = choose_family(config, case.model_type)
+    model = convert_model(config, run.read_weights("model.safetensors"), family)
+    out.mkdir()
+    fields = {name: value for name, value in model.config.items() if name != OWN_OUTPUT}
+    fields |= write_classes(config.model_dump()) if "classes" in config.FROM_DATA else {}
+    (out / "config.json").write_bytes(json_bytes(fields))
+    write_foreign_weights(model, out)
+    return out
+
+
+def load_ours(run: RunFolder, dtype: torch.dtype) -> Network:
+    """Build the model of a run, with position tables of the dtype."""
+    model = build_uninitialized(run.load_config()).to(dtype).eval()
+    run.load_weights(model)
+    return model
+
+
+def load_theirs(case: ForeignCase, folder: Path, dtype: torch.dtype) -> Any:
+    """Load a folder with the library's class, with its explicit attention."""
+    cls = getattr(transformers, case.architecture)
+    return cls.from_pretrained(folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager").eval()
+
+
+def our_logits(model: Network, given: dict[str, Tensor], attention_mask: Tensor | None = None) -> Tensor:
+    """Return our logits for inputs by the library's names."""
+    if "pixel_values" in given:
+        return model(given["pixel_values"])
+    pairs = {"decoder_tokens": given["decoder_input_ids"]} if "decoder_input_ids" in given else {}
+    return model(given["input_ids"], attention_mask=attention_mask, **pairs)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> ForeignCase:
+    return request.param
+
+
+@torch.no_grad()
+def test_logits_are_theirs(case: ForeignCase, tmp_path: Path) -> None:
+    run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
+    for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, CLOSE)):
+        ours, given = load_ours(run, dtype), inputs(run.load_config().kind, dtype)  # type: ignore[attr-defined]
+        if dtype == torch.float64:
+            with LibraryInFloat64():
+                expected = load_theirs(case, tmp_path / "theirs", dtype)(**given).logits
+        else:
+            expected = load_theirs(case, tmp_path / "theirs", dtype)(**given).logits
+        found = our_logits(ours, given)
+        assert found.shape == expected.shape and (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+
+
+FIXED_POSITIONS = ("distilbert", "marian", "bart")
+"""Families whose positions the library counts from the first column, padding included; t5 has none, and roberta skips padding."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(case: ForeignCase, side: str, tmp_path: Path) -> None:
+    """Pad on either side; a library that counts columns gets its padding on the right, where positions are those of the tokens."""
+    run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
+    kind = run.load_config().kind  # type: ignore[attr-defined]
+    if kind == "vision-transformer":
+        return  # images have no padding
+    given = inputs(kind)
+    pad, lengths = 1 if case.model_type in ("roberta", "bart", "marian") else 0, (24, 19, 15)
+    found = our_logits(load_ours(run, torch.float64), *padded(given, lengths, pad, side))
+    their_side = "right" if case.model_type in FIXED_POSITIONS else side
+    tokens, mask = padded(given, lengths, pad, their_side)
+    counted = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if kind == "decoder" or case.model_type == "bert" else {}
+    with LibraryInFloat64():
+        expected = load_theirs(case, tmp_path / "theirs", torch.float64)(**tokens, attention_mask=mask, **counted).logits
+    if kind in ("decoder", "encoder"):
+        found, expected = found[padded(given, lengths, pad, side)[1].bool()], expected[mask.bool()]
+    assert (found - expected).abs().max() <= EXACT * max(1.0, float(expected.abs().max()))
+
+
+def padded(given: dict[str, Tensor], lengths: tuple[int, ...], pad: int, side: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the inputs with the first tokens of each row and padding on one side, and the attention mask."""
+    tokens, mask = (torch.full_like(given["input_ids"], value) for value in (pad, 0))
+    for row, n in enumerate(lengths):
+        part = slice(-n, None) if side == "left" else slice(0, n)
+        tokens[row, part], mask[row, part] = given["input_ids"][row, :n], 1
+    return given | {"input_ids": tokens}, mask
+
+
+@torch.no_grad()
+def test_round_trips_are_bit_equal(case: ForeignCase, tmp_path: Path) -> None:
+    run = imported(case.save(tmp_path / "theirs"), case, tmp_path / "run")
+    again = imported(exported(run, case, tmp_path / "exported"), case, tmp_path / "again")
+    assert run.load_config() == again.load_config()
+    first, second = (each.read_weights("model.safetensors") for each in (run, again))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+    given = inputs(run.load_config().kind, torch.float32)  # type: ignore[attr-defined]
+    theirs, back = (load_theirs(case, tmp_path / folder, torch.float32)(**given).logits for folder in ("theirs", "exported"))
+    assert (theirs - back).abs().max() <= 1e-6 * max(1.0, float(theirs.abs().max()))
