@@ -8,7 +8,7 @@ from typing import Any
 from transom.config.data import LanguageConfig
 from transom.config.recipe import PairRecipe
 from transom.data.pairs.datasets import load_multilingual_data
-from transom.data.pairs.loader import CollateFn, PairLoader
+from transom.data.pairs.loader import PairCollateFn, PairLoader
 from transom.data.pairs.pairs import Pairs, concatenate
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
@@ -37,7 +37,7 @@ class TokenizedPairs:
 
 
 def load_tokenized_pairs(
-    recipe: PairRecipe, context: TaskContext, collate_fn: CollateFn, languages: Sequence[LanguageConfig] = ()
+    recipe: PairRecipe, context: TaskContext, collate_fn: PairCollateFn, languages: Sequence[LanguageConfig] = ()
 ) -> TokenizedPairs:
     """Read the text pairs of a recipe, prepare its tokenizers, and build the loaders of its training batches.
 

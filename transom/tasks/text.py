@@ -134,7 +134,7 @@ def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskC
         recipe: the recipe to train.
         data: data section of the recipe.
         context: folders, progress callback and rank of the training run.
-        blank_noising: mean fraction of the training tokens replaced by [UNK].
+        blank_noising: mean fraction of the training tokens replaced by the blank token.
 
     Raises:
         TransomError: the text cannot be read or does not fit the tokenizer.
@@ -154,6 +154,11 @@ def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskC
         micro_batching=context.micro_batching(training),
     )
     return TokenizedText(recipe, splits, tokenizer, streams, windows)
+
+
+def vocabulary_fields(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the fields of an encoder's configuration that the tokenizer decides: size of the vocabulary, and its mask token if any."""
+    return {"vocab_size": tokenizer.vocab_size, "mask_token_id": tokenizer.special_tokens.mask_token_id}
 
 
 def train_text_tokenizers(texts: Sequence[str], tokenizer: TokenizerConfig, notify: Callable[[str], None]) -> Tokenizers:

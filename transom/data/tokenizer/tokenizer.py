@@ -5,6 +5,7 @@ A vocabulary is a list of symbols, which are pieces of text. A token id is the i
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transom.config.suggestions import suggest
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.bpe import BytePairEncoding
 from transom.data.tokenizer.char_word_tokenizer import CharacterVocabulary, ClosedVocabulary, WordVocabulary
-from transom.data.tokenizer.special_tokens import EOS, MASK, PAD, SOS
+from transom.data.tokenizer.special_tokens import MASK, SpecialTokens
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.files.limits import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS, MAX_TOKENIZER_STRINGS
 from transom.files.regular_files import parse_json, read_regular_file
@@ -25,15 +26,15 @@ _KINDS: dict[str, type[BytePairEncoding] | type[ClosedVocabulary]] = {
     "char": CharacterVocabulary,
     "whitespace": WordVocabulary,
 }
-_NO_TEXT = frozenset({PAD, SOS, EOS})
 
 
 class Tokenizer:
     """Tokenizer of one side, such as the source or the target.
 
-    The first token ids are the special tokens. The learned symbols and the tags of the target languages follow.
+    Its special tokens have ids of their own. The tags of the target languages follow all symbols.
 
     Attributes:
+        special_tokens: ids of the special tokens, and the templates that surround texts with them.
         lowercase: True if text is converted to lower case before it is encoded.
         kind: "bpe", "char" or "whitespace", as in a recipe.
         tags: tags of the target languages of a multilingual model. Empty for a model with one target language.
@@ -41,6 +42,7 @@ class Tokenizer:
 
     def __init__(self, symbols: BytePairEncoding | ClosedVocabulary, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
         self._segmenter, self.lowercase, self.kind, self.tags = symbols, lowercase, symbols.kind, tuple(tags)
+        self.special_tokens: SpecialTokens = symbols.special_tokens
         self._symbols = [*symbols.symbols, *(f"<2{tag}>" for tag in self.tags)]
 
     @classmethod
@@ -68,6 +70,48 @@ class Tokenizer:
     def tag_tokens(self) -> range:
         """Token ids of the language tags, which follow the ids of all symbols. No text is encoded as a language tag."""
         return range(len(self._segmenter.symbols), self.vocab_size)
+
+    @property
+    def mask_token_id(self) -> int:
+        """Id of the mask token, which is in the vocabulary or else follows it."""
+        inside = self.special_tokens.mask_token_id
+        return self.vocab_size if inside is None else inside
+
+    @cached_property
+    def blank_token_id(self) -> int:
+        """Token that replaces others in blank noising: the unknown token, the mask token, the NUL character or padding, if it exists."""
+        special = self.special_tokens
+        named = next((token for token in (special.unk_token_id, special.mask_token_id) if token is not None), None)
+        return named if named is not None else next(reversed(self.encode("\0")), special.padding)
+
+    @cached_property
+    def never_masked(self) -> frozenset[int]:
+        """Ids that no masking or noising may replace: special tokens and language tags."""
+        return self.special_tokens.ids | {self.blank_token_id, *self.tag_tokens}
+
+    @cached_property
+    def maskable(self) -> list[int]:
+        """Ids of the tokens of texts, in ascending order."""
+        return [token for token in range(self.vocab_size) if token not in self.never_masked]
+
+    @cached_property
+    def never_generated(self) -> list[int]:
+        """Ids that no decoder may generate: padding, tokens that only start a sequence, and language tags."""
+        return [*self.special_tokens.never_in_target, *self.tag_tokens]
+
+    def is_special(self, token: int) -> bool:
+        """Return whether a token stands for no text: a special token or a language tag."""
+        return token in self.special_tokens.ids or token in self.tag_tokens
+
+    @property
+    def spaces_in_tokens(self) -> bool:
+        """True if the first token of a word contains the space before the word."""
+        return self._segmenter.spaces_in_tokens
+
+    @property
+    def space_before_words(self) -> str:
+        """What precedes a word that is encoded alone as it would be within a sentence: a space, unless the tokenizer adds it."""
+        return self._segmenter.space_before_words
 
     def language_prefix(self, to: str | None) -> list[int]:
         """Return the token ids to prepend to a source, which specify the target language.
@@ -127,9 +171,9 @@ class Tokenizer:
         return self._segmenter.encode_with_dropout(self._normalize(texts), p, key, samples)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of token ids, skipping padding, start-of-sequence and end-of-sequence tokens, and language tags."""
-        n_of_text = len(self._segmenter.symbols)
-        return self._segmenter.decode(token for token in tokens if token not in _NO_TEXT and token < n_of_text)
+        """Return the text of token ids, skipping special tokens except the unknown token, and language tags."""
+        n_of_text, no_text = len(self._segmenter.symbols), self.special_tokens.no_text
+        return self._segmenter.decode(token for token in tokens if token not in no_text and token < n_of_text)
 
     def decode_continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that ``tokens`` append to the text of ``before``, including the space between both if there is one."""
@@ -137,13 +181,13 @@ class Tokenizer:
 
     def symbols(self, tokens: Iterable[int]) -> list[str]:
         """Return the symbol of each token id in printed form, with ``▁`` in place of spaces, and ``[MASK]`` for a mask token."""
-        return [MASK if token == self.vocab_size else self._symbols[token].replace(" ", "▁") for token in tokens]
+        return [MASK if token == self.mask_token_id else self._symbols[token].replace(" ", "▁") for token in tokens]
 
     def starts_word(self, tokens: Sequence[int]) -> list[bool]:
         """Return for each token whether it starts a whitespace-separated word. Each special token is a word of its own."""
         starts, alone = [], True
         for token in tokens:
-            special = token in _NO_TEXT or token in self.tag_tokens
+            special = token in self.special_tokens.no_text or token in self.tag_tokens
             starts.append(alone or special or self.kind == "whitespace" or self._symbols[token][0].isspace())
             alone = special
         return starts
@@ -295,6 +339,10 @@ def describe_vocabularies(tokenizers: Tokenizers) -> list[str]:
         case = ", lower-cased" if tokenizer.lowercase else ""
         tags = f", target languages {', '.join(tokenizer.tags)}" if tokenizer.tags else ""
         lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}{tags}")
-        longest = sorted(range(len(_NO_TEXT), tokenizer.vocab_size), key=lambda n: len(tokenizer.decode([n])), reverse=True)[:5]
+        longest = sorted(
+            (token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_tokens.no_text),
+            key=lambda n: len(tokenizer.decode([n])),
+            reverse=True,
+        )[:5]
         lines.append(f"  longest: {' '.join(tokenizer.symbols(longest))}")
     return lines

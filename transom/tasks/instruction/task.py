@@ -57,7 +57,7 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
             micro_batching=context.micro_batching(training),
         )
         valid_batches = evaluation_batches(read["valid"], max_seq_len, training.batch_tokens)
-        counts = count_tokens(read["train"].answers, tokenizer.vocab_size)
+        counts = count_tokens(read["train"].answers, tokenizer.vocab_size, [tokenizer.special_tokens.end])
         baseline = frequency_baseline(counts, validation_labels(valid_batches), "token")
         return cls(
             recipe=recipe,
