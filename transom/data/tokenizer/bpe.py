@@ -38,6 +38,8 @@ class BytePairEncoding:
     Attributes:
         kind: value of ``tokenizer.kind`` in a recipe.
         special_tokens: ids of the special tokens, and the templates that use them.
+        reserved: ids of further special tokens, of which there are none.
+        unused: ids without a symbol, of which there are none.
         space_before_words: what precedes a word that is encoded alone as it would be within a sentence.
         spaces_in_tokens: True if the first token of a word contains the space before the word.
         symbols: symbol of each token id as text.
@@ -46,6 +48,7 @@ class BytePairEncoding:
 
     kind = "bpe"
     special_tokens = OWN_TOKENS
+    reserved, unused = frozenset[int](), ()
     space_before_words, spaces_in_tokens = "", True  # encoding adds the space
 
     def __init__(self, characters: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
@@ -166,6 +169,10 @@ class BytePairEncoding:
             samples: index of each text in its data set. Key and index determine the random numbers of the text.
         """
         return [self._dropout.encode(text and " " + text, p, (*key, sample)) for text, sample in zip(texts, samples, strict=True)]
+
+    def starts_word(self, token: int) -> bool:
+        """Return whether a token starts a word."""
+        return self.symbols[token][0].isspace()
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of token ids.

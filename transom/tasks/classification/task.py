@@ -174,7 +174,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
     @classmethod
     def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(cls.load(recipe, base).train.source, recipe.tokenizer, notify)
+        return train_text_tokenizers(cls.load(recipe, base).train.source, recipe, base, notify)
 
 
 def _shown(found: ClassPrediction | LabelsPrediction) -> dict[str, Any]:

@@ -114,4 +114,4 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
     def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
         train = load_instructions(recipe.data, base).train
-        return train_text_tokenizers(train.source + train.target, recipe.tokenizer, notify)
+        return train_text_tokenizers(train.source + train.target, recipe, base, notify)

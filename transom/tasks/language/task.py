@@ -104,4 +104,4 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
     @classmethod
     def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, notify)
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe, base, notify)

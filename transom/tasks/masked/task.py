@@ -107,7 +107,7 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
     @classmethod
     def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, notify)
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe, base, notify)
 
 
 def _masked_batches(

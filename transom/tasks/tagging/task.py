@@ -152,7 +152,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
     @classmethod
     def train_tokenizers(cls, recipe: TaggingRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(cls.load(recipe, base).train.texts, recipe.tokenizer, notify)
+        return train_text_tokenizers(cls.load(recipe, base).train.texts, recipe, base, notify)
 
 
 def _classes_of(splits: Splits[TaggedSentences], recipe: TaggingRecipe) -> tuple[str, ...]:
