@@ -38,7 +38,7 @@ def test_known_values() -> None:
     loss, accuracy = uniform_baseline([8, 8, 2], 18)
     assert loss.value == pytest.approx((16 * math.log(8) + 2 * math.log(2)) / 18)
     assert accuracy.value == pytest.approx(100 / 18)
-    counts = count_tokens([[5, 5, 6], [6]], 8)
+    counts = count_tokens([[5, 5, 6], [6]], 8, [EOS])
     assert counts.tolist() == [2 if token == EOS else {5: 2, 6: 2}.get(token, 0) for token in range(8)]
 
 

@@ -65,5 +65,5 @@ def fill(
     with edits_in_force(mask_filler, edit):
         answered = answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, readable=lambda text: text.replace(MASK, " "))
     if not as_json:
-        max_tokens, treatment = mask_filler.model.config.max_seq_len - 1, "read in a window around each mask"
+        max_tokens, treatment = mask_filler.max_tokens, "read in a window around each mask"
         note_too_long(sum(n > 0 for n in n_dropped), len(answered), "texts", max_tokens, treatment, sum(n_dropped))

@@ -81,7 +81,7 @@ class TextSearch:
     def note_too_long(self) -> None:
         """Print a note on how many texts exceeded the context window, if there are any."""
         treatment = TRUNCATED_NOTE if self._too_long == "truncate" else WINDOWS_NOTE
-        max_tokens = self._embedder.model.config.max_seq_len - 1
+        max_tokens = self._embedder.max_tokens
         note_too_long(self._n_too_long, len(self._texts), "texts", max_tokens, treatment, sum(self._n_dropped))
 
     @property

@@ -362,16 +362,40 @@ class DigitsConfig(ComponentConfig):
 
 
 class TokenizerConfig(ComponentConfig):
-    """Tokenization: byte-pair encoding (Sennrich et al. 2016), characters, or words separated by white space."""
+    """Tokenization: subwords of one of four algorithms, characters, words separated by white space, or a pretrained tokenizer.
 
-    kind: Literal["bpe", "char", "whitespace"] = Field("bpe", description="the symbols: sub-words, characters or words")
+    Byte-pair encoding (Sennrich et al. 2016) is transom's own (``bpe``) or byte-level as in GPT-2, Llama 3 and Qwen (``byte-bpe``).
+    ``wordpiece`` is BERT's, ``unigram`` (Kudo 2018) T5's and XLM-R's. ``pretrained`` reads a ``tokenizer.json`` of the tokenizers library.
+    """
+
+    kind: Literal["bpe", "char", "whitespace", "byte-bpe", "wordpiece", "unigram", "pretrained"] = Field(
+        "bpe", description="the symbols: subwords, characters or words"
+    )
     vocab_size: int = Field(
         10000,
         ge=8,
         le=MAX_VOCAB_SIZE,
-        description="maximum number of tokens per side, special tokens included; tags of target languages are added",
+        description="maximum number of tokens per side, special tokens included; tags of target languages are added;"
+        " without effect on a pretrained tokenizer",
     )
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")
+    file: str | None = Field(None, description="tokenizer.json of kind 'pretrained', relative to data.root")
+    special_tokens: dict[str, str] = Field(
+        {},
+        description="special tokens of kind 'pretrained' by role, as in { eos_token = \"</s>\" }: pad_token, bos_token, eos_token,"
+        " unk_token, mask_token, sep_token, cls_token, decoder_start_token; others are found by their usual contents",
+    )
+
+    @model_validator(mode="after")
+    def _file_is_pretrained(self) -> "TokenizerConfig":
+        pretrained = self.kind == "pretrained"
+        if pretrained and self.file is None:
+            raise ValueError("tokenizer.kind = 'pretrained' needs tokenizer.file; name a tokenizer.json")
+        if not pretrained and (self.file is not None or self.special_tokens):
+            raise ValueError(f"tokenizer.file and tokenizer.special_tokens need tokenizer.kind = 'pretrained', found {self.kind!r}")
+        if pretrained and self.lowercase:
+            raise ValueError("tokenizer.lowercase: expected false for kind 'pretrained', whose file decides it, found true")
+        return self
 
 
 class PairTokenizerConfig(TokenizerConfig):
@@ -384,6 +408,8 @@ class PairTokenizerConfig(TokenizerConfig):
 
     @model_validator(mode="after")
     def _dropout_needs_merges(self) -> "PairTokenizerConfig":
-        if self.bpe_dropout and self.kind != "bpe":
-            raise ValueError(f"tokenizer.bpe_dropout needs tokenizer.kind = 'bpe', found {self.kind!r}")
+        if self.bpe_dropout and self.kind not in ("bpe", "byte-bpe"):
+            raise ValueError(f"tokenizer.bpe_dropout needs tokenizer.kind = 'bpe' or 'byte-bpe', found {self.kind!r}")
+        if self.kind == "pretrained" and not self.joint:
+            raise ValueError("tokenizer.joint: expected true for kind 'pretrained', which has one file, found false")
         return self

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
+from transom.data.tokenizer.special_tokens import OWN_TOKENS, PAD, SpecialTokens
 
 Indices = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class PaddedSequences(_MovesToDevice):
     A row contains one sequence, or several sequences packed one after another. Padding follows the last sequence.
 
     Attributes:
-        tokens: token ids, with ``PAD`` at padding.
+        tokens: token ids, with the padding token of the tokenizer at padding.
         positions: position of each token in its own sequence, starting at 0. A single row if all rows have the same positions.
         segments: number of each token's sequence within its row, starting at 1, and 0 at padding. A token attends only to tokens of the
             same segment.
@@ -50,11 +50,11 @@ class PaddedSequences(_MovesToDevice):
     text_length: int | None = None
 
     @classmethod
-    def pad(cls, rows: Sequence[Sequence[int]]) -> "PaddedSequences":
-        """Put one sequence in each row and pad all rows with ``PAD`` to the length of the longest row."""
+    def pad(cls, rows: Sequence[Sequence[int]], padding: int = PAD) -> "PaddedSequences":
+        """Put one sequence in each row and pad all rows with the token ``padding`` to the length of the longest row."""
         max_length = max(map(len, rows))
         lengths = torch.tensor([len(row) for row in rows])
-        tokens = torch.tensor([list(row) + [PAD] * (max_length - len(row)) for row in rows])
+        tokens = torch.tensor([list(row) + [padding] * (max_length - len(row)) for row in rows])
         positions = torch.arange(max_length)[None]
         return cls(tokens, positions, (positions < lengths[:, None]).long(), lengths)
 
@@ -106,9 +106,9 @@ class TranslationBatch(_MovesToDevice):
     """Batch of sentence pairs for teacher forcing.
 
     Attributes:
-        source: source tokens, followed by the end-of-sequence token.
+        source: source tokens, with the special tokens around a source, such as the end-of-sequence token.
         decoder_input: the start token, followed by the target tokens. These are the labels shifted right by one.
-        labels: target tokens, followed by the end-of-sequence token. ``PAD`` where ``decoder_input`` is padding.
+        labels: target tokens, followed by the end-of-sequence token. Padding where ``decoder_input`` is padding.
         sample_ids: index of each row's pair in the data set, for error messages.
     """
 
@@ -128,7 +128,13 @@ class TranslationBatch(_MovesToDevice):
         return int(self.decoder_input.lengths.sum())
 
 
-def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> TranslationBatch:
+def translation_batch(
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    samples: Sequence[int],
+    source_tokens: SpecialTokens = OWN_TOKENS,
+    target_tokens: SpecialTokens = OWN_TOKENS,
+) -> TranslationBatch:
     """Build a batch for teacher forcing.
 
     The decoder reads the start token and the target tokens. It predicts the target tokens and the end-of-sequence token.
@@ -137,10 +143,13 @@ def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequen
         sources: token ids of each source, without special tokens.
         targets: token ids of each target, without special tokens.
         samples: index of each pair in the data set.
+        source_tokens: special tokens of the sources.
+        target_tokens: special tokens of the targets.
     """
-    target = PaddedSequences.pad([[SOS, *row] for row in targets])
-    labels = PaddedSequences.pad([[*row, EOS] for row in targets]).tokens
-    return TranslationBatch(PaddedSequences.pad([[*row, EOS] for row in sources]), target, labels, tuple(samples))
+    predicted, padding = [target_tokens.seq2seq.surround(row) for row in targets], target_tokens.padding
+    target = PaddedSequences.pad([[target_tokens.decoder_start, *row[:-1]] for row in predicted], padding)
+    source = PaddedSequences.pad([source_tokens.seq2seq.surround(row) for row in sources], source_tokens.padding)
+    return TranslationBatch(source, target, PaddedSequences.pad(predicted, padding).tokens, tuple(samples))
 
 
 @dataclass(frozen=True)
@@ -148,9 +157,9 @@ class LanguageBatch(_MovesToDevice):
     """Batch of text for next-token prediction, such as windows of documents or instructions with their answers.
 
     Attributes:
-        decoder_input: the text, with an end-of-sequence token before each document. A row may contain parts of several documents, each of
+        decoder_input: the text, with a special token before each document. A row may contain parts of several documents, each of
             which is a segment. A document may start with a prefix, whose tokens do not contribute to the loss.
-        labels: the next token at each position. ``PAD`` where ``decoder_input`` is padding.
+        labels: the next token at each position. Padding where ``decoder_input`` is padding.
         sample_ids: index in the data set of the sample that each row begins with, for error messages.
     """
 
@@ -213,7 +222,7 @@ class LabeledTextBatch(_OneLabelPerSample, _MovesToDevice):
     """Batch of texts, each with one class.
 
     Attributes:
-        source: the texts, with an end-of-sequence token before each.
+        source: the texts, with the special tokens of the tokenizer around each.
         labels: class index of each text.
         sample_ids: index of each row's text in the data set, for error messages.
     """
@@ -228,7 +237,7 @@ class MultiLabelTextBatch(_MovesToDevice):
     """Texts with any number of labels each.
 
     Attributes:
-        source: the texts, each preceded by an end-of-sequence token.
+        source: the texts, with the special tokens of the tokenizer around each.
         labels: 1 at the labels of each text, 0 elsewhere.
         sample_ids: index of each row's text in the data set, for error messages.
     """
@@ -288,8 +297,8 @@ class ContrastiveBatch(_MovesToDevice):
     Row i of ``source`` and row i of ``target`` form a positive pair. All other combinations in the batch are negatives.
 
     Attributes:
-        source: first text of each pair (the anchor), preceded by an end-of-sequence token.
-        target: second text of each pair (the positive), preceded by an end-of-sequence token.
+        source: first text of each pair (the anchor), with the special tokens around it.
+        target: second text of each pair (the positive), with the special tokens around it.
         sample_ids: index of each row's pair in the data set, for error messages.
     """
 
@@ -313,9 +322,24 @@ class ContrastiveBatch(_MovesToDevice):
         return len(self.sample_ids)
 
 
-def contrastive_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> ContrastiveBatch:
-    """Build a contrastive batch; an end-of-sequence token, which serves as start token, precedes each text."""
-    left, right = (PaddedSequences.pad([[EOS, *row] for row in side]) for side in (sources, targets))
+def contrastive_batch(
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    samples: Sequence[int],
+    source_tokens: SpecialTokens = OWN_TOKENS,
+    target_tokens: SpecialTokens = OWN_TOKENS,
+) -> ContrastiveBatch:
+    """Build a contrastive batch, in which the tokenizer's template surrounds each text.
+
+    Args:
+        sources: token ids of the first text of each pair, without special tokens.
+        targets: token ids of the second text of each pair, without special tokens.
+        samples: index of each pair in the data set.
+        source_tokens: special tokens of the first texts.
+        target_tokens: special tokens of the second texts.
+    """
+    sides = (sources, source_tokens), (targets, target_tokens)
+    left, right = (PaddedSequences.pad([special.text(row) for row in side], special.padding) for side, special in sides)
     return ContrastiveBatch(left, right, tuple(samples))
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from transom.config.architecture import TransformerConfig
+from transom.data.tokenizer.special_tokens import OWN_TOKENS, SpecialTokens
+from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
 from transom.layers.attention import repeat_kv
@@ -196,6 +198,19 @@ def find_network(model: Any, inputs: Any) -> tuple[Any, Network]:
             "expected a batch or tensor for a model without a tokenizer, found a text; trace the run that transom.load returns"
         )
     return given, network
+
+
+def tokenizer_of(model: Any, side: str) -> Tokenizer | None:
+    """Return the tokenizer of a side of a run, "source" or "target"; None for a model, which has none."""
+    tokenizers = getattr(model, "tokenizers", None)
+    found: Tokenizer | None = getattr(tokenizers, side) if tokenizers else getattr(model, "tokenizer", None)
+    return found
+
+
+def special_tokens_of(model: Any, side: str) -> SpecialTokens:
+    """Return the special tokens of a side of a run, "source" or "target". A model without tokenizer has those of the kind ``bpe``."""
+    tokenizer = tokenizer_of(model, side)
+    return OWN_TOKENS if tokenizer is None else tokenizer.special_tokens
 
 
 def heads_of(x: Tensor, n_heads: int, heads: Sequence[int] | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transom.config.architecture import TransformerConfig
 from transom.data.batch import TranslationBatch, translation_batch
-from transom.data.tokenizer.special_tokens import EOS
+from transom.data.tokenizer.special_tokens import OWN_TOKENS, SpecialTokens
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.predictors.results import Alignment
 from transom.errors import ConfigError, DataError
@@ -31,20 +31,26 @@ def cross_attention_addresses(model: Seq2SeqModel) -> list[str]:
 
 @torch.no_grad()
 def cross_attention_weights(
-    model: Seq2SeqModel, source: Sequence[int], target: Sequence[int]
+    model: Seq2SeqModel,
+    source: Sequence[int],
+    target: Sequence[int],
+    source_tokens: SpecialTokens = OWN_TOKENS,
+    target_tokens: SpecialTokens = OWN_TOKENS,
 ) -> Float[Tensor, "n_layers n_heads target source"]:
     """Compute the attention weights of every cross-attention layer for one sentence pair.
 
-    Row t holds the weights at the decoder position that predicts target token t. The last row and column belong to the end-of-sequence
-    token. Rows of target tokens that skip a block (mixture of depths) are 0.
+    Row t holds the weights at the decoder position that predicts label t. Special tokens have rows and columns too: the last row and
+    column belong to the end-of-sequence token. Rows of target tokens that skip a block (mixture of depths) are 0.
 
     Args:
         model: an encoder-decoder in evaluation mode.
         source: source tokens without the end-of-sequence token.
         target: target tokens without start and end tokens.
+        source_tokens: special tokens of the source.
+        target_tokens: special tokens of the target.
     """
     assert not model.training, "expected a model in evaluation mode, since dropout changes the weights; call model.eval()"
-    batch = translation_batch([source], [target], [0]).to(model.device)
+    batch = translation_batch([source], [target], [0], source_tokens, target_tokens).to(model.device)
     attentions = cross_attention_addresses(model)
     routed = [block for block, module in model.named_modules() if isinstance(getattr(module, "depth", None), DepthRouter)]
     sites = [f"{attention}.{site}" for attention in attentions for site in ("q", "k")]
@@ -125,11 +131,9 @@ def align(
         raise ConfigError(f"layer: expected a decoder layer from 0 to {len(attentions) - 1}, found {layer}; give another layer")
     pieces = [*tokenizers.source.language_prefix(to), *tokenizers.source.encode(source)], tokenizers.target.encode(target)
     for side, tokens in zip(("source", "target"), pieces, strict=True):
-        if len(tokens) >= config.max_seq_len:
-            raise DataError(
-                f"expected a {side} of at most {config.max_seq_len - 1} tokens to align, found {len(tokens)}; shorten the {side}"
-            )
-    all_weights = cross_attention_weights(model, *pieces)
+        if len(tokens) > (most := config.max_seq_len - getattr(tokenizers, side).special_tokens.n_added):
+            raise DataError(f"expected a {side} of at most {most} tokens to align, found {len(tokens)}; shorten the {side}")
+    all_weights = cross_attention_weights(model, *pieces, tokenizers.source.special_tokens, tokenizers.target.special_tokens)
     chosen = choose_alignment_layer(all_weights) if layer is None else layer
     columns, source_words = word_labels(tokenizers.source, pieces[0], words)
     rows, target_words = word_labels(tokenizers.target, pieces[1], words)
@@ -139,8 +143,8 @@ def align(
 
 
 def word_labels(tokenizer: Tokenizer, tokens: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
-    """Return the word index of each token and of an appended end-of-sequence token, and each word; without ``words`` a token is a word."""
-    tokens = [*tokens, EOS]
+    """Return the word index of each token, special tokens of the template included, and each word; without ``words`` a token is a word."""
+    tokens = tokenizer.special_tokens.seq2seq.surround(tokens)
     if not words:
         return list(range(len(tokens))), tuple(tokenizer.symbols(tokens))
     word_indices = [count - 1 for count in accumulate(map(int, tokenizer.starts_word(tokens)))]

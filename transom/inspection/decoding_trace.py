@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.data.batch import LanguageBatch, PaddedSequences, translation_batch
+from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.decoding.search.step_trace import RecordedSearch
 from transom.errors import ConfigError
 from transom.inspection.certify import CertificationError
@@ -97,8 +97,10 @@ def trace_search(
     if is_language_model:
         read = replace(PaddedSequences.pad([[*found.source, *found.tokens]]), text_length=found.text_length)
         batch: Any = LanguageBatch(read, read.tokens, (0,))
-    else:  # the batch adds the end token
-        batch = translation_batch([list(found.source[:-1])], [list(found.tokens)], [0])
+    else:  # the batch adds the special tokens
+        template = predictor.tokenizers.source.special_tokens.seq2seq
+        source = found.source[len(template.prefix) : len(found.source) - len(template.suffix)]
+        batch = predictor.build_batch(source, found.tokens)
     logits, traced = trace(predictor, batch.to(model.device), names, **(trace_options or {}))
     first = len(found.source) - 1 if is_language_model else 0
     return SearchTrace(found, traced, compare_steps(found, logits[0, first:]))

@@ -10,6 +10,7 @@ from transom.decoding.predictors.long_texts import check_length, split_windows
 from transom.decoding.predictors.translator import Translator
 from transom.errors import ConfigError, DataError
 from transom.files.message import phrase
+from transom.inspection.activations import special_tokens_of
 from transom.inspection.messages.tables import message
 from transom.inspection.pages.describe import with_article
 
@@ -83,7 +84,7 @@ def build_example_batch(
     if not isinstance(predictor, SupportsTextInput):
         raise DataError(f"expected a model of texts or files, found a model of kind {model.config.kind!r}; give another run")
     whole = "\n".join(read_lines(file, allow_empty=True)) if file is not None else check_text(text or "", "text")
-    row, most = predictor.encode(whole), model.config.max_seq_len - 1
+    row, most = predictor.encode(whole), model.config.max_seq_len - special_tokens_of(predictor, "source").n_added
     if not row:
         raise DataError(phrase("errors.no_token", "{place}: expected a text of at least one token, found none", place=str(file or "text")))
     if too_long == "refuse":

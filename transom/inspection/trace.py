@@ -13,7 +13,15 @@ from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
 from transom.inspection.activation_sites import fake_pass
-from transom.inspection.activations import GRADIENT_SUFFIX, Activations, autocast_as, autocast_dtype, find_network, sequences_of
+from transom.inspection.activations import (
+    GRADIENT_SUFFIX,
+    Activations,
+    autocast_as,
+    autocast_dtype,
+    find_network,
+    sequences_of,
+    tokenizer_of,
+)
 from transom.inspection.attention_map import AttentionMap
 from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import SLICED_MAPS, AttentionInputs, is_exact
@@ -418,13 +426,11 @@ def trace_run(
 
 def token_symbols(model: Any, batch: Any) -> dict[str, list[str]]:
     """Return the symbols of the first source and target row of a batch, if the model is a run with a tokenizer."""
-    tokenizers = getattr(model, "tokenizers", None)
-    source = tokenizers.source if tokenizers else getattr(model, "tokenizer", None)
-    target = tokenizers.target if tokenizers else source
     found = dict[str, list[str]]()
-    for side, tokenizer in (("source", source), ("decoder_input", target)):
-        if tokenizer is not None and (sequences := getattr(batch, side, None)) is not None:
-            found["source" if side == "source" else "target"] = tokenizer.symbols(sequences.tokens[0].tolist())
+    for side, name in (("source", "source"), ("target", "decoder_input")):
+        tokenizer = tokenizer_of(model, side)
+        if tokenizer is not None and (sequences := getattr(batch, name, None)) is not None:
+            found[side] = tokenizer.symbols(sequences.tokens[0].tolist())
     return found
 
 

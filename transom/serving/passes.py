@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from transom.config.vision import VisionTransformerConfig
-from transom.data.tokenizer.special_tokens import TOKEN_NAMES
 from transom.decoding.predictors.generator import Generator
 from transom.errors import ConfigError, DataError
 from transom.files.message import phrase
+from transom.inspection.activations import tokenizer_of
 from transom.inspection.attention_map import attention_map
 from transom.inspection.certify import Certificate
 from transom.inspection.derive_attention import is_exact
@@ -217,8 +217,9 @@ def _tokens(model: ServedModel, batch: Any) -> dict[str, list[dict[str, Any]]]:
         if hasattr(model.network, stack):
             ids = (batch.source if stack == "encoder" else batch.decoder_input).tokens[0].tolist()
             texts = symbols.get(side) or [str(each) for each in ids]
+            tokenizer = tokenizer_of(model.run, side)
             listed[stack] = [
-                {"text": text, "id": token, "position": i, "special": token in TOKEN_NAMES and text == TOKEN_NAMES[token]}
+                {"text": text, "id": token, "position": i, "special": tokenizer is not None and token in tokenizer.special_tokens.ids}
                 for i, (token, text) in enumerate(zip(ids, texts, strict=True))
             ]
     return listed

@@ -16,7 +16,7 @@ from transom.checkpoints.run_files import CHECKPOINTS, METRICS
 from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.data.text.input_profile import InputProfile
-from transom.data.tokenizer.special_tokens import MASK, SOS
+from transom.data.tokenizer.special_tokens import MASK
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.predictors.long_texts import check_length
@@ -244,7 +244,10 @@ class ServedModel:
         """
         if not self.run.instruction_tuned:
             return batch
-        row, longest = [*batch.decoder_input.tokens[0].tolist(), SOS], self.run.model.config.max_seq_len
+        row, longest = (
+            [*batch.decoder_input.tokens[0].tolist(), self.run.tokenizer.special_tokens.answer_start],
+            self.run.model.config.max_seq_len,
+        )
         if len(row) > longest:
             check_length("text", len(row) - 2, longest - 2)
         read = PaddedSequences.pad([row])

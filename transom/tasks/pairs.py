@@ -8,12 +8,12 @@ from typing import Any
 from transom.config.data import LanguageConfig
 from transom.config.recipe import PairRecipe
 from transom.data.pairs.datasets import load_multilingual_data
-from transom.data.pairs.loader import CollateFn, PairLoader
+from transom.data.pairs.loader import PairCollateFn, PairLoader
 from transom.data.pairs.pairs import Pairs, concatenate
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError
-from transom.training.finetune import load_existing_tokenizers
+from transom.training.finetune import data_root, load_existing_tokenizers
 from transom.training.task_protocol import TaskContext
 
 
@@ -37,7 +37,7 @@ class TokenizedPairs:
 
 
 def load_tokenized_pairs(
-    recipe: PairRecipe, context: TaskContext, collate_fn: CollateFn, languages: Sequence[LanguageConfig] = ()
+    recipe: PairRecipe, context: TaskContext, collate_fn: PairCollateFn, languages: Sequence[LanguageConfig] = ()
 ) -> TokenizedPairs:
     """Read the text pairs of a recipe, prepare its tokenizers, and build the loaders of its training batches.
 
@@ -59,7 +59,9 @@ def load_tokenized_pairs(
     recipe = context.fit(recipe, sum(map(len, train_sets)), [text for pairs in train_sets for text in pairs.target])
     context.notify("preparing the tokenizer")
     tags = [to for to in splits if to is not None]
-    tokenizers = load_existing_tokenizers(recipe, context.folder) or Tokenizers.train(concatenate(train_sets), recipe.tokenizer, tags)
+    tokenizers = load_existing_tokenizers(recipe, context.folder) or Tokenizers.train(
+        concatenate(train_sets), recipe.tokenizer, tags, data_root(recipe, context.base)
+    )
     _check_tags(tags, tokenizers.source.tags)
     training = recipe.training
     loaders = {
@@ -94,7 +96,7 @@ def train_pair_tokenizers(
     splits = load_multilingual_data(recipe.data, base, languages)
     pairs = concatenate([of_language.train for of_language in splits.values()])
     notify(f"training the tokenizers on {len(pairs.source):,} pairs ...")
-    return Tokenizers.train(pairs, recipe.tokenizer, [to for to in splits if to is not None])
+    return Tokenizers.train(pairs, recipe.tokenizer, [to for to in splits if to is not None], data_root(recipe, base))
 
 
 def _check_tags(tags: list[str], known: tuple[str, ...]) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from transom.checkpoints.run_files import INPUT_PROFILE, TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.data import TextDataConfig, TokenizerConfig
+from transom.config.data import TextDataConfig
 from transom.config.recipe import Recipe, TextRecipe
 from transom.data.batch import Batch
 from transom.data.reports.baseline import frequency_baseline, validation_labels
@@ -22,7 +23,7 @@ from transom.data.text.windows import TokenStream, WindowLoader
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.files.atomic_io import FORMAT_VERSION, json_bytes
 from transom.models.base import Network
-from transom.training.finetune import load_or_train_tokenizer
+from transom.training.finetune import data_root, load_or_train_tokenizer
 from transom.training.objectives.objective import CrossEntropy, Objective
 from transom.training.task_protocol import TaskContext, TrainLoader
 
@@ -134,7 +135,7 @@ def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskC
         recipe: the recipe to train.
         data: data section of the recipe.
         context: folders, progress callback and rank of the training run.
-        blank_noising: mean fraction of the training tokens replaced by [UNK].
+        blank_noising: mean fraction of the training tokens replaced by the blank token.
 
     Raises:
         TransomError: the text cannot be read or does not fit the tokenizer.
@@ -156,14 +157,20 @@ def load_tokenized_text(recipe: TextRecipe, data: TextDataConfig, context: TaskC
     return TokenizedText(recipe, splits, tokenizer, streams, windows)
 
 
-def train_text_tokenizers(texts: Sequence[str], tokenizer: TokenizerConfig, notify: Callable[[str], None]) -> Tokenizers:
+def vocabulary_fields(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the fields of an encoder's configuration that the tokenizer decides: size of the vocabulary, and its mask token if any."""
+    return {"vocab_size": tokenizer.vocab_size, "mask_token_id": tokenizer.special_tokens.mask_token_id}
+
+
+def train_text_tokenizers(texts: Sequence[str], recipe: TextRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
     """Train one tokenizer on training texts, and return it as tokenizer of both source and target texts.
 
     Args:
         texts: the training texts.
-        tokenizer: settings of the tokenizer.
+        recipe: the recipe with the settings of the tokenizer.
+        base: folder that a relative ``data.root`` is resolved against.
         notify: called with a line that states the number of texts, before the tokenizer is trained.
     """
     notify(f"training the tokenizer on {len(texts):,} texts ...")
-    of_text = Tokenizer.train(texts, tokenizer)
+    of_text = Tokenizer.train(texts, recipe.tokenizer, folder=data_root(recipe, base))
     return Tokenizers(of_text, of_text)

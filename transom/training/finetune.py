@@ -24,10 +24,11 @@ from transom.config.model_overrides import (
     is_overridable,
     is_recipe_field,
 )
-from transom.config.recipe import Recipe, TextRecipe, load_recipe
+from transom.config.recipe import PairRecipe, Recipe, TextRecipe, load_recipe
 from transom.config.rope_scaling import with_original_length
 from transom.config.schema import SLOTS, ComponentConfig, Schema, derived_formula
 from transom.config.vision import ImageClassifierConfig
+from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import CheckpointError, ConfigError
 from transom.layers.position_encoding import resize_position_grid, resize_position_table
@@ -54,11 +55,22 @@ def load_existing_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | 
     return None
 
 
+def data_root(recipe: TextRecipe | PairRecipe, base: Path) -> Path:
+    """Return the folder that the paths of a recipe are relative to.
+
+    Args:
+        recipe: the recipe.
+        base: folder of the recipe, which a relative ``data.root`` is resolved against.
+    """
+    root: str = recipe.data.root
+    return base / expand_path(root)
+
+
 def load_or_train_tokenizer(texts: Iterable[str], recipe: TextRecipe, context: TaskContext) -> Tokenizer:
     """Load the tokenizer of a resumed run, or of the original run in fine-tuning; otherwise train a tokenizer on ``texts``."""
     context.notify("preparing the tokenizer")
     given = load_existing_tokenizers(recipe, context.folder)
-    return Tokenizer.train(texts, recipe.tokenizer) if given is None else given.source
+    return Tokenizer.train(texts, recipe.tokenizer, folder=data_root(recipe, context.base)) if given is None else given.source
 
 
 POSITION_TABLE_SUFFIX = "position.table.weight"

@@ -2,8 +2,8 @@
 
 An instruction is a pair whose source is the prompt and whose target is the answer. Several instructions are packed into a row of a batch.
 
-An instruction is encoded as ``[EOS] prompt [SOS] answer``. Only the answer tokens and the ``[EOS]`` after them contribute to the loss.
-``[SOS]`` is a special token that no prompt text can produce.
+An instruction is encoded as ``[EOS] prompt [SOS] answer``, or with the tokenizer's own special tokens in these roles. Only the answer
+tokens and the end token after them contribute to the loss. No prompt text can produce a special token.
 """
 
 from array import array
@@ -27,12 +27,12 @@ from transom.data.text.json_lines import short_json
 from transom.data.text.table_columns import ANSWER, CONTEXT, PROMPT
 from transom.data.text.tabular import read_records, read_table, table_suffix
 from transom.data.text.text_io import expand_path
-from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
+from transom.data.tokenizer.special_tokens import OWN_TOKENS, SpecialTokens
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 
 N_SPECIAL_TOKENS = 2
-"""Number of special tokens in an encoded instruction, ``[EOS]`` and ``[SOS]``, without the ``[EOS]`` of the labels."""
+"""Number of special tokens in an encoded instruction, before prompt and answer, without the end token of the labels."""
 
 InstructionLengthPolicy = Literal["truncate", "drop", "refuse"]
 
@@ -120,6 +120,7 @@ class Instructions:
         n_tokens: number of tokens before truncation, including special tokens, of every instruction in the data set.
         truncated: indices in the data set of instructions with a truncated prompt.
         dropped: indices in the data set of instructions that were dropped.
+        special_tokens: special tokens of the tokenizer.
     """
 
     prompts: list["array[int]"]
@@ -128,6 +129,7 @@ class Instructions:
     n_tokens: Indices
     truncated: list[int]
     dropped: list[int]
+    special_tokens: SpecialTokens = OWN_TOKENS
 
     @classmethod
     def encode(cls, pairs: Pairs, tokenizer: Tokenizer, max_seq_len: int, too_long: InstructionLengthPolicy) -> "Instructions":
@@ -157,7 +159,7 @@ class Instructions:
         out, cut = set(dropped), set(truncated)
         kept = [i for i in range(len(pairs)) if i not in out]
         ends = [prompts[i][-room[i] :] if i in cut else prompts[i] for i in kept]
-        return cls(ends, [answers[i] for i in kept], kept, n_tokens, truncated, dropped)
+        return cls(ends, [answers[i] for i in kept], kept, n_tokens, truncated, dropped, tokenizer.special_tokens)
 
     @property
     def lengths(self) -> Indices:
@@ -172,21 +174,24 @@ class Instructions:
         Args:
             rows: indices into ``prompts`` of the instructions in each row.
         """
-        columns = tuple(list[list[int]]() for _ in range(5))
+        special, columns = self.special_tokens, tuple(list[list[int]]() for _ in range(5))
         for row in rows:
             for column in columns:
                 column.append([])
             tokens, labels, positions, segments, prefix = (column[-1] for column in columns)
             for number, i in enumerate(row, 1):
-                sequence = [*self.prompts[i], SOS, *self.answers[i], EOS]
+                sequence = [*self.prompts[i], special.answer_start, *self.answers[i], special.end]
                 n, n_prefix = len(sequence), 1 + len(self.prompts[i])
-                tokens += [EOS, *sequence[:-1]]
+                tokens += [special.document_start, *sequence[:-1]]
                 labels += sequence
                 positions += range(n)
                 segments += [number] * n
                 prefix += [1] * n_prefix + [0] * (n - n_prefix)
         lengths = [len(row) for row in columns[0]]
-        filled = [torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in column]) for column in columns]
+        fills = special.padding, special.padding, 0, 0, 0
+        filled = [
+            torch.tensor([row + [fill] * (max(lengths) - len(row)) for row in column]) for column, fill in zip(columns, fills, strict=True)
+        ]
         text = PaddedSequences(filled[0], filled[2], filled[3], torch.tensor(lengths), filled[4].bool())
         return LanguageBatch(text, filled[1], tuple(self.sample_ids[row[0]] for row in rows))
 

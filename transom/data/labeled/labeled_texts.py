@@ -19,7 +19,7 @@ from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 from transom.data.text.table_columns import LABEL, TEXT
 from transom.data.text.tabular import read_table
 from transom.data.text.text_io import expand_path
-from transom.data.tokenizer.special_tokens import EOS
+from transom.data.tokenizer.special_tokens import OWN_TOKENS, SpecialTokens
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import AmbiguousLabelsError, ConfigError, DataError
 
@@ -137,30 +137,40 @@ def encode_targets(texts: Pairs, classes: Sequence[str]) -> EncodedLabels:
     return encode_labels(texts.target, classes, texts)
 
 
-def labeled_text_batch(rows: Sequence[Sequence[int]], labels: Sequence[int], samples: Sequence[int]) -> LabeledTextBatch:
-    """Build a batch of labeled texts, with an end-of-sequence token before each text.
+def labeled_text_batch(
+    rows: Sequence[Sequence[int]], labels: Sequence[int], samples: Sequence[int], special: SpecialTokens = OWN_TOKENS
+) -> LabeledTextBatch:
+    """Build a batch of labeled texts, with the special tokens of the tokenizer around each text.
 
     Args:
         rows: token ids of each text, without special tokens.
         labels: class index of each text.
         samples: index of each text in the data set.
+        special: special tokens of the tokenizer.
     """
-    return LabeledTextBatch(PaddedSequences.pad([[EOS, *row] for row in rows]), torch.tensor(labels), tuple(samples))
+    return LabeledTextBatch(_read(rows, special), torch.tensor(labels), tuple(samples))
 
 
-def _any_batch(rows: Sequence[Sequence[int]], labels: EncodedLabels, samples: Sequence[int]) -> LabeledTextBatch | MultiLabelTextBatch:
+def _read(rows: Sequence[Sequence[int]], special: SpecialTokens) -> PaddedSequences:
+    return PaddedSequences.pad([special.text(row) for row in rows], special.padding)
+
+
+def _any_batch(
+    rows: Sequence[Sequence[int]], labels: EncodedLabels, samples: Sequence[int], special: SpecialTokens
+) -> LabeledTextBatch | MultiLabelTextBatch:
     """Build a batch of texts with one class each or with any number of labels each."""
     if isinstance(labels, np.ndarray):
-        source = PaddedSequences.pad([[EOS, *row] for row in rows])
-        return MultiLabelTextBatch(source, torch.from_numpy(labels).float(), tuple(samples))
-    return labeled_text_batch(rows, labels, samples)
+        return MultiLabelTextBatch(_read(rows, special), torch.from_numpy(labels).float(), tuple(samples))
+    return labeled_text_batch(rows, labels, samples, special)
 
 
 def _select_labels(labels: EncodedLabels, rows: Sequence[int]) -> EncodedLabels:
     return labels[list(rows)] if isinstance(labels, np.ndarray) else [labels[i] for i in rows]
 
 
-def labeled_text_batches(rows: Sequence[Sequence[int]], labels: EncodedLabels, max_seq_len: int, batch_tokens: int) -> list[Any]:
+def labeled_text_batches(
+    rows: Sequence[Sequence[int]], labels: EncodedLabels, max_seq_len: int, batch_tokens: int, special: SpecialTokens = OWN_TOKENS
+) -> list[Any]:
     """Batch texts of similar length for one pass such as validation; longer texts are truncated.
 
     Args:
@@ -168,32 +178,34 @@ def labeled_text_batches(rows: Sequence[Sequence[int]], labels: EncodedLabels, m
         labels: class index of each text, or its labels as 0 and 1 per class.
         max_seq_len: maximum number of tokens per text, special tokens included.
         batch_tokens: maximum number of tokens per batch, padding included; a longer text is a batch of its own.
+        special: special tokens of the tokenizer.
     """
-    cut = [row[: max_seq_len - 1] for row in rows]
-    lengths = sequence_lengths(cut) + 1
+    cut = [row[: max_seq_len - special.n_added] for row in rows]
+    lengths = sequence_lengths(cut) + special.n_added
     order = np.argsort(lengths, kind="stable")
     return [
-        _any_batch([cut[i] for i in part], _select_labels(labels, part), part)
+        _any_batch([cut[i] for i in part], _select_labels(labels, part), part, special)
         for part in map(np.ndarray.tolist, batch_by_tokens(order, lengths, batch_tokens))
     ]
 
 
-def reject_too_long(texts: Pairs, rows: Sequence[Sequence[int]], max_seq_len: int) -> None:
+def reject_too_long(texts: Pairs, rows: Sequence[Sequence[int]], max_seq_len: int, n_added: int = 1) -> None:
     """Raise an error if a text is longer than the context window.
 
     Args:
         texts: labeled texts.
         rows: token ids of each text, without special tokens.
         max_seq_len: maximum number of tokens per text, including special tokens.
+        n_added: number of special tokens per text.
 
     Raises:
         DataError: a text has more than ``max_seq_len`` tokens.
     """
     for sample, row in enumerate(rows):
-        if len(row) + 1 > max_seq_len:
+        if len(row) + n_added > max_seq_len:
             raise DataError(
                 f"{texts.describe_sample(sample)}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included,"
-                f" found {len(row) + 1}; shorten it, or set data.too_long = 'truncate' or 'drop'"
+                f" found {len(row) + n_added}; shorten it, or set data.too_long = 'truncate' or 'drop'"
             )
 
 
@@ -243,18 +255,19 @@ class LabeledTextLoader:
         """
         rows = encode(tokenizer, texts.source)
         self.texts, self.max_seq_len = texts, max_seq_len
-        self.lengths = sequence_lengths(rows)
+        self.lengths, self._special_tokens = sequence_lengths(rows), tokenizer.special_tokens
+        n_added = self._special_tokens.n_added
         if too_long == "refuse":
-            reject_too_long(texts, rows, max_seq_len)
-        too_long_rows = self.lengths + 1 > max_seq_len
+            reject_too_long(texts, rows, max_seq_len, n_added)
+        too_long_rows = self.lengths + n_added > max_seq_len
         self.n_too_long = int(too_long_rows.sum())
         self._kept = list(range(len(rows))) if too_long == "truncate" else np.flatnonzero(~too_long_rows).tolist()
         self.n_samples = len(self._kept)
         if not self._kept:
             raise DataError(f"{texts.name}: expected texts of at most {max_seq_len} tokens, found none; raise model.max_seq_len")
-        self._rows = [rows[i][: max_seq_len - 1] for i in self._kept]
+        self._rows = [rows[i][: max_seq_len - n_added] for i in self._kept]
         self._labels = _select_labels(encode_targets(texts, classes), self._kept)
-        self._lengths = sequence_lengths(self._rows) + 1
+        self._lengths = sequence_lengths(self._rows) + n_added
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(
                 f"training.batch_tokens: expected at least {longest}, the tokens of the longest text, found {batch_tokens}; raise it or"
@@ -278,7 +291,7 @@ class LabeledTextLoader:
         samples = [self._kept[i] for i in rows]
         keys = [(self._seed, epoch, sample) for sample in samples]
         read = [apply_word_dropout(self._rows[i], self._word_dropout, key) for i, key in zip(rows, keys, strict=True)]
-        return _any_batch(read, _select_labels(self._labels, rows), samples)
+        return _any_batch(read, _select_labels(self._labels, rows), samples, self._special_tokens)
 
 
 def apply_word_dropout(row: Sequence[int], p: float, key: tuple[int, int, int]) -> Sequence[int]:

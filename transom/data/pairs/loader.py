@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +21,9 @@ _ENCODE_CHUNK = 10_000
 
 CollateFn = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], Sequence[int]], Any]
 """Function that builds a batch from source token ids, target token ids and sample indices, like ``collate_fn`` in PyTorch."""
+
+PairCollateFn = Callable[..., Any]
+"""A ``CollateFn`` that also takes the special tokens of both sides, ``source_tokens`` and ``target_tokens``."""
 
 
 class BatchOptions(NamedTuple):
@@ -52,6 +56,7 @@ class PairLoader:
         n_samples: number of pairs per epoch, which excludes dropped pairs.
         dropped: indices of the dropped pairs, by the reason for dropping them.
         max_seq_len: maximum number of tokens per sequence, including special tokens.
+        n_added: number of special tokens of a sequence.
         padding_waste: fraction of padding among the source and target tokens of the first epoch.
         kept_samples: indices of the pairs that were not dropped.
         token_rows: source and target token ids of the pairs in ``kept_samples``, segmented without BPE-dropout.
@@ -69,7 +74,7 @@ class PairLoader:
         dropout: float = 0.0,
         max_length_ratio: float | None = None,
         micro_batching: MicroBatching = FULL_BATCH,
-        collate_fn: CollateFn = translation_batch,
+        collate_fn: PairCollateFn = translation_batch,
         source_prefix: Sequence[int] = (),
     ) -> None:
         """Tokenize the pairs and drop unusable pairs, whose indices are recorded by reason.
@@ -92,11 +97,13 @@ class PairLoader:
             ConfigError: a pair is longer than a batch.
         """
         self.pairs, self.source_prefix, self.max_seq_len = pairs, list(source_prefix), max_seq_len
-        self.batch_options = BatchOptions(batch_tokens, seed, micro_batching, collate_fn)
+        special = tokenizers.source.special_tokens, tokenizers.target.special_tokens
+        self.batch_options = BatchOptions(batch_tokens, seed, micro_batching, _with_special_tokens(collate_fn, tokenizers))
+        self.n_added = max(side.n_added for side in special)
         self._tokenizers, self._dropout, self._max_tokens = tokenizers, dropout, min(max_seq_len, batch_tokens)
         sides = encode(tokenizers.source, pairs.source, source_prefix), encode(tokenizers.target, pairs.target)
         self.lengths = sequence_lengths(sides[0]), sequence_lengths(sides[1])
-        self.dropped = _find_dropped(pairs, *self.lengths, max_seq_len, max_length_ratio)
+        self.dropped = _find_dropped(pairs, *self.lengths, max_seq_len, self.n_added, max_length_ratio)
         out = {sample for samples in self.dropped.values() for sample in samples}
         self.kept_samples = [sample for sample in range(len(pairs)) if sample not in out]
         self.n_samples = len(self.kept_samples)
@@ -144,12 +151,14 @@ class PairLoader:
             rows: TokenRows = []
             for sample, whole in zip(self.kept_samples, self.token_rows[side], strict=True):
                 (broken,) = tokenizer.encode_with_dropout([texts[sample]], self._dropout, key, [sample])
-                rows.append(array("i", [*source_prefix, *broken]) if len(source_prefix) + len(broken) < self._max_tokens else whole)
+                rows.append(
+                    array("i", [*source_prefix, *broken]) if len(source_prefix) + len(broken) + self.n_added <= self._max_tokens else whole
+                )
             sides.append(rows)
         return sides[0], sides[1]
 
     def _reject_longer_than_batch(self) -> None:
-        longer = np.maximum(*map(sequence_lengths, self.token_rows)) + 1
+        longer = np.maximum(*map(sequence_lengths, self.token_rows)) + self.n_added
         worst = int(longer.argmax())
         if longer[worst] > self.batch_options.batch_tokens:
             raise ConfigError(
@@ -168,14 +177,14 @@ def batches_from(position: int, loaders: Sequence[PairLoader], n: int, chosen: C
         n: number of samples per epoch.
         chosen: a function that returns the samples of an epoch, as indices into the concatenated kept samples of all loaders.
     """
-    batch_options, sides = loaders[0].batch_options, loaders[0].token_rows
+    batch_options, sides, n_added = loaders[0].batch_options, loaders[0].token_rows, loaders[0].n_added
     starts = np.cumsum([0, *(len(loader.pairs) for loader in loaders[:-1])]).tolist()
     kept_samples = [start + sample for start, loader in zip(starts, loaders, strict=True) for sample in loader.kept_samples]
 
     def plan(epoch: int) -> list[Indices]:
         nonlocal sides
         sides, of_epoch = _rows(loaders, epoch), chosen(epoch)
-        lengths = (sequence_lengths(side)[of_epoch] + 1 for side in sides)
+        lengths = (sequence_lengths(side)[of_epoch] + n_added for side in sides)
         return [
             of_epoch[batch] for batch in plan_epoch(*lengths, batch_tokens=batch_options.batch_tokens, seed=batch_options.seed, epoch=epoch)
         ]
@@ -199,7 +208,9 @@ def first_epoch_padding_waste(loaders: Sequence[PairLoader], chosen: Indices) ->
         chosen: samples of the first epoch, as indices into the concatenated kept samples of all loaders.
     """
     batch_options = loaders[0].batch_options
-    lengths = [np.concatenate([sequence_lengths(loader.token_rows[side]) for loader in loaders])[chosen] + 1 for side in (0, 1)]
+    lengths = [
+        np.concatenate([sequence_lengths(loader.token_rows[side]) for loader in loaders])[chosen] + loaders[0].n_added for side in (0, 1)
+    ]
     return padding_waste(plan_epoch(*lengths, batch_tokens=batch_options.batch_tokens, seed=batch_options.seed, epoch=0), *lengths)
 
 
@@ -215,7 +226,7 @@ def length_sorted_batches(
     batch_tokens: int,
     max_seq_len: int,
     too_long: Literal["drop", "refuse"] = "drop",
-    collate_fn: CollateFn = translation_batch,
+    collate_fn: PairCollateFn = translation_batch,
     source_prefix: Sequence[int] = (),
 ) -> list[Any]:
     """Sort sentence pairs by length and batch them for a single pass over the data, such as validation.
@@ -236,7 +247,11 @@ def length_sorted_batches(
         DataError: a pair is too long and ``too_long`` is "refuse", or no pair is left.
     """
     sources, targets = encode(tokenizers.source, pairs.source, source_prefix), encode(tokenizers.target, pairs.target)
-    longer = np.maximum(sequence_lengths(sources), sequence_lengths(targets)) + 1
+    n_added = max(tokenizers.source.special_tokens.n_added, tokenizers.target.special_tokens.n_added)
+    longer, collate = (
+        np.maximum(sequence_lengths(sources), sequence_lengths(targets)) + n_added,
+        _with_special_tokens(collate_fn, tokenizers),
+    )
     fits = longer <= max_seq_len
     if len(pairs) and (not fits.any() or (too_long == "refuse" and not fits.all())):
         sample = int(np.argmin(fits))
@@ -246,7 +261,7 @@ def length_sorted_batches(
         )
     order = np.lexsort((sequence_lengths(sources), longer))
     batches = batch_by_tokens(order[fits[order]], longer, batch_tokens)
-    return [collate_fn([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in map(np.ndarray.tolist, batches)]
+    return [collate([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in map(np.ndarray.tolist, batches)]
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], source_prefix: Sequence[int] = ()) -> TokenRows:
@@ -255,12 +270,19 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], source_prefix: Sequence[i
     return [array("i", [*source_prefix, *row]) for chunk in chunks for row in tokenizer.encode_batch(chunk)]
 
 
+def _with_special_tokens(collate_fn: PairCollateFn, tokenizers: Tokenizers) -> CollateFn:
+    """Pass the special tokens of both sides to a function that builds a batch."""
+    return partial(collate_fn, source_tokens=tokenizers.source.special_tokens, target_tokens=tokenizers.target.special_tokens)
+
+
 def longer_than(max_seq_len: int) -> str:
     """Return the reason for dropping pairs with a side of too many tokens."""
     return phrase("data.reasons.longer", "longer than {most} tokens", most=str(max_seq_len))
 
 
-def _find_dropped(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, max_length_ratio: float | None) -> dict[str, list[int]]:
+def _find_dropped(
+    pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, n_added: int, max_length_ratio: float | None
+) -> dict[str, list[int]]:
     """Return the indices of unusable pairs, grouped by the first reason that applies to each.
 
     Args:
@@ -268,13 +290,14 @@ def _find_dropped(pairs: Pairs, source: Indices, target: Indices, max_seq_len: i
         source: number of source tokens of each pair.
         target: number of target tokens of each pair.
         max_seq_len: maximum number of tokens per sequence, including special tokens.
+        n_added: number of special tokens per sequence.
         max_length_ratio: maximum length ratio of the two sides. None disables this filter.
     """
     empty = np.array([not s.strip() or not t.strip() for s, t in zip(pairs.source, pairs.target, strict=True)], dtype=bool)
     short, long = np.minimum(source, target), np.maximum(source, target)
     reasons: dict[str, Any] = {
         phrase("data.reasons.empty", "with an empty side"): empty,
-        longer_than(max_seq_len): long + 1 > max_seq_len,
+        longer_than(max_seq_len): long + n_added > max_seq_len,
     }
     if max_length_ratio is not None:
         with np.errstate(over="ignore"):  # an infinite maximum ratio drops no pair

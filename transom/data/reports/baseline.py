@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from transom.data.batch import Batch, Indices
 from transom.data.labeled.class_labels import LabelSets
-from transom.data.tokenizer.special_tokens import EOS
 from transom.files.message import phrase
 
 AnswerNoun = Literal["class", "token"]
@@ -104,15 +103,16 @@ def uniform_baseline(group_sizes: Sequence[int], n_candidates: int) -> list[Base
     return [BaselineMetric(key, value, at_random) for key, value in (("loss", loss), ("accuracy", 100 / n_candidates))]
 
 
-def count_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> NDArray[Any]:
-    """Return the number of occurrences of each token id in texts, with one end-of-sequence token per text.
+def count_tokens(rows: Sequence[Sequence[int]], vocab_size: int, end: Sequence[int]) -> NDArray[Any]:
+    """Return the number of occurrences of each token id in texts, with the special tokens of each text.
 
     Args:
         rows: token ids of each text, without special tokens.
         vocab_size: number of token ids.
+        end: special tokens that each text has in addition, such as the end-of-sequence token.
     """
     counts = np.bincount(np.concatenate([np.asarray(row, np.int64) for row in rows]), minlength=vocab_size)
-    counts[EOS] += len(rows)
+    np.add.at(counts, list(end), len(rows))
     return counts
 
 

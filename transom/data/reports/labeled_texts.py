@@ -36,7 +36,7 @@ def report_labeled_texts(
     tokens = {name: findings.length_distribution(of_part) for name, of_part in rows.items()}
     longer: dict[str, findings.SplitStatistics] = {
         "train": {"texts": loader.n_too_long, "dropped": len(train) - loader.n_samples},
-        "valid": {"texts": sum(len(row) + 1 > loader.max_seq_len for row in rows["valid"]), "dropped": 0},
+        "valid": {"texts": sum(len(row) + tokenizer.special_tokens.n_added > loader.max_seq_len for row in rows["valid"]), "dropped": 0},
     }
     problems = [
         *findings.contradiction_problems(

@@ -119,7 +119,7 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: PairLoad
         rows = encode(tokenizers.source, other.source, loader.source_prefix), encode(tokenizers.target, other.target)
         lengths = [sequence_lengths(side) for side in rows]
         tokens |= _distributions(name, *lengths)
-        too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
+        too_long = np.flatnonzero(np.maximum(*lengths) + loader.n_added > loader.max_seq_len).tolist()
         if too_long:
             problems.append(_lines_of(other, too_long, _dropped(name, longer_than(loader.max_seq_len))))
         unseen[f"{name} source"] = findings.unseen_symbols(tokenizers.source, rows[0], seen[0])

@@ -9,7 +9,6 @@ from transom.data.reports.report import DataReport
 from transom.data.split import Splits
 from transom.data.text.documents import Documents
 from transom.data.text.windows import TokenStream, WindowLoader
-from transom.data.tokenizer.special_tokens import UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.files.message import phrase
 
@@ -46,9 +45,9 @@ def report_text(splits: Splits[Documents], streams: dict[str, TokenStream], toke
             problems.append(_named(name, parts[name], also, _OVERLAP))
         never[name] = findings.unseen_symbols(tokenizer, [streams[name].tokens.tolist()], seen)
         problems += findings.unseen_problems({name: never[name]})
-    if tokenizer.kind != "bpe":
+    if (unknown := tokenizer.special_tokens.unk_token_id) is not None:
         for name, stream in streams.items():
-            if n := int((stream.tokens == UNK).sum()):
+            if n := int((stream.tokens == unknown).sum()):
                 problems.append(
                     phrase(
                         "data.outside_vocabulary",

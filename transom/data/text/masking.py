@@ -1,6 +1,6 @@
 """Token masking for masked language modeling, whose random numbers are a pure function of (seed, epoch, sample)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ The other selected tokens are kept (Devlin et al. 2019, section 3.1).
 """
 
 
-def mask_tokens(batch: LanguageBatch, mlm_probability: float, mask_token: int, key: tuple[int, ...]) -> MaskedBatch:
+def mask_tokens(
+    batch: LanguageBatch, mlm_probability: float, mask_token: int, key: tuple[int, ...], maskable: Sequence[int] | None = None
+) -> MaskedBatch:
     """Select tokens of a batch for prediction and corrupt most of them.
 
     Special tokens are never selected. At least one token of each row is selected, unless the row has special tokens only.
@@ -24,20 +26,22 @@ def mask_tokens(batch: LanguageBatch, mlm_probability: float, mask_token: int, k
     Args:
         batch: windows of text, whose labels are not used.
         mlm_probability: probability of selecting a token.
-        mask_token: id of the mask token, which is one more than the tokenizer's last id.
+        mask_token: id of the mask token, which is in the vocabulary or one more than the tokenizer's last id.
         key: integers such as seed and epoch. The random numbers of a row depend only on the key and on the row's sample index.
+        maskable: token ids that may be selected and that may replace others, in ascending order. By default those of the kind ``bpe``.
     """
-    text = batch.decoder_input
+    text, ordinary = batch.decoder_input, torch.tensor(range(UNK + 1, mask_token) if maskable is None else maskable)
+    special = ~torch.isin(text.tokens, ordinary)
     loss_mask, corrupted = torch.zeros_like(text.tokens, dtype=torch.bool), text.tokens.clone()
     for row, sample in enumerate(batch.sample_ids):
         bits = np.random.Philox(np.random.SeedSequence([*key, sample])).random_raw(3 * text.tokens.shape[1])
         choice, draw, random_token = torch.from_numpy((bits * 2.0**-64).reshape(3, -1))
-        choice[text.tokens[row] <= UNK] = 2.0  # never selected: special tokens and padding
+        choice[special[row]] = 2.0  # never selected: special tokens and padding
         chosen = (choice < mlm_probability) | (choice == choice.min()) & (choice < 1)
         loss_mask[row] = chosen
         corrupted[row, chosen & (draw < MASK_PROBABILITY)] = mask_token
         replaced = chosen & (draw >= MASK_PROBABILITY) & (draw < MASK_PROBABILITY + RANDOM_PROBABILITY)
-        corrupted[row, replaced] = (UNK + 1 + random_token[replaced] * (mask_token - UNK - 1)).long()
+        corrupted[row, replaced] = ordinary[(random_token[replaced] * len(ordinary)).long()]
     source = PaddedSequences(corrupted, text.positions, text.segments, text.lengths)
     return MaskedBatch(source, text.tokens, loss_mask, batch.sample_ids)
 
@@ -48,7 +52,9 @@ class MaskedLoader:
     Each epoch masks different tokens (dynamic masking).
     """
 
-    def __init__(self, windows: WindowLoader, mlm_probability: float, mask_token: int, seed: int) -> None:
+    def __init__(
+        self, windows: WindowLoader, mlm_probability: float, mask_token: int, seed: int, maskable: Sequence[int] | None = None
+    ) -> None:
         """Wrap a loader of windows, in whose batches tokens are masked.
 
         Args:
@@ -56,9 +62,10 @@ class MaskedLoader:
             mlm_probability: probability of selecting a token.
             mask_token: id of the mask token.
             seed: random seed of the masking.
+            maskable: token ids that may be masked, as for ``mask_tokens``.
         """
         self.windows, self._mlm_probability, self._mask_token, self._seed = windows, mlm_probability, mask_token, seed
-        self.n_samples = windows.n_samples
+        self.n_samples, self._maskable = windows.n_samples, maskable
 
     def describe_sample(self, sample: int) -> str:
         """Return the document and the token position at which a window starts, for messages."""
@@ -72,4 +79,4 @@ class MaskedLoader:
         """
         for end, micro_batches in self.windows.batches_from(position):
             key = self._seed, (end - 1) // self.n_samples
-            yield end, [mask_tokens(batch, self._mlm_probability, self._mask_token, key) for batch in micro_batches]
+            yield end, [mask_tokens(batch, self._mlm_probability, self._mask_token, key, self._maskable) for batch in micro_batches]

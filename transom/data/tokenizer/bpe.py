@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from transom.data.tokenizer.bpe_dropout import MergeDropout
-from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, TOKEN_NAMES
+from transom.data.tokenizer.special_tokens import EOS, OWN_TOKENS, PAD, SOS, TOKEN_NAMES
 from transom.errors import CheckpointError, ConfigError
 from transom.files.limits import MAX_TOKEN_CHARACTERS
 
@@ -37,11 +37,19 @@ class BytePairEncoding:
 
     Attributes:
         kind: value of ``tokenizer.kind`` in a recipe.
+        special_tokens: ids of the special tokens, and the templates that use them.
+        reserved: ids of further special tokens, of which there are none.
+        unused: ids without a symbol, of which there are none.
+        space_before_words: what precedes a word that is encoded alone as it would be within a sentence.
+        spaces_in_tokens: True if the first token of a word contains the space before the word.
         symbols: symbol of each token id as text.
         symbol_bytes: UTF-8 bytes that each token id stands for. Empty for special tokens.
     """
 
     kind = "bpe"
+    special_tokens = OWN_TOKENS
+    reserved, unused = frozenset[int](), ()
+    space_before_words, spaces_in_tokens = "", True  # encoding adds the space
 
     def __init__(self, characters: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
         """Assign token ids to the special tokens, ASCII characters, other bytes, other characters and merged symbols, in this order.
@@ -161,6 +169,10 @@ class BytePairEncoding:
             samples: index of each text in its data set. Key and index determine the random numbers of the text.
         """
         return [self._dropout.encode(text and " " + text, p, (*key, sample)) for text, sample in zip(texts, samples, strict=True)]
+
+    def starts_word(self, token: int) -> bool:
+        """Return whether a token starts a word."""
+        return self.symbols[token][0].isspace()
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of token ids.

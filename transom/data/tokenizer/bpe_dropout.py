@@ -59,7 +59,7 @@ class MergeDropout:
         """Return the token ids of a text under BPE-dropout.
 
         Args:
-            text: a text that starts with a space.
+            text: the text. Tokenizers that prepend a space to texts pass it with the space.
             p: probability of skipping a merge. With 0, no merge is skipped.
             key: integers that determine the random numbers, such as seed, epoch, side and sample.
         """
@@ -79,6 +79,7 @@ class MergeDropout:
         if "" in chunks[1:]:
             yield from self._words(text)
         else:
+            yield from self._words(chunks[0]) if chunks[0] else ()
             for chunk in chunks[1:]:
                 yield from self._words(" " + chunk)
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, TOKEN_NAMES, UNK
+from transom.data.tokenizer.special_tokens import CLOSED_TOKENS, EOS, PAD, SOS, TOKEN_NAMES, UNK
 from transom.errors import CheckpointError, ConfigError
 
 _SPECIAL_TOKENS = [TOKEN_NAMES[PAD], TOKEN_NAMES[SOS], TOKEN_NAMES[EOS], TOKEN_NAMES[UNK]]
@@ -18,10 +18,18 @@ class ClosedVocabulary(ABC):
 
     Attributes:
         kind: value of ``tokenizer.kind`` in a recipe.
+        special_tokens: ids of the special tokens, and the templates that use them.
+        reserved: ids of further special tokens, of which there are none.
+        unused: ids without a symbol, of which there are none.
+        space_before_words: what precedes a word that is encoded alone as it would be within a sentence.
+        spaces_in_tokens: True if the first token of a word contains the space before the word.
         symbols: symbol of each token id as text.
     """
 
     kind: ClassVar[str]
+    special_tokens = CLOSED_TOKENS
+    reserved, unused = frozenset[int](), ()
+    space_before_words, spaces_in_tokens = " ", False
 
     def __init__(self, units: Sequence[str]) -> None:
         """Assign token ids to the special tokens and then to the units.
@@ -83,6 +91,10 @@ class ClosedVocabulary(ABC):
             ConfigError: always.
         """
         raise ConfigError("tokenizer.bpe_dropout: expected kind 'bpe', found a vocabulary without merges; set tokenizer.bpe_dropout = 0")
+
+    def starts_word(self, token: int) -> bool:
+        """Return whether a token starts a word."""
+        return self._separator() == " " or self.symbols[token][0].isspace()
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of token ids."""

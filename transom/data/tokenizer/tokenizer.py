@@ -4,60 +4,107 @@ A vocabulary is a list of symbols, which are pieces of text. A token id is the i
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from transom.config.data import LANGUAGE_TAG, PairTokenizerConfig, TokenizerConfig
 from transom.config.suggestions import suggest
 from transom.data.pairs.pairs import Pairs
+from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.bpe import BytePairEncoding
 from transom.data.tokenizer.char_word_tokenizer import CharacterVocabulary, ClosedVocabulary, WordVocabulary
-from transom.data.tokenizer.special_tokens import EOS, MASK, PAD, SOS
+from transom.data.tokenizer.library_tokenizer import LibraryTokenizer
+from transom.data.tokenizer.library_training import TRAINERS
+from transom.data.tokenizer.special_tokens import MASK, SpecialTokens
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.files.limits import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS, MAX_TOKENIZER_STRINGS
 from transom.files.regular_files import parse_json, read_regular_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION, LIBRARY_FORMAT_VERSION = 1, 2
+"""Versions of ``tokenizer.json``: with tokenizers of transom's own kinds only, and with those of the tokenizers library."""
 
-_KINDS: dict[str, type[BytePairEncoding] | type[ClosedVocabulary]] = {
+_OWN_KINDS: dict[str, type[BytePairEncoding] | type[ClosedVocabulary]] = {
     "bpe": BytePairEncoding,
     "char": CharacterVocabulary,
     "whitespace": WordVocabulary,
 }
-_NO_TEXT = frozenset({PAD, SOS, EOS})
+_LIBRARY_KINDS = (*TRAINERS, "pretrained")
+_KINDS = (*_OWN_KINDS, *_LIBRARY_KINDS)
 
 
 class Tokenizer:
     """Tokenizer of one side, such as the source or the target.
 
-    The first token ids are the special tokens. The learned symbols and the tags of the target languages follow.
+    Its special tokens have ids of their own. The tags of the target languages follow all symbols.
 
     Attributes:
+        special_tokens: ids of the special tokens, and the templates that surround texts with them.
         lowercase: True if text is converted to lower case before it is encoded.
-        kind: "bpe", "char" or "whitespace", as in a recipe.
+        kind: "bpe", "char", "whitespace", "byte-bpe", "wordpiece", "unigram" or "pretrained", as in a recipe.
         tags: tags of the target languages of a multilingual model. Empty for a model with one target language.
     """
 
-    def __init__(self, symbols: BytePairEncoding | ClosedVocabulary, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
-        self._segmenter, self.lowercase, self.kind, self.tags = symbols, lowercase, symbols.kind, tuple(tags)
+    def __init__(
+        self, symbols: BytePairEncoding | ClosedVocabulary | LibraryTokenizer, lowercase: bool = False, tags: Sequence[str] = ()
+    ) -> None:
+        self._segmenter, self.kind, self.tags = symbols, symbols.kind, tuple(tags)
+        self.lowercase = symbols.lowercase if isinstance(symbols, LibraryTokenizer) else lowercase
+        self.special_tokens: SpecialTokens = symbols.special_tokens
         self._symbols = [*symbols.symbols, *(f"<2{tag}>" for tag in self.tags)]
 
     @classmethod
-    def train(cls, texts: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()) -> "Tokenizer":
-        """Learn a vocabulary from texts, whose order does not matter.
+    def train(cls, texts: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = (), folder: Path = Path()) -> "Tokenizer":
+        """Learn a vocabulary from texts, whose order does not matter, or read a pretrained tokenizer.
 
         Args:
             texts: sentences.
             config: kind of tokenizer, vocabulary size and treatment of case.
             tags: tags of the target languages, each of which becomes a token.
+            folder: folder that the file of a pretrained tokenizer is relative to.
 
         Raises:
             ConfigError: the vocabulary size is too small for the kind.
+            CheckpointError: the file of a pretrained tokenizer cannot be read or used.
         """
+        if config.kind == "pretrained":
+            assert config.file is not None
+            return cls(_read_pretrained(folder / expand_path(config.file), config.special_tokens), tags=tags)
+        if config.kind in TRAINERS:
+            return cls(TRAINERS[config.kind](texts, config.vocab_size, config.lowercase), tags=tags)
         if config.lowercase:
             texts = map(str.lower, texts)
-        return cls(_KINDS[config.kind].train(texts, config.vocab_size), config.lowercase, tags)
+        return cls(_OWN_KINDS[config.kind].train(texts, config.vocab_size), config.lowercase, tags)
+
+    @classmethod
+    def from_library(
+        cls, state: str | bytes, special_tokens: Mapping[str, str | int | None] | None = None, vocab_size: int | None = None
+    ) -> "Tokenizer":
+        """Wrap a tokenizer of the ``tokenizers`` library.
+
+        Args:
+            state: its JSON state, the content of its ``tokenizer.json``.
+            special_tokens: contents or ids of special tokens by role, as in a ``tokenizer_config.json``: ``eos_token`` or
+                ``eos_token_id``, also for pad, bos, unk, mask, sep, cls and decoder_start. None for a role that no token has. Missing roles
+                are found by usual contents such as ``</s>``; the templates around texts are those of its post-processor.
+            vocab_size: number of ids, if a model has embedding rows for more than the tokenizer has tokens.
+
+        Raises:
+            CheckpointError: the state is too large, damaged or harmful, or a special token does not exist.
+        """
+        content = state.encode() if isinstance(state, str) else state
+        return cls(LibraryTokenizer(_parse(content, "tokenizer"), special_tokens, vocab_size=vocab_size))
+
+    def to_library(self) -> dict[str, Any]:
+        """Return the state of a tokenizer of the ``tokenizers`` library as JSON values.
+
+        Raises:
+            ConfigError: the tokenizer is of another kind.
+        """
+        if not isinstance(self._segmenter, LibraryTokenizer):
+            raise ConfigError(f"expected a tokenizer of kind {', '.join(_LIBRARY_KINDS)}, found {self.kind!r}; choose another run")
+        return self._segmenter.state
 
     @property
     def vocab_size(self) -> int:
@@ -68,6 +115,48 @@ class Tokenizer:
     def tag_tokens(self) -> range:
         """Token ids of the language tags, which follow the ids of all symbols. No text is encoded as a language tag."""
         return range(len(self._segmenter.symbols), self.vocab_size)
+
+    @property
+    def mask_token_id(self) -> int:
+        """Id of the mask token, which is in the vocabulary or else follows it."""
+        inside = self.special_tokens.mask_token_id
+        return self.vocab_size if inside is None else inside
+
+    @cached_property
+    def blank_token_id(self) -> int:
+        """Token that replaces others in blank noising: the unknown token, the mask token, the NUL character or padding, if it exists."""
+        special = self.special_tokens
+        named = next((token for token in (special.unk_token_id, special.mask_token_id) if token is not None), None)
+        return named if named is not None else next(reversed(self.encode("\0")), special.padding)
+
+    @cached_property
+    def never_masked(self) -> frozenset[int]:
+        """Ids that no masking or noising may replace: special tokens and language tags."""
+        return self.special_tokens.ids | self._segmenter.reserved | {self.blank_token_id, *self.tag_tokens}
+
+    @cached_property
+    def maskable(self) -> list[int]:
+        """Ids of the tokens of texts, in ascending order."""
+        return [token for token in range(self.vocab_size) if token not in self.never_masked]
+
+    @cached_property
+    def never_generated(self) -> list[int]:
+        """Ids that no decoder may generate: padding, tokens that only start a sequence, and language tags."""
+        return [*self.special_tokens.never_in_target, *self._segmenter.unused, *self.tag_tokens]
+
+    def is_special(self, token: int) -> bool:
+        """Return whether a token stands for no text: a special token or a language tag."""
+        return token in self.special_tokens.ids or token in self._segmenter.reserved or token in self.tag_tokens
+
+    @property
+    def spaces_in_tokens(self) -> bool:
+        """True if the first token of a word contains the space before the word."""
+        return self._segmenter.spaces_in_tokens
+
+    @property
+    def space_before_words(self) -> str:
+        """What precedes a word that is encoded alone as it would be within a sentence: a space, unless the tokenizer adds it."""
+        return self._segmenter.space_before_words
 
     def language_prefix(self, to: str | None) -> list[int]:
         """Return the token ids to prepend to a source, which specify the target language.
@@ -102,6 +191,19 @@ class Tokenizer:
         """
         return self._segmenter.encode_batch(self._normalize(texts))
 
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text in which contents such as ``</s>`` or ``<|endoftext|>`` stand for the special tokens.
+
+        Only for texts that a program composes, such as a chat template: a text of a user could otherwise end the prompt.
+
+        Raises:
+            ConfigError: the tokenizer is of a kind whose special tokens no text can produce.
+            DataError: a text contains half a surrogate pair.
+        """
+        if not isinstance(self._segmenter, LibraryTokenizer):
+            raise ConfigError(f"expected a tokenizer of kind {', '.join(_LIBRARY_KINDS)}, found {self.kind!r}; use encode")
+        return self._segmenter.encode_batch(self._normalize([text]), special_tokens_in_text=True)[0]
+
     def count_part_tokens(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
         """Count the tokens of a text that start in each of its consecutive parts. No word may span two parts.
 
@@ -127,9 +229,9 @@ class Tokenizer:
         return self._segmenter.encode_with_dropout(self._normalize(texts), p, key, samples)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of token ids, skipping padding, start-of-sequence and end-of-sequence tokens, and language tags."""
-        n_of_text = len(self._segmenter.symbols)
-        return self._segmenter.decode(token for token in tokens if token not in _NO_TEXT and token < n_of_text)
+        """Return the text of token ids, skipping special tokens except the unknown token, and language tags."""
+        n_of_text, no_text = len(self._segmenter.symbols), self.special_tokens.no_text
+        return self._segmenter.decode(token for token in tokens if token not in no_text and token < n_of_text)
 
     def decode_continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that ``tokens`` append to the text of ``before``, including the space between both if there is one."""
@@ -137,14 +239,14 @@ class Tokenizer:
 
     def symbols(self, tokens: Iterable[int]) -> list[str]:
         """Return the symbol of each token id in printed form, with ``▁`` in place of spaces, and ``[MASK]`` for a mask token."""
-        return [MASK if token == self.vocab_size else self._symbols[token].replace(" ", "▁") for token in tokens]
+        return [MASK if token == self.mask_token_id else self._symbols[token].replace(" ", "▁") for token in tokens]
 
     def starts_word(self, tokens: Sequence[int]) -> list[bool]:
         """Return for each token whether it starts a whitespace-separated word. Each special token is a word of its own."""
         starts, alone = [], True
         for token in tokens:
-            special = token in _NO_TEXT or token in self.tag_tokens
-            starts.append(alone or special or self.kind == "whitespace" or self._symbols[token][0].isspace())
+            special = token in self.special_tokens.no_text or token in self.tag_tokens
+            starts.append(alone or special or self._segmenter.starts_word(token))
             alone = special
         return starts
 
@@ -160,7 +262,7 @@ class Tokenizer:
         Raises:
             CheckpointError: the value has another form.
         """
-        if not isinstance(value, dict) or value.get("kind") not in list(_KINDS) or not isinstance(value.get("lowercase"), bool):
+        if not isinstance(value, dict) or value.get("kind") not in _KINDS or not isinstance(value.get("lowercase"), bool):
             raise CheckpointError(f"expected a tokenizer with a kind ({', '.join(_KINDS)}) and lowercase (true or false)")
         tags = value.get("tags", [])
         if (
@@ -169,7 +271,8 @@ class Tokenizer:
             or len(set(tags)) < len(tags)
         ):
             raise CheckpointError("expected distinct tags of letters, digits, - and _")
-        return cls(_KINDS[value["kind"]].from_dict(value), value["lowercase"], tags)
+        segmenter = LibraryTokenizer if value["kind"] in _LIBRARY_KINDS else _OWN_KINDS[value["kind"]]
+        return cls(segmenter.from_dict(value), value["lowercase"], tags)
 
     def _normalize(self, texts: Sequence[str]) -> list[str]:
         try:
@@ -178,7 +281,8 @@ class Tokenizer:
             raise DataError(
                 f"expected Unicode text, found half a surrogate pair: {error.object[error.start : error.end]!a}; remove it"
             ) from error
-        return [text.lower() for text in texts] if self.lowercase else list(texts)
+        lowers = self.lowercase and not isinstance(self._segmenter, LibraryTokenizer)  # whose normalizer does it
+        return [text.lower() for text in texts] if lowers else list(texts)
 
 
 class Tokenizers:
@@ -194,20 +298,22 @@ class Tokenizers:
         return self.source is self.target
 
     @classmethod
-    def train(cls, pairs: Pairs, config: PairTokenizerConfig, tags: Sequence[str] = ()) -> "Tokenizers":
+    def train(cls, pairs: Pairs, config: PairTokenizerConfig, tags: Sequence[str] = (), folder: Path = Path()) -> "Tokenizers":
         """Learn one joint vocabulary or two vocabularies from training pairs.
 
         Args:
             pairs: training pairs of all target languages.
             config: kind of tokenizer, vocabulary size, treatment of case, and whether the vocabulary is joint.
             tags: tags of the target languages of a multilingual model.
+            folder: folder that the file of a pretrained tokenizer is relative to.
 
         Raises:
             ConfigError: the vocabulary size is too small for the kind.
+            CheckpointError: the file of a pretrained tokenizer cannot be read or used.
         """
         if config.joint:
-            return cls(Tokenizer.train(pairs.source + pairs.target, config, tags))
-        return cls(Tokenizer.train(pairs.source, config, tags), Tokenizer.train(pairs.target, config))
+            return cls(Tokenizer.train(pairs.source + pairs.target, config, tags, folder))
+        return cls(Tokenizer.train(pairs.source, config, tags, folder), Tokenizer.train(pairs.target, config, folder=folder))
 
     def to_bytes(self) -> bytes:
         """Return the tokenizers as the content of ``tokenizer.json``.
@@ -215,7 +321,8 @@ class Tokenizers:
         Raises:
             DataError: the content is so large that ``from_bytes`` would refuse it.
         """
-        value = {"format_version": FORMAT_VERSION, "source": self.source.to_dict()}
+        is_own = self.source.kind in _OWN_KINDS and self.target.kind in _OWN_KINDS
+        value = {"format_version": FORMAT_VERSION if is_own else LIBRARY_FORMAT_VERSION, "source": self.source.to_dict()}
         if not self.joint:
             value["target"] = self.target.to_dict()
         content = (json.dumps(value, ensure_ascii=False) + "\n").encode()
@@ -234,18 +341,9 @@ class Tokenizers:
         Raises:
             CheckpointError: the content is too large or damaged, or was written by another program or version.
         """
-        if too_large := _too_large(content):
-            raise CheckpointError(f"{name}: {too_large}; check that this is a tokenizer")
-        try:
-            value = parse_json(content)
-            if b"\\u" in content:  # only an escape can produce half a surrogate pair
-                json.dumps(value, ensure_ascii=False).encode()
-        except ValueError as error:
-            raise CheckpointError(
-                f"{name}: expected JSON, found damaged content ({error}); copy the file from the run folder again"
-            ) from error
+        value = _parse(content, name)
         version = value.get("format_version") if isinstance(value, dict) else None
-        if version != FORMAT_VERSION or isinstance(version, bool):
+        if version not in (FORMAT_VERSION, LIBRARY_FORMAT_VERSION) or isinstance(version, bool):
             raise CheckpointError(f"{name}: expected a transom tokenizer with format_version {FORMAT_VERSION}, found {version!r:.50}")
         try:
             source = Tokenizer.from_dict(value.get("source"))
@@ -269,6 +367,39 @@ class Tokenizers:
             return cls.from_bytes(read_regular_file(path, MAX_TOKENIZER_BYTES, "a tokenizer", CheckpointError), str(path))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}; name a complete run folder") from error
+
+
+def _parse(content: bytes, name: str) -> Any:
+    """Return the JSON values of a file after a check of its size.
+
+    Raises:
+        CheckpointError: the content is too large or damaged.
+    """
+    if too_large := _too_large(content):
+        raise CheckpointError(f"{name}: {too_large}; check that this is a tokenizer")
+    try:
+        value = parse_json(content)
+        if b"\\u" in content:  # only an escape can produce half a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise CheckpointError(f"{name}: expected JSON, found damaged content ({error}); copy the file from the run folder again") from error
+    return value
+
+
+def _read_pretrained(path: Path, special_tokens: Mapping[str, str]) -> LibraryTokenizer:
+    """Read the ``tokenizer.json`` of another program.
+
+    Raises:
+        CheckpointError: the file is missing, too large, damaged or harmful, or a special token does not exist.
+    """
+    try:
+        content = read_regular_file(path, MAX_TOKENIZER_BYTES, "a tokenizer", CheckpointError)
+    except OSError as error:
+        raise CheckpointError(f"tokenizer.file: {path}: cannot be read: {error.strerror}; name a tokenizer.json") from error
+    try:
+        return LibraryTokenizer(_parse(content, str(path)), special_tokens)
+    except CheckpointError as error:
+        raise CheckpointError(f"tokenizer.file: {path}: {error}; name the tokenizer.json of a published model") from error
 
 
 def _too_large(content: bytes) -> str | None:
@@ -295,6 +426,10 @@ def describe_vocabularies(tokenizers: Tokenizers) -> list[str]:
         case = ", lower-cased" if tokenizer.lowercase else ""
         tags = f", target languages {', '.join(tokenizer.tags)}" if tokenizer.tags else ""
         lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}{tags}")
-        longest = sorted(range(len(_NO_TEXT), tokenizer.vocab_size), key=lambda n: len(tokenizer.decode([n])), reverse=True)[:5]
+        longest = sorted(
+            (token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_tokens.no_text),
+            key=lambda n: len(tokenizer.decode([n])),
+            reverse=True,
+        )[:5]
         lines.append(f"  longest: {' '.join(tokenizer.symbols(longest))}")
     return lines

@@ -41,7 +41,7 @@ class Embedder(EncoderPredictor[EncoderOnlyTransformer]):
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[Batch, list[str]]:
         """Return a batch of a text paired with itself, given by its token IDs, and a note; see ``inspection.example_batch``."""
-        source = labeled_text_batch([tokens], [0], [0]).source
+        source = labeled_text_batch([tokens], [0], [0], self.tokenizer.special_tokens).source
         return ContrastiveBatch(source, source, (0,)), [phrase("explain.notes.paired", "the text is paired with itself")]
 
     def embed_with_details(

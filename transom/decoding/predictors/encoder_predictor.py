@@ -65,6 +65,11 @@ class EncoderPredictor(Generic[Encoder]):
         vectors: NDArray[np.float32] = embedder.embed_with_details(texts, normalize, too_long, notify).vectors.numpy()
         return vectors
 
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of a text or window, special tokens excluded."""
+        return self.model.config.max_seq_len - self.tokenizer.special_tokens.n_added
+
     def split_windows(self, texts: Sequence[str], too_long: LongTextPolicy) -> Windows:
         """Tokenize texts, and split or truncate texts longer than the context window.
 
@@ -73,7 +78,7 @@ class EncoderPredictor(Generic[Encoder]):
             DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is a single text.
         """
         reject_single_item(texts, "text")
-        return split_windows(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
+        return split_windows(self.tokenizer.encode_batch(list(texts)), self.max_tokens, too_long)
 
     def encode(self, text: str) -> list[int]:
         """Return the token IDs of a text, without special tokens."""
@@ -81,7 +86,7 @@ class EncoderPredictor(Generic[Encoder]):
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[Batch, list[str]]:
         """Return a batch of one text, given by its token IDs, and no notes; see ``inspection.example_batch``."""
-        return labeled_text_batch([tokens], [0], [0]), []
+        return labeled_text_batch([tokens], [0], [0], self.tokenizer.special_tokens), []
 
     @torch.inference_mode()
     def run_batched(
@@ -101,7 +106,8 @@ class EncoderPredictor(Generic[Encoder]):
         """
         n_done = 0
         with eval_mode(self.model):
-            for batch in labeled_text_batches(rows, [0] * len(rows), self.model.config.max_seq_len, self.inference_config.batch_tokens):
+            special, max_seq_len = self.tokenizer.special_tokens, self.model.config.max_seq_len
+            for batch in labeled_text_batches(rows, [0] * len(rows), max_seq_len, self.inference_config.batch_tokens, special):
                 result[list(batch.sample_ids)] = forward(unless_edited(self.encoder_backend, self.model), batch.to(self.model.device)).to(
                     result
                 )

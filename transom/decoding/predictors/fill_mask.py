@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from transom.data.batch import MaskedBatch, PaddedSequences
-from transom.data.tokenizer.special_tokens import EOS, MASK, UNK
+from transom.data.tokenizer.special_tokens import MASK
 from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, unless_edited
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import check_long_text_policy
@@ -96,13 +96,13 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         self, pieces: Sequence[Sequence[int]], top_k: int = 5, too_long: Literal["window", "refuse"] = "window"
     ) -> MaskPredictions:
         """Predict the token between each two consecutive pieces, which are token IDs; other arguments as in ``fill_with_details``."""
-        mask = self.tokenizer.vocab_size
         batch, gaps, n_dropped_tokens = self._batch(pieces, too_long)
         with eval_mode(self.model):
             logits = self.model.unembedding(unless_edited(self.encoder_backend, self.model).last_hidden_state(batch)[0, gaps])
-        logits[:, : UNK + 1] = -torch.inf
-        logits[:, mask] = -torch.inf
-        best = log_probabilities(logits).topk(min(top_k, mask - UNK - 1))
+        allowed = torch.tensor(self.tokenizer.maskable, device=logits.device)
+        suppressed = torch.full_like(logits, -torch.inf)
+        suppressed[:, allowed] = logits[:, allowed]
+        best = log_probabilities(suppressed).topk(min(top_k, len(allowed)))
         guesses = [
             [TokenPrediction(self.tokenizer.decode([token]).removeprefix(" "), p) for token, p in zip(tokens, probabilities, strict=True)]
             for tokens, probabilities in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
@@ -114,7 +114,7 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
         if MASK not in text:
             return super().encode(text)
         first, *others = self._pieces(text)
-        return [*first, *(token for piece in others for token in (self.tokenizer.vocab_size, *piece))]
+        return [*first, *(token for piece in others for token in (self.tokenizer.mask_token_id, *piece))]
 
     def masked_batch(self, text: str) -> tuple[MaskedBatch, list[int]]:
         """Return a batch of one text, and the positions of its masks.
@@ -127,21 +127,22 @@ class MaskFiller(EncoderPredictor[MaskedEncoderTransformer]):
 
     def _batch(self, pieces: Sequence[Sequence[int]], too_long: Literal["window", "refuse"]) -> tuple[MaskedBatch, list[int], int]:
         """Return a batch with a mask between each two pieces, the positions of the masks, and the number of tokens cut off."""
-        mask, full_row = self.tokenizer.vocab_size, [EOS]
+        mask, special, full_row = self.tokenizer.mask_token_id, self.tokenizer.special_tokens, list[int]()
         for number, piece in enumerate(pieces):
             full_row += [mask, *piece] if number else [*piece]
+        full_row = special.template.surround(full_row)
         row = self._window(full_row, mask, too_long)
         gaps = [index for index, token in enumerate(row) if token == mask]
-        source = PaddedSequences.pad([row])
+        source = PaddedSequences.pad([row], special.padding)
         batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.device)
         return batch, gaps, len(full_row) - len(row)
 
     def _pieces(self, text: str) -> list[list[int]]:
-        """Tokenize the pieces of a text between masks. For BPE, the space before a mask is removed: the predicted token contains it."""
+        """Tokenize the pieces of a text between masks. The space before a mask is removed, because the predicted subword contains it."""
         parts = text.split(MASK)
         if len(parts) == 1:
             raise DataError(f"expected {MASK} in the text, found {text[:60]!r}; write {MASK} in place of each word to predict")
-        if self.tokenizer.kind == "bpe":
+        if self.tokenizer.kind != "char":
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
         return self.tokenizer.encode_batch(parts)
 

@@ -11,7 +11,6 @@ import torch
 from transom.config.decoding import SamplingConfig
 from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.data.split import text_hash
-from transom.data.tokenizer.special_tokens import EOS, PAD, SOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.backends.native_decoder import NativeLanguageModel
 from transom.decoding.backends.whole_passes import WholePassDecoder
@@ -180,7 +179,7 @@ class Generator:
             precision: dtype of the matrix products with the reason for the choice, for ``repr``.
             decoder_backend: a faster implementation of the decoding steps, perhaps built on first use. By default the model itself, which
                 may still be in training.
-            instruction_tuned: append ``[SOS]``, after which an answer begins, to each prompt, and decode the answer without the prompt.
+            instruction_tuned: append the token after which an answer begins to each prompt, and decode the answer without the prompt.
             early_exit_trained: whether earlier blocks were trained to predict tokens; True if this is unknown.
             origin: run folder from which the generator was loaded, for ``repr``.
         """
@@ -207,7 +206,7 @@ class Generator:
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[LanguageBatch, list[str]]:
         """Return a batch of one text, given by its token IDs, and no notes; see ``inspection.example_batch``."""
-        read = PaddedSequences.pad([[EOS, *tokens]])
+        read = PaddedSequences.pad([self._surround(tokens)], self.tokenizer.special_tokens.padding)
         return LanguageBatch(read, read.tokens, (0,)), []
 
     def generate(self, prompts: Sequence[str], **options: Unpack[GenerateOptions]) -> list[str]:
@@ -260,7 +259,7 @@ class Generator:
         with eval_mode(self.model):
             while text.finish_reason is None:
                 request = self._search([text], settings)
-                recorder = RecordedStrategy(request.strategy, EOS, n_candidates)
+                recorder = RecordedStrategy(request.strategy, self.tokenizer.special_tokens.end, n_candidates)
                 ((hypothesis, *_),) = search(early_exit or self._decoder_backend, request._replace(strategy=recorder))
                 text.log_p += hypothesis.token_log_p
                 self._append(text, list(hypothesis.tokens), request.limits.largest_max_length - 1, settings)
@@ -346,9 +345,10 @@ class Generator:
         return settings, EarlyExitDecoder.of(self.model, settings.early_exit_threshold) if settings.early_exit_threshold < 1 else None
 
     def _prompts(self, prompts: Sequence[str], settings: SamplingConfig, options: GenerateOptions) -> list[list[int]]:
-        """Tokenize prompts, each preceded by the end-of-sequence token, which also serves as start token (as in GPT-2)."""
-        prompt_end, max_tokens = [SOS] if self.instruction_tuned else [], self.model.config.max_seq_len
-        rows = [[EOS, *row, *prompt_end] for row in self.tokenizer.encode_batch(list(prompts))]
+        """Tokenize prompts, each preceded by the tokens of the template and followed by the start token of an answer, if any."""
+        max_tokens, special = self.model.config.max_seq_len, self.tokenizer.special_tokens
+        prompt_end = [special.answer_start] if self.instruction_tuned else []
+        rows = [[*self._surround(row), *prompt_end] for row in self.tokenizer.encode_batch(list(prompts))]
         for number, row in enumerate(rows, 1):
             if options.get("too_long") == "refuse" and len(row) + settings.max_new_tokens > max_tokens:
                 raise DataError(
@@ -357,6 +357,11 @@ class Generator:
                     " 'window'"
                 )
         return rows
+
+    def _surround(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens of a prompt with the special tokens before it; after instruction tuning, those of a training sample."""
+        special = self.tokenizer.special_tokens
+        return [special.document_start, *tokens] if self.instruction_tuned else special.prompt(tokens)
 
     def _text(self, prompt: str, row: list[int], sample: int) -> _Generation:
         """Return the initial state of a text, with a sample ID from a hash of the prompt and the sample index."""
@@ -383,7 +388,7 @@ class Generator:
         """Continue one text; after every step, yield all tokens sampled since the last change of window."""
         request, sampled = self._search([text], settings), list[int]()
         for state in search_steps(early_exit or self._decoder_backend, request):
-            sampled = [token for token in state.tokens_so_far[0, 1:].tolist() if token != EOS]
+            sampled = [token for token in state.tokens_so_far[0, 1:].tolist() if token != self.tokenizer.special_tokens.end]
             yield sampled
         self._append(text, sampled, request.limits.largest_max_length - 1, settings)
 
@@ -401,23 +406,24 @@ class Generator:
 
     def _search(self, texts: list[_Generation], settings: SamplingConfig) -> SearchRequest:
         """Return the search request that continues texts of equal length."""
-        max_tokens, device = self.model.config.max_seq_len, self.model.device
+        max_tokens, device, special = self.model.config.max_seq_len, self.model.device, self.tokenizer.special_tokens
+        end, n_before = special.end, len(self._surround([]))
         contexts, n_generated = [text.context(max_tokens) for text in texts], len(texts[0].generated)
         max_new = min(settings.max_new_tokens - n_generated, max(max_tokens - len(contexts[0]), 1))
         min_new = min(max(settings.min_new_tokens - n_generated, 0), max_new)
-        rows = PaddedSequences.pad(contexts).to(device)
+        rows = PaddedSequences.pad(contexts, self.tokenizer.special_tokens.padding).to(device)
         seen = None
         if settings.repetition_penalty != 1:
             seen = torch.zeros(len(texts), self.tokenizer.vocab_size, dtype=torch.bool, device=device)
             for row, text in zip(seen, texts, strict=True):
-                row[text.prompt[1:] + text.generated] = True
-        suppressed = [PAD, SOS] if self.tokenizer.kind == "bpe" else [PAD, SOS, UNK]
+                row[text.prompt[n_before:] + text.generated] = True
+        suppressed = sorted({*self.tokenizer.never_generated, *([] if special.unk_token_id is None else [special.unk_token_id])})
         logits_processors: list[LogitsProcessor] = [SuppressTokens(torch.tensor(suppressed, device=device))]
         if settings.stop:
-            logits_processors.append(StopStrings(settings.stop, self.tokenizer, EOS, [(text.prompt[-1], text.generated) for text in texts]))
-        strategy = MultinomialSampling(EOS, settings, tuple(text.sample for text in texts), n_generated, seen)
+            logits_processors.append(StopStrings(settings.stop, self.tokenizer, end, [(text.prompt[-1], text.generated) for text in texts]))
+        strategy = MultinomialSampling(end, settings, tuple(text.sample for text in texts), n_generated, seen, special.padding)
         limits = LengthLimits(*(torch.full((len(texts),), n, device=device) for n in (min_new, max_new + 1)))  # + 1 for the end token
-        return SearchRequest(rows, strategy, limits, rows.tokens[:, -1], EOS, logits_processors)
+        return SearchRequest(rows, strategy, limits, rows.tokens[:, -1], end, logits_processors)
 
     def _new_text(self, text: _Generation) -> str:
         """Decode the generated tokens, as a continuation of the prompt; after instruction tuning, as a separate text."""

@@ -35,7 +35,7 @@ class TextScore(Record):
         n_bytes: UTF-8 length of the scored text, in bytes.
         windows: number of windows in which the text was read.
         n_dropped_tokens: number of tokens cut off at the end of the text.
-        n_unknown: number of [UNK] tokens; if there are any, the bits per byte are underestimated.
+        n_unknown: number of unknown tokens; if there are any, the bits per byte are underestimated.
     """
 
     log_p: float

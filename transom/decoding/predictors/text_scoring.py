@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from transom.data.text.windows import scoring_batches
-from transom.data.tokenizer.special_tokens import EOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item
 from transom.decoding.predictors.likelihood import TextScore
@@ -113,7 +112,7 @@ def _score_tokens(
     """Compute log p of each token of texts."""
     reject_single_item(texts, "text")
     check_long_text_policy(too_long, "window", "truncate", "refuse")
-    max_tokens = model.config.max_seq_len
+    max_tokens, special = model.config.max_seq_len, tokenizer.special_tokens
     if not 0 <= overlap < max_tokens:
         raise ConfigError(f"expected an overlap from 0 to {max_tokens - 1}, below model.max_seq_len, found {overlap}")
     if overlap and too_long != "window":
@@ -125,11 +124,11 @@ def _score_tokens(
             f"{name}: expected at most {max_tokens - 1} tokens per text, found {len(rows[long_rows[0]])} in text {long_rows[0] + 1};"
             " shorten the text, or set too_long to 'window'"
         )
-    whole, cut = [[EOS, *row] for row in rows], too_long == "truncate"
+    whole, cut = [[special.document_start, *row] for row in rows], too_long == "truncate"
     scored = [_ScoredTokens(row, np.zeros(min(len(row) + 1, max_tokens) if cut else len(row) + 1)) for row in rows]
     n_scored, n_all = 0, sum(len(each.log_p) for each in scored)
     with eval_mode(model):
-        for batch, owners, is_new in scoring_batches(whole, max_tokens, overlap, batch_tokens, first_only=cut):
+        for batch, owners, is_new in scoring_batches(whole, max_tokens, overlap, batch_tokens, first_only=cut, special=special):
             log_p = token_log_probs(model, batch.to(model.device)).cpu()
             for owner, start, of_row, new in zip(owners, batch.sample_ids, log_p, is_new, strict=True):
                 scored[owner].log_p[start + new.nonzero()[:, 0].numpy()] = of_row[new].numpy()
@@ -140,4 +139,4 @@ def _score_tokens(
 
 
 def _count_unknown(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
-    return sum(token == UNK for token in tokens) if tokenizer.kind != "bpe" else 0
+    return sum(token == tokenizer.special_tokens.unk_token_id for token in tokens)

@@ -12,7 +12,7 @@ from transom.data.batch import PaddedSequences, TranslationBatch, batch_by_token
 from transom.data.pairs.loader import length_sorted_batches
 from transom.data.pairs.pairs import Pairs
 from transom.data.split import text_hash
-from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
+from transom.data.tokenizer.special_tokens import SpecialTokens
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.whole_passes import WholePassDecoder
 from transom.decoding.inference import (
@@ -168,12 +168,22 @@ class Translator:
             DataError: the translation exceeds the context window.
         """
         if target is not None:
-            check_length("target", len(given := self.tokenizers.target.encode(target)), self.model.config.max_seq_len - 1)
-            return translation_batch([tokens], [given], [0]), []
+            check_length(
+                "target", len(given := self.tokenizers.target.encode(target)), self.model.config.max_seq_len - self._target_tokens.n_added
+            )
+            return self.build_batch(tokens, given), []
         translation = self.translate([" ".join(self.tokenizers.source.decode(tokens).split())])[0]
-        own = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
+        own = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - self._target_tokens.n_added]
         note = phrase("explain.notes.own_translation", "the target is the model's own translation: {translation}", translation=translation)
-        return translation_batch([tokens], [own], [0]), [note]
+        return self.build_batch(tokens, own), [note]
+
+    def build_batch(self, source: Sequence[int], target: Sequence[int]) -> TranslationBatch:
+        """Return a batch of one pair, given by the token IDs of both sides without special tokens."""
+        return translation_batch([source], [target], [0], self.tokenizers.source.special_tokens, self._target_tokens)
+
+    @property
+    def _target_tokens(self) -> SpecialTokens:
+        return self.tokenizers.target.special_tokens
 
     def translate(self, texts: Sequence[str], **options: Unpack[TranslateOptions]) -> list[str]:
         """Translate each text into one line; a blank text gives an empty line.
@@ -203,7 +213,7 @@ class Translator:
         return Results(self._aligned(text, each, options.get("to")) for text, each in zip(texts, found, strict=True))
 
     def _aligned(self, source: str, found: Translation, to: str | None) -> Translation:
-        too_long = len(self.tokenizers.target.encode(found.text)) >= self.model.config.max_seq_len
+        too_long = len(self.tokenizers.target.encode(found.text)) > self.model.config.max_seq_len - self._target_tokens.n_added
         return found if found.pieces != 1 or too_long else replace(found, alignment=self.align(source, found.text, to=to))
 
     def align(self, source: str, target: str, layer: int | None = None, words: bool = True, to: str | None = None) -> Alignment:
@@ -241,12 +251,12 @@ class Translator:
         pieces = self._pieces([text], self.tokenizers.source.language_prefix(options.get("to")), "refuse", options.get("name") or "text")[0]
         if not pieces:
             raise DataError("expected a text of at least one token, found none")
-        strategy = self._strategy(decoding, 1) if sampling is None else MultinomialSampling(EOS, sampling, (_sample_id(text, 0, 0),))
-        recorder = RecordedStrategy(strategy, EOS, n_candidates)
+        strategy = self._strategy(decoding, 1) if sampling is None else self._sampling_strategy(sampling, [_sample_id(text, 0, 0)])
+        recorder = RecordedStrategy(strategy, self._target_tokens.end, n_candidates)
         with eval_mode(self.model):
             (hypotheses,) = self._search(pieces, decoding, 1, recorder)
         kind, best = getattr(self._decoder_backend, "kind", None), hypotheses[0]
-        return RecordedSearch(self._translations(hypotheses)[0], recorder.steps, (*pieces[0], EOS), best.tokens, kind)
+        return RecordedSearch(self._translations(hypotheses)[0], recorder.steps, tuple(self._surround(pieces[0])), best.tokens, kind)
 
     def n_best(self, texts: Sequence[str], n: int, **options: Unpack[TranslateOptions]) -> Results[list[Translation]]:
         """Return up to ``n`` translations of each text, in decreasing order of score; by default the beam has at least ``n`` hypotheses.
@@ -319,7 +329,9 @@ class Translator:
         Args:
             to: tag of the target language of a multilingual model.
         """
-        return self.model.config.max_seq_len - 1 - len(self.tokenizers.source.language_prefix(to))
+        return (
+            self.model.config.max_seq_len - self.tokenizers.source.special_tokens.n_added - len(self.tokenizers.source.language_prefix(to))
+        )
 
     def _settings(self, n: int, options: TranslateOptions) -> BeamSearchConfig:
         """Return the search settings of the recipe, overridden by ``options`` and validated."""
@@ -384,7 +396,7 @@ class Translator:
             ids = [_sample_id(texts[i], part, k) for i, k in draws for part in range(len(pieces[i]))]
 
             def strategy(rows: list[int], ids: list[int] = ids) -> Strategy:
-                return MultinomialSampling(EOS, sampling, tuple(ids[row] for row in rows))
+                return self._sampling_strategy(sampling, [ids[row] for row in rows])
 
             hypotheses = iter(self._search_all(sources, decoding, 1, batch_tokens, notify, strategy))
             for i, _ in draws:
@@ -409,7 +421,7 @@ class Translator:
         On a CPU the batches run in parallel on as many workers as PyTorch has threads, and are small enough that every worker gets a batch.
         """
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        lengths, n_done = sequence_lengths(sources) + 1, 0
+        lengths, n_done = sequence_lengths(sources) + self.tokenizers.source.special_tokens.n_added, 0
         n_workers = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
         batches = [batch.tolist() for batch in batch_by_tokens(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
@@ -432,16 +444,25 @@ class Translator:
         device = self.model.device
         strategy = strategy or self._strategy(decoding, n)
         limits = build_length_limits([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
-        rows = PaddedSequences.pad([[*source, EOS] for source in sources]).to(device)
-        never = [PAD, SOS, *self.tokenizers.target.tag_tokens]
-        return search(
-            self._decoder_backend, SearchRequest(rows, strategy, limits, SOS, EOS, [SuppressTokens(torch.tensor(never, device=device))])
-        )
+        rows = PaddedSequences.pad(list(map(self._surround, sources)), self.tokenizers.source.special_tokens.padding).to(device)
+        special, suppressed = self._target_tokens, torch.tensor(self.tokenizers.target.never_generated, device=device)
+        request = SearchRequest(rows, strategy, limits, special.decoder_start, special.end, [SuppressTokens(suppressed)])
+        return search(self._decoder_backend, request)
+
+    def _surround(self, source: Sequence[int]) -> list[int]:
+        """Return the token IDs of a source with special tokens."""
+        return self.tokenizers.source.special_tokens.seq2seq.surround(source)
 
     def _strategy(self, decoding: BeamSearchConfig, n: int) -> Strategy:
         """Return greedy search, or beam search for the ``n`` best translations."""
-        alpha = decoding.length_penalty
-        return GreedySearch(EOS, alpha) if decoding.beam_size == 1 else BeamSearch(EOS, decoding.beam_size, n, alpha)
+        alpha, special = decoding.length_penalty, self._target_tokens
+        if decoding.beam_size == 1:
+            return GreedySearch(special.end, alpha, special.padding)
+        return BeamSearch(special.end, decoding.beam_size, n, alpha)
+
+    def _sampling_strategy(self, sampling: SamplingConfig, ids: Sequence[int]) -> MultinomialSampling:
+        """Return sampling for sources with these sample IDs."""
+        return MultinomialSampling(self._target_tokens.end, sampling, tuple(ids), padding=self._target_tokens.padding)
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         target = self.tokenizers.target

@@ -18,10 +18,12 @@ class GreedySearch:
     Args:
         end: the end token.
         length_penalty: alpha of the reported score; it does not affect the choice of tokens.
+        padding: token that finished rows emit.
     """
 
     end: int
     length_penalty: float = 0.0
+    padding: int = PAD
 
     @property
     def n_beams(self) -> int:
@@ -44,7 +46,7 @@ class GreedySelector:
     def advance(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> SearchUpdate:
         """Take the most probable token of each row; finished rows emit padding."""
         best, candidates = fast_topk(log_p, 1)
-        tokens = candidates[:, 0].masked_fill(self._done, PAD)
+        tokens = candidates[:, 0].masked_fill(self._done, self._strategy.padding)
         self._log_p = self._log_p + best[:, 0].masked_fill(self._done, 0.0)
         self._done = self._done | (tokens == self._strategy.end)
         return SearchUpdate(tokens, None, self._done)

@@ -34,6 +34,7 @@ class MultinomialSampling:
         settings: the rules and the seed; at temperature 0 the most probable token is taken, after penalties.
         samples: sample ID of each source, at least 0; sources with equal IDs get the same random numbers.
         first: position of the first new token in the whole text.
+        padding: token that finished rows emit.
         seen: for the repetition penalty, True at tokens that occur in each source's prompt or in its text before this search.
     """
 
@@ -42,6 +43,7 @@ class MultinomialSampling:
     samples: tuple[int, ...]
     first: int = 0
     seen: Bool[Tensor, "sources vocab"] | None = None
+    padding: int = PAD
 
     @property
     def n_beams(self) -> int:
@@ -81,7 +83,7 @@ class SamplingSelector:
         tokens = tokens.masked_fill(~is_finite, end)
         self._token_log_p.append(log_p.gather(1, tokens[:, None])[:, 0].masked_fill(self._done, 0.0))
         self._log_p = self._log_p + self._token_log_p[-1]
-        tokens = tokens.masked_fill(self._done, PAD)
+        tokens = tokens.masked_fill(self._done, self._strategy.padding)
         self._done = self._done | (tokens == end)
         return SearchUpdate(tokens, None, self._done)
 

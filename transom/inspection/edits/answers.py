@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.data.batch import LanguageBatch, PaddedSequences, TranslationBatch, translation_batch
-from transom.data.tokenizer.special_tokens import EOS, SOS
+from transom.data.batch import LanguageBatch, PaddedSequences, TranslationBatch
 from transom.decoding.inference import eval_mode
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.predictors.long_texts import check_length
@@ -69,12 +68,13 @@ def ask(run: Any, text: str | None, file: Path | None = None, answer: str | None
 
 def _translation(run: Translator, batch: TranslationBatch, answer: str | None, notes: Sequence[str]) -> Question:
     """Watch log p of a translation, end token included."""
-    own = run.tokenizers.target.decode([token for token in batch.labels[0].tolist() if token != EOS])
+    own = run.tokenizers.target.decode(batch.labels[0].tolist())
     if answer is not None:
         target = run.tokenizers.target.encode(answer)
-        check_length("target", len(target), run.model.config.max_seq_len - 1)
-        source = batch.source.tokens[0].tolist()[:-1]
-        batch, notes = translation_batch([source], [target], [0]).to(run.model.device), ()
+        check_length("target", len(target), run.model.config.max_seq_len - run.tokenizers.target.special_tokens.n_added)
+        template, whole = run.tokenizers.source.special_tokens.seq2seq, batch.source.tokens[0].tolist()
+        source = whole[len(template.prefix) : len(whole) - len(template.suffix)]
+        batch, notes = run.build_batch(source, target).to(run.model.device), ()
     labels = batch.labels[0]
     places = torch.arange(len(labels), device=labels.device)
     shown = own if answer is None else answer
@@ -90,7 +90,7 @@ def _translation(run: Translator, batch: TranslationBatch, answer: str | None, n
 
 def _continuation(run: Generator, prompt: list[int], text: str | None, answer: str | None) -> Question:
     """Watch log p of the tokens of a continuation, by default of the most probable next token."""
-    prompt = [*prompt, SOS] if run.instruction_tuned else prompt
+    prompt = [*prompt, run.tokenizer.special_tokens.answer_start] if run.instruction_tuned else prompt
     if answer is None:
         read = PaddedSequences.pad([prompt])
         batch = LanguageBatch(read, read.tokens, (0,)).to(run.model.device)
@@ -98,8 +98,9 @@ def _continuation(run: Generator, prompt: list[int], text: str | None, answer: s
             tokens = [int(run.model(batch)[0, -1].argmax())]
     else:
         whole = run.tokenizer.encode(f"{text or ''}{answer}")
-        starts = not run.instruction_tuned and whole[: len(prompt) - 1] == prompt[1:]
-        tokens = whole[len(prompt) - 1 :] if starts else run.tokenizer.encode(answer)
+        n_before = len(run.tokenizer.special_tokens.template.prefix)
+        starts = not run.instruction_tuned and whole[: len(prompt) - n_before] == prompt[n_before:]
+        tokens = whole[len(prompt) - n_before :] if starts else run.tokenizer.encode(answer)
         if not tokens:
             raise ConfigError("answer: expected a text of at least one token, found none")
     row = [*prompt, *tokens[:-1]]

@@ -159,9 +159,11 @@ def alignment_errors(
 def _word_weights(model: Seq2SeqModel, tokenizers: Tokenizers, pair: LinkedPair, to: str | None) -> Tensor:
     """Return the weights of all layers and heads from target to source words, (n_layers, n_heads, target, source), with end symbols."""
     tokens = [*tokenizers.source.language_prefix(to), *tokenizers.source.encode(pair.source)], tokenizers.target.encode(pair.target)
-    if (longest := max(map(len, tokens))) >= model.config.max_seq_len:
-        raise DataError(f"expected pairs of at most {model.config.max_seq_len - 1} tokens to align, found {longest}: {pair.source}")
-    weights = cross_attention_weights(model, *tokens)
+    special = tokenizers.source.special_tokens, tokenizers.target.special_tokens
+    most = model.config.max_seq_len - max(side.n_added for side in special)
+    if (longest := max(map(len, tokens))) > most:
+        raise DataError(f"expected pairs of at most {most} tokens to align, found {longest}: {pair.source}")
+    weights = cross_attention_weights(model, *tokens, *special)
     columns, rows = (word_labels(*side, True)[0] for side in zip((tokenizers.source, tokenizers.target), tokens, strict=True))
     merged = torch.stack([merge_subwords(each, columns, rows) for each in weights.flatten(0, 1)])
     return merged.unflatten(0, weights.shape[:2])

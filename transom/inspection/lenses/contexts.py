@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.data.batch import translation_batch
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 from transom.inspection.activations import find_network, sequences_of, stream_after
@@ -132,7 +131,7 @@ def find_word(tokenizer: Tokenizer, text: str, word: str) -> list[range]:
         raise ConfigError("word: expected a word, found an empty text")
     for match in re.finditer(before + re.escape(word.strip()) + after, text, re.IGNORECASE if tokenizer.lowercase else 0):
         start, end = match.span()
-        start -= tokenizer.kind == "bpe" and text[:start].endswith(" ")  # a token contains the space before it
+        start -= tokenizer.spaces_in_tokens and text[:start].endswith(" ")  # a token contains the space before it
         first, last = (tokenizer.count_part_tokens([text[:at], text[at:]], tokens)[0] if at else 0 for at in (start, end))
         found.append(range(first, last))
     return found
@@ -151,10 +150,11 @@ def _residual_streams(run: Any, text: str, tokens: Sequence[int], side: Side) ->
     module, own = run.model.get_submodule(stack), f"{side}_embedding" if hasattr(run.model, "source_embedding") else "embedding"
     inputs: Any = text
     if side == "target":
-        source, most = run.encode(text), run.model.config.max_seq_len - 1
+        source, sides = run.encode(text), (run.tokenizers.source, run.tokenizers.target)
+        most = run.model.config.max_seq_len - max(each.special_tokens.n_added for each in sides)
         if max(len(source), len(tokens)) > most:
             raise DataError(f"expected a source and target of at most {most} tokens, found {len(source)} and {len(tokens)}; shorten them")
-        inputs = translation_batch([source], [tokens], [0]).to(run.model.device)
+        inputs = run.build_batch(source, tokens).to(run.model.device)
     blocks = [f"{stack}.blocks.{i}" for i in range(len(getattr(module, "blocks", ())))]
     layers = [f"{stack}.layers.{i}" for i in range(len(getattr(module, "layers", ())))]  # of a recurrent model
     names = [

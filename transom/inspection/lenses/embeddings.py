@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.data.tokenizer.special_tokens import EOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError
 from transom.inspection.activations import find_network
@@ -48,9 +47,7 @@ class EmbeddingTable(NamedTuple):
 
     def is_special(self, token: int) -> bool:
         """Return whether a token stands for no text: padding, start, end, unknown, or a language tag."""
-        if self.tokenizer is None:
-            return False
-        return token <= EOS or (token == UNK and self.tokenizer.kind != "bpe") or token in self.tokenizer.tag_tokens
+        return self.tokenizer is not None and self.tokenizer.is_special(token)
 
 
 class WordVector(NamedTuple):
@@ -166,7 +163,7 @@ def word_vector(table: EmbeddingTable, word: str | int) -> WordVector:
         tokens = table.tokenizer.encode(word.strip())
         if not tokens:
             raise ConfigError("word: expected a word, found an empty text")
-        if table.tokenizer.kind != "bpe" and UNK in tokens:
+        if table.tokenizer.special_tokens.unk_token_id in tokens:
             raise ConfigError(f"word: expected a word of the vocabulary, found {word!r}; {_suggestion(table.tokenizer, word)}")
     symbols = table.symbols(tokens)
     return WordVector(str(word) if isinstance(word, str) else symbols[0], tokens, symbols, table.weight[tokens].mean(0))
@@ -175,9 +172,9 @@ def word_vector(table: EmbeddingTable, word: str | int) -> WordVector:
 def _suggestion(tokenizer: Tokenizer, word: str) -> str:
     """Suggest known words similar to an unknown one, or say that it contains an unknown character."""
     if tokenizer.kind == "char":
-        unknown = [c for c in word if UNK in tokenizer.encode(c)]
+        unknown = [c for c in word if tokenizer.special_tokens.unk_token_id in tokenizer.encode(c)]
         return f"its characters {' '.join(dict.fromkeys(unknown))} are unknown"
-    known = tokenizer.symbols(range(UNK + 1, tokenizer.tag_tokens.start))
+    known = tokenizer.symbols(tokenizer.maskable)
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else "choose a word of the training text"
 

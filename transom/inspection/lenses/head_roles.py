@@ -8,8 +8,8 @@ from torch import Tensor
 
 from transom.config.architecture import TextModelConfig
 from transom.config.vision import VisionTransformerConfig
-from transom.data.tokenizer.special_tokens import EOS, SOS, UNK
-from transom.inspection.activations import find_network
+from transom.data.tokenizer.special_tokens import UNK
+from transom.inspection.activations import find_network, special_tokens_of, tokenizer_of
 from transom.inspection.derive_attention import linear_weight, output_weights
 from transom.inspection.lenses.head_statistics import HeadStatistics, attention_layers, layers_by_kind, map_rows
 from transom.inspection.trace import trace
@@ -82,7 +82,7 @@ def head_scores(model: Any, heads: Sequence[HeadStatistics]) -> list[HeadScores]
     """
     _, network = find_network(model, None)
     is_image = isinstance(network.config, VisionTransformerConfig)
-    repeated = {} if is_image else repeat_scores(network)
+    repeated = {} if is_image else repeat_scores(model)
     copying = copying_scores(network)
     found = list[HeadScores]()
     for each in heads:
@@ -104,27 +104,34 @@ def head_scores(model: Any, heads: Sequence[HeadStatistics]) -> list[HeadScores]
     return found
 
 
-def repeat_scores(network: Network, seed: int = 0) -> dict[Head, tuple[float, float]]:
+def repeat_scores(model: Any, seed: int = 0) -> dict[Head, tuple[float, float]]:
     """Return the induction and duplicate-token score of each head of self-attention; empty if the context window or vocabulary is tiny.
 
     A query that skips the block has the weight 0.
 
     Args:
-        network: a model of texts.
+        model: a run or model of texts.
         seed: seed of the random tokens.
     """
+    network = find_network(model, None)[1]
     config = network.config
     assert isinstance(config, TextModelConfig)
     paths = [path for path in attention_layers(network) if path.endswith(".attn")]
     sizes = [getattr(config, name) for name in config.VOCABULARIES]
-    n = min(MAX_REPEATED, (config.max_seq_len - 1) // 2, min(sizes) - UNK - 1)
+    sides = ("source", "target") if isinstance(network, Seq2SeqModel) else ("target", "target")
+    tokens = [_ordinary_tokens(model, side, size) for side, size in zip(sides, (sizes[0], sizes[-1]), strict=True)]
+    n = min(MAX_REPEATED, (config.max_seq_len - 1) // 2, *map(len, tokens))
     if n < 2 or not paths:
         return {}
     draw = torch.Generator().manual_seed(seed)
-    starts = (EOS, SOS if isinstance(network, Seq2SeqModel) else EOS)
-    source, target = (_repeated_tokens(start, n, size, draw) for start, size in zip(starts, (sizes[0], sizes[-1]), strict=True))
-    sides = [TokenSequences.from_tokens(tokens.to(network.device)) for tokens in (source, target)]
-    batch = TensorBatch(source=sides[0], decoder_input=sides[1])
+    special = special_tokens_of(model, "target")
+    starts = (
+        special_tokens_of(model, sides[0]).document_start,
+        special.decoder_start if isinstance(network, Seq2SeqModel) else special.document_start,
+    )
+    texts = [_repeated_tokens(start, n, of_side, draw) for start, of_side in zip(starts, tokens, strict=True)]
+    source, target = (TokenSequences.from_tokens(text.to(network.device)) for text in texts)
+    batch = TensorBatch(source=source, decoder_input=target)
     _, traced = trace(network, batch, [f"{path}.weights" for path in paths])
     found = dict[Head, tuple[float, float]]()
     for of_kind in layers_by_kind(paths).values():
@@ -139,9 +146,15 @@ def repeat_scores(network: Network, seed: int = 0) -> dict[Head, tuple[float, fl
     return found
 
 
-def _repeated_tokens(start: int, n: int, vocab_size: int, draw: torch.Generator) -> Tensor:
+def _ordinary_tokens(model: Any, side: str, vocab_size: int) -> Tensor:
+    """Return the ids of tokens of texts; of a model without tokenizer, all but the first, which are special tokens of most vocabularies."""
+    tokenizer = tokenizer_of(model, side)
+    return torch.tensor(range(UNK + 1, vocab_size) if tokenizer is None else tokenizer.maskable, dtype=torch.long)
+
+
+def _repeated_tokens(start: int, n: int, ordinary: Tensor, draw: torch.Generator) -> Tensor:
     """Return texts of a start token and twice the same ``n`` different random tokens, (N_TEXTS, 1 + 2 n)."""
-    rows = torch.stack([torch.randperm(vocab_size - UNK - 1, generator=draw)[:n] + UNK + 1 for _ in range(N_TEXTS)])
+    rows = torch.stack([ordinary[torch.randperm(len(ordinary), generator=draw)[:n]] for _ in range(N_TEXTS)])
     return torch.cat([torch.full((N_TEXTS, 1), start), rows, rows], 1)
 
 

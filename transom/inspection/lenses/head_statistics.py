@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from transom.config.architecture import TextModelConfig
 from transom.config.vision import VisionTransformerConfig
-from transom.data.tokenizer.special_tokens import EOS, SOS
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations, find_network, parent, sequences_of
+from transom.inspection.activations import Activations, find_network, parent, sequences_of, special_tokens_of, tokenizer_of
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.inspection.trace import trace
 from transom.inspection.whole_maps import n_heads_of, non_negative_map, token_masks, visible_pairs
@@ -304,13 +303,13 @@ def delimiter_tokens(model: Any) -> dict[str, list[int]]:
     Args:
         model: a run loaded by ``transom.load``, or a model, which has no tokenizer: its delimiters are the special tokens.
     """
-    tokenizers = getattr(model, "tokenizers", None)
-    source = tokenizers.source if tokenizers else getattr(model, "tokenizer", None)
     found = dict[str, list[int]]()
-    for side, tokenizer in (("source", source), ("target", tokenizers.target if tokenizers else source)):
+    for side in ("source", "target"):
+        tokenizer, special = tokenizer_of(model, side), special_tokens_of(model, side)
         symbols = [] if tokenizer is None else tokenizer.symbols(range(tokenizer.vocab_size))
         without_letters = [token for token, symbol in enumerate(symbols) if not any(map(str.isalnum, symbol))]
-        found[side] = sorted({*without_letters, SOS, EOS})
+        ends = {special.decoder_start, special.document_start, special.end, special.answer_start}
+        found[side] = sorted({*without_letters, *ends})
     return found
 
 

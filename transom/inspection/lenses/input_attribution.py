@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.data.tokenizer.special_tokens import PAD
 from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations, find_network
+from transom.inspection.activations import Activations, find_network, special_tokens_of
 from transom.inspection.edits.sweep import Target, last_answer, repeat_batch
 from transom.inspection.example_batch import build_example_batch
 from transom.inspection.lenses.readout import require_one_row
@@ -93,7 +92,9 @@ def input_attribution(
     logits, found = trace(network, batch, ["logits", *patches], store="residuals")
     require_one_row(len(logits))
     a = found.activations
-    points = {path: (a[f"{path}.resid"], _baseline(a, path, baseline)) for path in _embeddings(network)}
+    sides = {path: "target" if path == "target_embedding" else "source" for path in _embeddings(network)}
+    padding = {path: special_tokens_of(model, side).padding for path, side in sides.items()}
+    points = {path: (a[f"{path}.resid"], _baseline(a, path, baseline, token)) for path, token in padding.items()}
     line = _Line(network, batch, target or last_answer(logits)[0], points)
     own, of_baseline = line.answers([1.0, 0.0])
     change = own - of_baseline
@@ -143,7 +144,7 @@ def _embeddings(network: Network) -> list[str]:
     return [path for path, module in network.named_children() if isinstance(module, Embedding | PatchEmbedding)]
 
 
-def _baseline(a: Activations, path: str, kind: Baseline) -> Float[Tensor, "batch positions d_model"]:
+def _baseline(a: Activations, path: str, kind: Baseline, padding: int) -> Float[Tensor, "batch positions d_model"]:
     """Return the embedded input with every token or patch replaced by the baseline, positions kept.
 
     Raises:
@@ -158,7 +159,7 @@ def _baseline(a: Activations, path: str, kind: Baseline) -> Float[Tensor, "batch
         replaced[:, -patches.shape[1] :] += (patches.mean(1, keepdim=True) if kind == "mean" else 0.0) - patches
         return replaced
     table = module.tokens.weight
-    token = {"mean": table.mean(0), "padding": table[PAD], "zero": torch.zeros_like(table[0])}[kind] * module.scale
+    token = {"mean": table.mean(0), "padding": table[padding], "zero": torch.zeros_like(table[0])}[kind] * module.scale
     position = a.get(f"{path}.position")
     replaced = token.expand_as(a[f"{path}.token"]) + (0.0 if position is None else position)
     result: Tensor = replaced if module.norm is None else module.norm(replaced)

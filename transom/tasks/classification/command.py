@@ -31,7 +31,7 @@ class _TextCommand(Generic[ClassifierT]):
     @property
     def max_tokens(self) -> int:
         """Maximum tokens of a text, special tokens excluded."""
-        return self.classifier.model.config.max_seq_len - 1
+        return self.classifier.max_tokens
 
 
 class TextClassifyCommand(_TextCommand[Classifier]):

@@ -43,7 +43,7 @@ from transom.tasks.classification.multi_label import (
 from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.embed_command import as_embedder
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import TextTask, train_text_tokenizers
+from transom.tasks.text import TextTask, train_text_tokenizers, vocabulary_fields
 from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.multi_label import BinaryCrossEntropy
 from transom.training.objectives.objective import Objective
@@ -87,7 +87,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
         classes = collect_classes(names, splits.train, recipe.model.classes)
         recipe = context.fit(recipe, len(splits.train), splits.train.source)
         tokenizer = load_or_train_tokenizer(splits.train.source, recipe, context)
-        recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes, multi_label=multi_label)
+        recipe = recipe.with_fields("model", **vocabulary_fields(tokenizer), classes=classes, multi_label=multi_label)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         loader = LabeledTextLoader(
             splits.train,
@@ -102,14 +102,14 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
         )
         labels, rows = encode_targets(splits.valid, classes), tokenizer.encode_batch(splits.valid.source)
         if recipe.data.too_long == "refuse":
-            reject_too_long(splits.valid, rows, max_seq_len)
+            reject_too_long(splits.valid, rows, max_seq_len, tokenizer.special_tokens.n_added)
         baseline = trivial_baseline(encode_targets(splits.train, classes), labels, classes)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=splits.valid,
-            valid_batches=labeled_text_batches(rows, labels, max_seq_len, training.batch_tokens),
+            valid_batches=labeled_text_batches(rows, labels, max_seq_len, training.batch_tokens, tokenizer.special_tokens),
             report=report_labeled_texts(splits, classes, tokenizer, loader).with_baseline(baseline),
             data_hash=fingerprint(splits.train, splits.valid),
             input_profile=InputProfile.from_texts(splits.train.source, splits.valid.source),
@@ -174,7 +174,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
     @classmethod
     def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(cls.load(recipe, base).train.source, recipe.tokenizer, notify)
+        return train_text_tokenizers(cls.load(recipe, base).train.source, recipe, base, notify)
 
 
 def _shown(found: ClassPrediction | LabelsPrediction) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from transom.planning.precision import Precision
 from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.tasks.pairs import load_tokenized_pairs, train_pair_tokenizers
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import TextTask
+from transom.tasks.text import TextTask, vocabulary_fields
 from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import different_samples, validation_loss
 
@@ -48,7 +48,7 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
         """
         pairs = load_tokenized_pairs(recipe, context, contrastive_batch)
         splits, tokenizers, loader = pairs.splits[None], pairs.tokenizers, pairs.loaders[None]
-        recipe = pairs.recipe.with_fields("model", vocab_size=tokenizers.source.vocab_size)
+        recipe = pairs.recipe.with_fields("model", **vocabulary_fields(tokenizers.source))
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         valid_batches = length_sorted_batches(splits.valid, tokenizers, batch_tokens, max_seq_len, collate_fn=contrastive_batch)
         baseline = uniform_baseline([batch.n_target_tokens for batch in valid_batches], min(len(splits.valid), MAX_RETRIEVAL_PAIRS))

@@ -57,7 +57,7 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
             micro_batching=context.micro_batching(training),
         )
         valid_batches = evaluation_batches(read["valid"], max_seq_len, training.batch_tokens)
-        counts = count_tokens(read["train"].answers, tokenizer.vocab_size)
+        counts = count_tokens(read["train"].answers, tokenizer.vocab_size, [tokenizer.special_tokens.end])
         baseline = frequency_baseline(counts, validation_labels(valid_batches), "token")
         return cls(
             recipe=recipe,
@@ -114,4 +114,4 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
     def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
         train = load_instructions(recipe.data, base).train
-        return train_text_tokenizers(train.source + train.target, recipe.tokenizer, notify)
+        return train_text_tokenizers(train.source + train.target, recipe, base, notify)

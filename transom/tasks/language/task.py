@@ -45,7 +45,8 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
         text = load_tokenized_text(recipe, recipe.data, context, recipe.training.blank_noising)
         recipe = text.recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
-        valid_batches = [batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)]
+        valid, special = text.streams["valid"], text.tokenizer.special_tokens
+        valid_batches = [batch for batch, *_ in scoring_batches(valid.rows, max_seq_len, 0, training.batch_tokens, special=special)]
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(text.tokenizer),
@@ -103,4 +104,4 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
     @classmethod
     def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, notify)
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe, base, notify)

@@ -13,7 +13,7 @@ from transom.data.text.documents import Documents, load_text
 from transom.data.text.input_profile import InputProfile
 from transom.data.text.masking import MaskedLoader, mask_tokens
 from transom.data.text.windows import TokenStream, scoring_batches
-from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.errors import ConfigError
@@ -24,7 +24,7 @@ from transom.planning.precision import Precision
 from transom.tasks.embed_command import as_embedder
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import TextTask, load_tokenized_text, train_text_tokenizers
+from transom.tasks.text import TextTask, load_tokenized_text, train_text_tokenizers, vocabulary_fields
 from transom.training.task_protocol import ScoredPredictions, TaskContext
 from transom.training.validation import validation_accuracy, validation_loss
 
@@ -48,20 +48,22 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         Raises:
             TransomError: the text cannot be read or does not fit the recipe.
         """
-        if (symbol := recipe.model.mask_token_id) is not None:
-            raise ConfigError(
-                f"model.mask_token_id: expected none, found {symbol}: the mask token is not part of the tokenizer's vocabulary, but"
-                " has an embedding row of its own after the rows of the vocabulary; remove the field"
-            )
         text = load_tokenized_text(recipe, recipe.data, context)
-        recipe = text.recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
+        tokenizer, symbol = text.tokenizer, recipe.model.mask_token_id
+        inside = tokenizer.special_tokens.mask_token_id
+        if symbol not in (None, inside):
+            outside = "is not part of the tokenizer's vocabulary, but has an embedding row of its own after the rows of the vocabulary"
+            raise ConfigError(
+                f"model.mask_token_id: expected {'none' if inside is None else inside}, found {symbol}: the mask token"
+                f" {outside if inside is None else 'is in the vocabulary of the tokenizer'}; remove the field"
+            )
+        recipe = text.recipe.with_fields("model", **vocabulary_fields(tokenizer))
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
-        mask = text.tokenizer.vocab_size
-        valid_batches = _masked_batches(text.streams["valid"], max_seq_len, training.batch_tokens, training.mlm_probability, mask)
+        valid_batches = _masked_batches(text.streams["valid"], max_seq_len, training.batch_tokens, training.mlm_probability, tokenizer)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(text.tokenizer),
-            loader=MaskedLoader(text.windows, training.mlm_probability, mask, training.seed),
+            loader=MaskedLoader(text.windows, training.mlm_probability, tokenizer.mask_token_id, training.seed, tokenizer.maskable),
             valid=text.splits.valid,
             valid_batches=valid_batches,
             report=text.report(valid_batches),
@@ -105,16 +107,18 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
     @classmethod
     def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, notify)
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe, base, notify)
 
 
-def _masked_batches(stream: TokenStream, max_seq_len: int, batch_tokens: int, mask_probability: float, mask: int) -> list[MaskedBatch]:
+def _masked_batches(
+    stream: TokenStream, max_seq_len: int, batch_tokens: int, mask_probability: float, tokenizer: Tokenizer
+) -> list[MaskedBatch]:
     """Batch the windows of the validation text, and mask some of their tokens.
 
     The masks depend only on the windows and their order. Every run with the same data and settings therefore has the same masks.
     """
-    batches, n = list[MaskedBatch](), 0
-    for batch, *_ in scoring_batches(stream.rows, max_seq_len, 0, batch_tokens):
+    batches, n, mask = list[MaskedBatch](), 0, tokenizer.mask_token_id
+    for batch, *_ in scoring_batches(stream.closed_rows, max_seq_len, 0, batch_tokens, special=tokenizer.special_tokens):
         numbered = replace(batch, sample_ids=tuple(range(n, n := n + len(batch.sample_ids))))
-        batches.append(mask_tokens(numbered, mask_probability, mask, VALIDATION_MASK_KEY))
+        batches.append(mask_tokens(numbered, mask_probability, mask, VALIDATION_MASK_KEY, tokenizer.maskable))
     return batches

@@ -8,8 +8,8 @@ import torch
 
 from transom.data.batch import Indices, MaskedBatch, PaddedSequences, batch_by_tokens, sequence_lengths
 from transom.data.sampler import FULL_BATCH, MicroBatching, iterate_epochs, plan_epoch
-from transom.data.text.windows import apply_blank_noising
-from transom.data.tokenizer.special_tokens import EOS, UNK
+from transom.data.text.windows import Blanks, apply_blank_noising
+from transom.data.tokenizer.special_tokens import OWN_TOKENS, SpecialTokens
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError
 from transom.tasks.tagging.tagged_files import TaggedSentences, Words
@@ -44,9 +44,8 @@ def split_sentences(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens
         max_tokens: maximum number of tokens per window, special tokens excluded.
     """
     known = list(dict.fromkeys(word for words in sentences for word in words))
-    space = " " if tokenizer.kind == "char" else ""  # a bpe tokenizer prepends the space to each word itself
-    rows = tokenizer.encode_batch([space + word for word in known])
-    tokens_of = {word: row[:max_tokens] or [UNK] for word, row in zip(known, rows, strict=True)}
+    rows = tokenizer.encode_batch([tokenizer.space_before_words + word for word in known])
+    tokens_of = {word: row[:max_tokens] or [tokenizer.blank_token_id] for word, row in zip(known, rows, strict=True)}
     found = list[Window]()
     for sample, words in enumerate(sentences):
         window = Window(sample, 0, [], [])
@@ -66,20 +65,25 @@ class TaggedBatch(MaskedBatch):
 
 
 def tagged_batch(
-    read: Sequence[Window], rows: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], samples: Sequence[int]
+    read: Sequence[Window],
+    rows: Sequence[Sequence[int]],
+    labels: Sequence[Sequence[int]],
+    samples: Sequence[int],
+    special: SpecialTokens = OWN_TOKENS,
 ) -> TaggedBatch:
-    """Build a batch of windows, each preceded by a start token.
+    """Build a batch of windows, with the special tokens of the tokenizer around each.
 
     Args:
         read: the windows.
         rows: input tokens of each window, some of which blank noising may have replaced.
         labels: labels of the words of each window.
         samples: indices of the windows.
+        special: special tokens of the tokenizer.
     """
-    source = PaddedSequences.pad([[EOS, *row] for row in rows])
+    source = PaddedSequences.pad([special.text(row) for row in rows], special.padding)
     numbers, loss_mask = torch.zeros_like(source.tokens), torch.zeros_like(source.tokens, dtype=torch.bool)
     for row, (window, of_words) in enumerate(zip(read, labels, strict=True)):
-        first_positions = torch.tensor(window.first_tokens) + 1
+        first_positions = torch.tensor(window.first_tokens) + len(special.template.prefix)
         numbers[row, first_positions], loss_mask[row, first_positions] = torch.tensor(of_words), True
     return TaggedBatch(source, numbers, loss_mask, tuple(samples))
 
@@ -94,23 +98,26 @@ def window_labels(read: Sequence[Window], numbers: Sequence[Sequence[int]]) -> l
     return [numbers[window.sample][window.start : window.start + len(window.first_tokens)] for window in read]
 
 
-def inference_batches(read: Sequence[Window], labels: Sequence[Sequence[int]] | None, batch_tokens: int) -> list[TaggedBatch]:
+def inference_batches(
+    read: Sequence[Window], labels: Sequence[Sequence[int]] | None, batch_tokens: int, special: SpecialTokens = OWN_TOKENS
+) -> list[TaggedBatch]:
     """Batch windows of similar length, for one pass over all windows.
 
     Args:
         read: the windows.
         labels: labels of the words of each window, from ``window_labels``; None if they are unknown.
         batch_tokens: maximum number of tokens per batch, padding included.
+        special: special tokens of the tokenizer.
     """
     if not read:
         return []
-    lengths = sequence_lengths([window.tokens for window in read]) + 1
+    lengths = sequence_lengths([window.tokens for window in read]) + special.n_added
     order = np.argsort(lengths, kind="stable")
     batches = list[TaggedBatch]()
     for part in map(np.ndarray.tolist, batch_by_tokens(order, lengths, batch_tokens)):
         chosen = [read[i] for i in part]
         of_words = [[0] * len(window.first_tokens) for window in chosen] if labels is None else [labels[i] for i in part]
-        batches.append(tagged_batch(chosen, [window.tokens for window in chosen], of_words, part))
+        batches.append(tagged_batch(chosen, [window.tokens for window in chosen], of_words, part, special))
     return batches
 
 
@@ -143,20 +150,22 @@ class TaggedLoader:
             texts: sentences with their tags.
             tokenizer: the tokenizer.
             classes: all tags; the label of a tag is its index.
-            max_seq_len: maximum number of tokens per window, start token included.
+            max_seq_len: maximum number of tokens per window, special tokens included.
             batch_tokens: maximum number of tokens per batch, padding included, over all ranks and accumulation steps.
             seed: random seed of the order of windows and of blank noising.
-            blank_noising: mean fraction of tokens replaced by [UNK].
+            blank_noising: mean fraction of tokens replaced by the blank token.
             micro_batching: division of every batch among ranks and accumulation steps.
 
         Raises:
             DataError: a tag is not among the classes.
             ConfigError: a window has more than ``batch_tokens`` tokens.
         """
-        self.texts, self.windows = texts, split_sentences(texts.words, tokenizer, max_seq_len - 1)
+        self._special_tokens, self._blanks = tokenizer.special_tokens, Blanks.of(tokenizer)
+        n_added = self._special_tokens.n_added
+        self.texts, self.windows = texts, split_sentences(texts.words, tokenizer, max_seq_len - n_added)
         self.n_samples = len(self.windows)
         self._labels = window_labels(self.windows, texts.encode_labels(classes))
-        self._lengths = sequence_lengths([window.tokens for window in self.windows]) + 1
+        self._lengths = sequence_lengths([window.tokens for window in self.windows]) + n_added
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(
                 f"training.batch_tokens: expected at least {longest}, the tokens of the longest sentence, found {batch_tokens}; raise"
@@ -179,10 +188,10 @@ class TaggedLoader:
     def _batch(self, epoch: int, samples: list[int]) -> TaggedBatch:
         read = [self.windows[i] for i in samples]
         rows = [self._with_dropout(window.tokens, (self._seed, epoch, i)) for i, window in zip(samples, read, strict=True)]
-        return tagged_batch(read, rows, [self._labels[i] for i in samples], samples)
+        return tagged_batch(read, rows, [self._labels[i] for i in samples], samples, self._special_tokens)
 
     def _with_dropout(self, tokens: list[int], key: tuple[int, int, int]) -> list[int]:
         if not self._blank_noising:
             return tokens
-        found: list[int] = apply_blank_noising(np.array(tokens, np.int32), self._blank_noising, key).tolist()
+        found: list[int] = apply_blank_noising(np.array(tokens, np.int32), self._blank_noising, key, self._blanks).tolist()
         return found

@@ -115,11 +115,6 @@ class Tagger(EncoderPredictor[TokenTagger]):
 
     inference_config: TaggingInferenceConfig = field(default_factory=TaggingInferenceConfig)
 
-    @property
-    def max_tokens(self) -> int:
-        """Maximum number of tokens per window, special tokens excluded."""
-        return self.model.config.max_seq_len - 1
-
     def tag(
         self, texts: Sequence[str | Words], too_long: LongSentencePolicy = "window", notify: ProgressCallback = ignore_progress
     ) -> Results[TaggedText]:
@@ -156,7 +151,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
             self.split_windows(list(map(" ".join, sentences)), too_long)
         of_windows = dict[int, list[tuple[str, float]]]()
         with eval_mode(self.model):
-            for batch in inference_batches(read, None, self.inference_config.batch_tokens):
+            for batch in inference_batches(read, None, self.inference_config.batch_tokens, self.tokenizer.special_tokens):
                 batch = batch.to(self.model.device)
                 log_p, labels = log_probabilities(unless_edited(self.encoder_backend, self.model)(batch)[batch.loss_mask]).max(-1)
                 answers = iter(zip(labels.tolist(), log_p.exp().tolist(), strict=True))

@@ -33,7 +33,7 @@ from transom.tasks.tagging.report import render_tagged_sentences, report_tagged
 from transom.tasks.tagging.schema import TaggedFilesConfig, TaggingInferenceConfig, TaggingRecipe
 from transom.tasks.tagging.tagged_files import TaggedSentences, fingerprint, read_tagged
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import TextTask, train_text_tokenizers
+from transom.tasks.text import TextTask, train_text_tokenizers, vocabulary_fields
 from transom.training.finetune import load_or_train_tokenizer
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import choose_text_loss
@@ -81,7 +81,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
                 f" found tags such as {classes[0]!r}; set it to 'accuracy'"
             )
         tokenizer = load_or_train_tokenizer(splits.train.texts, recipe, context)
-        recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
+        recipe = recipe.with_fields("model", **vocabulary_fields(tokenizer), classes=classes)
         training, max_seq_len, valid = recipe.training, recipe.model.max_seq_len, splits.valid
         loader = TaggedLoader(
             splits.train,
@@ -93,7 +93,8 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
             blank_noising=training.blank_noising,
             micro_batching=context.micro_batching(training),
         )
-        read = split_sentences(valid.words, tokenizer, max_seq_len - 1)
+        max_tokens = max_seq_len - tokenizer.special_tokens.n_added
+        read = split_sentences(valid.words, tokenizer, max_tokens)
         labels = [label for of_sentence in valid.encode_labels(classes) for label in of_sentence]
         baseline = class_baseline([label for of_sentence in splits.train.encode_labels(classes) for label in of_sentence], labels, classes)
         return cls(
@@ -101,8 +102,10 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=valid,
-            valid_batches=inference_batches(read, window_labels(read, valid.encode_labels(classes)), training.batch_tokens),
-            report=report_tagged(splits, classes, tokenizer, loader, max_seq_len - 1).with_baseline(baseline),
+            valid_batches=inference_batches(
+                read, window_labels(read, valid.encode_labels(classes)), training.batch_tokens, tokenizer.special_tokens
+            ),
+            report=report_tagged(splits, classes, tokenizer, loader, max_tokens).with_baseline(baseline),
             data_hash=fingerprint(splits.train, valid),
             input_profile=InputProfile.from_texts(splits.train.texts, valid.texts),
         )
@@ -149,7 +152,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
     @classmethod
     def train_tokenizers(cls, recipe: TaggingRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(cls.load(recipe, base).train.texts, recipe.tokenizer, notify)
+        return train_text_tokenizers(cls.load(recipe, base).train.texts, recipe, base, notify)
 
 
 def _classes_of(splits: Splits[TaggedSentences], recipe: TaggingRecipe) -> tuple[str, ...]:

@@ -60,7 +60,9 @@ class TranslationTask(TextTask[TranslationRecipe, PairLoader | MultilingualLoade
             to: length_sorted_batches(each.valid, tokenizers, batch_tokens, max_seq_len, source_prefix=loaders[to].source_prefix)
             for to, each in splits.items()
         }
-        counts = count_tokens([row for loader in loaders.values() for row in loader.token_rows[1]], tokenizers.target.vocab_size)
+        target = tokenizers.target
+        rows, around = [row for loader in loaders.values() for row in loader.token_rows[1]], target.special_tokens.seq2seq.surround([])
+        counts = count_tokens(rows, target.vocab_size, around)
         labels = validation_labels(batch for of_language in valid_batches.values() for batch in of_language)
         baseline = frequency_baseline(counts, labels, "token")
         baseline += _most_frequent_translation(splits, recipe.training.validate_bleu, tokenizers.target.lowercase)

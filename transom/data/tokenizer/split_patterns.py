@@ -1,0 +1,168 @@
+"""Check of the regular expressions in a tokenizer of the ``tokenizers`` library, which come from a file.
+
+The library's engine backtracks, so that a malicious expression such as ``(a+)+b`` takes exponential time on a short text. The check accepts
+the expressions of published tokenizers and refuses all that could take more than quadratic time.
+"""
+
+import re
+from typing import NamedTuple
+
+from transom.errors import CheckpointError
+
+MAX_PATTERN_CHARACTERS = 2_000
+"""Maximum length of an expression; published ones have at most 500 characters."""
+
+MAX_UNBOUNDED = 2
+"""Maximum number of unbounded quantifiers per alternative."""
+
+MAX_CHOICES = 1_000
+"""Maximum number of ways in which an alternative can match, unbounded quantifiers aside: ``a?a?`` has four, ``(a|b|c)`` three."""
+
+_MAX_REPEAT = 256
+"""Maximum upper bound of a quantifier such as ``{1,3}``."""
+
+_ATOM = re.compile(
+    r"\\[pP]\{\^?\w{1,40}\}|\\x[0-9a-fA-F]{1,2}|\\x\{[0-9a-fA-F]{1,6}\}|\\u[0-9a-fA-F]{4}"
+    r"|\\[dDsSwWhHrntfvaebBAzZ]|\\[^A-Za-z0-9]|[^\\\[\](){}*+?|]|[\]}]",
+    re.DOTALL,
+)
+_CLASS_PART = re.compile(_ATOM.pattern + r"|[(){*+?|-]|\[:\^?[a-z]{1,10}:\]", re.DOTALL)
+_GROUP = re.compile(r"\((?:\?(?:[imx]{0,3}:|[=!]|<[=!]))?")
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d{0,4})(,?)(\d{0,4})\})([?+]?)")
+
+
+def check_pattern(pattern: str, where: str) -> None:
+    """Raise an error if a regular expression may take more than quadratic time, or is not understood.
+
+    Refused are quantifiers on groups (except ``?``), quantifiers of quantifiers, backreferences, named groups, and alternatives with more
+    than two unbounded quantifiers, with anything mandatory after the second one, or with many ways to match. Each alternative then takes at
+    most linear time at each position of the text.
+
+    Args:
+        pattern: the expression.
+        where: where it comes from, for the message.
+
+    Raises:
+        CheckpointError: the expression is refused.
+    """
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise CheckpointError(f"{where}: expected an expression of at most {MAX_PATTERN_CHARACTERS:,} characters, found {len(pattern):,}")
+    try:
+        end = _Reader(pattern).alternatives(0, 0, 0).end
+    except ValueError as error:
+        found = f"{pattern!r:.80} ({error})"
+        raise CheckpointError(f"{where}: expected a regular expression without nested quantifiers, found {found}") from error
+    if end < len(pattern):
+        raise CheckpointError(f"{where}: expected a regular expression, found {pattern!r:.80} (unbalanced brackets)")
+
+
+class _Part(NamedTuple):
+    """A part of an expression that was read.
+
+    Attributes:
+        end: index after the part.
+        choices: number of ways in which the part can match, unbounded quantifiers aside.
+        n_unbounded: unbounded quantifiers on the way to its end, including those before it.
+    """
+
+    end: int
+    choices: int
+    n_unbounded: int
+
+
+class _Reader:
+    """Recursive reader of an expression."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def alternatives(self, at: int, depth: int, n_unbounded: int) -> _Part:
+        """Check alternatives up to a closing bracket or the end.
+
+        Args:
+            at: index of the first one.
+            depth: number of groups around them.
+            n_unbounded: unbounded quantifiers before them.
+        """
+        if depth > 10:
+            raise ValueError("more than 10 nested groups")
+        found = [self._alternative(at, depth, n_unbounded)]
+        while self._pattern.startswith("|", found[-1].end):
+            found.append(self._alternative(found[-1].end + 1, depth, n_unbounded))
+        return _Part(found[-1].end, sum(each.choices for each in found), max(each.n_unbounded for each in found))
+
+    def _alternative(self, at: int, depth: int, n_unbounded: int) -> _Part:
+        """Check a sequence of quantified atoms."""
+        choices = 1
+        while at < len(self._pattern) and self._pattern[at] not in "|)":
+            is_group, looks = self._pattern[at] == "(", self._pattern.startswith(("(?=", "(?!", "(?<"), at)
+            n_before = n_unbounded
+            part = self._group(at, depth, n_unbounded) if is_group else _Part(self._atom(at), 1, n_unbounded)
+            least, most, at = self._quantifier(part.end)
+            if is_group and (most is None or most > 1):
+                raise ValueError("a repeated group")
+            if n_before >= MAX_UNBOUNDED and (most is None or looks or (least and not is_group)):
+                raise ValueError(f"an alternative that goes on after {MAX_UNBOUNDED} unbounded quantifiers")
+            n_unbounded = part.n_unbounded + (most is None)
+            choices *= part.choices if most is None else part.choices * (most - least + 1)
+            if choices > MAX_CHOICES:
+                raise ValueError(f"more than {MAX_CHOICES:,} ways to match")
+        return _Part(at, choices, n_unbounded)
+
+    def _group(self, at: int, depth: int, n_unbounded: int) -> _Part:
+        start = _GROUP.match(self._pattern, at)
+        assert start is not None
+        if self._pattern[start.end() : start.end() + 1] in ("?", "*"):
+            raise ValueError("a special group")
+        inside = self.alternatives(start.end(), depth + 1, 0)
+        if not self._pattern.startswith("?", inside.end + 1):  # an optional group that fails is skipped
+            inside = self.alternatives(start.end(), depth + 1, n_unbounded)
+        elif n_unbounded:
+            inside = inside._replace(n_unbounded=inside.n_unbounded + n_unbounded)
+        if inside.end >= len(self._pattern):
+            raise ValueError("an open group")
+        return inside._replace(end=inside.end + 1)
+
+    def _atom(self, at: int) -> int:
+        if self._pattern[at] == "[":
+            return self._class(at + 1, 0)
+        found = _ATOM.match(self._pattern, at)
+        if found is None:
+            raise ValueError(f"{self._pattern[at : at + 2]!r} is not supported")
+        return found.end()
+
+    def _class(self, at: int, depth: int) -> int:
+        """Return the index after a character class, which may contain classes."""
+        if depth > 4:
+            raise ValueError("more than 4 nested classes")
+        at += self._pattern.startswith("^", at)
+        first = at
+        while at < len(self._pattern) and (self._pattern[at] != "]" or at == first):
+            if self._pattern[at] == "[" and not self._pattern.startswith("[:", at):
+                at = self._class(at + 1, depth + 1)
+                continue
+            found = _CLASS_PART.match(self._pattern, at)
+            if found is None:
+                raise ValueError(f"{self._pattern[at : at + 2]!r} in a class is not supported")
+            at = found.end()
+        if at >= len(self._pattern):
+            raise ValueError("an open class")
+        return at + 1
+
+    def _quantifier(self, at: int) -> tuple[int, int | None, int]:
+        """Return the least and largest number of repetitions, None for any number, and the index after the quantifier."""
+        found = _QUANTIFIER.match(self._pattern, at)
+        if found is None:
+            return 1, 1, at
+        low, comma, high, suffix = found.groups()
+        if (low is not None and suffix == "+") or _QUANTIFIER.match(self._pattern, found.end()):
+            raise ValueError("a quantifier of a quantifier")
+        if low is None:
+            symbol = found[0][0]
+            return int(symbol == "+"), 1 if symbol == "?" else None, found.end()
+        if not low and not high:
+            raise ValueError("a quantifier without numbers")
+        most = int(high) if high else None if comma else int(low)
+        if most is not None and most > _MAX_REPEAT:
+            raise ValueError(f"more than {_MAX_REPEAT} repetitions")
+        return int(low or 0), most, found.end()
