@@ -8,7 +8,7 @@ import base64
 import struct
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tokenizers import normalizers
@@ -108,8 +108,8 @@ def charsmap_normalizers(charsmap: Charsmap) -> list[dict[str, object]]:
     singles = {key: value for key, value in charsmap.rules.items() if len(key) == 1}
     several = [key for key in charsmap.rules if len(key) > 1]
     precompiled = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap.content).decode()}
-    later = _character_class({character for key in several for character in key[1:]})
-    plain = _character_class(_plain_characters() - {character for key in several for character in key[1:]})
+    later = character_class({character for key in several for character in key[1:]})
+    plain = character_class(_plain_characters() - {character for key in several for character in key[1:]})
     unit = f"(?=[\\s\\S]{later})(?>{_pattern(_trie(several))})|" if several else ""
     boundary = f"(?:{unit}(?!{plain})[\\s\\S]|{plain}(?!{plain}))\\K"
     return [
@@ -176,13 +176,13 @@ def _pattern(trie: _Trie) -> str:
     for character, below in trie.items():
         if character != _END:
             groups[_pattern(below)].add(character)
-    branches = [_character_class(characters) + below for below, characters in sorted(groups.items())]
+    branches = [character_class(characters) + below for below, characters in sorted(groups.items())]
     if not branches:
         return ""
     return f"(?:{'|'.join(branches)}){'?' if _END in trie else ''}"
 
 
-def _character_class(characters: set[str]) -> str:
+def character_class(characters: Iterable[str]) -> str:
     """Return a class of a regular expression with these characters, as ranges of hexadecimal numbers."""
     codes = sorted(map(ord, characters))
     starts = [code for at, code in enumerate(codes) if at == 0 or codes[at - 1] != code - 1]

@@ -28,6 +28,11 @@ def string_replace(pattern: str, content: str) -> Json:
     return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
 
 
+def quote(text: str) -> str:
+    """Return a regular expression that matches a text only."""
+    return "".join(f"\\x{{{ord(character):x}}}" for character in text)
+
+
 def sequence(name: str, steps: Sequence[Json]) -> Json | None:
     """Return a sequence of normalizers, pre-tokenizers or decoders, None if it is empty.
 

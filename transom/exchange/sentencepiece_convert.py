@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from transom.errors import CheckpointError
 from transom.exchange.charsmap import charsmap_normalizers
-from transom.exchange.library_json import added_token, regex_replace, sequence, string_replace
+from transom.exchange.library_json import Json, added_token, quote, regex_replace, sequence, string_replace
 from transom.exchange.sentencepiece_model import CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePieceModel
-
-Json = dict[str, object]
 
 _ABSENT = " "
 """Prefix of a token that no text may be encoded as. Normalized texts contain no space."""
@@ -98,15 +96,10 @@ def _normalizers(model: SentencePieceModel) -> list[Json]:
     if model.add_dummy_prefix:
         defined = [piece.text for piece in model.pieces if piece.type == USER_DEFINED] if model.kind == "bpe" else []
         # The library normalizes the user-defined tokens too, which must have no space before them.
-        steps.append(regex_replace(rf"\A(?!(?:{'|'.join(map(_quote, defined))})?\z)", space) if defined else {"type": "Prepend", "prepend": space})
+        steps.append(regex_replace(rf"\A(?!(?:{'|'.join(map(quote, defined))})?\z)", space) if defined else {"type": "Prepend", "prepend": space})
     if model.remove_extra_whitespaces:
         steps.append(regex_replace(rf"{space}+\z", ""))
     return steps
-
-
-def _quote(text: str) -> str:
-    """Return a regular expression that matches a text only."""
-    return "".join(f"\\x{{{ord(character):x}}}" for character in text)
 
 
 def _decoders(model: SentencePieceModel, absent: bool) -> list[Json]:
