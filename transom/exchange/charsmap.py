@@ -1,0 +1,191 @@
+"""Character rules of SentencePiece: reading them, and the same result by normalizers of the ``tokenizers`` library.
+
+The rules are a map from strings to strings. At each position of a text, the longest string of the map is replaced; otherwise one character
+is kept. They are stored as a double array (Aoe 1989, in the layout of the Darts-clone library) and a block of results, which end in NUL.
+"""
+
+import base64
+import struct
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tokenizers import normalizers
+
+from transom.exchange.library_json import regex_replace, string_replace
+
+_MAX_NODES = 2**20
+"""Maximum number of nodes to visit in a double array, whose nodes may share their continuations. The rules of NFKC have about half."""
+
+_MAX_KEY_BYTES = 64
+_MAX_REPLACEMENTS = 64
+_MAX_LEFT_OUT = 0.01
+"""Maximum fraction of rules that are left out."""
+
+_UNIT, _PART = "\ufdd0", "\ufdd1"
+"""Noncharacters that separate the units of a text, and the characters in a unit, while it is normalized."""
+
+
+@dataclass(frozen=True)
+class Charsmap:
+    """Character rules.
+
+    Attributes:
+        content: the stored form.
+        rules: replacement by string.
+    """
+
+    content: bytes
+    rules: dict[str, str]
+
+
+def read_charsmap(content: bytes) -> Charsmap:
+    """Read character rules from their stored form.
+
+    Raises:
+        ValueError: the content is damaged. The message is a noun phrase.
+    """
+    if len(content) < 4:
+        raise ValueError("character rules of fewer than 4 bytes")
+    (size,) = struct.unpack_from("<I", content)
+    if size % 4 or size == 0 or 4 + size > len(content):
+        raise ValueError(f"character rules with a table of {size:,} bytes in {len(content):,}")
+    units = struct.unpack_from(f"<{size // 4}I", content, 4)
+    results = content[4 + size :]
+    rules: dict[str, str] = {}
+    for key, at in _keys(units):
+        end = results.find(b"\0", at)
+        if at >= len(results) or end < 0:
+            raise ValueError(f"a character rule with the result {at:,} of {len(results):,} bytes")
+        try:
+            rules[key.decode()] = results[at:end].decode()
+        except UnicodeDecodeError as error:
+            raise ValueError("a character rule that is not UTF-8") from error
+    return Charsmap(content, rules)
+
+
+def _keys(units: tuple[int, ...]) -> Iterator[tuple[bytes, int]]:
+    """Yield each string of a double array and its value."""
+    below: dict[int, list[int]] = defaultdict(list)
+    for at, unit in enumerate(units):
+        if unit < 2**31 and unit & 0xFF:
+            below[at ^ unit & 0xFF].append(at)
+    n_visited = 0
+    pending = [(_offset(units[0]), b"")]
+    while pending:
+        base, key = pending.pop()
+        n_visited += 1
+        if n_visited > _MAX_NODES or len(key) > _MAX_KEY_BYTES:
+            raise ValueError("character rules that form a loop")
+        for at in below.get(base, ()):
+            unit, longer = units[at], key + bytes([units[at] & 0xFF])
+            next_base = at ^ _offset(unit)
+            if unit >> 8 & 1:
+                if next_base >= len(units):
+                    raise ValueError("damaged character rules")
+                yield longer, units[next_base] & 0x7FFFFFFF
+            pending.append((next_base, longer))
+
+
+def _offset(unit: int) -> int:
+    return unit >> 10 << ((unit & 0x200) >> 6)
+
+
+def charsmap_normalizers(charsmap: Charsmap) -> list[dict[str, object]]:
+    """Return normalizers of the ``tokenizers`` library that apply character rules.
+
+    The library's own normalizer ``Precompiled`` applies rules to single characters rightly, but to a character and its combining marks
+    it may apply the rule of the first character alone, and of six bytes or more it composes none. Therefore each string of several
+    characters with a rule is separated from its surroundings, each of its characters is replaced alone, and NFC composes the results.
+    A rule with another result has a replacement of its own.
+
+    If such rules are few among many, as in NFKC the compositions that are newer than the library's version of Unicode, they are left out.
+
+    Raises:
+        ValueError: too many rules have another result. The message is a noun phrase.
+    """
+    singles = {key: value for key, value in charsmap.rules.items() if len(key) == 1}
+    several = [key for key in charsmap.rules if len(key) > 1]
+    precompiled = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap.content).decode()}
+    later = character_class({character for key in several for character in key[1:]})
+    plain = character_class(_plain_characters() - {character for key in several for character in key[1:]})
+    unit = f"(?=[\\s\\S]{later})(?>{_pattern(_trie(several))})|" if several else ""
+    boundary = f"(?:{unit}(?!{plain})[\\s\\S]|{plain}(?!{plain}))\\K"
+    return [
+        regex_replace(boundary, _UNIT),
+        *_own_replacements(charsmap.rules, singles),
+        *([regex_replace(f"(?<=[^{_UNIT}])(?={later})", _PART)] if several else []),
+        precompiled,
+        *([string_replace(_PART, ""), {"type": "NFC"}] if several else []),
+        string_replace(_UNIT, ""),
+    ]
+
+
+def _own_replacements(rules: dict[str, str], singles: dict[str, str]) -> list[dict[str, object]]:
+    """Return one replacement per result of the rules that do not compose the results of their characters."""
+    nfc = normalizers.NFC()
+    replaced = _UNIT.join("".join(singles.get(character, character) for character in key) for key in rules)
+    composed = nfc.normalize_str(replaced).split(_UNIT)
+    others: dict[str, set[str]] = defaultdict(set)
+    for (key, value), result in zip(rules.items(), composed, strict=True):
+        if result != value:
+            others[value].add(key)
+    if sum(map(len, others.values())) <= len(rules) * _MAX_LEFT_OUT:
+        return []
+    if len(others) > _MAX_REPLACEMENTS or any(
+        len(key) == 1 or nfc.normalize_str(value) != value or any(singles.get(character, character) != character for character in value)
+        for value, keys in others.items()
+        for key in keys
+    ):
+        raise ValueError("character rules that neither replace single characters nor compose them")
+    return [
+        regex_replace(f"(?<![^{_UNIT}])(?:{_pattern(_trie(sorted(keys)))})(?![^{_UNIT}])", value)
+        for value, keys in sorted(others.items())
+    ]
+
+
+def _plain_characters() -> set[str]:
+    """Return the characters of common scripts that neither combine with a neighbor nor form one grapheme with it.
+
+    Between two of them no separator is needed, which keeps the work small for most texts.
+    """
+    blocks = (range(0x20, 0x300), range(0x370, 0x483), range(0x48A, 0x530), range(0x3041, 0x3097), range(0x30A1, 0x3100))
+    blocks += (range(0x4E00, 0xA000), range(0xAC00, 0xD7A4), range(0x2010, 0x2028), range(0x3001, 0x3003))
+    kept = ("L", "N", "P", "Z", "Sm", "Sc", "Sk")
+    return {chr(code) for block in blocks for code in block if unicodedata.category(chr(code)).startswith(kept)}
+
+
+_Trie = dict[str, "_Trie"]
+_END = ""
+
+
+def _trie(keys: list[str]) -> _Trie:
+    root: _Trie = {}
+    for key in keys:
+        node = root
+        for character in key:
+            node = node.setdefault(character, {})
+        node[_END] = {}
+    return root
+
+
+def _pattern(trie: _Trie) -> str:
+    """Return a pattern that matches the longest string of a trie. Characters with the same continuations share a class."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    for character, below in trie.items():
+        if character != _END:
+            groups[_pattern(below)].add(character)
+    branches = [character_class(characters) + below for below, characters in sorted(groups.items())]
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)}){'?' if _END in trie else ''}"
+
+
+def character_class(characters: Iterable[str]) -> str:
+    """Return a class of a regular expression with these characters, as ranges of hexadecimal numbers."""
+    codes = sorted(map(ord, characters))
+    starts = [code for at, code in enumerate(codes) if at == 0 or codes[at - 1] != code - 1]
+    ends = [code for at, code in enumerate(codes) if at == len(codes) - 1 or codes[at + 1] != code + 1]
+    ranges = (f"\\x{{{start:x}}}" + (f"-\\x{{{end:x}}}" if end > start else "") for start, end in zip(starts, ends, strict=True))
+    return f"[{''.join(ranges)}]"

@@ -1,0 +1,71 @@
+"""Parts of the JSON of a ``tokenizers`` tokenizer."""
+
+from collections.abc import Sequence
+
+Json = dict[str, object]
+
+
+def added_token(token: int, content: str, special: bool = True, normalized: bool = False) -> Json:
+    """Return a token that is recognized in texts before they are encoded.
+
+    Args:
+        token: token id.
+        content: text of the token.
+        special: True for a control symbol such as the end of a sequence.
+        normalized: True if it is looked for in the normalized text.
+    """
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": normalized, "special": special}
+    return {"id": token, "content": content, **flags}
+
+
+def regex_replace(pattern: str, content: str) -> Json:
+    """Return the replacement of a regular expression, as normalizer or decoder."""
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def string_replace(pattern: str, content: str) -> Json:
+    """Return the replacement of a string, as normalizer or decoder."""
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+def quote(text: str) -> str:
+    """Return a regular expression that matches a text only."""
+    return "".join(f"\\x{{{ord(character):x}}}" for character in text)
+
+
+def sequence(name: str, steps: Sequence[Json]) -> Json | None:
+    """Return a sequence of normalizers, pre-tokenizers or decoders, None if it is empty.
+
+    Args:
+        name: name of the list, such as ``normalizers``.
+        steps: the steps in order.
+    """
+    return {"type": "Sequence", name: list(steps)} if steps else None
+
+
+def template(single: Sequence[str | int], pair: Sequence[str | int], ids: dict[str, int]) -> Json | None:
+    """Return a post-processor that surrounds one or two texts by special tokens, None if it adds no token.
+
+    Args:
+        single: special tokens, and 0 in place of the text.
+        pair: special tokens, and 0 and 1 in place of the two texts.
+        ids: token id of each special token.
+    """
+    if not {*single, *pair} - {0, 1}:
+        return None
+    used = sorted({part for part in (*single, *pair) if isinstance(part, str)}, key=ids.__getitem__)
+    return {
+        "type": "TemplateProcessing",
+        "single": _parts(single),
+        "pair": _parts(pair),
+        "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in used},
+    }
+
+
+def _parts(parts: Sequence[str | int]) -> list[Json]:
+    """Return the parts of a template. Tokens after the first text of a pair have type 1."""
+    kind, result = 0, list[Json]()
+    for part in parts:
+        kind = 1 if part == 1 else kind
+        result.append({"SpecialToken": {"id": part, "type_id": kind}} if isinstance(part, str) else {"Sequence": {"id": "AB"[part], "type_id": kind}})
+    return result
