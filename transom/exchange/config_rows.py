@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from transom.errors import CheckpointError
+from transom.files.limits import MAX_INT
 
 Fields = dict[str, Any]
 """Values of configuration fields, by name."""
@@ -43,6 +44,18 @@ def foreign_value(foreign: Mapping[str, Any], name: str, default: Any) -> Any:
     value = foreign.get(name, default)
     if value is REQUIRED:
         raise CheckpointError(f"config.json: expected the field {name}, found none; export the model again with save_pretrained")
+    return value
+
+
+def foreign_size(foreign: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a foreign field with which others are computed.
+
+    Raises:
+        CheckpointError: it is no positive integer.
+    """
+    value = foreign.get(name, default)
+    if type(value) is not int or not 0 < value <= MAX_INT:
+        raise CheckpointError(f"config.json: {name}: expected a positive integer, found {value!r:.80}; copy the file again")
     return value
 
 

@@ -18,7 +18,7 @@ from transom.errors import ConfigError
 from transom.exchange.check_export import Agreement, check_export, import_transformers
 from transom.exchange.config_rows import OWN_OUTPUT, Fields
 from transom.exchange.export_model import choose_family, convert_model, write_foreign_weights
-from transom.exchange.family import Family
+from transom.exchange.family import TASKS, Family
 from transom.exchange.folder_tokenizer import load_run_tokenizers, tokenizer_files
 from transom.exchange.foreign_folder import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE
 from transom.exchange.generation import DecodingSettings, write_beam_search, write_sampling
@@ -86,7 +86,7 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
     family = choose_family(config, model_type)
     model = build_uninitialized(config)
     folder.load_weights(model)
-    tokenizers = load_run_tokenizers(folder, config) if family.reads_text else None
+    tokenizers = load_run_tokenizers(folder) if family.reads_text else None
     imported = Imported.read(folder)
     decoding = _decoding(folder, family, imported)
     foreign = convert_model(config, folder.read_weights(WEIGHTS), family)
@@ -94,7 +94,7 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
         for name, content in _json_files(family, config, foreign.config, tokenizers, imported, decoding).items():
             write_file(partial / name, json_bytes(content))
         if tokenizers is not None:
-            for name, data in tokenizer_files(tokenizers, config, imported).items():
+            for name, data in tokenizer_files(tokenizers, config, _task(folder, family, imported), imported).items():
                 write_file(partial / name, data)
         write_file(partial / CARD, _card(folder, family).encode())
         write_foreign_weights(foreign, partial, notify)
@@ -124,6 +124,13 @@ def new_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     sync_folder(out.parent)
+
+
+def _task(folder: RunFolder, family: Family, imported: Imported | None) -> str:
+    """Return the task of a run."""
+    if folder.has_recipe:
+        return load_recipe(folder.path / RECIPE)[0].task
+    return TASKS[family.kind] if imported is None else imported.task
 
 
 def _decoding(folder: RunFolder, family: Family, imported: Imported | None) -> DecodingSettings:

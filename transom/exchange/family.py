@@ -210,6 +210,10 @@ def find_family(foreign: Mapping[str, Any]) -> Family:
         CheckpointError: no family has this class of models.
     """
     model_type, architectures = foreign.get("model_type"), foreign.get("architectures") or []
+    if foreign.get("quantization_config") is not None:
+        raise CheckpointError(
+            "config.json: quantization_config: expected weights of 16 bits or more, found quantized ones; save the model without quantization"
+        )
     of_type = [family for family in all_families() if family.model_type == model_type]
     if not of_type:
         known = ", ".join(sorted({family.model_type for family in all_families()}))

@@ -30,8 +30,10 @@ _OWN_KINDS: dict[str, type[BytePairEncoding] | type[ClosedVocabulary]] = {
     "char": CharacterVocabulary,
     "whitespace": WordVocabulary,
 }
-_LIBRARY_KINDS = (*TRAINERS, "pretrained")
-_KINDS = (*_OWN_KINDS, *_LIBRARY_KINDS)
+LIBRARY_KINDS = (*TRAINERS, "pretrained")
+"""Kinds that wrap a tokenizer of the ``tokenizers`` library."""
+
+_KINDS = (*_OWN_KINDS, *LIBRARY_KINDS)
 
 
 class Tokenizer:
@@ -103,7 +105,7 @@ class Tokenizer:
             ConfigError: the tokenizer is of another kind.
         """
         if not isinstance(self._segmenter, LibraryTokenizer):
-            raise ConfigError(f"expected a tokenizer of kind {', '.join(_LIBRARY_KINDS)}, found {self.kind!r}; choose another run")
+            raise ConfigError(f"expected a tokenizer of kind {', '.join(LIBRARY_KINDS)}, found {self.kind!r}; choose another run")
         return self._segmenter.state
 
     @property
@@ -201,7 +203,7 @@ class Tokenizer:
             DataError: a text contains half a surrogate pair.
         """
         if not isinstance(self._segmenter, LibraryTokenizer):
-            raise ConfigError(f"expected a tokenizer of kind {', '.join(_LIBRARY_KINDS)}, found {self.kind!r}; use encode")
+            raise ConfigError(f"expected a tokenizer of kind {', '.join(LIBRARY_KINDS)}, found {self.kind!r}; use encode")
         return self._segmenter.encode_batch(self._normalize([text]), special_tokens_in_text=True)[0]
 
     def count_part_tokens(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
@@ -271,7 +273,7 @@ class Tokenizer:
             or len(set(tags)) < len(tags)
         ):
             raise CheckpointError("expected distinct tags of letters, digits, - and _")
-        segmenter = LibraryTokenizer if value["kind"] in _LIBRARY_KINDS else _OWN_KINDS[value["kind"]]
+        segmenter = LibraryTokenizer if value["kind"] in LIBRARY_KINDS else _OWN_KINDS[value["kind"]]
         return cls(segmenter.from_dict(value), value["lowercase"], tags)
 
     def _normalize(self, texts: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from transom.exchange.config_rows import Always, Choice, ConfigRow, Dropout, Expect, Fields, Same, Tied
+from transom.exchange.config_rows import Always, Choice, ConfigRow, Dropout, Expect, Fields, Same, Tied, foreign_size
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS
 from transom.exchange.tensor_rows import AfterRows, TensorRow
@@ -40,7 +40,7 @@ class OffsetLength:
         self.n_unused = n_unused
 
     def read(self, foreign: Mapping[str, Any]) -> Fields:
-        return {"max_seq_len": int(foreign.get("max_position_embeddings", 514)) - self.n_unused}
+        return {"max_seq_len": foreign_size(foreign, "max_position_embeddings", 514) - self.n_unused}
 
     def write(self, ours: Mapping[str, Any]) -> Fields:
         return {"max_position_embeddings": ours["max_seq_len"] + self.n_unused}

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Expect, Fields, Same, Tied
+from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Expect, Fields, Same, Tied, foreign_size
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS
 from transom.exchange.tensor_rows import TRANSPOSED, TensorRow
 
 
 def _read_width(foreign: Mapping[str, Any]) -> Fields:
-    return {"d_ff": foreign.get("n_inner") or 4 * int(foreign.get("n_embd", 768))}
+    return {"d_ff": foreign.get("n_inner") or 4 * foreign_size(foreign, "n_embd", 768)}
 
 
 FIELDS = (

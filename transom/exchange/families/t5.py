@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transom.config.components import GatedFeedForwardConfig
-from transom.exchange.config_rows import OWN_OUTPUT, Always, Computed, Dropout, Fields, Same
+from transom.exchange.config_rows import OWN_OUTPUT, Always, Computed, Dropout, Fields, Same, foreign_size
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS, GATED_TANH
 from transom.exchange.tensor_rows import Configs, ScaledQuery, TensorRow
@@ -36,7 +36,7 @@ def _read_output(foreign: Mapping[str, Any]) -> Fields:
     """Return the scale of the logits, d_model^-0.5 in the first T5, whose output shares the matrix of the embeddings, and what is tied."""
     scaled = foreign.get("scale_decoder_outputs", foreign.get("tie_word_embeddings", True))
     tied = "inputs" if foreign.get(OWN_OUTPUT, False) else "all"
-    return {"logit_scale": float(foreign.get("d_model", 512)) ** -0.5 if scaled else 1.0, "tie_embeddings": tied}
+    return {"logit_scale": foreign_size(foreign, "d_model", 512) ** -0.5 if scaled else 1.0, "tie_embeddings": tied}
 
 
 def _write_output(ours: Mapping[str, Any]) -> Fields:
