@@ -97,6 +97,15 @@ OVERRIDES_OF_VALUE: dict[tuple[str, str], tuple[str, ...]] = {
         ("model.position.rope_scaling", kind): (f'model.position={{kind="rotary", rope_scaling="{kind}", factor=2.0}}',)
         for kind in ("linear", "ntk", "yarn")
     },
+    **{
+        ("model.position.rope_scaling", kind): (f'model.position={{kind="rotary", rope_scaling={{{fields}}}}}',)
+        for kind, fields in {
+            "dynamic": 'kind="dynamic", factor=2.0',
+            "llama3": 'kind="llama3", factor=2.0',
+            "longrope": f'kind="longrope", short_factor={[1.0] * 16}, long_factor={[1.0] * 8 + [2.0] * 8}, original_max_seq_len=64',
+            "cycle": 'kind="cycle", scalings=["none", {kind="linear", factor=2.0}]',
+        }.items()
+    },
     ("model", "n_kv_heads"): ("model.n_kv_heads=1",),
     ("model", "attention.qk_norm"): ("model.attention.qk_norm=rmsnorm",),
     ("model", "attention.softcap"): ("model.attention.softcap=20.0",),
@@ -322,7 +331,10 @@ def main(arguments: list[str] | None = None) -> None:
     recorded = [(row["family"], row["settings"]) for row in result["rows"]]
     pending = [(model, fields, names) for model, fields, names in selected if (model.family, fields) not in recorded]
     command = "python -m benchmarks.components " + " ".join(arguments if arguments is not None else sys.argv[1:])
-    result["facts"] = describe_environment(command.strip(), choose_threads().count, measure_peak())
+    facts = describe_environment(command.strip(), choose_threads().count, measure_peak())
+    elsewhere = result.get("facts", facts)["processor"] != facts["processor"]  # the records keep the processor that measured them
+    own = {"facts": facts} if elsewhere else {}
+    result["facts"] = result["facts"] if elsewhere else facts
     for family in {init_from for model, _, _ in pending if (init_from := FAMILIES[model.family].init_from)}:
         base = Variant("base", family, ())
         train_and_measure(base, overrides_of(base, args.steps, args.root), args.out / family)
@@ -330,7 +342,7 @@ def main(arguments: list[str] | None = None) -> None:
     for n, (model, fields, names) in enumerate(pending, 1):
         record = {"family": model.family, "names": names, **train_and_measure(model, fields, args.out / "run")}
         others = [row for row in result["rows"] if (row["family"], row["names"][0]) != (model.family, model.name)]
-        result["rows"] = [*others, record | {"settings": fields}]
+        result["rows"] = [*others, record | {"settings": fields} | own]
         args.results.parent.mkdir(parents=True, exist_ok=True)
         args.results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         minutes_left = (time.monotonic() - start) / n * (len(pending) - n) / 60

@@ -124,12 +124,16 @@ def component_tables(result: dict[str, Any]) -> str:
         " Training is short and uses one seed, so differences smaller than the variation between seeds are not significant. The default"
         " components share the row of the base model."
     )
+    for other in {str(row["facts"]): row["facts"] for row in result["rows"] if "facts" in row}.values():
+        caption += f" Rows with \\*: {other['date']}; {other['processor']}; `{other['command']}`."
     for family in dict.fromkeys(row["family"] for row in result["rows"]):
         selected = [row for row in result["rows"] if row["family"] == family]
         base = next((row for row in selected if row["names"][0] == "base"), None)
         table = [
             {
-                "component": ", ".join(row["names"]) + (f": `{row['settings'][-1]}`" if "pattern=" in row["settings"][-1] else ""),
+                "component": ", ".join(row["names"])
+                + (f": `{row['settings'][-1]}`" if "pattern=" in row["settings"][-1] else "")
+                + (" \\*" if "facts" in row else ""),
                 "loss": f"{row['validation']['loss']:.3f}",
                 "difference to base": f"{row['validation']['loss'] - base['validation']['loss']:+.3f}" if base else "",
                 "accuracy": f"{row['validation']['accuracy']:.1f}" if "accuracy" in row["validation"] else "",

@@ -61,6 +61,7 @@ MODELS = {
         | {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8},
     ),
     "llama-3-8b": ("LlamaForCausalLM", "LlamaConfig", LLAMA | MIXTRAL | {"vocab_size": 128_256}),
+    "llama-3.1-8b": ("LlamaForCausalLM", "LlamaConfig", LLAMA | MIXTRAL | {"vocab_size": 128_256}),
     "mistral-7b": ("MistralForCausalLM", "MistralConfig", {}),
     "mixtral-8x7b": ("MixtralForCausalLM", "MixtralConfig", MIXTRAL),
     "qwen3-0.6b": ("Qwen3ForCausalLM", "Qwen3Config", QWEN),

@@ -12,11 +12,9 @@ from transom.config.component_docs import component_page, row
 from transom.config.components import (
     ATTENTION_OPTIONS,
     NORM_PLACEMENTS,
-    ROPE_SCALINGS,
     DynamicTanhConfig,
     GatedFeedForwardConfig,
     MultiHeadAttentionConfig,
-    RotaryConfig,
 )
 from transom.config.config_docs import config_page, schema_section
 from transom.config.model import AnyModel, TextTransformerConfig
@@ -59,7 +57,6 @@ def test_every_component_of_a_network_has_a_line_however_deep_it_is() -> None:
 
 def test_every_choice_that_is_no_component_has_a_line() -> None:
     assert set(NORM_PLACEMENTS) == set(get_args(TextTransformerConfig.model_fields["norm_placement"].annotation))
-    assert set(ROPE_SCALINGS) == set(get_args(RotaryConfig.model_fields["rope_scaling"].annotation))
     plain = {f"attention.{name}" for name, field in MultiHeadAttentionConfig.model_fields.items() if not allowed_schemas(field)}
     biases_and_name = {"attention.qkv_bias", "attention.output_bias", "attention.kind"}
     assert set(ATTENTION_OPTIONS) == {"n_kv_heads", "attention.qk_norm"} | plain - biases_and_name

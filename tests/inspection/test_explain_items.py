@@ -65,6 +65,14 @@ ITEMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         GPT | {"position": "rotary"},
         (*TEXT, *NO_POSITION, r"q = x W_Q", r"cos theta_0", r"sin theta_0", r"\(rotated\)", *SCORES, *OUTPUT),
     ),
+    "a base per layer": (
+        GPT | {"position": {"kind": "rotary", "rope_theta": [50.0, 700.0]}},
+        (*TEXT, *NO_POSITION, r"q = x W_Q", r"theta = 3 \* 700\^", r"cos theta_0 = cos\(3\)", r"\(rotated\)", *SCORES, *OUTPUT),
+    ),
+    "a scaling per layer": (
+        GPT | {"position": {"kind": "rotary", "rope_scaling": ["none", {"kind": "dynamic", "factor": 8.0}]}},
+        (*TEXT, *NO_POSITION, r"q = x W_Q", r"whose frequencies are scaled", r"\(rotated\)", *SCORES, *OUTPUT),
+    ),
     "alibi": (GPT | {"position": "alibi"}, (*TEXT, *NO_POSITION, *SCORES, r"position bias: S \+ bias", *WEIGHTS, *OUTPUT)),
     "relative": (GPT | {"position": "relative"}, (*TEXT, *NO_POSITION, *SCORES, r"position bias: S \+ bias", *WEIGHTS, *OUTPUT)),
     "qk norm": (attention(qk_norm="layernorm"), (r"q = x W_Q", *NORM, r"k = x W_K", *NORM, r"v = x W_V", *SCORES, *OUTPUT)),
@@ -228,7 +236,7 @@ def test_the_items_of_a_family_are_shown_in_order(name: str) -> None:
                 torch.nn.init.normal_(module.lora_b)
     text = fields["kind"] not in ("vision-transformer", "convolutional")
     heads = {} if "recurrent" in fields["kind"] or fields["kind"] == "convolutional" else {"head": 2}
-    block = {"block": 1} if name == "value residual" else {}
+    block = {"block": 1} if name == "value residual" or name.endswith("per layer") else {}
     explanation = transom.explain(model, batch, **heads, **block, **({"query": 3} if text or name == "sound" else {}))
     check(explanation)
     written, at = explanation.text(), 0

@@ -55,6 +55,8 @@ LANGUAGE_VARIANTS: list[dict[str, object]] = [
         "d_value": 32,
     },
     {"position": {"kind": "learned"}, "feed_forward": {"kind": "gelu-tanh"}, "norm_placement": "pre"},
+    LLAMA | {"position": {"kind": "rotary", "rope_scaling": {"kind": "llama3", "factor": 4.0}}},
+    LLAMA | {"position": {"kind": "rotary", "rope_theta": [500.0, 500.0], "rope_scaling": {"kind": "yarn", "factor": 4.0}}},
     {"position": {"kind": "none"}, "feed_forward": {"kind": "gelu"}, "norm": {"kind": "none"}},
     {"position": {"kind": "sinusoidal"}, "feed_forward": {"kind": "squared-relu"}, "mask": {"kind": "prefix-lm"}},
     {"feed_forward": {"kind": "geglu"}, "attention": {"qkv_bias": False, "output_bias": True}},
@@ -162,6 +164,22 @@ def test_a_text_is_the_same_beside_others_and_by_any_number_of_threads(threads: 
 
     expected = run(prompts, 1)
     assert torch.equal(run(prompts, 3), expected) and torch.equal(run(prompts[1:2], 2), expected[1:2])
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "position",
+    [
+        {"rope_theta": [500.0, 10000.0]},
+        {"rope_scaling": ["none", {"kind": "linear", "factor": 2.0}]},
+        {"rope_scaling": {"kind": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"kind": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_seq_len": 8}},
+    ],
+)
+def test_rotary_tables_of_several_blocks_or_lengths_are_left_to_the_model(position: dict[str, object]) -> None:
+    model = language_model(LLAMA | {"position": {"kind": "rotary"} | position}).bfloat16()
+    assert unsupported_reason(model) == "it does not support some component of this model"
+    assert build_decoder_backend(model) is model
 
 
 @needs_library

@@ -184,4 +184,6 @@ def test_the_decoder_of_an_encoder_decoder_has_the_frequencies_of_the_context_wi
     theta = frequencies(BY_LENGTH["dynamic" if name != "longrope" else name], LONGEST, 10000.0)
     angle = torch.atan2(rotary.rotary.sin[0, 0, 1], rotary.rotary.cos[0, 0, 1])
     assert torch.allclose(angle, theta.theta, **CLOSE)
-    assert rotary.rotary.cos[0, 0, 0].tolist() == pytest.approx([math.sqrt(1 + math.log(3) / math.log(8)) if name == "longrope" else 1.0] * 4)
+    assert rotary.rotary.cos[0, 0, 0].tolist() == pytest.approx(
+        [math.sqrt(1 + math.log(3) / math.log(8)) if name == "longrope" else 1.0] * 4
+    )

@@ -61,7 +61,8 @@ PLACEMENTS = ["post", "pre", "sandwich", "parallel"]
 POSITIONS: list[Any] = [
     *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
     {"kind": "rotary", "partial_rotary_factor": 0.5},
-    *({"kind": "rotary", "rope_scaling": scaling, "factor": 4.0} for scaling in ("yarn", "linear", "ntk")),
+    *({"kind": "rotary", "rope_scaling": {"kind": scaling, "factor": 4.0}} for scaling in ("yarn", "linear", "ntk", "dynamic")),
+    {"kind": "rotary", "rope_theta": [100.0, 10000.0], "rope_scaling": ["none", "none", {"kind": "llama3", "factor": 4.0}]},
     {"kind": "relative", "n_buckets": 6, "max_distance": 5},
 ]
 PATTERNS: list[Any] = [

@@ -44,6 +44,18 @@ def test_logits_and_gradients_agree(backend: str, placement: str) -> None:
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
 @torch.no_grad()
+def test_frequencies_that_depend_on_the_length_of_each_text_agree() -> None:
+    position = {"kind": "rotary", "rope_theta": [50.0, 500.0], "rope_scaling": {"kind": "dynamic", "factor": 4.0}}
+    torch.manual_seed(0)
+    model = build_model(seq2seq(d_model=16, d_ff=32, max_seq_len=16, position=position)).eval()
+    source, target = PaddedSequences.pad([[5, 6, 7, 8, 9, 4, 2], [8, 2]]), PaddedSequences.pad([[1, 9, 4, 5, 6, 7], [1, 4]])
+    batch = TranslationBatch(source, target, target.tokens, (0, 1))
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(batch), model(batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
+@torch.no_grad()
 def test_a_compiled_model_is_traced() -> None:
     torch.manual_seed(0)
     model = build_model(seq2seq(d_model=16, d_ff=32)).eval()

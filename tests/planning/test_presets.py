@@ -40,7 +40,7 @@ def test_every_architecture_of_the_plan_is_there() -> None:
     gpt3 = [f"gpt3-{size}" for size in ("small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b")]
     encoders = ["bert-base", "bert-large", "roberta-base", "roberta-large", "vit-base-16", "vit-large-16", "t5-base", "bart-base", "marian"]
     large = ["gopher-280b", "jurassic-1-178b", "lamda-137b", "megatron-turing-530b", "palm-540b", "chinchilla-70b", "llama-65b"]
-    later = ["llama-2-70b", "llama-3-8b", "mistral-7b", "mixtral-8x7b", "qwen3-0.6b", "gemma-2-2b"]
+    later = ["llama-2-70b", "llama-3-8b", "llama-3.1-8b", "mistral-7b", "mixtral-8x7b", "qwen3-0.6b", "gemma-2-2b"]
     assert set(PRESETS) == {*table3, *gpt, *gpt3, *encoders, *large, *later, "llama-7b", "decoder-block", "vit-small-example"}
 
 
@@ -212,7 +212,7 @@ def llama(n: int, d: int, d_ff: int, heads: int, kv_heads: int, d_head: int, sym
         ("llama-7b", llama(32, 4096, 11_008, 32, 32, 128, 32_000)),
         ("llama-65b", llama(80, 8192, 22_016, 64, 64, 128, 32_000)),
         ("llama-2-70b", llama(80, 8192, 28_672, 64, 8, 128, 32_000)),
-        ("llama-3-8b", llama(32, 4096, 14_336, 32, 8, 128, 128_256)),
+        *((name, llama(32, 4096, 14_336, 32, 8, 128, 128_256)) for name in ("llama-3-8b", "llama-3.1-8b")),
         ("mistral-7b", llama(32, 4096, 14_336, 32, 8, 128, 32_000)),
         # eight networks instead of one, and a router
         ("mixtral-8x7b", llama(32, 4096, 8 * 14_336, 32, 8, 128, 32_000) + 32 * 8 * 4096),

@@ -156,7 +156,7 @@ class RotaryConfig(PositionConfig):
     COMPUTED: ClassVar[bool] = True
     kind: Literal["rotary"] = "rotary"
     rope_theta: Base | tuple[Base, ...] = Field(
-        10000.0, description="the longest wavelength is just below 2 pi times this; a list repeats over the blocks"
+        10000.0, description="above 1; the longest wavelength is just below 2 pi times this; a list repeats over the blocks"
     )
     partial_rotary_factor: float = Field(1.0, gt=0, le=1, description="fraction of each head's width that is rotated (GPT-NeoX: 0.25)")
     rope_scaling: AnyRopeScaling = Field(
