@@ -272,7 +272,7 @@ def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef 
 def test_blocks_show_their_equation_in_ten_lines() -> None:
     source = ast.parse((ROOT / "transom" / "layers" / "block.py").read_text(encoding="utf-8"))
     blocks = {each.name: each for each in source.body if isinstance(each, ast.ClassDef)}
-    for name in ("PreNormBlock", "PostNormBlock", "SandwichBlock", "ParallelBlock"):
+    for name in ("PreNormBlock", "PostNormBlock", "SandwichBlock", "ParallelBlock", "ParallelSeparateBlock"):
         (forward,) = [each for each in blocks[name].body if isinstance(each, ast.FunctionDef) and each.name == "forward"]
         _docstring, first, *_ = forward.body
         assert (forward.end_lineno or 0) - first.lineno < 10, name

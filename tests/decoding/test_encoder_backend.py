@@ -33,6 +33,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"feed_forward": {"kind": "silu", "bias": False}, "attention": {"qkv_bias": False}, "d_value": 8, "norm": {"kind": "none"}},
     {"feed_forward": {"kind": "relu"}, "norm": {"kind": "layernorm", "bias": False}},
 ]
+PARALLEL: list[dict[str, Any]] = [{"norm_placement": placement} for placement in ("parallel", "parallel-separate")]
 
 
 def made(fields: dict[str, Any]) -> Any:
@@ -75,7 +76,7 @@ def test_a_reader_answers_as_its_model(kind: dict[str, Any], fields: dict[str, A
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["kind"])
-@pytest.mark.parametrize("fields", [{"norm": {"kind": "rmsnorm"}}, {"attention": {"softcap": 5.0}}, {"norm_placement": "parallel"}])
+@pytest.mark.parametrize("fields", [{"norm": {"kind": "rmsnorm"}}, {"attention": {"softcap": 5.0}}, *PARALLEL])
 def test_what_a_flat_stack_does_not_know_is_read_by_the_model(kind: dict[str, Any], fields: dict[str, Any]) -> None:
     model = made(kind | fields)
     assert build_encoder_backend(model) is model

@@ -36,6 +36,7 @@ VARIANTS: list[dict[str, object]] = [
     {"tie_embeddings": "none", "scale_embeddings": False},
     {"logit_scale": 0.3, "logit_softcap": 2.0, "head_bias": True},
     {"embedding_norm": True},
+    {"decoder_n_heads": 1, "decoder_d_ff": 9},
 ]
 SOURCES = [[3, 4, 5, 6, 2], [7, 2], [8, 8, 3, 2], [5, 2], [4, 6, 7, 8, 3, 3, 2]]
 

@@ -50,7 +50,7 @@ def choices(model: Network, draw: random.Random) -> dict[str, Any]:
     config: Any = model.config
     stacks = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
     n_blocks = min((len(getattr(stack, "blocks", getattr(stack, "layers", ()))) for stack in stacks), default=1)
-    heads = 1 if "recurrent" in config.kind else getattr(config, "n_heads", 1)
+    heads = min(getattr(config, name, 99) for name in ("n_heads", "decoder_n_heads")) if hasattr(config, "n_heads") else 1
     return {
         "block": draw.randrange(n_blocks),
         "head": draw.randrange(heads),

@@ -31,7 +31,7 @@ SOAK: dict[str, dict[str, Any]] = {
     "tagger": ORDINARY | ENCODERS[4],
     "mean pooling": ORDINARY | ENCODERS[3],
     "masked": ORDINARY | ENCODERS[0],
-    **{placement: GPT | {"norm_placement": placement} for placement in ("post", "sandwich", "parallel")},
+    **{placement: GPT | {"norm_placement": placement} for placement in ("post", "sandwich", "parallel", "parallel-separate")},
     "qk norm": GPT | {"attention": {"qk_norm": "layernorm"}},
     "softcap": GPT | {"attention": {"softcap": 1.5}},
     "alibi": GPT | {"position": "alibi"},

@@ -104,6 +104,10 @@ ITEMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "depth": (GPT | {"depth": {"kind": "mod", "every": 1}}, (*TEXT, r"score: r = w x", r"the score is (?:not )?above 0", r"z = h W_U")),
     "parallel": (GPT | {"norm_placement": "parallel"}, (*NORM, *ATTENTION, *PLAIN_NETWORK, r"x \+ outputs of all sub-layers", *OUTPUT)),
+    "parallel-separate": (
+        GPT | {"norm_placement": "parallel-separate"},
+        (*NORM, *ATTENTION, *NORM, *PLAIN_NETWORK, r"x \+ outputs of all sub-layers", *OUTPUT),
+    ),
     "post": (GPT | {"norm_placement": "post"}, (*ATTENTION, r"x \+ sub-layer\(x\)", *NORM, *PLAIN_NETWORK, *NORM, *OUTPUT)),
     "sandwich": (
         GPT | {"norm_placement": "sandwich"},

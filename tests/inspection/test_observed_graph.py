@@ -100,7 +100,7 @@ def nodes(model: nn.Module, observer: Any = None) -> list[tuple[str, str, Any, s
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("placement", ["post", "pre", "sandwich", "parallel"])
+@pytest.mark.parametrize("placement", ["post", "pre", "sandwich", "parallel", "parallel-separate"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 def test_without_an_observer_there_is_no_sign(
     build_unobserved: Callable[[Seq2SeqConfig], nn.Module], placement: str, training: bool

@@ -94,7 +94,7 @@ def trained_language_model(folder: Path) -> Path:
 PLACED = [
     SIZES | family | {"norm_placement": placement}
     for family in FAMILIES + ENCODERS
-    for placement in ("pre", "post", "sandwich", "parallel")
+    for placement in ("pre", "post", "sandwich", "parallel", "parallel-separate")
 ]
 
 

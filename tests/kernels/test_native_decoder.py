@@ -44,6 +44,7 @@ VARIANTS: list[dict[str, object]] = [
     {"attention": {"qkv_bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
     {"tie_embeddings": "none", "scale_embeddings": False, "norm": {"kind": "layernorm", "bias": False}},
     {"logit_scale": 0.3, "logit_softcap": 2.0, "head_bias": True, "embedding_norm": True},
+    {"decoder_n_heads": 2, "decoder_d_ff": 40},
     LLAMA | {"n_heads": 4, "n_kv_heads": 2},
 ]
 LANGUAGE_VARIANTS: list[dict[str, object]] = [
@@ -64,6 +65,7 @@ LANGUAGE_VARIANTS: list[dict[str, object]] = [
     {"feed_forward": {"kind": "silu"}, "norm": {"kind": "rmsnorm", "eps": 0.1}},
     {"feed_forward": {"kind": "geglu-tanh"}, "logit_scale": 0.3, "logit_softcap": 2.0},
 ]
+PARALLEL: list[dict[str, object]] = [{"norm_placement": placement} for placement in ("parallel", "parallel-separate")]
 SOURCES = [[3, 4, 5, 6, 2], [7, 2], [40, 8, 3, 2], [5, 2], [*range(3, 23), 2]]
 TOLERANCE: dict[WeightType, float] = {"bf16": 0.02, "int8": 0.06}
 
@@ -312,7 +314,7 @@ def test_what_is_compiled_and_what_is_not() -> None:
         build_decoder_backend(tiny_model(VOCAB, norm={"kind": "dyt"}), int8=True)
     language = language_model(LANGUAGE_VARIANTS[0])
     assert isinstance(build_decoder_backend(language, torch.bfloat16), NativeLanguageModel) and build_decoder_backend(language) is language
-    for other in ({"attention": {"softcap": 9.0}}, {"position": {"kind": "alibi"}}, {"norm_placement": "parallel"}):
+    for other in ({"attention": {"softcap": 9.0}}, {"position": {"kind": "alibi"}}, *PARALLEL):
         model = language_model(other).bfloat16()
         assert build_decoder_backend(model) is model
 

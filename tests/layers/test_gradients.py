@@ -255,7 +255,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
             lambda placement=placement: build_block(config(placement), cross=True),
             lambda layer, x, memory: layer(x, BLOCK, memory)[0],
         )
-        for placement in ("post", "pre", "sandwich", "parallel")
+        for placement in ("post", "pre", "sandwich", "parallel", "parallel-separate")
     },
     **{
         kind: (lambda kind=kind: RecurrentLayer(recurrent(cell=kind).cell, D_MODEL, 3), lambda layer, x, memory: layer(x)[0])

@@ -295,9 +295,18 @@ FURTHER_WRITERS: list[dict[str, Any]] = [
     BASIC | FAMILIES[3] | {"logit_softcap": 0.7, "position": "rotary"},
     BASIC | FAMILIES[0] | {"embedding_norm": True},
     BASIC | FAMILIES[4] | {"embedding_norm": True, "position": "learned"},
+    *(BASIC | FAMILIES[n] | {"norm_placement": "parallel-separate", "position": "rotary"} for n in (2, 3)),
+    BASIC | FAMILIES[1] | {"n_kv_heads": 3, "decoder_n_heads": 2, "decoder_d_ff": 5, "position": "rotary"},
+    BASIC
+    | FAMILIES[0]
+    | {"decoder_n_heads": 4, "decoder_d_ff": 11, "position": "relative", "feed_forward": {"kind": "moe", "n_experts": 3}},
+    BASIC | FAMILIES[0] | {"norm_placement": "parallel-separate", "depth": {"kind": "mod", "capacity": 0.5, "every": 2}},
     SET_RECURRENT[-1] | {"logit_scale": 1.7, "logit_softcap": 0.9},
 ]
-FURTHER_ENCODERS: list[dict[str, Any]] = [BASIC | ENCODERS[0] | {"logit_scale": 0.3, "logit_softcap": 1.5}]
+FURTHER_ENCODERS: list[dict[str, Any]] = [
+    BASIC | ENCODERS[0] | {"logit_scale": 0.3, "logit_softcap": 1.5},
+    BASIC | ENCODERS[2] | {"norm_placement": "parallel-separate"},
+]
 """Options that exist beside the components."""
 
 SET_WRITERS = set_texts(FAMILIES, LOOKING_BACK) + SET_RECURRENT

@@ -140,3 +140,37 @@ def test_initial_logits_are_near_unit_variance_and_the_same_for_a_seed() -> None
     model, again = tiny(d_model=64), tiny(d_model=64)
     assert 0.3 < model(PAIRS).var().item() < 3.0
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_the_decoder_may_have_other_heads_and_another_feed_forward_width() -> None:
+    shared = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "position": "rotary"}
+    equal = seq2seq(**shared, source_vocab_size=VOCAB, target_vocab_size=VOCAB, d_model=16)
+    assert (equal.decoder_n_heads, equal.decoder_d_ff) == (4, 24) and equal.of_stack("decoder") is equal
+    config = type(equal).model_validate(equal.model_dump() | {"decoder_n_heads": 2, "decoder_d_ff": 10})
+    decoder = config.of_stack("decoder")
+    assert (decoder.n_heads, decoder.n_kv_heads, decoder.d_head, decoder.d_value, decoder.d_ff) == (2, 1, 8, 8, 10)
+    assert config.of_stack("encoder") is config and decoder.of_stack("decoder") == decoder
+    kept = type(equal).model_validate(equal.model_dump() | {"d_head": 6, "decoder_n_heads": 2}).of_stack("decoder")
+    assert (kept.d_head, kept.d_value) == (6, 4), "of heads that do not divide d_model among themselves, the width stays"
+    model = build_model(config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert shapes["encoder.blocks.0.attn.k.weight"] == (8, 16) and shapes["encoder.blocks.0.ff.up.weight"] == (24, 16)
+    assert shapes["decoder.blocks.0.attn.k.weight"] == shapes["decoder.blocks.0.cross.k.weight"] == (8, 16)
+    assert shapes["decoder.blocks.0.ff.up.weight"] == (10, 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"decoder_n_heads": 3}, "d_model 16 is not a multiple of decoder_n_heads 3"),
+        ({"n_kv_heads": 1, "decoder_n_heads": 2}, r"heads of keys and values, found 2 \* 1 / 4"),
+        ({"position": "rotary", "decoder_n_heads": 16}, "needs at least 2 rotated dimensions per head, found 0 in the decoder"),
+        (
+            {"d_head": 3, "d_value": 4, "decoder_n_heads": 8, "attention": {"output_projection": False}},
+            "decoder_n_heads . d_value = d_model",
+        ),
+    ],
+)
+def test_heads_that_do_not_fit_the_decoder_are_refused(fields: dict[str, object], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        tiny(**fields)

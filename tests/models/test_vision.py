@@ -68,6 +68,7 @@ IMAGE_PATTERNS: list[Any] = [
 ]
 SHARED: dict[str, Any] = {"image_size": 8, "classes": ["a", "b", "c"], "d_model": 12}
 PLAIN = {"kind": "vision-transformer", "n_layers": 2, "n_heads": 4, "d_ff": 9}
+BASIC = PLAIN | {"patch_size": 2, "depth": "full", "attention": {}, "feed_forward": "geglu-tanh"}
 BRICKS: dict[str, list[Any]] = {
     "n_kv_heads": [4, 2],
     "patch_size": [1, 2],
@@ -97,6 +98,7 @@ SET_NETWORKS: list[dict[str, Any]] = [
     *SET_TRANSFORMERS,
     *map(with_approximation, SET_TRANSFORMERS, APPROXIMATIONS),
     *({"kind": "convolutional", "channels": 1, "stem": stem, "head_bias": True} for stem in STEMS[1:]),
+    BASIC | {"norm_placement": "parallel-separate"},
 ]
 """Fixed combinations that cover every component."""
 

@@ -23,9 +23,10 @@ from transom.files.limits import MAX_LAYERS
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-NormPlacement = Literal["post", "pre", "sandwich", "parallel"]
+NormPlacement = Literal["post", "pre", "sandwich", "parallel", "parallel-separate"]
 NORM_PLACEMENT_HELP = (
-    "after the residual sum (2017), before each sub-layer, both before it and after it, or once for attention and feed-forward side by side"
+    "after the residual sum (2017), before each sub-layer, both before it and after it, once for attention and feed-forward side by"
+    " side, or a norm for each of these"
 )
 
 
@@ -224,6 +225,10 @@ class TransformerConfig(ModelConfig):
     @abstractmethod
     def n_positions(self) -> int:
         """Maximum number of positions of a sequence: tokens of a text, or patches and classification token of an image."""
+
+    def of_stack(self, stack: str) -> "TransformerConfig":
+        """Return the configuration of one stack, "encoder" or "decoder", whose heads and feed-forward width may be its own."""
+        return self
 
     @property
     def position_table(self) -> int:

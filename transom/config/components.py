@@ -469,5 +469,10 @@ NORM_PLACEMENTS = {
         "One norm per block, and two sub-layers that can run in parallel; almost no loss of quality in large models.",
         final_norm=True,
     ),
+    "parallel-separate": NormPlacementOption(
+        "x' = x + Attention(Norm_1(x)) + FFN(Norm_2(x)), and a norm at the end (Black et al. 2022, section 2.1; GPT-NeoX)",
+        "As parallel, with a norm more per block; for GPT-NeoX and Pythia. Its weights have the names of pre.",
+        final_norm=True,
+    ),
 }
 """Norm placements by their name in a recipe (``norm_placement``)."""

@@ -28,7 +28,7 @@ from transom.config.components import (
 )
 from transom.config.patterns import pattern_kinds
 from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
-from transom.config.schema import ComponentConfig, Slot
+from transom.config.schema import ComponentConfig, Slot, derived_default
 from transom.config.vision import ConvolutionalNetworkConfig, VisionTransformerConfig
 from transom.files.limits import MAX_LAYERS, MAX_POSITION_TABLE_SIZE
 
@@ -68,6 +68,52 @@ class Seq2SeqConfig(TextTransformerConfig, EncoderDecoderConfig):
     FAMILY: ClassVar[str] = "an encoder-decoder Transformer"
 
     kind: Literal["seq2seq"] = "seq2seq"
+    decoder_n_heads: int = derived_default(
+        lambda fields: fields["n_heads"], "n_heads", "attention heads per decoder layer; d_head, d_value and n_kv_heads are scaled to them"
+    )
+    decoder_d_ff: int = derived_default(
+        lambda fields: fields["d_ff"], "d_ff", "hidden dimension of the feed-forward network in the decoder"
+    )
+
+    @model_validator(mode="after")
+    def _decoder_heads_fit(self) -> "Seq2SeqConfig":
+        n = self.decoder_n_heads
+        if n == self.n_heads:
+            return self
+        if self._d_head_divides and self.d_model % n:
+            raise ValueError(f"d_model {self.d_model} is not a multiple of decoder_n_heads {n}; change one of them or set d_head")
+        if self.n_kv_heads * n % self.n_heads:
+            raise ValueError(
+                f"expected decoder_n_heads * n_kv_heads / n_heads to be a whole number, the decoder's heads of keys and values, found {n} *"
+                f" {self.n_kv_heads} / {self.n_heads}; change one of them"
+            )
+        decoder = self.of_stack("decoder")
+        if self.position.kind == "rotary" and decoder.rotary_dim < 2:
+            raise ValueError(
+                f"position.kind = 'rotary' needs at least 2 rotated dimensions per head, found {decoder.rotary_dim} in the decoder; lower"
+                " decoder_n_heads"
+            )
+        if not self.attention.output_projection and n * decoder.d_value != self.d_model:
+            raise ValueError(
+                f"attention.output_projection = false needs decoder_n_heads * d_value = d_model, found {n} * {decoder.d_value} and"
+                f" {self.d_model}; change one of them or set attention.output_projection = true"
+            )
+        return self
+
+    @property
+    def _d_head_divides(self) -> bool:
+        """Whether the heads divide d_model among themselves, so that the decoder's are wider if they are fewer."""
+        return self.d_head * self.n_heads == self.d_model
+
+    def of_stack(self, stack: str) -> "Seq2SeqConfig":
+        """Return the configuration of one stack; that of the decoder has its heads and feed-forward width as n_heads and d_ff."""
+        n = self.decoder_n_heads
+        if stack != "decoder" or (n, self.decoder_d_ff) == (self.n_heads, self.d_ff):
+            return self
+        d_head = self.d_model // n if self._d_head_divides else self.d_head
+        d_value = d_head if self.d_value == self.d_head else self.d_value
+        heads = {"n_heads": n, "n_kv_heads": self.n_kv_heads * n // self.n_heads, "d_head": d_head, "d_value": d_value}
+        return self.model_copy(update=heads | {"d_ff": self.decoder_d_ff})
 
 
 AnyMask = Annotated[ComponentConfig, Slot("mask")]

@@ -94,6 +94,8 @@ def shapes(model: Any, size: str, chosen: Collection[str] = ()) -> Iterator[dict
     others = dict[str, Any]()
     if hasattr(model, "d_ff") and "d_ff" not in chosen:
         others["d_ff"] = _scaled(model.d_ff, width)
+    if "decoder_d_ff" in model.model_fields_set and "decoder_d_ff" not in chosen:
+        others["decoder_d_ff"] = _scaled(model.decoder_d_ff, width)
     channels = getattr(getattr(model, "stem", None), "channels", None)
     if channels is not None and "stem" not in chosen:
         others["stem.channels"] = [_scaled(each, width) for each in channels]

@@ -70,7 +70,8 @@ def _weights_of_all_tokens(
     assert isinstance(model.config, TransformerConfig)
     (token_mask,) = model.token_masks(f"{block}.attn", batch)
     chosen = router.select(activations[f"{block}.depth.score"], token_mask)[0]
-    weights = torch.zeros(model.config.n_heads, batch.decoder_input.tokens.shape[1], batch.source.tokens.shape[1], device=model.device)
+    n_heads = model.config.of_stack("decoder").n_heads
+    weights = torch.zeros(n_heads, batch.decoder_input.tokens.shape[1], batch.source.tokens.shape[1], device=model.device)
     if chosen.any():  # without routed tokens there are no queries
         weights[:, chosen] = recompute_attention_weights(model, attention, activations, batch)[0].to(weights)
     return weights

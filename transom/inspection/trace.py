@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
@@ -300,7 +301,7 @@ def trace(
         raise ConfigError(f"temperature: expected a number above 0, found {temperature:g}")
     known = {each.address: each for each in names_of(network.config)}
     chosen = _choose(known, names, blocks)
-    _check_indices("heads", heads, getattr(network.config, "n_heads", 1))
+    _check_indices("heads", heads, _n_heads(network.config, chosen))
     _check_indices("positions", positions, None)
     certified = [f"{path}.{name}" for path in map_owners(chosen) for name in ("weights", "v", "z")]
     routed = [address for address in known if address.endswith((".depth.score", ".ff.router"))]
@@ -442,6 +443,14 @@ def _block_of(address: str) -> int | None:
     """
     number = address.partition(".blocks.")[2].partition(".")[0]
     return int(number) if number else None
+
+
+def _n_heads(config: ModelConfig, addresses: Iterable[str]) -> int:
+    """Return the number of heads of the stacks of some quantities, the smaller one if they differ; 1 without heads."""
+    if not isinstance(config, TransformerConfig):
+        return 1
+    stacks = {address.partition(".")[0] for address in addresses} & {"encoder", "decoder"}
+    return min((config.of_stack(stack).n_heads for stack in stacks), default=config.n_heads)
 
 
 def _check_indices(name: str, indices: Sequence[int] | None, n: int | None, where: str = "") -> None:

@@ -11,6 +11,7 @@ or a mixture of experts (MoE).
 """
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -65,15 +66,17 @@ class SandwichResidualConnection(ResidualConnection):
 class Block(nn.Module, ABC):
     """One Transformer block of a stack (Vaswani et al. 2017, figure 1); only the decoder of an encoder-decoder has cross-attention.
 
-    There is one subclass per placement of the norms: pre, post, sandwich and parallel.
+    There is one subclass per placement of the norms: pre, post, sandwich, parallel, and parallel with separate norms.
 
     Attributes:
+        parallel: whether all sub-layers read the stream before the block, so that there is no stream between them.
         depth: mixture-of-depths router (Raposo et al. 2024); None by default. The stack, not the block, calls the router:
             ``depth(x, block, ...)`` returns x + r (Block(x) - x) for selected tokens and x for all others, with the token's score
             r = w x + b (no sigmoid). In training a fixed fraction of the tokens of each row is selected, those with the largest r; in
             evaluation all tokens with r > 0. Selected tokens attend to selected tokens only.
     """
 
+    parallel: ClassVar[bool] = False
     attn: Attention
     cross: Attention | None
 
@@ -113,7 +116,7 @@ class Block(nn.Module, ABC):
 
 
 class SequentialBlock(Block):
-    """A block that applies its sub-layers one after another.
+    """A block with a norm per sub-layer. Unless it is parallel, it applies its sub-layers one after another.
 
     Each sub-layer has a ``ResidualConnection`` with ``norm`` and ``add(x, y)`` = x + Dropout(y);
     a ``SandwichResidualConnection`` also has ``norm_out``.
@@ -215,11 +218,38 @@ class SandwichBlock(SequentialBlock):
         return observe(ctx, self, "resid_post", x), values
 
 
+class ParallelSeparateBlock(SequentialBlock):
+    """x' = x + Dropout(Attention(Norm_1(x))) + Dropout(FFN(Norm_2(x))) (Black et al. 2022, section 2.1; GPT-NeoX).
+
+    With a memory, Dropout(CrossAttention(Norm_3(x), memory)) is added too.
+    """
+
+    parallel = True
+
+    def forward(
+        self,
+        x: ResidualStream,
+        ctx: BlockContext = BlockContext(),
+        memory: BlockMemory | None = None,
+        value_residual: ValueResidualTerm | None = None,
+    ) -> tuple[ResidualStream, Values]:
+        """Apply every sub-layer to the stream, normalized by its own norm, and add all outputs to the stream."""
+        x = observe(ctx, self, "resid_pre", x)
+        y, values = self.attn(self.attn_residual.norm(x, ctx), ctx.attention, None, value_residual)
+        after = self.attn_residual.add(x, y)
+        if self.cross is not None:
+            after = self.cross_residual.add(after, self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)[0])
+        after = self.ff_residual.add(after, self.ff(self.ff_residual.norm(x, ctx), ctx))
+        return observe(ctx, self, "resid_post", after), values
+
+
 class ParallelBlock(Block):
     """x' = x + Dropout(Attention(h)) + Dropout(FFN(h)), h = Norm(x) (Wang & Komatsuzaki 2021; PaLM, 2022, section 2).
 
     With a memory, Dropout(CrossAttention(h, memory)) is added too.
     """
+
+    parallel = True
 
     def __init__(self, config: TransformerConfig, cross: bool) -> None:
         """Initialize the sub-layers and their norm; ``cross`` adds cross-attention."""
@@ -258,6 +288,7 @@ BLOCK_TYPES: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
     "post": PostNormBlock,
     "sandwich": SandwichBlock,
     "parallel": ParallelBlock,
+    "parallel-separate": ParallelSeparateBlock,
 }
 """Block class per ``norm_placement`` of a recipe."""
 

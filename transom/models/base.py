@@ -113,7 +113,8 @@ class Network(nn.Module, ABC):
     @property
     def logit_softcap(self) -> float | None:
         """Bound c of the logits c tanh(H W^T / c), which a loss on ``logit_factors`` has to apply; None without a soft-cap."""
-        return self.unembedding.softcap if isinstance(self.unembedding, OutputProjection) else None
+        unembedding = getattr(self, "unembedding", None)  # an embedder has none
+        return unembedding.softcap if isinstance(unembedding, OutputProjection) else None
 
     @property
     def tied(self) -> dict[str, str]:

@@ -45,9 +45,9 @@ class Seq2SeqTransformer(Seq2SeqModel):
         target = nn.Embedding(config.target_vocab_size, config.d_model)
         source = target if config.ties_inputs else nn.Embedding(config.source_vocab_size, config.d_model)
         self.source_embedding = build_embedding(config, source, causal=False)
-        self.target_embedding = build_embedding(config, target, causal=True)
+        self.target_embedding = build_embedding(config.of_stack("decoder"), target, causal=True)
         self.encoder = Stack(config, config.n_encoder_layers, cross=False)
-        self.decoder = Stack(config, config.n_decoder_layers, cross=True)
+        self.decoder = Stack(config.of_stack("decoder"), config.n_decoder_layers, cross=True)
         self.source_mask_rules, self.target_mask_rules = (
             build_mask_rules(config.attention, family) for family in (SAME_SEGMENT, CAUSAL_IN_SEGMENT)
         )

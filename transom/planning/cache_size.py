@@ -51,6 +51,7 @@ def cache_size(config: ModelConfig, element_size: int) -> CacheSize | None:
     if not isinstance(config, DecoderConfig | Seq2SeqConfig):
         return None
     n_layers = config.n_decoder_layers if isinstance(config, Seq2SeqConfig) else config.n_layers
+    config = config.of_stack("decoder")
     numbers, linear = config.d_head + config.d_value, config.attention.approximation.kind != "none"
     one_head = n_layers * numbers * element_size
     flags = sum(config.depth.routed(i) for i in range(n_layers))

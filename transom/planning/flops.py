@@ -52,7 +52,6 @@ def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Fl
             per sequence: one per masked token, or one for a class.
     """
     c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
-    feed_forward = 2 * count_feed_forward_weights(c) if isinstance(c, TransformerConfig) else 0
     if isinstance(c, ImageClassifierConfig):
         parts["stem"] = 2 * batch * c.stem.products(c.channels, c.image_size)
     if isinstance(c, VisionTransformerConfig):
@@ -62,17 +61,17 @@ def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Fl
     if isinstance(c, Seq2SeqConfig | EncoderConfig | VisionTransformerConfig):
         n_layers = c.n_encoder_layers if isinstance(c, Seq2SeqConfig) else c.n_layers
         parts["encoder.attn"] = _self_attention_flops(c, n_layers, batch, source, SAME_SEGMENT)
-        parts["encoder.ff"] = batch * feed_forward * sum(_tokens_per_layer(c, n_layers, source))
+        parts["encoder.ff"] = _feed_forward_flops(c, "encoder", n_layers, batch, source)
         parts["encoder.depth"] = _router_flops(c, n_layers, n_source)
     if isinstance(c, Seq2SeqConfig | DecoderConfig):
-        n_layers = c.n_decoder_layers if isinstance(c, Seq2SeqConfig) else c.n_layers
+        n_layers, d = c.n_decoder_layers if isinstance(c, Seq2SeqConfig) else c.n_layers, c.of_stack("decoder")
         if isinstance(c, Seq2SeqConfig):
             tokens_per_layer = _tokens_per_layer(c, n_layers, target)
             parts["decoder.cross"] = sum(
-                _projection_flops(c, batch * n, n_source) + _cross_attention_flops(c, batch, n, source) for n in tokens_per_layer
+                _projection_flops(d, batch * n, n_source) + _cross_attention_flops(d, batch, n, source) for n in tokens_per_layer
             )
-        parts["decoder.attn"] = _self_attention_flops(c, n_layers, batch, target, CAUSAL_IN_SEGMENT)
-        parts["decoder.ff"] = batch * feed_forward * sum(_tokens_per_layer(c, n_layers, target))
+        parts["decoder.attn"] = _self_attention_flops(d, n_layers, batch, target, CAUSAL_IN_SEGMENT)
+        parts["decoder.ff"] = _feed_forward_flops(c, "decoder", n_layers, batch, target)
         parts["decoder.depth"] = _router_flops(c, n_layers, n_target)
     if isinstance(c, RecurrentSeq2SeqConfig):
         parts |= _recurrent_flops(c, batch, source, target)
@@ -101,12 +100,17 @@ def count_pair_flops(config: ModelConfig, batch: int, source: int, target: int) 
     for stack, length in (("encoder", source), ("decoder", target)):
         if f"{stack}.attn" in parts:
             n_layers = getattr(c, f"n_{stack}_layers", 0) or c.stacks[0]
-            tokens = [batch * n for n in _tokens_per_layer(c, n_layers, length)]
-            weights += sum(_projection_flops(c, n, n) for n in tokens)
+            tokens, own = [batch * n for n in _tokens_per_layer(c, n_layers, length)], c.of_stack(stack)
+            weights += sum(_projection_flops(own, n, n) for n in tokens)
             weights += (
-                sum(_projection_flops(c, n, batch * source) for n in tokens) if "decoder.cross" in parts and stack == "decoder" else 0
+                sum(_projection_flops(own, n, batch * source) for n in tokens) if "decoder.cross" in parts and stack == "decoder" else 0
             )
     return sum(parts.get(name, 0) for name in ("encoder.attn", "decoder.attn", "decoder.cross")) - weights
+
+
+def _feed_forward_flops(c: TransformerConfig, stack: str, n_layers: int, batch: int, length: int) -> int:
+    """Count the FLOPs of the feed-forward networks of a stack, each on the tokens that its layer processes."""
+    return 2 * batch * count_feed_forward_weights(c, stack) // n_layers * sum(_tokens_per_layer(c, n_layers, length))
 
 
 def _self_attention_flops(c: TransformerConfig, n_layers: int, batch: int, length: int, base_rule: MaskRule) -> int:

@@ -67,10 +67,10 @@ def count_weights(config: ModelConfig, *names: str) -> int:
     return sum(size for name, size in sum_by_name(config, _weight_count).items() if name.startswith(names))
 
 
-def count_feed_forward_weights(config: TransformerConfig) -> int:
-    """Count the weights of one block's feed-forward network that multiply each token (active experts only)."""
-    n_all = count_weights(config, "encoder.blocks.ff.", "decoder.blocks.ff.")
-    return (n_all - _count_inactive(config, sum_by_name(config, _weight_count))) // sum(config.stacks)
+def count_feed_forward_weights(config: TransformerConfig, stack: str) -> int:
+    """Count the weights of the feed-forward networks of all blocks of a stack that multiply each token (active experts only)."""
+    sizes = {name: size for name, size in sum_by_name(config, _weight_count).items() if name.startswith(f"{stack}.blocks.ff.")}
+    return sum(sizes.values()) - _count_inactive(config, sizes)
 
 
 def position_table_error(config: ModelConfig) -> str | None:

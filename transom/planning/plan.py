@@ -80,7 +80,10 @@ def _pair_formula(c: TransformerConfig, source: int, target: int) -> str:
     """Return the formula of the FLOPs of attention; in words where sparse patterns, routing or an approximation change the pairs."""
     layers, length = sum(c.stacks), target or source
     if len(c.stacks) > 1:
-        return f"2 x {c.n_heads} heads x ({c.d_head} + {c.d_value}) x all pairs of the encoder, the decoder and between both"
+        d, sizes = c.of_stack("decoder"), f"2 x {c.n_heads} heads x ({c.d_head} + {c.d_value})"
+        if (own := f"2 x {d.n_heads} heads x ({d.d_head} + {d.d_value})") != sizes:
+            return f"{sizes} x all pairs of the encoder + {own} x those of the decoder and between both"
+        return f"{sizes} x all pairs of the encoder, the decoder and between both"
     if c.attention.approximation.kind != "none" or c.depth.kind != "full" or c.attention.pattern.kind != "full":
         return f"2 x {c.n_heads} heads x ({c.d_head} + {c.d_value}) x the pairs that are computed, in {layers} layers"
     return f"{layers} layers x 2 x {c.n_heads} heads x ({c.d_head} + {c.d_value}) x {length:,} keys"

@@ -152,8 +152,12 @@ def _static(config: ModelConfig) -> ModelConfig:
     if not isinstance(config, TransformerConfig):
         return config
     if isinstance(moe := config.feed_forward, MoeConfig):
-        width = moe.width(config.d_ff) * (moe.top_k + moe.n_shared_experts)
-        config = config.model_copy(update={"feed_forward": moe.expert, "d_ff": width})
+        widths = {
+            name: moe.width(getattr(config, name)) * (moe.top_k + moe.n_shared_experts)
+            for name in ("d_ff", "decoder_d_ff")
+            if hasattr(config, name)
+        }
+        config = config.model_copy(update={"feed_forward": moe.expert} | widths)
     if isinstance(config.attention, MultiHeadAttentionConfig) and any(p.kind != "full" for p in block_patterns(config.attention.pattern)):
         config = config.model_copy(update={"attention": config.attention.model_copy(update={"pattern": FullPatternConfig()})})
     return config

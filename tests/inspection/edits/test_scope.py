@@ -394,17 +394,17 @@ def test_edits_of_what_is_no_model_or_not_exact_are_refused() -> None:
         model(one)
 
 
-@pytest.mark.parametrize("placement", ["sandwich", "parallel"])
+@pytest.mark.parametrize("placement", ["sandwich", "parallel", "parallel-separate"])
 def test_residuals_of_other_placements(placement: str) -> None:
     model, batch = build("gpt", norm_placement=placement)
     recorder = ActivationRecorder(["*"])
-    sublayer = "block" if placement == "parallel" else "ff"
+    sublayer = "ff" if placement == "sandwich" else "block"
     with torch.no_grad(), transom.edits(model, [{"kind": "no-residual", "blocks": [0], "sublayer": sublayer}]):
         model(batch, recorder)
     seen, block = recorder.activations, model.get_submodule("decoder.blocks.0")
     path = "decoder.blocks.0"
     ff = block.ff.down(seen[f"{path}.ff.hidden"])  # type: ignore[operator, union-attr]
-    if placement == "parallel":
+    if placement != "sandwich":
         ff = ff + block.attn.o(seen[f"{path}.attn.z"].transpose(1, 2).flatten(2))  # type: ignore[operator, union-attr]
         with pytest.raises(ConfigError, match="expected block, since the block is parallel, found 'ff'"):
             transom.edits(model, [{"kind": "no-residual", "sublayer": "ff"}])

@@ -94,7 +94,7 @@ def carried_forward(model: Any, batch: Any, placement: str, kind: str, symbol: i
 
 
 @pytest.mark.parametrize("kind", every(2, ["layernorm", "rmsnorm"]))
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "parallel"])
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "parallel", "parallel-separate"])
 @torch.no_grad()
 def test_each_part_contributes_what_it_wrote_to_the_stream(placement: str, kind: str) -> None:
     feed_forward, attention = {"kind": "relu"}, {"output_bias": True}

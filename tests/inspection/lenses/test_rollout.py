@@ -62,7 +62,7 @@ def test_one_stack_is_a_product_of_matrices(family: dict[str, Any], fields: dict
         assert bool((found.triu(1) == 0).all()), "no token is reached by a later one"
 
 
-@pytest.mark.parametrize("placement", every(2, ["pre", "parallel"]))
+@pytest.mark.parametrize("placement", every(2, ["pre", "parallel", "parallel-separate"]))
 def test_a_translator_reaches_source_and_target(placement: str) -> None:
     model, batch = model_of(FAMILIES[0], norm_placement=placement)
     encoder, own, cross = (maps(model, batch, name) for name in ("encoder.blocks.*.attn", "decoder.blocks.*.attn", "cross"))
@@ -70,7 +70,7 @@ def test_a_translator_reaches_source_and_target(placement: str) -> None:
     n_rows, n = own[0].shape[:2]
     target, source = torch.eye(n).double().expand(n_rows, n, n), torch.zeros(n_rows, n, memory.shape[-1]).double()
     for a, c in zip(own, cross, strict=True):
-        if placement == "parallel":
+        if placement != "pre":
             target, source = (target + a @ target) / 3, (source + a @ source + c @ memory) / 3
             continue
         target, source = half(a) @ target, half(a) @ source

@@ -28,7 +28,7 @@ from transom.inspection.edits.changes import (
 from transom.inspection.edits.references import References
 from transom.inspection.names import aliases_of, select_names
 from transom.inspection.trace import axes_of, names_of
-from transom.layers.block import ParallelBlock, PostNormBlock
+from transom.layers.block import PostNormBlock
 from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.observe import SiteEdit
 from transom.layers.stack import Stack
@@ -266,9 +266,8 @@ class _Compiler:
         """Return the subtractions of the inputs of sub-layers."""
         found = dict[str, SiteEdit]()
         for path, block in self._blocks(config, config.sublayer).items():
-            parallel = isinstance(block, ParallelBlock)
-            if parallel != (config.sublayer == "block"):
-                expected = "block, since the block is parallel" if parallel else "attn, cross or ff"
+            if block.parallel != (config.sublayer == "block"):
+                expected = "block, since the block is parallel" if block.parallel else "attn, cross or ff"
                 raise ConfigError(f"sublayer: expected {expected}, found {config.sublayer!r}")
             before_ff = "resid_mid" if block.cross is None else "resid_cross"
             inputs = {"attn": "resid_pre", "cross": "resid_mid", "ff": before_ff, "block": "resid_pre"}

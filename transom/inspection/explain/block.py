@@ -11,6 +11,7 @@ from transom.inspection.explain.feed_forward import feed_forward_steps
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.messages.tables import message
 from transom.layers.attention import Attention
+from transom.layers.block import ParallelBlock
 
 PARTS = {"attn": "resid_mid", "cross": "resid_cross", "ff": "resid_post"}
 """Sub-layers of a block in order, with the residual stream after each."""
@@ -49,7 +50,7 @@ class BlockSteps:
             self.b.note(message("explain.block.precedes") if first else message("explain.block.precede", last=str(self.block - 1)))
         if self.module.depth is None:
             self._before()
-        if config.norm_placement == "parallel":
+        if self.module.parallel:
             self._parallel()
         else:
             for part in PARTS:
@@ -149,10 +150,15 @@ class BlockSteps:
         norm_steps(self.b, path, (0, self.query), f"{name}_{self.i}")
 
     def _parallel(self) -> None:
-        """Add the norm, all sub-layers, and the sum of the stream and their outputs."""
-        a, b, i = self.b.a, self.b, self.i
-        self._norm(f"{self.path}.norm", message("explain.block.norm_before.all"), "h")
-        outputs = [self._part(part) for part in PARTS if getattr(self.module, part) is not None]
+        """Add the norms, all sub-layers, and the sum of the stream and their outputs."""
+        a, b, i, outputs = self.b.a, self.b, self.i, list[Number | None]()
+        shared = isinstance(self.module, ParallelBlock)
+        if shared:
+            self._norm(f"{self.path}.norm", message("explain.block.norm_before.all"), "h")
+        for part in (each for each in PARTS if getattr(self.module, each) is not None):
+            if not shared:
+                self._norm(f"{self.path}.{part}_residual.norm", message(f"explain.block.norm_before.{part}"), "h")
+            outputs.append(self._part(part))
         stream = f"{self.path}.resid_post"
         x, after = a[f"{self.path}.resid_pre"][0, self.query], a[stream][0, self.query]
         d = b.at(len(x))

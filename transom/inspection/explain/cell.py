@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from transom.config.architecture import TransformerConfig
 from transom.errors import ConfigError
 from transom.files.message import phrase
 from transom.inspection.activations import Activations, find_network
@@ -12,6 +13,7 @@ from transom.inspection.explain.explain import explain
 from transom.inspection.explain.explanation import Explanation
 from transom.inspection.explain.steps import Calculation, Values
 from transom.inspection.trace import Trace, names_of
+from transom.layers.block import PostNormBlock
 
 SIDES = {"source_embedding": "encoder", "target_embedding": "decoder"}
 """Stack that reads an embedding, in models with two."""
@@ -88,6 +90,8 @@ def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[s
     options, first = dict[str, Any](), name.partition(".")[0]
     stacks = [each for each in ("encoder", "decoder") if hasattr(network, each)]
     stack = SIDES.get(first, first if first in stacks else stacks[-1] if stacks else None)
+    config = network.config
+    n_heads = config.of_stack(stack or "").n_heads if isinstance(config, TransformerConfig) else 1
     if len(stacks) > 1:
         options["stack"] = stack
     if stack is not None and (block := _block(network, name, stack)) is not None:
@@ -95,7 +99,7 @@ def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[s
     if "n_heads" in index:
         options["head"] = index["n_heads"]
     elif "kv_heads" in index:
-        options["head"] = index["kv_heads"] * (getattr(network.config, "n_heads", 1) // sizes["kv_heads"])
+        options["head"] = index["kv_heads"] * (n_heads // sizes["kv_heads"])
     if "key" in index:
         options["key"] = index["key"]
     if "query" in index:
@@ -107,7 +111,7 @@ def _options(network: Any, name: str, sizes: Mapping[str, int], index: Mapping[s
     if wide := [axis for axis in index if axis in _WIDE]:
         options["dim"] = index[wide[0]]
     if name.endswith(".concat"):
-        options["head"], options["dim"] = divmod(index["width"], sizes["width"] // getattr(network.config, "n_heads", 1))
+        options["head"], options["dim"] = divmod(index["width"], sizes["width"] // n_heads)
     if "vocab" in index:
         options["candidate"] = index["vocab"]
     return options
@@ -120,8 +124,10 @@ def _block(network: Any, name: str, stack: str) -> int | None:
         after = name.partition(".")[0] not in (*SIDES, "embedding")
         return len(blocks) - 1 if after and (blocks := getattr(getattr(network, stack), "blocks", ())) else None
     block = int(found[1])
-    first = found[2] == "resid_pre" or (found[2] == "attn_residual.norm.x" and network.config.norm_placement != "post")
-    return block - 1 if first and block and getattr(network.get_submodule(f"{stack}.blocks.{block}"), "depth", None) is None else block
+    module = network.get_submodule(f"{stack}.blocks.{block}") if ".blocks." in name else None
+    norms = ("attn", "cross", "ff") if getattr(module, "parallel", False) else () if isinstance(module, PostNormBlock) else ("attn",)
+    first = found[2] in ("resid_pre", *(f"{part}_residual.norm.x" for part in norms))
+    return block - 1 if first and block and getattr(module, "depth", None) is None else block
 
 
 def _steps(explanation: Explanation, name: str, value: float, index: Mapping[str, int]) -> list[tuple[int, int]]:

@@ -149,8 +149,9 @@ class _Writer:
             _check_range("block", block, range(self._n_blocks(name)), f" of the {name}")
         config = self.model.config
         if self.stacks:
-            _check_range("head", head, range(config.n_heads if isinstance(config, TransformerConfig) else 1))
-        _check_range("dim", dim, range(max(1, *(getattr(config, name, 0) for name in ("d_model", "d_ff", "patch_width")))))
+            n_heads = min(config.of_stack(name).n_heads for name in self.stacks) if isinstance(config, TransformerConfig) else 1
+            _check_range("head", head, range(n_heads))
+        _check_range("dim", dim, range(max(1, *(getattr(config, name, 0) for name in ("d_model", "d_ff", "decoder_d_ff", "patch_width")))))
         if not self.temperatures or not all(1e-6 <= t <= 1e6 for t in self.temperatures):
             raise ConfigError(
                 f"temperatures: expected numbers from 1e-6 to 1e6, found {', '.join(f'{t:g}' for t in self.temperatures) or 'none'}"

@@ -21,7 +21,7 @@ from transom.inspection.derive_attention import output_weights
 from transom.inspection.lenses.readout import flat_logits, is_pooled, lens_input, output_stack, require_one_row, token_mask
 from transom.inspection.trace import trace
 from transom.layers.attention import Attention
-from transom.layers.block import ParallelBlock, PostNormBlock, SandwichBlock
+from transom.layers.block import PostNormBlock, SandwichBlock
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.mixture_of_depths import all_tokens
 from transom.layers.mixture_of_experts import MixtureOfExperts
@@ -257,7 +257,7 @@ class _Backward:
         for part in ("ff", "cross", "attn"):
             if getattr(block, part) is None:
                 continue
-            if isinstance(block, ParallelBlock):
+            if block.parallel:
                 self._sublayer(f"{path}.{part}", rows)
             elif isinstance(block, PostNormBlock):
                 rows = self._norm(f"{path}.{part}_residual.norm", rows)

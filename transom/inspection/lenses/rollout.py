@@ -123,7 +123,7 @@ class AttentionGraph:
                 layer = self.mix(layer, {layer: own})
                 continue
             cross = _mean_weights(a, f"{path}.cross")
-            if hasattr(a.module(path), "norm"):  # a parallel block adds both outputs to the same stream
+            if a.module(path).parallel:  # it adds both outputs to the same stream
                 layer = self.mix(layer, {layer: own, memory: cross})
             else:
                 layer = self.mix(self.mix(layer, {layer: own}), {memory: cross})

@@ -107,6 +107,9 @@ def describe_architecture(recipe: Recipe) -> list[str]:
                 f" feed-forward {_describe_feed_forward(model)}",
                 f"width {model.d_model}, {_describe_heads(model)}, feed-forward width {model.d_ff}",
             ]
+            decoder = model.of_stack("decoder")
+            if decoder != model:
+                lines.append(f"the decoder has {decoder.n_heads} heads of width {decoder.d_head}, and feed-forward width {decoder.d_ff}")
             if isinstance(depth := model.depth, MixtureOfDepthsConfig):
                 lines.append(f"mixture of depths: one of every {depth.every} blocks processes {100 * depth.capacity:g}% of the tokens")
         case RecurrentConfig():

@@ -128,11 +128,13 @@ SUBLAYERS = (("attn", "Self-attention", "attention"), ("cross", "Cross-attention
 def _stack_parts(name: str, stack: Stack, count: Any) -> Iterator[Part]:
     """Yield the parts of one block of a stack, and its final norm."""
     blocks, n = list(stack.blocks), len(stack.blocks)
-    parallel = isinstance(blocks[0], ParallelBlock)
-    if parallel:
-        norm = blocks[0].norm
-        yield Part(name, f"{name}.blocks.norm", "norm", type(norm).__name__, "", count(*(each.norm for each in blocks)) // n, n, 0)
+    parallel = blocks[0].parallel
     present = [each for each in SUBLAYERS if getattr(blocks[0], each[0], None) is not None]
+    if parallel:  # the norms beside each other, then the sub-layers
+        owners = ["norm"] if isinstance(blocks[0], ParallelBlock) else [f"{sublayer}_residual.norm" for sublayer, _, _ in present]
+        for number, path in enumerate(owners):
+            norms = [block.get_submodule(path) for block in blocks]
+            yield Part(name, f"{name}.blocks.{path}", "norm", type(norms[0]).__name__, "", count(*norms) // n, n, 0, beside=number > 0)
     for number, (sublayer, label, kind) in enumerate(present):
         modules, path = [getattr(each, sublayer) for each in blocks], f"{name}.blocks.{sublayer}"
         index = 0 if parallel else number
@@ -140,7 +142,7 @@ def _stack_parts(name: str, stack: Stack, count: Any) -> Iterator[Part]:
         if parallel:
             yield box
             continue
-        norms = [
+        placed = [
             Part(
                 name,
                 f"{path}_residual.{each}",
@@ -156,9 +158,9 @@ def _stack_parts(name: str, stack: Stack, count: Any) -> Iterator[Part]:
             if (first := getattr(residuals[0], each, None)) is not None
         ]
         if isinstance(blocks[0], PostNormBlock):  # the norm follows the residual sum
-            yield from (box, *(each._replace(sublayer=None) for each in norms))
+            yield from (box, *(each._replace(sublayer=None) for each in placed))
         else:
-            yield from (*norms[:1], box, *norms[1:])
+            yield from (*placed[:1], box, *placed[1:])
     if stack.norm is not None:
         yield Part(name, f"{name}.norm", "norm", f"Final {type(stack.norm).__name__}", "", count(stack.norm))
 

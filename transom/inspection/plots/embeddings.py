@@ -42,7 +42,7 @@ def positions(model: Any, length: int = 64, stack: str | None = None) -> Picture
     name, module = next(iter(chosen.items()))
     n = min(length, network.config.n_positions)
     with torch.no_grad():
-        table, products, what = _position_tables(module, torch.arange(n, device=network.device), network.config)
+        table, products, what = _position_tables(module, torch.arange(n, device=network.device))
     rows = [("table", i, j, value) for i, row in enumerate(table.tolist()) for j, value in enumerate(row)]
     rows += [("products", i, j, value) for i, row in enumerate(products.tolist()) for j, value in enumerate(row)]
     near, far = (float(products.diagonal(offset).mean()) for offset in (1, n - 1)) if n > 1 else (0.0, 0.0)
@@ -66,7 +66,7 @@ def positions(model: Any, length: int = 64, stack: str | None = None) -> Picture
     )
 
 
-def _position_tables(module: PositionEncoding, at: Tensor, config: Any) -> tuple[Tensor, Tensor, tuple[str, str, str]]:
+def _position_tables(module: PositionEncoding, at: Tensor) -> tuple[Tensor, Tensor, tuple[str, str, str]]:
     """Return a table (position, ...), a matrix of all pairs, and the names of table, its columns, and matrix."""
     added = module(at[None])
     if added is not None:
@@ -74,7 +74,8 @@ def _position_tables(module: PositionEncoding, at: Tensor, config: Any) -> tuple
         return table, table @ table.T, ("vectors", "dimensions", "dot products")
     rotary = module.rotary(at[None])
     if rotary is not None:
-        x = torch.full((1, 1, len(at), config.d_head), config.d_head**-0.5, device=at.device)
+        d_head = getattr(module.config, "d_head", 1)
+        x = torch.full((1, 1, len(at), d_head), d_head**-0.5, device=at.device)
         rotated = apply_rotary(x, rotary)[0, 0].float()
         return rotary.cos[0, 0].float(), rotated @ rotated.T, ("cosines", "pairs of dimensions", "scores of equal vectors")
     bias = module.bias(at[None], at[None], *module.bias_parameters)
