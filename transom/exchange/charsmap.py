@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tokenizers import normalizers
 
-from transom.exchange.library_json import regex_replace, string_replace
+from transom.exchange.library_json import Json, regex_replace, string_replace
 
 _MAX_NODES = 2**20
 """Maximum number of nodes to visit in a double array, whose nodes may share their continuations. The rules of NFKC have about half."""
@@ -92,7 +92,7 @@ def _offset(unit: int) -> int:
     return unit >> 10 << ((unit & 0x200) >> 6)
 
 
-def charsmap_normalizers(charsmap: Charsmap) -> list[dict[str, object]]:
+def charsmap_normalizers(charsmap: Charsmap) -> list[Json]:
     """Return normalizers of the ``tokenizers`` library that apply character rules.
 
     The library's own normalizer ``Precompiled`` applies rules to single characters rightly, but to a character and its combining marks
@@ -107,22 +107,20 @@ def charsmap_normalizers(charsmap: Charsmap) -> list[dict[str, object]]:
     """
     singles = {key: value for key, value in charsmap.rules.items() if len(key) == 1}
     several = [key for key in charsmap.rules if len(key) > 1]
-    precompiled = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap.content).decode()}
+    precompiled: Json = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap.content).decode()}
     later = character_class({character for key in several for character in key[1:]})
     plain = character_class(_plain_characters() - {character for key in several for character in key[1:]})
     unit = f"(?=[\\s\\S]{later})(?>{_pattern(_trie(several))})|" if several else ""
     boundary = f"(?:{unit}(?!{plain})[\\s\\S]|{plain}(?!{plain}))\\K"
-    return [
-        regex_replace(boundary, _UNIT),
-        *_own_replacements(charsmap.rules, singles),
-        *([regex_replace(f"(?<=[^{_UNIT}])(?={later})", _PART)] if several else []),
-        precompiled,
-        *([string_replace(_PART, ""), {"type": "NFC"}] if several else []),
-        string_replace(_UNIT, ""),
-    ]
+    separate, join = [regex_replace(boundary, _UNIT)], [string_replace(_UNIT, "")]
+    if not several:
+        return [*separate, precompiled, *join]
+    own = _own_replacements(charsmap.rules, singles)
+    parts = regex_replace(f"(?<=[^{_UNIT}])(?={later})", _PART)
+    return [*separate, *own, parts, precompiled, string_replace(_PART, ""), {"type": "NFC"}, *join]
 
 
-def _own_replacements(rules: dict[str, str], singles: dict[str, str]) -> list[dict[str, object]]:
+def _own_replacements(rules: dict[str, str], singles: dict[str, str]) -> list[Json]:
     """Return one replacement per result of the rules that do not compose the results of their characters."""
     nfc = normalizers.NFC()
     replaced = _UNIT.join("".join(singles.get(character, character) for character in key) for key in rules)
@@ -140,8 +138,7 @@ def _own_replacements(rules: dict[str, str], singles: dict[str, str]) -> list[di
     ):
         raise ValueError("character rules that neither replace single characters nor compose them")
     return [
-        regex_replace(f"(?<![^{_UNIT}])(?:{_pattern(_trie(sorted(keys)))})(?![^{_UNIT}])", value)
-        for value, keys in sorted(others.items())
+        regex_replace(f"(?<![^{_UNIT}])(?:{_pattern(_trie(sorted(keys)))})(?![^{_UNIT}])", value) for value, keys in sorted(others.items())
     ]
 
 
@@ -150,10 +147,15 @@ def _plain_characters() -> set[str]:
 
     Between two of them no separator is needed, which keeps the work small for most texts.
     """
-    blocks = (range(0x20, 0x300), range(0x370, 0x483), range(0x48A, 0x530), range(0x3041, 0x3097), range(0x30A1, 0x3100))
-    blocks += (range(0x4E00, 0xA000), range(0xAC00, 0xD7A4), range(0x2010, 0x2028), range(0x3001, 0x3003))
+    starts_and_ends = ((0x20, 0x300), (0x370, 0x483), (0x48A, 0x530), (0x2010, 0x2028), (0x3001, 0x3003))
+    ideographs = ((0x3041, 0x3097), (0x30A1, 0x3100), (0x4E00, 0xA000), (0xAC00, 0xD7A4))
     kept = ("L", "N", "P", "Z", "Sm", "Sc", "Sk")
-    return {chr(code) for block in blocks for code in block if unicodedata.category(chr(code)).startswith(kept)}
+    return {
+        chr(code)
+        for start, end in (*starts_and_ends, *ideographs)
+        for code in range(start, end)
+        if unicodedata.category(chr(code)).startswith(kept)
+    }
 
 
 _Trie = dict[str, "_Trie"]

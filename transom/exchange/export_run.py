@@ -19,7 +19,7 @@ from transom.exchange.check_export import Agreement, check_export, import_transf
 from transom.exchange.config_rows import OWN_OUTPUT, Fields
 from transom.exchange.export_model import choose_family, convert_model, write_foreign_weights
 from transom.exchange.family import TASKS, Family
-from transom.exchange.folder_tokenizer import load_run_tokenizers, tokenizer_files
+from transom.exchange.tokenizer_exchange import load_run_tokenizers, tokenizer_files
 from transom.exchange.foreign_folder import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE
 from transom.exchange.generation import DecodingSettings, write_beam_search, write_sampling
 from transom.exchange.imported import Imported

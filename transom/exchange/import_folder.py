@@ -16,7 +16,7 @@ from transom.config.vision import ImageClassifierConfig
 from transom.errors import ConfigError
 from transom.exchange.config_rows import Fields
 from transom.exchange.family import TASKS, Family, find_family
-from transom.exchange.folder_tokenizer import load_folder_tokenizers
+from transom.exchange.tokenizer_exchange import load_folder_tokenizers
 from transom.exchange.foreign_folder import GENERATION_FILE, PREPROCESSOR_FILE, TOKENIZER_CONFIG_FILE, ForeignFolder
 from transom.exchange.generation import DecodingSettings, read_beam_search, read_sampling
 from transom.exchange.import_model import ImportedModel, new_run_id, open_foreign_model, write_weights

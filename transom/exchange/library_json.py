@@ -1,6 +1,6 @@
 """Parts of the JSON of a ``tokenizers`` tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 Json = dict[str, object]
 
@@ -43,29 +43,28 @@ def sequence(name: str, steps: Sequence[Json]) -> Json | None:
     return {"type": "Sequence", name: list(steps)} if steps else None
 
 
-def template(single: Sequence[str | int], pair: Sequence[str | int], ids: dict[str, int]) -> Json | None:
+def template(single: Sequence[str | int], second: Sequence[str | int], ids: Mapping[str, int], one_type: bool = False) -> Json | None:
     """Return a post-processor that surrounds one or two texts by special tokens, None if it adds no token.
 
     Args:
         single: special tokens, and 0 in place of the text.
-        pair: special tokens, and 0 and 1 in place of the two texts.
+        second: special tokens, and 1 in place of the text, which follow if there are two texts.
         ids: token id of each special token.
+        one_type: give all tokens type 0. Otherwise, those of the second text have type 1.
     """
-    if not {*single, *pair} - {0, 1}:
+    used = sorted({part for part in (*single, *second) if isinstance(part, str)}, key=ids.__getitem__)
+    if not used:
         return None
-    used = sorted({part for part in (*single, *pair) if isinstance(part, str)}, key=ids.__getitem__)
     return {
         "type": "TemplateProcessing",
-        "single": _parts(single),
-        "pair": _parts(pair),
+        "single": _parts(single, 0),
+        "pair": _parts(single, 0) + _parts(second, int(not one_type)),
         "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in used},
     }
 
 
-def _parts(parts: Sequence[str | int]) -> list[Json]:
-    """Return the parts of a template. Tokens after the first text of a pair have type 1."""
-    kind, result = 0, list[Json]()
-    for part in parts:
-        kind = 1 if part == 1 else kind
-        result.append({"SpecialToken": {"id": part, "type_id": kind}} if isinstance(part, str) else {"Sequence": {"id": "AB"[part], "type_id": kind}})
-    return result
+def _parts(parts: Sequence[str | int], kind: int) -> list[Json]:
+    return [
+        {"SpecialToken": {"id": part, "type_id": kind}} if isinstance(part, str) else {"Sequence": {"id": "AB"[part], "type_id": kind}}
+        for part in parts
+    ]

@@ -95,8 +95,10 @@ def _normalizers(model: SentencePieceModel) -> list[Json]:
         steps.append(string_replace(" ", SPACE))
     if model.add_dummy_prefix:
         defined = [piece.text for piece in model.pieces if piece.type == USER_DEFINED] if model.kind == "bpe" else []
-        # The library normalizes the user-defined tokens too, which must have no space before them.
-        steps.append(regex_replace(rf"\A(?!(?:{'|'.join(map(quote, defined))})?\z)", space) if defined else {"type": "Prepend", "prepend": space})
+        if defined:  # the library normalizes the user-defined tokens too, which must have no space before them
+            steps.append(regex_replace(rf"\A(?!(?:{'|'.join(map(quote, defined))})?\z)", space))
+        else:
+            steps.append({"type": "Prepend", "prepend": space})
     if model.remove_extra_whitespaces:
         steps.append(regex_replace(rf"{space}+\z", ""))
     return steps

@@ -136,7 +136,7 @@ def tokenizer_json(value: Mapping[str, Any], task: Task) -> Json:
         "added_tokens": added,
         "normalizer": sequence("normalizers", steps),
         "pre_tokenizer": _pre_tokenizer(kind),
-        "post_processor": template(single, [*single, *(1 if part == 0 else part for part in single)], ids),
+        "post_processor": template(single, [1 if part == 0 else part for part in single], ids, one_type=True),
         "decoder": sequence("decoders", _decoders(kind, special)),
         "model": _model(value, ids),
     }
