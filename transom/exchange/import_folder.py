@@ -80,7 +80,7 @@ def import_folder(source: Path, out: Path, notify: Notify = lambda done, total: 
         raise ConfigError(f"{out}: expected a new folder, found a run; give another OUT")
     folder = ForeignFolder(source)
     family = find_family(folder.config)
-    tokenizers = load_folder_tokenizers(folder, family) if family.reads_text else None
+    tokenizers = load_folder_tokenizers(folder) if family.reads_text else None
     from_data, notes = _from_files(folder, family, tokenizers)
     model = open_foreign_model(folder, from_data)
     decoding = _decoding(family, folder.read_json(GENERATION_FILE) or folder.config)

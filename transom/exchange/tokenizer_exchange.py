@@ -1,13 +1,14 @@
 """Tokenizers of both formats: read those of a foreign folder, and write those of a run."""
 
+import json
 from typing import Any
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.architecture import ModelConfig
-from transom.data.tokenizer.tokenizer import LIBRARY_KINDS, Tokenizers
+from transom.data.tokenizer.tokenizer import LIBRARY_KINDS, Tokenizer, Tokenizers
 from transom.errors import ConfigError
-from transom.exchange.family import Family
+from transom.exchange.folder_tokenizer import ROLES, read_folder_tokenizer
 from transom.exchange.foreign_folder import TOKENIZER_CONFIG_FILE, ForeignFolder
 from transom.exchange.imported import Imported
 from transom.exchange.tokenizer_files import export_tokenizers
@@ -71,6 +72,18 @@ def piece_contents(state: dict[str, Any]) -> dict[int, str]:
     return {n: piece for piece, n in pieces} | {each["id"]: each["content"] for each in state.get("added_tokens", [])}
 
 
-def load_folder_tokenizers(folder: ForeignFolder, family: Family) -> Tokenizers:
-    """Return the tokenizers of a foreign folder."""
-    raise NotImplementedError
+def load_folder_tokenizers(folder: ForeignFolder) -> Tokenizers:
+    """Return the tokenizers of a foreign folder: of a Marian model one per side, with the same token ids.
+
+    Raises:
+        CheckpointError: files are missing, damaged, too large or hostile, or the tokenizer has more tokens than the model.
+    """
+    found = read_folder_tokenizer(folder.path)
+    special: dict[str, str | int | None] = {f"{role}_token_id": None for role in ROLES}
+    special |= {f"{role}_token_id": token.id for role, token in found.special.items()}
+    start = found.generation_ids.get("decoder_start") or (folder.config.get("decoder_start_token_id"),)
+    if isinstance(start[0], int):
+        special["decoder_start_token_id"] = start[0]
+    n_rows = folder.config.get("vocab_size")
+    sides = [found.library] + ([] if found.target_library is None else [found.target_library])
+    return Tokenizers(*(Tokenizer.from_library(json.dumps(side), special, n_rows if isinstance(n_rows, int) else None) for side in sides))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER
@@ -19,6 +20,8 @@ from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.inference import prepare_for_inference
 from transom.decoding.predictors.embedder import Embedder
 from transom.errors import CheckpointError, ConfigError
+from transom.exchange.imported import Imported
+from transom.files.safe_read import describe_validation_error
 from transom.models.base import GenerativeModel
 from transom.models.build import build_uninitialized
 from transom.planning.precision import choose_precision
@@ -98,13 +101,32 @@ def load_with_task(
     chosen = choose_precision("auto" if precision == "int8" else precision, device)
     prepare_for_inference(model, chosen.dtype, device)
     recipe = load_recipe(run.path / RECIPE)[0] if run.has_recipe else None
-    schema = type(recipe) if recipe is not None else next(each for each in recipes_by_task().values() if _accepts_model(each, config))
+    schema, decoding = (type(recipe), recipe.decoding) if recipe is not None else _without_recipe(run, config)
     if not _accepts_model(schema, config):
         raise CheckpointError(
             f"{run.path / RECIPE}: expected the recipe of a {config.kind} model as in {CONFIG}, found the recipe of another kind;"
             " the files are from different runs"
         )
-    return task_class(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, int8, str(folder))), schema
+    return task_class(schema).predictor(LoadedRun(model, tokenizers, recipe, decoding, chosen, int8, str(folder))), schema
+
+
+def _without_recipe(run: RunFolder, config: ModelConfig) -> tuple[type[Recipe], Any]:
+    """Return the recipe class and the decoding settings of a run without a recipe: an imported one, or None for the defaults.
+
+    Raises:
+        CheckpointError: ``imported.json`` is damaged or belongs to another run.
+    """
+    imported, known = Imported.read(run), recipes_by_task()
+    if imported is None:
+        return next(each for each in known.values() if _accepts_model(each, config)), None
+    schema = known.get(imported.task)
+    if schema is None:
+        raise CheckpointError(f"{run.path}: task: expected one of {', '.join(known)}, found {imported.task!r:.80}; import the model again")
+    settings = schema.model_fields["decoding"].annotation
+    try:
+        return schema, TypeAdapter(settings).validate_python(imported.decoding)
+    except ValidationError as error:
+        raise CheckpointError(f"{run.path}: decoding: {describe_validation_error(error)}; import the model again") from error
 
 
 def _accepts_model(recipe: type[Recipe], config: ModelConfig) -> bool:

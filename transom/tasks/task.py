@@ -29,6 +29,7 @@ class LoadedRun(NamedTuple):
         model: the model, prepared for inference.
         tokenizers: the tokenizers; None for models that read no text.
         recipe: the recipe of the run; None if the run folder contains no recipe.
+        decoding: settings of decoding or inference: those of the recipe or of an imported model; None for the defaults.
         precision: dtype of the matrix products with the reason for the choice.
         int8: whether the decoding steps use int8 weights.
         origin: the run folder, for display.
@@ -37,6 +38,7 @@ class LoadedRun(NamedTuple):
     model: Network
     tokenizers: Tokenizers | None
     recipe: Any
+    decoding: Any
     precision: Precision
     int8: bool
     origin: str | None = None
@@ -46,11 +48,6 @@ class LoadedRun(NamedTuple):
         """The tokenizer of a model with a single vocabulary."""
         assert self.tokenizers is not None, "a model with a vocabulary is loaded with its tokenizer"
         return self.tokenizers.source
-
-    @property
-    def decoding(self) -> Any:
-        """The ``decoding`` settings of the recipe; None if the run folder contains no recipe."""
-        return None if self.recipe is None else self.recipe.decoding
 
     @property
     def decoder_backend(self) -> Any:
