@@ -1,5 +1,7 @@
 """Check an export by running it: the transformers library and transom compute the logits of the same random inputs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,8 @@ def check_export(model: Network, folder: Path, family: Family) -> Agreement:
         TransomError: the logits differ by more than ``TOLERANCE``.
     """
     transformers = import_transformers()
-    loaded = getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    with _quiet(transformers):
+        loaded = getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     ours, theirs = _logits(model, loaded)
     if ours.shape != theirs.shape:
         raise TransomError(f"{folder}: expected logits of shape {tuple(ours.shape)}, found {tuple(theirs.shape)}; the export was not written")
@@ -78,6 +81,19 @@ def check_export(model: Network, folder: Path, family: Family) -> Agreement:
             f" {found.relative:.1e}; the export was not written. This is an error of transom: please report it"
         )
     return found
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Hide the library's progress bars in a ``with`` block."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _logits(model: Network, loaded: Any) -> tuple[Tensor, Tensor]:

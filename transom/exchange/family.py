@@ -64,7 +64,8 @@ class Obstacle(NamedTuple):
 
 
 def _toml(value: Any) -> str:
-    return {None: "none", True: "true", False: "false"}.get(value, repr(value)) if isinstance(value, bool | None) else repr(value)
+    """Return a value as a recipe writes it; none for None."""
+    return str(value).lower() if isinstance(value, bool | None) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,10 @@ class Family:
         except CheckpointError as error:
             return [Obstacle("kind", str(error), self.kind)]
         names = [name for name in {**ours, **back} if not name.endswith(("dropout", *_TRAINING_FIELDS))]
-        changed = [name for name in names if ours.get(name) != back.get(name)]
-        return [Obstacle(name, ours.get(name), back.get(name)) for name in changed if not _adds_a_bias(name, ours, back)]
+        changed = [name for name in names if ours.get(name) != back.get(name) and not _adds_a_bias(name, ours, back)]
+        kinds = [name.removesuffix("kind") for name in changed if name.endswith(".kind")]
+        own = [name for name in changed if not any(name.startswith(kind) and name != f"{kind}kind" for kind in kinds)]
+        return [Obstacle(name.removesuffix(".kind"), ours.get(name), back.get(name)) for name in own]
 
     def target_config(self, config: ModelConfig) -> ModelConfig:
         """Return the configuration of a model of ours that an export is read back as; it may have biases that ``config`` lacks."""
