@@ -38,6 +38,7 @@ class PaddedSequences(_MovesToDevice):
             same segment.
         lengths: number of tokens in each row, excluding padding.
         prefix: True at tokens that belong to a prefix of their sequence, such as a prompt. None if no sequence has a prefix.
+        token_types: type of each token, such as 0 in the first text of a pair and 1 in the second. None if all tokens are of type 0.
     """
 
     tokens: Int[Tensor, "batch length"]
@@ -45,6 +46,7 @@ class PaddedSequences(_MovesToDevice):
     segments: Int[Tensor, "batch length"]
     lengths: Int[Tensor, "batch"]
     prefix: Bool[Tensor, "batch length"] | None = None
+    token_types: Int[Tensor, "batch length"] | None = None
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[int]]) -> "PaddedSequences":

@@ -19,12 +19,14 @@ class TokenSequences:
         positions: position of each token in its sequence, from 0.
         segments: 1 at tokens, 0 at padding.
         prefix: True at tokens of a prefix-LM's prefix; None without one.
+        token_types: type of each token, such as 0 in the first text of a pair and 1 in the second; None if all are of type 0.
     """
 
     tokens: Int[Tensor, "batch length"]
     positions: Int[Tensor, "batch length"]
     segments: Int[Tensor, "batch length"]
     prefix: Bool[Tensor, "batch length"] | None = None
+    token_types: Int[Tensor, "batch length"] | None = None
 
     @classmethod
     def from_tokens(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:
