@@ -126,6 +126,7 @@ def test_sizes_are_the_schemas() -> None:
         "scale_embeddings",
         "tie_embeddings",
         "embedding_norm",
+        "pooler",
         "bidirectional",
         "multi_label",
     }

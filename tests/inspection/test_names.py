@@ -130,6 +130,14 @@ def by_formula(a: Activations) -> Iterator[tuple[str, Tensor, Tensor]]:
             tokens, p = sequences_of(a, path).tokens, a.get(f"{path}.position")
             yield f"{path}.token", a[f"{path}.token"], module.tokens.weight[tokens] * module.scale
             whole = a[f"{path}.token"] if p is None else a[f"{path}.token"] + p
+            if module.token_types is not None:
+                types = getattr(sequences_of(a, path), "token_types", None)
+                yield (
+                    f"{path}.token_type",
+                    a[f"{path}.token_type"],
+                    module.token_types.weight[torch.zeros_like(tokens) if types is None else types],
+                )
+                whole = whole + a[f"{path}.token_type"]
             yield f"{path}.sum", a[f"{path}.sum"], whole
             yield f"{path}.position", whole if module.norm is None else module.norm(whole), a[f"{path}.resid"]
         elif isinstance(module, PatchEmbedding):

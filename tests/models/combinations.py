@@ -306,6 +306,11 @@ FURTHER_WRITERS: list[dict[str, Any]] = [
 FURTHER_ENCODERS: list[dict[str, Any]] = [
     BASIC | ENCODERS[0] | {"logit_scale": 0.3, "logit_softcap": 1.5},
     BASIC | ENCODERS[2] | {"norm_placement": "parallel-separate"},
+    BASIC | ENCODERS[2] | {"pooler_activation": "relu", "pooler_input_dropout": 0.1},
+    BASIC | ENCODERS[3] | {"pooler_activation": "gelu"},
+    BASIC | ENCODERS[2] | {"pooler": False},
+    *(BASIC | ENCODERS[1] | {"head_activation": kind, "n_token_types": 2} for kind in ("gelu-tanh", "relu", "silu")),
+    BASIC | ENCODERS[2] | {"n_token_types": 3, "position": "rotary"},
 ]
 """Options that exist beside the components."""
 

@@ -186,6 +186,9 @@ class EncoderConfig(TextTransformerConfig):
         None, ge=1, description="rows of the embedding, without an additional row for the mask token; set from the tokenizer"
     )
     mask_token_id: int | None = Field(None, ge=0, description="mask token; default vocab_size, which adds a row to the embedding")
+    n_token_types: int = Field(
+        0, ge=0, le=65536, description="rows of the token type embedding, added to each token (BERT: 2, for pairs of texts); 0 for none"
+    )
     embedding_norm: bool = Field(True, description="a norm after the sum of embeddings and positions")
     position: AnyPosition = Field(LearnedPositionConfig(), description="the position component")
     feed_forward: AnyFeedForward = Field(FeedForwardConfig(kind="gelu"), description="the feed-forward component")
@@ -213,6 +216,9 @@ class MaskedLMConfig(EncoderConfig, VocabularyModelConfig):
 
     kind: Literal["encoder"] = "encoder"
     tie_embeddings: bool = Field(True, description="share the matrix of the embedding and the output projection")
+    head_activation: Literal["gelu", "gelu-tanh", "relu", "silu"] = Field(
+        "gelu", description="activation between the dense layer and the norm before the output projection"
+    )
 
     @property
     def n_logits(self) -> int:
@@ -231,7 +237,10 @@ class TextClassifierConfig(EncoderConfig):
     pooling: Literal["cls", "mean"] = Field(
         "mean", description="vector to classify: that of the start token, as in BERT, or the mean over all tokens"
     )
-    pooler_dropout: Fraction = Field(0.1, description="dropout on the pooled vector")
+    pooler: bool = Field(True, description="a dense layer and an activation between the pooled vector and the output layer, as in BERT")
+    pooler_activation: Literal["tanh", "relu", "gelu"] = Field("tanh", description="activation after the pooler's dense layer")
+    pooler_input_dropout: Fraction = Field(0.0, description="dropout on the pooled vector before the pooler, as in RoBERTa")
+    pooler_dropout: Fraction = Field(0.1, description="dropout on the vector before the output layer")
     multi_label: bool = Field(
         False,
         description="whether a text has any number of labels, each with its own probability, instead of one class; set from the data",

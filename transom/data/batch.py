@@ -40,6 +40,7 @@ class PaddedSequences(_MovesToDevice):
         prefix: True at tokens that belong to a prefix of their sequence, such as a prompt. None if no sequence has a prefix.
         text_length: length that each text may reach after further tokens, as in ``models.inputs.TokenSequences``; None if the texts are
             complete.
+        token_types: type of each token, such as 0 in the first text of a pair and 1 in the second. None if all tokens are of type 0.
     """
 
     tokens: Int[Tensor, "batch length"]
@@ -48,6 +49,7 @@ class PaddedSequences(_MovesToDevice):
     lengths: Int[Tensor, "batch"]
     prefix: Bool[Tensor, "batch length"] | None = None
     text_length: int | None = None
+    token_types: Int[Tensor, "batch length"] | None = None
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[int]], padding: int = PAD) -> "PaddedSequences":

@@ -25,10 +25,17 @@ def position_embedding(a: Activations, path: str) -> Tensor | None:
     return result
 
 
+def token_type_embedding(a: Activations, path: str) -> Tensor | None:
+    """Look up the token type embeddings; None without token types."""
+    module, sequences = a.module(path), sequences_of(a, path)
+    return None if module.token_types is None else module.embed_types(sequences.tokens, getattr(sequences, "token_types", None))
+
+
 def embedding_sum(a: Activations, path: str) -> Tensor:
-    """Add token and position embeddings."""
-    x, p = a[f"{path}.token"], position_embedding(a, path)
-    return x if p is None else x + p
+    """Add the embeddings of tokens, positions and token types."""
+    x, p, t = a[f"{path}.token"], position_embedding(a, path), token_type_embedding(a, path)
+    x = x if p is None else x + p
+    return x if t is None else x + t
 
 
 def patches(a: Activations, path: str) -> Tensor:
@@ -172,7 +179,7 @@ def last_hidden(a: Activations, path: str) -> Tensor:
     if isinstance(model, MaskedEncoderTransformer):
         return a["transform_norm.out"]
     if isinstance(model, TextClassifierTransformer):
-        return torch.tanh(model.pooler(a["pooled"]))
+        return model.pool(a["pooled"])
     if isinstance(model, TextEmbedderTransformer):
         return F.normalize(a["pooled"], dim=-1)
     if isinstance(model, VisionTransformer):

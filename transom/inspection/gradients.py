@@ -211,6 +211,11 @@ def _positions(g: Gradients, path: str) -> Tensor | None:
     return None if p is None else _embedding_sum(g, path).sum_to_size(p.shape)
 
 
+def _token_types(g: Gradients, path: str) -> Tensor | None:
+    """Return the gradient of the token type embeddings, which are added to each token."""
+    return None if g.a.get(f"{path}.token_type") is None else _embedding_sum(g, path)
+
+
 def _class_token(g: Gradients, path: str) -> Tensor | None:
     return None if g.a.get(f"{path}.cls") is None else g.site(f"{path}.resid")[:, :1]
 
@@ -443,7 +448,7 @@ _FEED_FORWARD: dict[str, Rule] = {"pre": _output("up"), "out": _output("down")}
 _NORM: dict[str, Rule] = {"scale": _norm_scale, "normalized": _norm_normalized, "out": _output()}
 _RULES: dict[str, dict[str, Rule]] = {
     "model": {"pooled": _pooled, "last_hidden": _last_hidden, "probs": _probs, "log_probs": _log_probs},
-    "embedding": {"token": _embedding_sum, "position": _positions, "sum": _embedding_sum},
+    "embedding": {"token": _embedding_sum, "position": _positions, "token_type": _token_types, "sum": _embedding_sum},
     "patch embedding": {"patches": _patches, "patch": _patch, "cls": _class_token, "position": _positions},
     "stack": {"out": _output()},
     "norm": {"out": _output()},

@@ -42,6 +42,9 @@ Cost = Literal["exists", "derived", "recomputed"]
 
 VISION = ("vision-transformer", "spectrogram-transformer")
 TEXT = ("seq2seq", "decoder", "encoder", "text-classifier", "token-tagger", "text-embedder")
+ENCODERS = ("encoder", "text-classifier", "token-tagger", "text-embedder")
+"""Families that may have token types."""
+
 RECURRENT = ("recurrent-seq2seq", "recurrent-decoder")
 TRANSFORMERS = (*TEXT, *VISION)
 FAMILIES = (*TRANSFORMERS, *RECURRENT, "convolutional")
@@ -136,7 +139,8 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
     "embedding": (
         Quantity("token", "E", "token embeddings, times sqrt(d_model) if scaled", _STREAM, layers.token_embedding, alias="hook_embed"),
         Quantity("position", "P", "position embeddings", _STREAM, layers.position_embedding, alias="hook_pos_embed", only=TEXT),
-        Quantity("sum", "E + P", "sum of token and position embeddings", _STREAM, layers.embedding_sum),
+        Quantity("token_type", "T", "token type embeddings", _STREAM, layers.token_type_embedding, only=ENCODERS),
+        Quantity("sum", "E + P", "sum of token, position and token type embeddings", _STREAM, layers.embedding_sum),
         Quantity("resid", "X", "residual stream before the first block", _STREAM),
     ),
     "patch embedding": (

@@ -264,6 +264,6 @@ def first_text(text: SequencesLike, row: int, device: torch.device, most: int | 
     """Return the first text of a row without padding, or its first tokens if it has more than ``most``."""
     keep = (text.segments[row] == 1).nonzero()[:most, 0]
     positions = text.positions.expand(text.tokens.shape)
-    prefix = None if text.prefix is None else text.prefix[row, keep][None].to(device)
+    prefix, types = (None if x is None else x[row, keep][None].to(device) for x in (text.prefix, text.token_types))
     tokens, places, segments = (x[row, keep][None].to(device) for x in (text.tokens, positions, text.segments))
-    return TokenSequences(tokens, places, segments, prefix)
+    return TokenSequences(tokens, places, segments, prefix, types)

@@ -35,6 +35,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Maps the ``kind`` of an ungated feed-forward configuration to its activation function."""
 
+POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": relu, "gelu": F.gelu}
+"""Maps ``pooler_activation`` of a classifier to the activation function of its pooler."""
+
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": torch.sigmoid,
     "reglu": relu,

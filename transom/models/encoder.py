@@ -1,5 +1,6 @@
 """Encoder-only Transformers, such as BERT: masked language model, text classifier and text embedder."""
 
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -9,6 +10,8 @@ from torch.nn import functional as F
 
 from transom.config.component_registry import implements
 from transom.config.model import EncoderConfig, MaskedLMConfig, TextClassifierConfig, TextEmbedderConfig
+from transom.errors import TransomError
+from transom.layers.activation import ACTIVATIONS, POOLER_ACTIVATIONS
 from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import build_embedding
@@ -56,7 +59,26 @@ class EncoderOnlyTransformer(Network):
     def encode(self, text: SequencesLike, ctx: StackContext | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return the last hidden state of each token; ``ctx`` is the result of ``context``, which is computed if None."""
         ctx = ctx or self.context(text)
-        return self.encoder(self.embedding(text.tokens, text.positions, ctx), ctx)
+        return self.encoder(self.embedding(text.tokens, text.positions, ctx, text.token_types), ctx)
+
+    def make_batch(self, tokens: Tensor, attention_mask: Tensor | None = None, token_types: Tensor | None = None) -> TensorBatch:
+        """Build a batch from token ids (batch, length), a mask of the same shape, and the type of each token, 0 by default.
+
+        Raises:
+            TransomError: ``tokens`` are not integers of shape (batch, length), ``attention_mask`` or ``token_types`` has another shape, or
+                the model has no such token type.
+        """
+        batch = super().make_batch(tokens, attention_mask)
+        if token_types is None or batch.source is None:
+            return batch
+        n = self.config.n_token_types
+        if token_types.shape != tokens.shape or not 0 <= int(token_types.min()) <= int(token_types.max()) < n:
+            raise TransomError(
+                f"token_types: expected the shape of the tokens, {tuple(tokens.shape)}, and types below n_token_types = {n}, found"
+                f" {tuple(token_types.shape)}, types up to {int(token_types.max())}; give fewer types, or build the model with more"
+            )
+        sequences = replace(batch.source, token_types=token_types)
+        return TensorBatch(source=sequences, decoder_input=sequences)
 
     def context(
         self, text: SequencesLike, observer: ActivationRecorder | None = None, dense: bool = False, part: Part = ALL_PAIRS
@@ -81,12 +103,14 @@ class EncoderOnlyTransformer(Network):
 class MaskedEncoderTransformer(EncoderOnlyTransformer):
     """A masked language model: p(x_t | text with x_t masked) (Devlin et al. 2019, section 3.1).
 
-    As in BERT's released code, the logits are computed from Norm(GELU(h W + b)); the output projection has a bias if ``head_bias`` is set.
+    As in BERT's released code, the logits are computed from Norm(f(h W + b)), where f is GELU unless ``head_activation`` selects another
+    function; the output projection has a bias if ``head_bias`` is set.
     """
 
     def __init__(self, config: MaskedLMConfig) -> None:
         """Initialize all layers; ``config.vocab_size`` must be set."""
         super().__init__(config)
+        self.activation = ACTIVATIONS[config.head_activation]
         self.transform = nn.Linear(config.d_model, config.d_model)
         self.transform_norm = build_norm(config.norm, config.d_model)
         self.unembedding = build_output_projection(config, self.embedding.tokens.num_embeddings)
@@ -96,7 +120,7 @@ class MaskedEncoderTransformer(EncoderOnlyTransformer):
     def last_hidden_state(self, batch: EncoderBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return the last hidden state of each token, which ``unembedding`` maps to logits."""
         ctx = self.context(batch.source, observer)
-        return self.transform_norm(F.gelu(self.transform(self.encode(batch.source, ctx))), ctx)
+        return self.transform_norm(self.activation(self.transform(self.encode(batch.source, ctx))), ctx)
 
 
 @implements(TextClassifierConfig)
@@ -104,7 +128,8 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
     """A text classifier: p(class | text) (Devlin et al. 2019, section 4.1).
 
     As in BERT's released code, the logits are computed from tanh(h W + b). h is the hidden state of the beginning-of-sequence token, or by
-    default the mean of all hidden states.
+    default the mean of all hidden states. ``pooler_activation`` selects another function (DistilBERT: ReLU); without ``pooler`` the logits
+    are computed from h itself.
 
     If texts have any number of labels (``config.multi_label``), the sigmoid of a logit is the probability of a label. The buffer
     ``thresholds`` then holds the probability from which each label is predicted; validation sets it.
@@ -115,8 +140,9 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
         super().__init__(config)
         assert config.classes, "the classes come from the data"
         self.config: TextClassifierConfig = config
-        self.pooler = nn.Linear(config.d_model, config.d_model)
-        self.dropout = Dropout(config.pooler_dropout)
+        self.pooler = nn.Linear(config.d_model, config.d_model) if config.pooler else None
+        self.activation = POOLER_ACTIVATIONS[config.pooler_activation]
+        self.pooler_dropout, self.dropout = Dropout(config.pooler_input_dropout), Dropout(config.pooler_dropout)
         self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
         if config.multi_label:
             self.register_buffer("thresholds", torch.full((len(config.classes),), 0.5))
@@ -127,7 +153,11 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
         states = self.encode(batch.source, ctx)
         pooled = first_states(states, batch.source) if self.config.pooling == "cls" else mean_pool(states, batch.source).to(states)
         pooled = observe(ctx, self, "pooled", pooled)
-        return self.dropout(self.pooler(pooled).tanh())
+        return self.dropout(self.pool(self.pooler_dropout(pooled)))
+
+    def pool(self, pooled: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
+        """Apply the pooler to pooled vectors, if the model has one."""
+        return pooled if self.pooler is None else self.activation(self.pooler(pooled))
 
 
 @implements(TextEmbedderConfig)

@@ -21,6 +21,7 @@ class TokenSequences:
         prefix: True at tokens of a prefix-LM's prefix; None without one.
         text_length: length that each text may reach after further tokens, by which some rotary scalings choose their frequencies; None if
             the texts are complete.
+        token_types: type of each token, such as 0 in the first text of a pair and 1 in the second; None if all are of type 0.
     """
 
     tokens: Int[Tensor, "batch length"]
@@ -28,6 +29,7 @@ class TokenSequences:
     segments: Int[Tensor, "batch length"]
     prefix: Bool[Tensor, "batch length"] | None = None
     text_length: int | None = None
+    token_types: Int[Tensor, "batch length"] | None = None
 
     @classmethod
     def from_tokens(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:

@@ -79,7 +79,7 @@ def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Fl
         parts["decoder.layers"] = 2 * n_target * count_weights(c, "decoder.layers")
     if isinstance(c, MaskedLMConfig):
         parts["transform"] = 2 * c.d_model**2 * n_source
-    if isinstance(c, TextClassifierConfig):
+    if isinstance(c, TextClassifierConfig) and c.pooler:
         parts["pooler"] = 2 * c.d_model**2 * n_target
     parts["unembedding"] = 2 * c.d_model * c.n_logits * n_target
     return Flops(parts)

@@ -23,6 +23,7 @@ BERT_FIELDS: tuple[ConfigRow, ...] = (
     Same("n_token_types", "type_vocab_size", 2),
     Same("norm.eps", "layer_norm_eps", 1e-12),
     Choice("feed_forward.kind", "hidden_act", ACTIVATIONS, "gelu"),
+    Computed(("pooler_act", "pooler_output_size"), lambda foreign: {}, lambda ours: {}),
     Expect("is_decoder", False),
     Expect("position_embedding_type", "absolute"),
     Dropout("dropout", ("hidden_dropout_prob",), 0.1),

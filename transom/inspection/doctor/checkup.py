@@ -116,7 +116,7 @@ def sequences(text: SequencesLike | None) -> TokenSequences | None:
     """Convert token sequences to one position per token."""
     if text is None:
         return None
-    return TokenSequences(text.tokens, text.positions.expand_as(text.tokens), text.segments, text.prefix)
+    return TokenSequences(text.tokens, text.positions.expand_as(text.tokens), text.segments, text.prefix, text.token_types)
 
 
 def tensor_batch(batch: Any) -> TensorBatch:

@@ -139,8 +139,8 @@ def _padded(text: TokenSequences, left: int, right: int) -> TokenSequences:
         return torch.cat([before, x, after], 1)
 
     noisy = torch.where(text.segments > 0, text.tokens, text.tokens[:, :1])
-    prefix = None if text.prefix is None else widened(text.prefix, 0)
-    return TokenSequences(widened(noisy), widened(text.positions), widened(text.segments, 0), prefix)
+    prefix, types = (None if x is None else widened(x, 0) for x in (text.prefix, text.token_types))
+    return TokenSequences(widened(noisy), widened(text.positions), widened(text.segments, 0), prefix, types)
 
 
 def batch(checkup: Checkup) -> Finding:

@@ -8,7 +8,7 @@ from transom.config.components import SinusoidalConfig
 from transom.inspection.activations import sequences_of
 from transom.inspection.explain.builder import Builder, number
 from transom.inspection.explain.convolution import normalized_pixel, stem_steps
-from transom.inspection.explain.expressions import Call, Number, exact, sqrt
+from transom.inspection.explain.expressions import Call, Number, Sum, exact, sqrt
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.messages.tables import message
 from transom.layers.position_encoding import Sinusoidal
@@ -38,14 +38,22 @@ def embedding_section(b: Builder, path: str, side: str, query: int) -> None:
         b.calculate(f"E_{query}[{d}]", message("explain.embedding.scaled"), expression, token[d])
     else:
         b.values(f"E_{query}", message("explain.embedding.token", row=str(ids[query])), token)
+    terms, formula = [number(token[d])], "X = E"
     if (added := a.get(f"{path}.position")) is not None:
         p = added[0, query]
         _position_steps(b, path, position, query)
         b.values(f"P_{query}", message("explain.embedding.position", position=str(position)), p)
-        b.calculate(f"X_{query}[{d}]", "X = E + P", number(token[d]) + number(p[d]), a[f"{path}.sum"][0, query, d])
+        terms, formula = [*terms, number(p[d])], f"{formula} + P"
     else:
         kind = getattr(getattr(a.model.config, "position", None), "kind", "none")
         b.note(message(f"explain.embedding.no_position.{kind if kind in ACTING_ELSEWHERE else 'none'}"))
+    if (of_types := a.get(f"{path}.token_type")) is not None:
+        types = getattr(sequences, "token_types", None)
+        t = of_types[0, query]
+        b.values(f"T_{query}", message("explain.embedding.token_type", type="0" if types is None else str(int(types[0, query]))), t)
+        terms, formula = [*terms, number(t[d])], f"{formula} + T"
+    if len(terms) > 1:
+        b.calculate(f"X_{query}[{d}]", formula, Sum(terms), a[f"{path}.sum"][0, query, d])
     if module.norm is not None:
         norm_steps(b, f"{path}.norm", (0, query), f"X_{query}")
     b.after_edits(f"X_{query}[{d}]", f"{path}.resid", (0, query, d))

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transom.inspection.activations import Activations, stack_output
 from transom.inspection.explain.builder import Builder, number, numbers
 from transom.inspection.explain.convolution import stem_steps
-from transom.inspection.explain.expressions import Maximum, Power, Sum, dot, exact, sigmoid, sqrt, tanh
-from transom.inspection.explain.feed_forward import gelu
+from transom.inspection.explain.expressions import Expression, Maximum, Power, Sum, dot, exact, sigmoid, sqrt, tanh
+from transom.inspection.explain.feed_forward import activation_of, gelu
 from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.softmax import SoftmaxLabels, softmax_steps
 from transom.inspection.messages.tables import message
@@ -103,8 +103,8 @@ def _pooled_steps(b: Builder, stack: str, query: int) -> bool:
         norm_steps(b, f"{stack}.norm", (0, position), f"h_{position}")
     if pooled:
         _pool(b, stack, cls)
-    if isinstance(model, TextClassifierTransformer):
-        _pooler_steps(b, model.pooler)
+    if isinstance(model, TextClassifierTransformer) and model.pooler is not None:
+        _pooler_steps(b, model.pooler, model.config.pooler_activation)
     if isinstance(model, TextEmbedderTransformer):
         _unit_vector(b)
     if isinstance(model, MaskedEncoderTransformer):
@@ -129,12 +129,21 @@ def _pool(b: Builder, stack: str, cls: bool) -> None:
     b.values("pooled", message("explain.output.pooled"), pooled)
 
 
-def _pooler_steps(b: Builder, pooler: nn.Linear) -> None:
-    """Add one element of tanh(pooled W + b)."""
+POOLED: dict[str, tuple[str, Callable[[Expression], Expression]]] = {
+    "tanh": ("h = tanh(pre)", tanh),
+    "relu": ("h = max(0, pre)", lambda x: Maximum((exact(0), x))),
+    "gelu": ("h = GELU: 0.5 pre (1 + erf(pre / sqrt(2)))", gelu),
+}
+"""Equation of each activation of a pooler, and the function that writes it out."""
+
+
+def _pooler_steps(b: Builder, pooler: nn.Linear, activation: str) -> None:
+    """Add one element of f(pooled W + b), f the activation of the pooler."""
     pooled, out = b.a["pooled"][0], b.a["last_hidden"][0]
     d = b.at(len(out))
     x = b.linear(f"pre[{d}]", "pooled W", pooler, pooled, d, None)
-    b.calculate(f"h[{d}]", "h = tanh(pre)", tanh(x), out[d])
+    formula, write = POOLED[activation]
+    b.calculate(f"h[{d}]", formula, write(x), out[d])
 
 
 def _unit_vector(b: Builder) -> None:
@@ -157,13 +166,14 @@ def _similarities(b: Builder, hidden: Tensor, logits: Tensor, best: Sequence[int
 
 
 def _transform_steps(b: Builder, model: MaskedEncoderTransformer, query: int) -> None:
-    """Add BERT's transform before the output projection: norm of GELU(h W + b)."""
+    """Add BERT's transform before the output projection: norm of f(h W + b), f GELU by default."""
     states = stack_output(b.a, "encoder")[0, query]
     d = b.at(len(states))
     b.section(message("explain.output.transform", token=str(query)))
     b.values(f"h_{query}", message("explain.output.encoder"), states)
     pre = b.linear(f"pre_{query}[{d}]", "h W", model.transform, states, d, None)
-    b.calculate(f"t_{query}[{d}]", "GELU: 0.5 x (1 + erf(x / sqrt(2)))", gelu(pre), b.unedited("transform_norm.x")[0, query, d])
+    formula, write = activation_of(model.activation)
+    b.calculate(f"t_{query}[{d}]", formula, write(pre), b.unedited("transform_norm.x")[0, query, d])
     norm_steps(b, "transform_norm", (0, query), f"h'_{query}")
 
 

@@ -162,15 +162,15 @@ class _Backward:
             here = torch.tensor([position], device=g.device)
             u = model.transform(a["encoder.out"])[0, here].double()
             rows = self._norm("transform_norm", _Rows(here, g[None]))
-            ratio = torch.where(u == 0, 0.5, torch.nn.functional.gelu(u) / u)
+            ratio = torch.where(u == 0, 0.0, model.activation(u) / u)
             rows = self._linear("transform", model.transform, _Rows(here, rows.g * ratio))
             return rows
         if not is_pooled(model):
             return _Rows(torch.tensor([position], device=g.device), g[None])
-        if isinstance(model, TextClassifierTransformer):
+        if isinstance(model, TextClassifierTransformer) and model.pooler is not None:
             u = model.pooler(a["pooled"])[0].double()
             here = torch.zeros(1, dtype=torch.long, device=g.device)
-            g = self._linear("pooler", model.pooler, _Rows(here, (g * torch.where(u == 0, 1.0, torch.tanh(u) / u))[None])).g[0]
+            g = self._linear("pooler", model.pooler, _Rows(here, (g * torch.where(u == 0, 0.0, model.activation(u) / u))[None])).g[0]
         if model.config.pooling == "cls":
             return _Rows(torch.zeros(1, dtype=torch.long, device=g.device), g[None])
         n = a[f"{self.stack}.out"].shape[1]
@@ -309,6 +309,8 @@ class _Backward:
             rows = self._norm(f"{path}.norm", rows)
         if (p := a.get(f"{path}.position")) is not None:
             self._add(f"{path}.position", (p[0, rows.sites].double() * rows.g).sum())
+        if (t := a.get(f"{path}.token_type")) is not None:
+            self._add(f"{path}.token_type", (t[0, rows.sites].double() * rows.g).sum())
         for name, x in self._tokens(path, module):
             self._add(f"{path}.{name}", (x[rows.sites].double() * rows.g).sum())
 

@@ -192,7 +192,8 @@ def _sequences(network: Network, path: str, batch: Any) -> SequencesLike:
 def promotes_tokens(model: Any, path: str) -> bool:
     """Return whether the output layer is a linear function of what a network writes, so that its neurons promote tokens."""
     network = find_network(model, None)[1]
-    return path.startswith(f"{output_stack(network)}.") and not isinstance(network, MaskedEncoderTransformer | TextClassifierTransformer)
+    pooler = isinstance(network, TextClassifierTransformer) and network.pooler is not None
+    return path.startswith(f"{output_stack(network)}.") and not pooler and not isinstance(network, MaskedEncoderTransformer)
 
 
 class PromotedTokens(NamedTuple):

@@ -89,7 +89,7 @@ def read_out(network: Any, batch: Any, stream: Stream) -> Float[Tensor, "batch p
     stack: Stack = getattr(network, output_stack(network))
     x = stream if stack.norm is None else stack.norm(stream)
     if isinstance(network, MaskedEncoderTransformer):
-        x = network.transform_norm(F.gelu(network.transform(x)))
+        x = network.transform_norm(network.activation(network.transform(x)))
     elif is_pooled(network):
         if network.config.pooling == "cls":
             x = x[:, :1]
@@ -97,7 +97,7 @@ def read_out(network: Any, batch: Any, stream: Stream) -> Float[Tensor, "batch p
             x = x.mean(1, keepdim=True)
         else:
             x = mean_pool(x, batch.source).to(x)[:, None]
-        x = network.pooler(x).tanh() if isinstance(network, TextClassifierTransformer) else x
+        x = network.pool(x) if isinstance(network, TextClassifierTransformer) else x
     logits: Tensor = network.unembedding(x)
     return logits
 
