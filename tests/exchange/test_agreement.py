@@ -1,5 +1,6 @@
 """Every family and feature against the transformers library: logits, attention weights, greedy tokens, and round trips bit for bit."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from tests.exchange.foreign_models import CASES, ForeignCase, LibraryInFloat64, inputs
+from tests.exchange.foreign_models import CASES, LENGTH, ForeignCase, LibraryInFloat64, inputs
 from transom.checkpoints.run_folder import RunFolder
 from transom.exchange.config_rows import OWN_OUTPUT
 from transom.exchange.export_model import choose_family, convert_model, write_foreign_weights
@@ -16,8 +17,10 @@ from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.import_model import new_run_id, open_foreign_model, write_weights
 from transom.exchange.side_files import write_classes
 from transom.files.atomic_io import json_bytes
+from transom.layers.position_encoding import sinusoidal_table
 from transom.models.base import Network
 from transom.models.build import build_uninitialized
+from transom.models.encoder import TextEmbedderTransformer
 
 EXACT, CLOSE = 1e-10, 1e-5
 
@@ -40,6 +43,7 @@ def exported(run: RunFolder, case: ForeignCase, out: Path) -> Path:
     out.mkdir()
     fields = {name: value for name, value in model.config.items() if name != OWN_OUTPUT}
     fields |= write_classes(config.model_dump()) if "classes" in config.FROM_DATA else {}
+    fields |= {name: value for name, value in case.options.items() if name.endswith("token_id")}
     (out / "config.json").write_bytes(json_bytes(fields))
     write_foreign_weights(model, out)
     return out
@@ -55,11 +59,28 @@ def load_ours(run: RunFolder, dtype: torch.dtype) -> Network:
 def load_theirs(case: ForeignCase, folder: Path, dtype: torch.dtype) -> Any:
     """Load a folder with the library's class, with its explicit attention."""
     cls = getattr(transformers, case.architecture)
-    return cls.from_pretrained(folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager").eval()
+    model = cls.from_pretrained(folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager").eval()
+    if case.model_type == "marian":  # its sinusoids are rounded to float32
+        table = sinusoidal_table(LENGTH, model.config.d_model, dtype=dtype)
+        for stack in (model.model.encoder, model.model.decoder):
+            stack.embed_positions.weight.copy_(torch.cat([table[:, 0::2], table[:, 1::2]], 1))
+    return model
+
+
+def their_output(case: ForeignCase, folder: Path, dtype: torch.dtype, given: dict[str, Tensor], **options: Any) -> Tensor:
+    """Return the library's logits, or the last hidden states of an encoder without a head."""
+    with LibraryInFloat64() if dtype == torch.float64 else nullcontext():
+        found = load_theirs(case, folder, dtype)(**given, **options)
+    output: Tensor = found.logits if "logits" in found else found.last_hidden_state
+    return output
 
 
 def our_logits(model: Network, given: dict[str, Tensor], attention_mask: Tensor | None = None) -> Tensor:
-    """Return our logits for inputs by the library's names."""
+    """Return our logits for inputs by the library's names, or the last hidden states of an encoder without a head."""
+    if isinstance(model, TextEmbedderTransformer):
+        batch = model.make_batch(given["input_ids"], attention_mask, given["input_ids"], attention_mask)
+        assert batch.source is not None
+        return model.encode(batch.source)
     if "pixel_values" in given:
         return model(given["pixel_values"])
     pairs = {"decoder_tokens": given["decoder_input_ids"]} if "decoder_input_ids" in given else {}
@@ -76,11 +97,7 @@ def test_logits_are_theirs(case: ForeignCase, tmp_path: Path) -> None:
     run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, CLOSE)):
         ours, given = load_ours(run, dtype), inputs(run.load_config().kind, dtype)  # type: ignore[attr-defined]
-        if dtype == torch.float64:
-            with LibraryInFloat64():
-                expected = load_theirs(case, tmp_path / "theirs", dtype)(**given).logits
-        else:
-            expected = load_theirs(case, tmp_path / "theirs", dtype)(**given).logits
+        expected = their_output(case, tmp_path / "theirs", dtype, given)
         found = our_logits(ours, given)
         assert found.shape == expected.shape and (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
 
@@ -92,7 +109,7 @@ FIXED_POSITIONS = ("distilbert", "marian", "bart")
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing(case: ForeignCase, side: str, tmp_path: Path) -> None:
-    """Pad on either side; a library that counts columns gets its padding on the right, where positions are those of the tokens."""
+    """Pad on either side; a model that counts columns, or classifies the first one, gets its padding on the right in the library."""
     run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
     kind = run.load_config().kind  # type: ignore[attr-defined]
     if kind == "vision-transformer":
@@ -100,12 +117,11 @@ def test_padding_changes_nothing(case: ForeignCase, side: str, tmp_path: Path) -
     given = inputs(kind)
     pad, lengths = 1 if case.model_type in ("roberta", "bart", "marian") else 0, (24, 19, 15)
     found = our_logits(load_ours(run, torch.float64), *padded(given, lengths, pad, side))
-    their_side = "right" if case.model_type in FIXED_POSITIONS else side
+    their_side = "right" if case.model_type in FIXED_POSITIONS or kind == "text-classifier" else side
     tokens, mask = padded(given, lengths, pad, their_side)
     counted = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if kind == "decoder" or case.model_type == "bert" else {}
-    with LibraryInFloat64():
-        expected = load_theirs(case, tmp_path / "theirs", torch.float64)(**tokens, attention_mask=mask, **counted).logits
-    if kind in ("decoder", "encoder"):
+    expected = their_output(case, tmp_path / "theirs", torch.float64, tokens, attention_mask=mask, **counted)
+    if kind in ("decoder", "encoder", "text-embedder"):
         found, expected = found[padded(given, lengths, pad, side)[1].bool()], expected[mask.bool()]
     assert (found - expected).abs().max() <= EXACT * max(1.0, float(expected.abs().max()))
 
@@ -129,5 +145,5 @@ def test_round_trips_are_bit_equal(case: ForeignCase, tmp_path: Path) -> None:
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
     given = inputs(run.load_config().kind, torch.float32)  # type: ignore[attr-defined]
-    theirs, back = (load_theirs(case, tmp_path / folder, torch.float32)(**given).logits for folder in ("theirs", "exported"))
+    theirs, back = (their_output(case, tmp_path / folder, torch.float32, given) for folder in ("theirs", "exported"))
     assert (theirs - back).abs().max() <= 1e-6 * max(1.0, float(theirs.abs().max()))

@@ -14,6 +14,7 @@ from transom.config.vision import ImageClassifierConfig
 from transom.errors import ConfigError, TransomError
 from transom.exchange.family import Family
 from transom.models.base import Network
+from transom.models.encoder import TextEmbedderTransformer
 
 TOLERANCE = 1e-4
 """Largest difference of the logits, relative to the largest logit, in float32. Correct exports reach 1e-6; a wrong one differs by 1e-2 or more."""
@@ -106,6 +107,9 @@ def _logits(model: Network, loaded: Any) -> tuple[Tensor, Tensor]:
             mean, std = (torch.tensor(each)[:, None, None] for each in (config.pixel_mean, config.pixel_std))
             return model(pixels), loaded(pixel_values=(pixels - mean) / std).logits
         first, *second = _token_rows(config, generator)
+        if isinstance(model, TextEmbedderTransformer):
+            batch = model.as_batch(first, decoder_tokens=first)
+            return model.encode(batch.source), loaded(input_ids=first).last_hidden_state
         if second:
             return model(first, decoder_tokens=second[0]), loaded(input_ids=first, decoder_input_ids=second[0]).logits
         return model(first), loaded(input_ids=first).logits

@@ -167,6 +167,19 @@ class Tied:
 
 
 @dataclass(frozen=True)
+class Ignored:
+    """Foreign fields on which no output depends."""
+
+    names: tuple[str, ...]
+
+    def read(self, foreign: Mapping[str, Any]) -> Fields:
+        return {}
+
+    def write(self, ours: Mapping[str, Any]) -> Fields:
+        return {}
+
+
+@dataclass(frozen=True)
 class Dropout:
     """A dropout probability, which one field of ours expresses and several foreign ones; the first is read.
 

@@ -23,6 +23,7 @@ from transom.exchange.tokenizer_exchange import load_run_tokenizers, tokenizer_f
 from transom.exchange.foreign_folder import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE
 from transom.exchange.generation import DecodingSettings, write_beam_search, write_sampling
 from transom.exchange.imported import Imported
+from transom.exchange.sentence_transformers import write_pooling
 from transom.exchange.side_files import write_classes, write_preprocessor
 from transom.files.atomic_io import convert_disk_errors, json_bytes, sync_folder, write_file
 from transom.models.build import build_uninitialized
@@ -92,6 +93,7 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
     foreign = convert_model(config, folder.read_weights(WEIGHTS), family)
     with new_folder(out) as partial:
         for name, content in _json_files(family, config, foreign.config, tokenizers, imported, decoding).items():
+            (partial / name).parent.mkdir(exist_ok=True)
             write_file(partial / name, json_bytes(content))
         if tokenizers is not None:
             for name, data in tokenizer_files(tokenizers, config, _task(folder, family, imported), imported).items():
@@ -150,18 +152,20 @@ def _json_files(
     tokenizers: Tokenizers | None,
     imported: Imported | None,
     decoding: DecodingSettings,
-) -> dict[str, Fields]:
+) -> dict[str, Any]:
     """Return the JSON files of the folder, except those of the tokenizer."""
     ours = config.model_dump(mode="json")
     ids = _token_ids(tokenizers, family)
     fields = {name: value for name, value in foreign.items() if name != OWN_OUTPUT} | ids | {"dtype": "float32"}
     fields |= write_classes(ours) if "classes" in config.FROM_DATA else {}
-    files = {CONFIG_FILE: fields}
+    files: dict[str, Any] = {CONFIG_FILE: fields}
     if family.kind in ("decoder", "seq2seq"):
         files[GENERATION_FILE] = ids | decoding.fields
     if family.kind == "vision-transformer":
         kept = imported.files.get(PREPROCESSOR_FILE) if imported is not None else None
         files[PREPROCESSOR_FILE] = kept or write_preprocessor(ours, "ViTImageProcessor")
+    if family.kind == "text-embedder":
+        files |= write_pooling(ours["pooling"], ours["d_model"], ours["max_seq_len"])
     return files
 
 

@@ -167,7 +167,7 @@ class Family:
         except CheckpointError as error:
             return [Obstacle("kind", str(error), self.kind)]
         names = [name for name in {**ours, **back} if not name.endswith(("dropout", *_TRAINING_FIELDS))]
-        changed = [name for name in names if ours.get(name) != back.get(name) and not _adds_a_bias(name, ours, back)]
+        changed = [name for name in names if ours.get(name) != back.get(name) and not _adds_zeros(name, ours, back)]
         kinds = [name.removesuffix("kind") for name in changed if name.endswith(".kind")]
         own = [name for name in changed if not any(name.startswith(kind) and name != f"{kind}kind" for kind in kinds)]
         return [Obstacle(name.removesuffix(".kind"), ours.get(name), back.get(name)) for name in own]
@@ -188,8 +188,10 @@ def _leaves(config: ModelConfig) -> Fields:
     return leaves
 
 
-def _adds_a_bias(name: str, ours: Mapping[str, Any], back: Mapping[str, Any]) -> bool:
-    """Return whether the family only adds a bias, which an export sets to 0."""
+def _adds_zeros(name: str, ours: Mapping[str, Any], back: Mapping[str, Any]) -> bool:
+    """Return whether the family only adds a bias or a token type, which an export sets to 0."""
+    if name == "n_token_types":
+        return ours[name] == 0 and back[name] == 1
     return name.endswith("bias") and ours.get(name) is False and back.get(name) is True
 
 

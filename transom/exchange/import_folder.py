@@ -21,6 +21,7 @@ from transom.exchange.foreign_folder import GENERATION_FILE, PREPROCESSOR_FILE, 
 from transom.exchange.generation import DecodingSettings, read_beam_search, read_sampling
 from transom.exchange.import_model import ImportedModel, new_run_id, open_foreign_model, write_weights
 from transom.exchange.imported import Imported
+from transom.exchange.sentence_transformers import read_pooling
 from transom.exchange.side_files import read_classes, read_normalization
 from transom.files.atomic_io import remove
 
@@ -138,6 +139,9 @@ def _from_files(folder: ForeignFolder, family: Family, tokenizers: Any) -> tuple
         size, channels = (folder.config.get(name, default) for name, default in (("image_size", 224), ("num_channels", 3)))
         normalization, notes = read_normalization(folder.read_json(PREPROCESSOR_FILE), size, channels)
         found |= normalization
+    if family.kind == "text-embedder":
+        pooling, notes = read_pooling(folder)
+        found |= pooling
     if tokenizers is not None:
         special = tokenizers.source.special_tokens
         found["pad_token_id"] = special.pad_token_id

@@ -1,6 +1,7 @@
 """Import a model of the transformers library as a run folder of transom."""
 
 import math
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup
     Raises:
         CheckpointError: a tensor is missing, or the folder has tensors that the family does not know.
     """
-    names = {name: name for name in source.tensors}
+    names = {_present_name(name): name for name in source.tensors}
     if family.prefix and not any(name.startswith(family.prefix) for name in names):
         names = {family.prefix + name: name for name in names} | names
     wanted = [group.foreign for group in groups]
@@ -106,6 +107,11 @@ def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup
             f" such as {extra[0][:200]!r}; transom cannot express this variant of the model"
         )
     return {name: names[name] for name in wanted}
+
+
+def _present_name(name: str) -> str:
+    """Return the name of a tensor in present versions of the library; the first BERT models call gain and shift gamma and beta."""
+    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
 
 
 def _output_matrices(source: ForeignFolder, family: Family) -> tuple[str | None, bool]:

@@ -9,7 +9,6 @@ from transom.exchange.tensor_rows import AfterRows, TensorRow
 UNUSED = 2
 """Rows of the tables of positions before that of position 0."""
 
-_OWN = {"source_vocab_size", "scale_embeddings"}
 FIELDS: tuple[ConfigRow, ...] = (
     *(row for row in MARIAN_FIELDS if not isinstance(row, Always) and "share_encoder_decoder_embeddings" not in row.names),
     Always(

@@ -2,7 +2,7 @@
 
 import math
 
-from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Same, Tied
+from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Ignored, Same, Tied
 from transom.exchange.families.llama import layer_types
 from transom.exchange.family import Family
 from transom.exchange.rope import RotaryRow
@@ -34,7 +34,7 @@ FIELDS = (
     layer_types(always=True),
     Tied(True),
     Dropout("attention_dropout", ("attention_dropout",)),
-    Computed(("hidden_act",), lambda foreign: {}, lambda ours: {}),
+    Ignored(("hidden_act",)),
 )
 TENSORS = (
     TensorRow("embedding.tokens.weight", "model.embed_tokens.weight"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Expect, Fields, Same, Tied
+from transom.exchange.config_rows import Always, Choice, Computed, Dropout, Expect, Fields, Ignored, Same, Tied
 from transom.exchange.family import Family
 from transom.exchange.rope import RotaryRow
 from transom.exchange.rows_shared import GATED, HeadSize, sizes
@@ -139,7 +139,7 @@ MIXTRAL = replace(
         Same("feed_forward.n_experts", "num_local_experts", 8),
         Same("feed_forward.top_k", "num_experts_per_tok", 2),
         Expect("router_jitter_noise", 0.0),
-        Computed(("router_aux_loss_coef",), lambda foreign: {}, lambda ours: {}),
+        Ignored(("router_aux_loss_coef",)),
     ),
     tensors=(
         *ATTENTION,

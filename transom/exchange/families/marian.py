@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transom.exchange.config_rows import Always, Choice, ConfigRow, Dropout, Expect, Same
+from transom.exchange.config_rows import Always, Choice, Computed, ConfigRow, Dropout, Expect, Same
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS
 from transom.exchange.tensor_rows import Configs, TensorRow
@@ -63,7 +63,11 @@ FIELDS: tuple[ConfigRow, ...] = (
     Same("decoder_d_ff", "decoder_ffn_dim", 4096),
     Same("max_seq_len", "max_position_embeddings", 1024),
     Same("source_vocab_size", "vocab_size"),
-    Same("target_vocab_size", "vocab_size"),
+    Computed(
+        ("decoder_vocab_size",),
+        lambda foreign: {"target_vocab_size": foreign.get("decoder_vocab_size") or foreign.get("vocab_size")},
+        lambda ours: {"decoder_vocab_size": ours["target_vocab_size"]},
+    ),
     Same("scale_embeddings", "scale_embedding", False),
     Choice("feed_forward.kind", "activation_function", ACTIVATIONS, "gelu"),
     Choice("tie_embeddings", "share_encoder_decoder_embeddings", {True: "all"}, True),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from transom.exchange.config_rows import Always, Choice, Dropout, Same
+from transom.exchange.config_rows import Always, Choice, Dropout, Ignored, Same
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS
 from transom.exchange.tensor_rows import PATCH_KERNELS, TensorRow, WithAxes
@@ -22,6 +22,7 @@ FIELDS = (
     Same("attention.qkv_bias", "qkv_bias", True),
     Dropout("dropout", ("hidden_dropout_prob",)),
     Dropout("attention_dropout", ("attention_probs_dropout_prob",)),
+    Ignored(("pooler_act", "pooler_output_size")),
 )
 
 
