@@ -141,9 +141,10 @@ def decoding_limit(family: Family, rows: int, bandwidth: float) -> float:
 
 def measure_decoding(family: Family, batches: Sequence[int], rounds: int, device: torch.device, bandwidth: float) -> Iterator[Row]:
     """Time the systems that continue prompts at each batch size, in new tokens per second."""
+    config: Any = family.config
     for compiled in (False, True):
         for rows in batches:
-            prompts = random_tokens(rows, N_PROMPT, family.config.vocab_size, 3)
+            prompts = random_tokens(rows, N_PROMPT, config.vocab_size, 3)
             systems = {"transformers compiled": _transformers} if compiled else {"transom": _transom, "transformers": _transformers}
             for system, build in systems.items():
                 row: Row = {"system": system, "rows": rows, "limit": round(decoding_limit(family, rows, bandwidth))}
@@ -171,7 +172,8 @@ def _gpu_ms(generate: Callable[[], object]) -> float:
 def _transom(family: Family, prompts: Tensor, device: torch.device, compiled: bool) -> Callable[[], object]:
     """Return transom's generation, as ``transom generate`` runs it."""
     torch.manual_seed(1)
-    model, tokenizer = build_model(family.config), word_tokenizer(family.config.vocab_size)
+    config: Any = family.config
+    model, tokenizer = build_model(config), word_tokenizer(config.vocab_size)
     prepare_for_inference(model, torch.bfloat16, device)
     generator = Generator(model, tokenizer, decoder_backend=build_decoder_backend(model))  # type: ignore[arg-type]
     texts = [tokenizer.decode(row) for row in prompts[:, 1:].tolist()]  # the beginning-of-sequence token is added

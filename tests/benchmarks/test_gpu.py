@@ -10,6 +10,7 @@ import torch
 from benchmarks import gpu_inference, gpu_runs
 from benchmarks.families import families
 from benchmarks.patterns import build_rules
+from transom.models.build import build_model
 
 CPU = torch.device("cpu")
 FLEX = import_module("torch.nn.attention.flex_attention")
@@ -44,7 +45,7 @@ def test_decoding_is_bounded_by_the_bytes_of_a_step(monkeypatch: pytest.MonkeyPa
     rows = list(islice(gpu_inference.measure_decoding(family, [1, 2], 1, CPU, 1e9), 4))  # the others are compiled
     assert [(row["system"], row["rows"]) for row in rows] == [(s, n) for n in (1, 2) for s in ("transom", "transformers")]
     assert all("error" not in row and row["low"] <= row["tokens_per_second"] <= row["high"] for row in rows), rows
-    model = gpu_inference.build_model(family.config)
+    model = build_model(family.config)
     read = 2 * (sum(p.numel() for p in model.parameters()) - 48 * 32) + 2 * 2 * (6 + 2) * 2 * 2 * 32
     assert gpu_inference.decoding_limit(family, 2, 1e9) == pytest.approx(2e9 / read)
 
