@@ -132,7 +132,7 @@ def transom_workloads(family: Family) -> Workloads:
 
     workloads: Workloads = {("training", precision.name): step}
     for rows, length in family.prompts:
-        tokenizer = _word_tokenizer(family.config.vocab_size)
+        tokenizer = word_tokenizer(family.config.vocab_size)
         generator = Generator(inference_model, tokenizer, precision=precision, decoder_backend=build_decoder_backend(inference_model))  # type: ignore[arg-type]
         workloads[f"generation, batch {rows}", precision.name] = partial(_generate_transom, generator, family, rows, length)
     if not family.prompts:
@@ -140,7 +140,7 @@ def transom_workloads(family: Family) -> Workloads:
     return workloads
 
 
-def _word_tokenizer(vocab: int) -> Any:
+def word_tokenizer(vocab: int) -> Any:
     """Build a whitespace tokenizer of numbered words, so that a text of n words has n tokens."""
     from transom.config.data import PairTokenizerConfig
     from transom.data.tokenizer.special_tokens import TOKEN_NAMES

@@ -284,6 +284,21 @@ def test_the_forecast_says_epochs_and_the_plan_of_a_time_limit(tmp_path: Path, m
     assert len(logged) >= 20, "log_every is 10 without a time limit"
 
 
+def test_a_slow_first_step_does_not_shorten_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(0.6)  # a tenth of the limit: the GPU starts
+    monkeypatch.setattr(train_loop, "time", clock)
+    events: list[Event] = []
+
+    def notify(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StepFinished):
+            clock.tick = 0.02
+
+    sit(tmp_path, notify, max_steps=1_000_000, max_minutes=0.1, validate_every=1000, checkpoint_every=1000)
+    first = next(e for e in events if isinstance(e, Forecast))
+    assert first.step >= 3 and first.max_steps > 100, first
+
+
 def test_a_forecast_that_is_off_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timer, "FORECAST_STEPS", 4)
     clock = Clock(0.02)

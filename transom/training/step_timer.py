@@ -4,11 +4,14 @@ FORECAST_STEPS, FORECAST_SECONDS, MIN_FORECAST_STEPS = 100, 20.0, 3
 """The average is reliable enough for a forecast after 100 steps, or after 20 seconds and at least 3 steps."""
 
 AVERAGING_STEPS = 100
-"""The average gives a new step at least the weight 1 / 100: a machine's speed changes, and the first steps are slow."""
+"""The average gives a new step at least the weight 1 / 100, because a machine's speed changes."""
 
 
 class StepTimer:
-    """Averages seconds per step: a moving average of step times, plus all pauses (validations, checkpoints) divided by the steps."""
+    """Averages seconds per step: a moving average of step times, plus all pauses (validations, checkpoints) divided by the steps.
+
+    The first step counts only until the second one: it also loads libraries and starts the GPU, which can take longer than 100 steps.
+    """
 
     def __init__(self) -> None:
         """Start with no steps and no pauses."""
@@ -19,7 +22,7 @@ class StepTimer:
         """Add a step that took ``seconds``, pauses excluded."""
         self.n_steps += 1
         self.total_seconds += seconds
-        self._step_seconds += (seconds - self._step_seconds) / min(self.n_steps, AVERAGING_STEPS)
+        self._step_seconds += (seconds - self._step_seconds) / min(max(self.n_steps - 1, 1), AVERAGING_STEPS)
 
     def after_pause(self, seconds: float) -> None:
         """Add a pause of ``seconds`` between two steps."""

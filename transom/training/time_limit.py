@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from transom.config.training import TrainingConfig
 from transom.training.lr_schedule import peak_learning_rate
 
-FIRST_PLAN_SHARE = 0.05
-"""The first plan is made after this fraction of the time limit, or as soon as the average time per step is reliable."""
+FIRST_PLAN_SHARE, LATEST_FIRST_PLAN_SHARE = 0.05, 0.25
+"""The first plan is made after 5% of the time limit and at least three steps, or as soon as the average time per step is reliable; with
+fewer steps, whose times are not those of later steps, after a quarter of the limit."""
 
 WARMUP_SHARE = 0.1
 """Maximum fraction of the steps that a time limit leaves for the warmup."""

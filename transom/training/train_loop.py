@@ -31,8 +31,8 @@ from transom.training.metrics_window import MetricsWindow, read_metrics_history
 from transom.training.rank_process import END, NO_CHECKPOINT, SAVE, STEP
 from transom.training.resume import load_resume_state
 from transom.training.setup import TrainingSetup
-from transom.training.step_timer import StepTimer
-from transom.training.time_limit import FIRST_PLAN_SHARE, limit_notes, plan_steps
+from transom.training.step_timer import MIN_FORECAST_STEPS, StepTimer
+from transom.training.time_limit import FIRST_PLAN_SHARE, LATEST_FIRST_PLAN_SHARE, limit_notes, plan_steps
 from transom.training.train_state import (
     TrainState,
     gather_rng_states,
@@ -213,8 +213,9 @@ class _TrainingLoop:
 
     def is_time_to_plan(self) -> bool:
         """Return whether the run has a time limit and enough of that time has passed to plan the remaining steps."""
-        minutes = self.training.max_minutes
-        return minutes is not None and self.step_timer.total_seconds >= FIRST_PLAN_SHARE * 60 * minutes
+        minutes, timer = self.training.max_minutes, self.step_timer
+        share = FIRST_PLAN_SHARE if timer.n_steps >= MIN_FORECAST_STEPS else LATEST_FIRST_PLAN_SHARE
+        return minutes is not None and timer.total_seconds >= share * 60 * minutes
 
     def plan(self) -> None:
         """Fit steps, warmup and intervals into the time limit, if there is one, by the measured time per step."""
