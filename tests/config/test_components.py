@@ -32,11 +32,13 @@ from transom.checkpoints.tensors import TensorSpec
 from transom.config.schema import ComponentConfig
 from transom.config.components import MultiHeadAttentionConfig, PositionConfig
 from transom.config.component_registry import register_component, implements
+from transom.config.rope_scaling import RopeScalingConfig
 from transom.config.training import ScheduleConfig
 from transom.layers.attention import Attention, attention_weights
 from transom.layers.masks.mask_rules import DistanceRule
 from transom.layers.norm import Norm
 from transom.layers.position_encoding import PositionEncoding
+from transom.layers.rope_scaling import RotaryFrequencies, rotary_frequencies
 
 
 @register_component("norm", "qk_norm")
@@ -141,6 +143,19 @@ class RampLayer(PositionEncoding):
         return positions[..., None] * self.direction
 
 
+@register_component("rope_scaling", "stack_rope_scaling")
+class Halved(RopeScalingConfig):
+    """theta_k / 2.
+
+    Cost and use: For this test.
+    """
+
+    kind: Literal["halved"] = "halved"
+
+
+implements(Halved)(lambda scaling, rotary: RotaryFrequencies(rotary.theta() / 2))
+
+
 @register_component("pattern", "stack_pattern")
 class Past(ComponentConfig):
     """Tokens at a distance.
@@ -204,6 +219,10 @@ experts = ['model.feed_forward={kind = "moe", expert = "bilinear"}', "data.train
 recipe, _ = load_recipe("copy", mine)
 assert recipe.model.norm == outside.MaxNorm(floor=0.5) and recipe.model.attention.pattern.patterns[1].patterns[0] == outside.Past()
 assert load_recipe("text-bpe", experts)[0].model.feed_forward.expert.kind == "bilinear"
+rotary = load_recipe("text-bpe", ['model.position={kind = "rotary", rope_scaling = ["none", "halved"]}', "data.train.files=a"])
+(_, plain), (base, halved) = rotary[0].model.position.rotations
+frequencies = [outside.rotary_frequencies(each, base, 8, 16).theta for each in (plain, halved)]
+assert halved == outside.Halved() and (frequencies[0] == 2 * frequencies[1]).all()
 
 def told(*overrides):
     try:
@@ -220,7 +239,7 @@ page = config_page()
 assert "## `[model.norm]` of kind `max`" in page and "| `floor` | number, above 0 | `0.001` | least divisor |" in page
 assert '`"none"` or `"batchnorm"` or `"max"` |' in page and "## `[training.optimizer]` of kind `sign`" in page
 assert "| `max` | gamma * x / max |x|. | For this test. |".replace("|x|", "\\\\|x\\\\|") in component_page()
-assert all(f"| `{kind}` |" in component_page() for kind in ("bilinear", "nearness", "general", "ramp", "past"))
+assert all(f"| `{kind}` |" in component_page() for kind in ("bilinear", "nearness", "general", "ramp", "past", "halved"))
 """
 
 TRAINED = """

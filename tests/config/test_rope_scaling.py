@@ -72,7 +72,7 @@ def test_a_golden_run_has_the_scaling_of_its_recipe() -> None:
         ({"rope_scaling": "yarn"}, "missing field position.rope_scaling.factor (ratio of the new to the trained length)"),
         ({"rope_scaling": {"kind": "linear", "factor": 0.5}}, "position.rope_scaling.factor: expected a number greater than or equal to 1"),
         ({"rope_scaling": {"kind": "linear", "factor": 2.0, "beta_fast": 3.0}}, "requires position.rope_scaling.kind = 'yarn'"),
-        ({"rope_scaling": "dynmic"}, "position.rope_scaling.kind: expected one of 'none', 'linear', 'ntk', 'dynamic', 'yarn', 'llama3',"),
+        ({"rope_scaling": "dynmic"}, "position.rope_scaling: expected one of 'none', 'linear', 'ntk', 'dynamic', 'yarn', 'llama3',"),
         ({"rope_scaling": {"kind": "yarn", "factor": 2.0, "beta_slow": 40.0}}, "expected beta_fast >= beta_slow, found 32 and 40"),
         ({"rope_scaling": {"kind": "yarn", "factor": 2.0, "mscale": 1.0}}, "expected both of mscale and mscale_all_dim, found one"),
         (

@@ -14,8 +14,6 @@ class RopeScalingConfig(ComponentConfig):
     LENGTH_DEPENDENT: ClassVar[bool] = False
     """Whether the frequencies depend on the length of the text."""
 
-    IMPLEMENTED_IN: ClassVar[str] = "transom.layers.rope_scaling"
-
     def trained_length(self, max_seq_len: int) -> int:
         """Return the longest sequence, in tokens, of the training before the extension."""
         return max_seq_len

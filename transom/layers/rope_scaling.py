@@ -24,7 +24,7 @@ class RotaryFrequencies(NamedTuple):
 
 
 class RotaryWidth(NamedTuple):
-    """What a scaling depends on besides its own fields.
+    """Values that a scaling depends on besides its own fields.
 
     Attributes:
         base: base of the unscaled frequencies (``rope_theta``).
