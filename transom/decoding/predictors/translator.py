@@ -445,7 +445,7 @@ class Translator:
         strategy = strategy or self._strategy(decoding, n)
         limits = build_length_limits([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = PaddedSequences.pad(list(map(self._surround, sources)), self.tokenizers.source.special_tokens.padding).to(device)
-        special, suppressed = self._target_tokens, torch.tensor(self.tokenizers.target.never_generated, device=device)
+        special, suppressed = self._target_tokens, torch.tensor(self.tokenizers.target.never_generated, dtype=torch.long, device=device)
         request = SearchRequest(rows, strategy, limits, special.decoder_start, special.end, [SuppressTokens(suppressed)])
         return search(self._decoder_backend, request)
 
