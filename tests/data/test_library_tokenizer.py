@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 from tests.agreement.published_tokenizers import BUILDERS, corpus, random_strings
-from transom.config.data import PairTokenizerConfig, TokenizerConfig
+from transom.config.data import PairTokenizerConfig, SpecialTokenNames, TokenizerConfig
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.library_state import MAX_GROWTH
 from transom.data.tokenizer.library_tokenizer import LibraryTokenizer
@@ -101,7 +101,7 @@ def test_bpe_dropout_is_that_of_the_merges() -> None:
     assert [tokenizer.decode(row) for row in broken] == texts
     with pytest.raises(ConfigError, match="expected kind 'bpe' or 'byte-bpe', found 'unigram'"):
         trained("unigram", 150).encode_with_dropout(texts, 0.5, (1,), [0, 1])
-    with pytest.raises(ValueError, match="needs tokenizer.kind = 'bpe' or 'byte-bpe', found 'wordpiece'"):
+    with pytest.raises(ValueError, match=r"needs tokenizer\.kind = 'bpe' or 'byte-bpe', found 'wordpiece'"):
         PairTokenizerConfig(kind="wordpiece", bpe_dropout=0.1)
 
 
@@ -113,7 +113,8 @@ def test_language_tags_follow_the_vocabulary(kind: str) -> None:
     assert tokenizer.language_prefix("fr") == [tokenizer.vocab_size - 1] and tokenizer.symbols([tokenizer.vocab_size - 1]) == ["<2fr>"]
     assert tokenizer.decode([*tokenizer.language_prefix("de"), *tokenizer.encode("the cat")]).strip() == "the cat"
     assert set(tokenizer.tag_tokens) <= set(tokenizer.never_generated) and not set(tokenizer.tag_tokens) & set(tokenizer.maskable)
-    assert describe_vocabularies(tokenizers)[0].startswith(f"both sides: {kind}, ")
+    first, second, *_ = describe_vocabularies(tokenizers)
+    assert first.startswith(f"both sides: {kind}, ") and second.startswith("  special tokens: pad [PAD], ")
 
 
 def test_a_vocabulary_too_small_is_refused() -> None:
@@ -125,11 +126,12 @@ def test_a_vocabulary_too_small_is_refused() -> None:
 
 def test_a_pretrained_tokenizer_is_named_by_its_file(tmp_path: Path) -> None:
     (tmp_path / "published.json").write_text(BUILDERS["llama3"]().to_str())
-    config = TokenizerConfig(kind="pretrained", file="published.json", special_tokens={"eos_token": "<|eot_id|>"})
+    config = TokenizerConfig(kind="pretrained", file="published.json", special_tokens=SpecialTokenNames(eos_token="<|eot_id|>"))
     tokenizer = Tokenizer.train([], config, folder=tmp_path)
     assert tokenizer.kind == "pretrained" and tokenizer.symbols([tokenizer.special_tokens.end]) == ["<|eot_id|>"]
     for fields, message in (
         ({"kind": "pretrained"}, "needs tokenizer.file"),
+        ({"special_tokens": {"pad_token": "x"}}, "need tokenizer.kind = 'pretrained', found 'bpe'"),
         ({"file": "x"}, "need tokenizer.kind = 'pretrained', found 'bpe'"),
         ({"kind": "pretrained", "file": "x", "lowercase": True}, "expected false for kind 'pretrained'"),
         ({"kind": "pretrained", "file": "x", "joint": False}, "expected true for kind 'pretrained'"),
@@ -139,10 +141,9 @@ def test_a_pretrained_tokenizer_is_named_by_its_file(tmp_path: Path) -> None:
     for file, special, message in (
         ("missing.json", {}, "missing.json: cannot be read: No such file"),
         ("published.json", {"eos_token": "</s>"}, "expected a token of the vocabulary as eos_token, found '</s>'"),
-        ("published.json", {"end": "x"}, "expected roles pad_token, .*, found 'end'"),
     ):
         with pytest.raises(CheckpointError, match=rf"tokenizer\.file: .*{message}"):
-            Tokenizer.train([], TokenizerConfig(kind="pretrained", file=file, special_tokens=special), folder=tmp_path)
+            Tokenizer.train([], TokenizerConfig(kind="pretrained", file=file, special_tokens=SpecialTokenNames(**special)), folder=tmp_path)
 
 
 def _state(name: str) -> dict[str, Any]:
@@ -249,3 +250,8 @@ def test_damaged_roles_are_refused(change: Callable[[dict[str, Any]], None], mes
     change(value)
     with pytest.raises(CheckpointError, match=message):
         Tokenizer.from_dict(value)
+
+
+def test_unknown_roles_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"expected roles pad_token, .*, found 'end_token'"):
+        Tokenizer.from_library(BUILDERS["gpt2"]().to_str(), {"end_token": "<|endoftext|>"})

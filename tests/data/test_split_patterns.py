@@ -19,7 +19,19 @@ DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 BLOOM, CLIP = r" ?[^(\s|[.,!?…。，、।۔،])]+", r"<\|endoftext\|>|'s|'t|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-PUBLISHED = [GPT2, LLAMA3_PATTERN, QWEN_PATTERN, O200K, DEEPSEEK, BLOOM, CLIP, r" {2,}", r"[一-龥ࠀ-一가-퟿]+", r"\s?\p{P}+", r"[0-9][0-9][0-9]"]
+PUBLISHED = [
+    GPT2,
+    LLAMA3_PATTERN,
+    QWEN_PATTERN,
+    O200K,
+    DEEPSEEK,
+    BLOOM,
+    CLIP,
+    r" {2,}",
+    r"[一-龥ࠀ-一가-퟿]+",
+    r"\s?\p{P}+",
+    r"[0-9][0-9][0-9]",
+]
 
 EXPLOSIVE = {
     r"(a+)+b": "a repeated group",
@@ -27,11 +39,11 @@ EXPLOSIVE = {
     r"(?:a*){2,9}b": "a repeated group",
     r"a**": "a quantifier of a quantifier",
     r"a{1,3}+b": "a quantifier of a quantifier",
-    r"a*a*b": "goes on after 2 unbounded quantifiers",
-    r"a*a*a*": "goes on after 2 unbounded quantifiers",
-    r"a*(?:a*b)": "goes on after 2 unbounded quantifiers",
-    r"(?:a*a*)(?!a)": "goes on after 2 unbounded quantifiers",
-    r"(?:xa*a*b)?": "goes on after 2 unbounded quantifiers",
+    r"a*a*b": "continues after 2 unbounded quantifiers",
+    r"a*a*a*": "continues after 2 unbounded quantifiers",
+    r"a*(?:a*b)": "continues after 2 unbounded quantifiers",
+    r"(?:a*a*)(?!a)": "continues after 2 unbounded quantifiers",
+    r"(?:xa*a*b)?": "continues after 2 unbounded quantifiers",
     "a?" * 30 + "a" * 30: "more than 1,000 ways to match",
     "(a|a)" * 30 + "b": "more than 1,000 ways to match",
     r"a{1,500}": "more than 256 repetitions",

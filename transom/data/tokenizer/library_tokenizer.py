@@ -38,8 +38,8 @@ BYTE_CHARACTERS = _byte_characters()
 class LibraryTokenizer:
     """A tokenizer of the ``tokenizers`` library with its JSON state.
 
-    In texts of users, nothing becomes a special token: contents such as ``</s>`` are encoded as text, unless ``encode_batch`` is told
-    otherwise.
+    In texts of users, nothing becomes a special token: contents such as ``</s>`` are encoded as text, unless ``encode_batch`` is asked
+    to read them.
 
     Attributes:
         kind: value of ``tokenizer.kind`` in a recipe.
