@@ -8,15 +8,14 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Library
 
-LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 
-_WORDS = (
+_TEXT = (
     "The cat sat on the mats near Crème brûlée shops; it's raining, they'll swim in 12345 lakes. Über naïve façade 東京 は 晴れ です"
     " привет мир the then there these lower lowest newer newest wider it isn't we're 'm \U0001f600\U0001f680 x=y+z; def f(a): return a[0]"
-).split()
+)
+_WORDS = _TEXT.split()
 
 
 def corpus(n: int = 400) -> list[str]:
@@ -132,6 +131,4 @@ def llama2() -> Library:
     return library
 
 
-BUILDERS: dict[str, Callable[[], Library]] = {
-    each.__name__: each for each in (gpt2, roberta, llama3, qwen, bert, t5, llama2)
-}
+BUILDERS: dict[str, Callable[[], Library]] = {each.__name__: each for each in (gpt2, roberta, llama3, qwen, bert, t5, llama2)}

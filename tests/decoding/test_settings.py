@@ -4,7 +4,7 @@ import pytest
 
 from transom.config.decoding import BeamSearchConfig
 from transom.decoding.inference import merge_options
-from transom.decoding.predictors import generator, translator
+from transom.decoding.predictors import generator, translate_options
 from transom.errors import ConfigError
 
 KNOWN = ("beam_size", "length_penalty", "batch_tokens")
@@ -26,5 +26,5 @@ def test_what_does_not_fit_is_refused(options: dict[str, int], expected: str) ->
 
 
 def test_every_setting_is_an_option_of_its_command() -> None:
-    assert {"beam_size", "length_penalty", "min_length", "max_length"} <= set(translator.TranslateOptions.__annotations__)
+    assert {"beam_size", "length_penalty", "min_length", "max_length"} <= set(translate_options.TranslateOptions.__annotations__)
     assert {"temperature", "top_k", "seed", "stop"} <= set(generator.GenerateOptions.__annotations__)

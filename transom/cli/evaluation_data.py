@@ -11,7 +11,8 @@ from transom.cli.run_warnings import training_data_warnings
 from transom.cli.tables import read_or_ask, training_columns
 from transom.config.data import LabeledFilesConfig, PairFilesConfig
 from transom.data.pairs.pairs import Pairs, load_pairs
-from transom.decoding.predictors.translator import TranslateOptions, Translator
+from transom.decoding.predictors.translate_options import TranslateOptions
+from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
 from transom.tasks.progress import show_progress
 

@@ -104,7 +104,8 @@ def translate(
     check_trace_options(trace, trace_file, n_best, "--n-best", [run, sources.input_file])
     inputs = _read_whole_inputs(sentences, sources, {"--output": output_file, "--html": html, "--trace-file": trace_file})
     with gc_frozen_imports():
-        from transom.decoding.predictors.translator import TranslateOptions, Translator
+        from transom.decoding.predictors.translate_options import TranslateOptions
+        from transom.decoding.predictors.translator import Translator
         from transom.tasks.load import load
 
     check_output_path(output_file, [run, sources.input_file])

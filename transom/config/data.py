@@ -361,6 +361,24 @@ class DigitsConfig(ComponentConfig):
         return self
 
 
+class SpecialTokenNames(Schema):
+    """Contents of the special tokens of a pretrained tokenizer by role, such as ``</s>``."""
+
+    pad_token: str | None = Field(None, description="padding")
+    bos_token: str | None = Field(None, description="beginning of a sequence")
+    eos_token: str | None = Field(None, description="end of a sequence")
+    unk_token: str | None = Field(None, description="unknown piece of text")
+    mask_token: str | None = Field(None, description="mask token of masked language models")
+    sep_token: str | None = Field(None, description="separator of texts, which also ends them")
+    cls_token: str | None = Field(None, description="first token of a text")
+    decoder_start_token: str | None = Field(None, description="first token that the decoder of an encoder-decoder reads")
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Contents of the tokens that are named."""
+        return {name: content for name, content in self if content is not None}
+
+
 class TokenizerConfig(ComponentConfig):
     """Tokenization: subwords of one of four algorithms, characters, words separated by white space, or a pretrained tokenizer.
 
@@ -380,10 +398,8 @@ class TokenizerConfig(ComponentConfig):
     )
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")
     file: str | None = Field(None, description="tokenizer.json of kind 'pretrained', relative to data.root")
-    special_tokens: dict[str, str] = Field(
-        {},
-        description="special tokens of kind 'pretrained' by role, as in { eos_token = \"</s>\" }: pad_token, bos_token, eos_token,"
-        " unk_token, mask_token, sep_token, cls_token, decoder_start_token; others are found by their usual contents",
+    special_tokens: SpecialTokenNames = Field(
+        SpecialTokenNames(), description="special tokens of kind 'pretrained' by role; others are found by their usual contents"
     )
 
     @model_validator(mode="after")
@@ -391,7 +407,7 @@ class TokenizerConfig(ComponentConfig):
         pretrained = self.kind == "pretrained"
         if pretrained and self.file is None:
             raise ValueError("tokenizer.kind = 'pretrained' needs tokenizer.file; name a tokenizer.json")
-        if not pretrained and (self.file is not None or self.special_tokens):
+        if not pretrained and (self.file is not None or self.special_tokens.given):
             raise ValueError(f"tokenizer.file and tokenizer.special_tokens need tokenizer.kind = 'pretrained', found {self.kind!r}")
         if pretrained and self.lowercase:
             raise ValueError("tokenizer.lowercase: expected false for kind 'pretrained', whose file decides it, found true")

@@ -38,8 +38,8 @@ BYTE_CHARACTERS = _byte_characters()
 class LibraryTokenizer:
     """A tokenizer of the ``tokenizers`` library with its JSON state.
 
-    In texts of users, nothing becomes a special token: contents such as ``</s>`` are encoded as text, unless ``encode_batch`` is told
-    otherwise.
+    In texts of users, nothing becomes a special token: contents such as ``</s>`` are encoded as text, unless ``encode_batch`` is asked
+    to read them.
 
     Attributes:
         kind: value of ``tokenizer.kind`` in a recipe.
@@ -107,7 +107,7 @@ class LibraryTokenizer:
         self.lowercase = any(part["type"] == "Lowercase" or part.get("lowercase") for part in parts["normalizer"])
         self._added = {each["content"] for each in self.state["added_tokens"]}
         by_id = {number: piece for piece, number in pieces.items()}
-        self.symbols = [self._symbol(by_id[token]) if token in by_id else f"<unused {token}>" for token in range(n)]
+        self.symbols = [self._symbol(by_id[token]) if token in by_id else f"<unused{token}>" for token in range(n)]
         self.unused = [token for token in range(n) if token not in by_id]
         self.reserved = frozenset([*self.unused, *(pieces[content] for content in flagged)]) - self.special_tokens.ids
         marks_spaces = any("\u2581" in json.dumps(part, ensure_ascii=False) for of_name in parts.values() for part in of_name)

@@ -102,7 +102,7 @@ class _Reader:
             if is_group and (most is None or most > 1):
                 raise ValueError("a repeated group")
             if n_before >= MAX_UNBOUNDED and (most is None or looks or (least and not is_group)):
-                raise ValueError(f"an alternative that goes on after {MAX_UNBOUNDED} unbounded quantifiers")
+                raise ValueError(f"an alternative that continues after {MAX_UNBOUNDED} unbounded quantifiers")
             n_unbounded = part.n_unbounded + (most is None)
             choices *= part.choices if most is None else part.choices * (most - least + 1)
             if choices > MAX_CHOICES:

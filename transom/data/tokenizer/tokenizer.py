@@ -15,6 +15,7 @@ from transom.data.pairs.pairs import Pairs
 from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.bpe import BytePairEncoding
 from transom.data.tokenizer.char_word_tokenizer import CharacterVocabulary, ClosedVocabulary, WordVocabulary
+from transom.data.tokenizer.library_roles import ROLES
 from transom.data.tokenizer.library_tokenizer import LibraryTokenizer
 from transom.data.tokenizer.library_training import TRAINERS
 from transom.data.tokenizer.special_tokens import MASK, SpecialTokens
@@ -72,7 +73,7 @@ class Tokenizer:
         """
         if config.kind == "pretrained":
             assert config.file is not None
-            return cls(_read_pretrained(folder / expand_path(config.file), config.special_tokens), tags=tags)
+            return cls(_read_pretrained(folder / expand_path(config.file), config.special_tokens.given), tags=tags)
         if config.kind in TRAINERS:
             return cls(TRAINERS[config.kind](texts, config.vocab_size, config.lowercase), tags=tags)
         if config.lowercase:
@@ -157,7 +158,7 @@ class Tokenizer:
 
     @property
     def space_before_words(self) -> str:
-        """What precedes a word that is encoded alone as it would be within a sentence: a space, unless the tokenizer adds it."""
+        """Text to prepend to a word that is encoded alone as it would be within a sentence: a space, unless the tokenizer adds it."""
         return self._segmenter.space_before_words
 
     def language_prefix(self, to: str | None) -> list[int]:
@@ -428,6 +429,8 @@ def describe_vocabularies(tokenizers: Tokenizers) -> list[str]:
         case = ", lower-cased" if tokenizer.lowercase else ""
         tags = f", target languages {', '.join(tokenizer.tags)}" if tokenizer.tags else ""
         lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}{tags}")
+        if tokenizer.kind in _LIBRARY_KINDS:
+            lines.append(f"  special tokens: {', '.join(_describe_special_tokens(tokenizer))}")
         longest = sorted(
             (token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_tokens.no_text),
             key=lambda n: len(tokenizer.decode([n])),
@@ -435,3 +438,11 @@ def describe_vocabularies(tokenizers: Tokenizers) -> list[str]:
         )[:5]
         lines.append(f"  longest: {' '.join(tokenizer.symbols(longest))}")
     return lines
+
+
+def _describe_special_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Return the role and symbol of each special token, and what surrounds a text."""
+    special, around = tokenizer.special_tokens, tokenizer.special_tokens.template
+    roles = {role: getattr(special, f"{role}_token_id") for role in ROLES}
+    named = [f"{role.replace('_', ' ')} {tokenizer.symbols([token])[0]}" for role, token in roles.items() if token is not None]
+    return [*named, f"a text {' '.join([*tokenizer.symbols(around.prefix), 'TEXT', *tokenizer.symbols(around.suffix)])}"]

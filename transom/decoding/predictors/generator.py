@@ -418,7 +418,7 @@ class Generator:
             for row, text in zip(seen, texts, strict=True):
                 row[text.prompt[n_before:] + text.generated] = True
         suppressed = sorted({*self.tokenizer.never_generated, *([] if special.unk_token_id is None else [special.unk_token_id])})
-        logits_processors: list[LogitsProcessor] = [SuppressTokens(torch.tensor(suppressed, device=device))]
+        logits_processors: list[LogitsProcessor] = [SuppressTokens(torch.tensor(suppressed, dtype=torch.long, device=device))]
         if settings.stop:
             logits_processors.append(StopStrings(settings.stop, self.tokenizer, end, [(text.prompt[-1], text.generated) for text in texts]))
         strategy = MultinomialSampling(end, settings, tuple(text.sample for text in texts), n_generated, seen, special.padding)

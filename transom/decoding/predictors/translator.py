@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from transom.decoding.predictors.likelihood import PairScore
 from transom.decoding.predictors.long_texts import check_length, check_long_text_policy
 from transom.decoding.predictors.results import Alignment, Record, Results, described, inspection
 from transom.decoding.predictors.sentence_splitter import split_text
+from transom.decoding.predictors.translate_options import TranslateOptions, sampling_settings
 from transom.decoding.search.beam import BeamSearch
 from transom.decoding.search.greedy import GreedySearch
 from transom.decoding.search.interfaces import Hypothesis, StepModel, Strategy, build_length_limits
@@ -64,46 +65,6 @@ class Translation(Record):
         """Return the text."""
         return self.text
 
-
-class TranslateOptions(TypedDict, total=False):
-    """Options of translation. An option that is missing or None uses the setting of the recipe or the default given here.
-
-    Attributes:
-        beam_size: hypotheses kept per sentence; 1 is greedy search.
-        length_penalty: alpha of GNMT's length penalty.
-        min_length: minimum tokens of a translation.
-        max_length: maximum tokens of a translation, end token included.
-        batch_tokens: maximum source tokens per batch, padding included; default 1,024.
-        too_long: treatment of texts longer than the context window: "split" splits a text at sentence ends and joins the translations,
-            "refuse" raises an error.
-        name: origin of the texts, for messages; default "text".
-        notify: progress callback, called with the number of pieces done and of all pieces.
-        to: tag of the target language of a multilingual model.
-        sample: sample the translations instead of searching for the most probable ones; ``beam_size`` and ``length_penalty`` do not apply.
-        temperature, top_k, top_p, min_p, typical_p: settings of sampling; see ``config.decoding.SamplingConfig``.
-        seed: random seed of sampling.
-    """
-
-    beam_size: int | None
-    length_penalty: float | None
-    min_length: int | None
-    max_length: int | None
-    batch_tokens: int | None
-    too_long: Literal["split", "refuse"] | None
-    name: str | None
-    notify: ProgressCallback | None
-    to: str | None
-    sample: bool | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    typical_p: float | None
-    seed: int | None
-
-
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
-"""Options that apply only with ``sample``."""
 
 MAX_DRAWS_PER_SAMPLE = 10
 """Draws per requested sample, after which the search for a sample that differs from the others ends."""
@@ -445,7 +406,7 @@ class Translator:
         strategy = strategy or self._strategy(decoding, n)
         limits = build_length_limits([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = PaddedSequences.pad(list(map(self._surround, sources)), self.tokenizers.source.special_tokens.padding).to(device)
-        special, suppressed = self._target_tokens, torch.tensor(self.tokenizers.target.never_generated, device=device)
+        special, suppressed = self._target_tokens, torch.tensor(self.tokenizers.target.never_generated, dtype=torch.long, device=device)
         request = SearchRequest(rows, strategy, limits, special.decoder_start, special.end, [SuppressTokens(suppressed)])
         return search(self._decoder_backend, request)
 
@@ -470,23 +431,6 @@ class Translator:
             Translation(replace_line_breaks(target.decode(h.tokens)), h.score, h.log_p, tokens=tuple(target.symbols(h.tokens)))
             for h in hypotheses
         ]
-
-
-def sampling_settings(options: TranslateOptions) -> SamplingConfig | None:
-    """Return the settings of sampling; None without ``sample``.
-
-    Raises:
-        ConfigError: an option is invalid, or does not apply with ``sample`` or without it.
-    """
-    given = {name: options.get(name) for name in SAMPLING_OPTIONS if options.get(name) is not None}
-    if not options.get("sample"):
-        if given:
-            raise ConfigError(f"decoding: expected {next(iter(given))} with sample=True, found it with beam search; leave it out")
-        return None
-    for name in ("beam_size", "length_penalty"):
-        if options.get(name) is not None:
-            raise ConfigError(f"decoding: expected {name} with beam search, found it with sample=True; leave it out")
-    return merge_options(SamplingConfig(), given, SAMPLING_OPTIONS)
 
 
 def _sample_id(text: str, piece: int, draw: int) -> int:

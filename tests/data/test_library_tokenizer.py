@@ -1,0 +1,257 @@
+"""Tokenizers of the tokenizers library: training, what becomes of texts, and files that are refused."""
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Library
+
+from tests.agreement.published_tokenizers import BUILDERS, corpus, random_strings
+from transom.config.data import PairTokenizerConfig, SpecialTokenNames, TokenizerConfig
+from transom.data.pairs.pairs import Pairs
+from transom.data.tokenizer.library_state import MAX_GROWTH
+from transom.data.tokenizer.library_tokenizer import LibraryTokenizer
+from transom.data.tokenizer.library_training import BERT_TOKENS
+from transom.data.tokenizer.special_tokens import CLOSED_TOKENS, OWN_TOKENS
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers, describe_vocabularies
+from transom.errors import CheckpointError, ConfigError
+from transom.files.limits import MAX_VOCAB_SIZE
+
+KINDS = ("byte-bpe", "wordpiece", "unigram")
+
+
+def trained(kind: str, vocab_size: int = 400, **fields: Any) -> Tokenizer:
+    return Tokenizer.train(corpus(), TokenizerConfig.model_validate({"kind": kind, "vocab_size": vocab_size, **fields}))
+
+
+_HASH = """
+import hashlib, sys
+from tests.data.test_library_tokenizer import KINDS, trained
+from transom.data.tokenizer.tokenizer import Tokenizers
+print([hashlib.sha256(Tokenizers(trained(kind)).to_bytes()).hexdigest() for kind in KINDS])
+"""
+
+
+@pytest.mark.long
+def test_training_gives_the_same_bytes_in_every_process() -> None:
+    run = [sys.executable, "-c", _HASH]
+    found = {subprocess.run(run, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout for _ in range(3)}
+    assert len(found) == 1 and found.pop().count("'") == 2 * len(KINDS)
+
+
+def test_byte_bpe_restores_every_text_and_has_the_ids_of_transom() -> None:
+    tokenizer = trained("byte-bpe")
+    assert tokenizer.special_tokens == OWN_TOKENS and tokenizer.symbols([0, 1, 2]) == ["[PAD]", "[SOS]", "[EOS]"]
+    strings = random_strings(200)
+    assert [tokenizer.decode(row) for row in tokenizer.encode_batch(strings)] == strings
+    assert not {0, 1, 2} & {*tokenizer.encode("[EOS] [PAD][SOS]")} and tokenizer.vocab_size <= 400
+    assert tokenizer.symbols(tokenizer.encode("the \U0001f600")[-1:])[0].startswith("<0x")
+    assert tokenizer.blank_token_id == tokenizer.encode("\0")[0] and tokenizer.blank_token_id not in tokenizer.maskable
+
+
+def test_wordpiece_is_bert_s() -> None:
+    tokenizer = trained("wordpiece", lowercase=True)
+    assert tokenizer.special_tokens == BERT_TOKENS and tokenizer.symbols(range(4)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    assert tokenizer.symbols([4]) == ["[MASK]"] and tokenizer.mask_token_id == 4
+    assert tokenizer.decode(tokenizer.encode("The  CRÈME cat")) == "the creme cat" and tokenizer.lowercase
+    assert not {*range(5)} & {*tokenizer.encode("[SEP] [CLS] cat [MASK]")} - {1}
+    row = tokenizer.encode("lowering mats")
+    assert tokenizer.starts_word(row) == [not symbol.startswith("##") for symbol in tokenizer.symbols(row)]
+    state = Library.from_str(json.dumps(tokenizer.to_library()))
+    assert state.encode("the cat", "sat").tokens[::3] == ["[CLS]", "[SEP]"]
+
+
+def test_unigram_segments_words_and_keeps_single_spaces() -> None:
+    tokenizer = trained("unigram", 150)
+    assert tokenizer.special_tokens == CLOSED_TOKENS and tokenizer.vocab_size <= 150
+    assert tokenizer.decode(tokenizer.encode("the  cats  sat")) == "the cats sat"
+    assert not {0, 1, 2} & {*tokenizer.encode("[EOS][SOS] [PAD]")}
+    assert tokenizer.encode("\U0001f98a")[-1] == CLOSED_TOKENS.unk_token_id
+    row = tokenizer.encode("the cat")
+    assert [symbol for symbol, new in zip(tokenizer.symbols(row), tokenizer.starts_word(row), strict=True) if new and symbol != "▁"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_counted_where_they_start(kind: str) -> None:
+    tokenizer = trained(kind)
+    parts = ["the cat", " sat on the Crème", "", " brûlée \U0001f680 shops"]
+    counts = tokenizer.count_part_tokens(parts, row := tokenizer.encode("".join(parts)))
+    assert sum(counts) == len(row) and counts[2] == 0
+    assert counts[0] == len(tokenizer.encode(parts[0])) and counts[1] == len(tokenizer.encode(parts[1]))
+
+
+def test_tokens_that_share_a_character_share_its_place() -> None:
+    tokenizer = trained("byte-bpe", 259)
+    text = "aé\U0001f600b"
+    ends = [(0, 1), *[(1, 2)] * 2, *[(2, 3)] * 4, (3, 4)]
+    assert tokenizer._segmenter.offsets(text) == ends  # type: ignore[union-attr]
+    assert "".join(tokenizer.symbols(tokenizer.encode(text))) == "a<0xC3><0xA9><0xF0><0x9F><0x98><0x80>b"
+
+
+def test_bpe_dropout_is_that_of_the_merges() -> None:
+    tokenizer, texts = trained("byte-bpe"), ["the lowest cats sat", "Über naïve façade"]
+    assert tokenizer.encode_with_dropout(texts, 0.0, (1,), [0, 1]) == tokenizer.encode_batch(texts)
+    broken = tokenizer.encode_with_dropout(texts, 0.5, (1,), [0, 1])
+    assert broken == tokenizer.encode_with_dropout(texts, 0.5, (1,), [0, 1]) != tokenizer.encode_batch(texts)
+    assert [tokenizer.decode(row) for row in broken] == texts
+    with pytest.raises(ConfigError, match="expected kind 'bpe' or 'byte-bpe', found 'unigram'"):
+        trained("unigram", 150).encode_with_dropout(texts, 0.5, (1,), [0, 1])
+    with pytest.raises(ValueError, match=r"needs tokenizer\.kind = 'bpe' or 'byte-bpe', found 'wordpiece'"):
+        PairTokenizerConfig(kind="wordpiece", bpe_dropout=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_language_tags_follow_the_vocabulary(kind: str) -> None:
+    pairs = Pairs(corpus(), corpus(), "corpus")
+    tokenizers = Tokenizers.train(pairs, PairTokenizerConfig.model_validate({"kind": kind, "vocab_size": 300}), ["de", "fr"])
+    tokenizer = Tokenizers.from_bytes(tokenizers.to_bytes()).source
+    assert tokenizer.language_prefix("fr") == [tokenizer.vocab_size - 1] and tokenizer.symbols([tokenizer.vocab_size - 1]) == ["<2fr>"]
+    assert tokenizer.decode([*tokenizer.language_prefix("de"), *tokenizer.encode("the cat")]).strip() == "the cat"
+    assert set(tokenizer.tag_tokens) <= set(tokenizer.never_generated) and not set(tokenizer.tag_tokens) & set(tokenizer.maskable)
+    first, second, *_ = describe_vocabularies(tokenizers)
+    assert first.startswith(f"both sides: {kind}, ") and second.startswith("  special tokens: pad [PAD], ")
+
+
+def test_a_vocabulary_too_small_is_refused() -> None:
+    for kind, least in (("byte-bpe", 259), ("wordpiece", 6), ("unigram", 5)):
+        config = TokenizerConfig.model_construct(kind=kind, vocab_size=least - 1, lowercase=False)
+        with pytest.raises(ConfigError, match=f"expected at least {least} for kind '{kind}' .*raise it"):
+            Tokenizer.train(corpus(), config)
+
+
+def test_a_pretrained_tokenizer_is_named_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "published.json").write_text(BUILDERS["llama3"]().to_str())
+    config = TokenizerConfig(kind="pretrained", file="published.json", special_tokens=SpecialTokenNames(eos_token="<|eot_id|>"))
+    tokenizer = Tokenizer.train([], config, folder=tmp_path)
+    assert tokenizer.kind == "pretrained" and tokenizer.symbols([tokenizer.special_tokens.end]) == ["<|eot_id|>"]
+    for fields, message in (
+        ({"kind": "pretrained"}, "needs tokenizer.file"),
+        ({"special_tokens": {"pad_token": "x"}}, "need tokenizer.kind = 'pretrained', found 'bpe'"),
+        ({"file": "x"}, "need tokenizer.kind = 'pretrained', found 'bpe'"),
+        ({"kind": "pretrained", "file": "x", "lowercase": True}, "expected false for kind 'pretrained'"),
+        ({"kind": "pretrained", "file": "x", "joint": False}, "expected true for kind 'pretrained'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PairTokenizerConfig.model_validate(fields)
+    for file, special, message in (
+        ("missing.json", {}, "missing.json: cannot be read: No such file"),
+        ("published.json", {"eos_token": "</s>"}, "expected a token of the vocabulary as eos_token, found '</s>'"),
+    ):
+        with pytest.raises(CheckpointError, match=rf"tokenizer\.file: .*{message}"):
+            Tokenizer.train([], TokenizerConfig(kind="pretrained", file=file, special_tokens=SpecialTokenNames(**special)), folder=tmp_path)
+
+
+def _state(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(BUILDERS[name]().to_str())
+    return found
+
+
+def _with(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(state: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        for parent in parents:
+            state = state[int(parent) if parent.isdecimal() else parent]
+        state[int(last) if isinstance(state, list) else last] = value(state[last]) if callable(value) else value
+
+    return change
+
+
+_SPLIT = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+_DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * (MAX_GROWTH + 1)}
+_QUADRUPLE = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}] * 4}
+_TRIE = base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 4 + b"\x45\x23\x01\0" + b"\0").decode()
+_LONG = base64.b64encode((1024).to_bytes(4, "little") + bytes(1024) + b"x" * 1000 + b"\0").decode()
+
+HOSTILE: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
+    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"huge": 2**31}), r"ids below 1,000,000, found 2147483648"),
+    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"same": 5}), "distinct pieces and ids, found duplicates"),
+    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"a" * 1001: 9000}), "pieces of at most 1,000 characters"),
+    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"x1": True}), "ids below 1,000,000, found True"),
+    ("gpt2", _with("model.vocab", []), "model.vocab: expected a table"),
+    ("gpt2", _with("model.merges", lambda merges: [*merges, ["a", "missing"]]), "expected merges of pieces into pieces"),
+    ("gpt2", _with("model.merges", lambda merges: [*merges, merges[0]]), "expected distinct merges, found duplicates"),
+    ("gpt2", _with("model.merges", [["a"]]), "expected two pieces, found"),
+    ("gpt2", _with("model.merges", {"a": 1}), "expected a list of at most 1,000,000 merges"),
+    ("gpt2", _with("model.dropout", 0.1), "encoding must be reproducible, found 0.1"),
+    ("gpt2", _with("model.type", "Other"), "with a model of type BPE, WordPiece, Unigram, WordLevel"),
+    ("gpt2", _with("added_tokens.0.id", 3), "expected distinct ids and contents"),
+    ("gpt2", _with("added_tokens.0.id", 5000), "expected ids in the order of the list"),
+    ("gpt2", _with("added_tokens.0.content", ""), "expected a content and an id"),
+    ("gpt2", _with("added_tokens", lambda added: [*added, *added]), "expected distinct ids and contents"),
+    ("gpt2", _with("pre_tokenizer", _SPLIT), "without nested quantifiers"),
+    ("gpt2", _with("pre_tokenizer", _SPLIT | {"pattern": {"String": ""}}), "expected a pattern with a String or a Regex"),
+    ("gpt2", _with("pre_tokenizer", _SPLIT | {"pattern": {"Regex": "[a"}}), "an open class"),
+    ("gpt2", _with("pre_tokenizer", {"type": "Sequence", "pretokenizers": [_SPLIT | {"type": "Whitespace"}] * 60}), "at most 50 tables"),
+    ("gpt2", _with("pre_tokenizer", {"type": "FixedLength", "length": 0}), "a length from 1 to 1,000, found 0"),
+    ("gpt2", _with("pre_tokenizer", {"type": "Unknown"}), "that the tokenizers library can use, found: "),
+    ("gpt2", _with("normalizer", _DOUBLE), "lengthen a text at most 32 times"),
+    ("gpt2", _with("normalizer", _QUADRUPLE), "lengthen a text at most 32 times"),
+    ("gpt2", _with("normalizer", {"type": "Prepend", "prepend": "a" * 1001}), "a prefix of at most 1,000 characters"),
+    ("gpt2", _with("decoder", _DOUBLE), "decoder: expected replacements that lengthen"),
+    ("bert", _with("model.unk_token", "missing"), "model.unk_token: expected a piece of the vocabulary, found 'missing'"),
+    ("bert", _with("model.max_input_chars_per_word", 10**9), "max_input_chars_per_word: expected 1 to 500, found 1000000000"),
+    ("t5", _with("model.vocab.5", ["piece", float("nan")]), "finite scores, found nan of 'piece'"),
+    ("t5", _with("model.vocab.5", ["piece", -1e300]), "finite scores"),
+    ("t5", _with("model.vocab", lambda vocab: [*vocab, vocab[7]]), "distinct pieces and ids, found duplicates"),
+    ("t5", _with("model.unk_id", 10**9), "model.unk_id: expected the id of a piece"),
+    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": _TRIE}), "with a trie, found damaged content"),
+    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": _LONG}), "short strings, found damaged content"),
+    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": "A" * 2**21}), "at most 1,048,576 characters"),
+    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": "?"}), "in base64"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), HOSTILE, ids=lambda each: each if isinstance(each, str) else "")
+def test_a_hostile_file_is_refused_in_one_line(name: str, change: Callable[[dict[str, Any]], None], message: str) -> None:
+    state = _state(name)
+    change(state)
+    with pytest.raises(CheckpointError, match=message) as found:
+        LibraryTokenizer(state)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"model": NaN}', "expected JSON, found damaged content"),
+        ('{"model": ' + "9" * 50 + "}", "expected JSON, found damaged content"),
+        ("[" * 100, "expected JSON, found damaged content"),
+        ("[" * 2_000_000, "expected at most 1,065,536 merges, found 2,000,000"),
+        ('{"model": "\\ud800"}', "expected JSON, found damaged content"),
+        ("[]", "with a model of type BPE"),
+    ],
+    ids=["NaN", "digits", "depth", "lists", "surrogate", "list"],
+)
+def test_a_damaged_json_is_refused(content: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as found:
+        Tokenizer.from_library(content)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_with("special_tokens.eos_token_id", MAX_VOCAB_SIZE), "expected ids or null"),
+        (_with("special_tokens.eos_token_id", 900), "expected ids of the vocabulary, found 900"),
+        (_with("special_tokens.template.prefix", ["x"]), "expected templates with prefix"),
+        (_with("special_tokens.template.second_type", 7), "expected templates with prefix"),
+        (_with("special_tokens", None), "special_tokens: expected the fields"),
+        (_with("vocab_size", 3), "vocab_size: expected at least 433"),
+        (_with("vocab_size", "3"), "expected a number as vocab_size, found '3'"),
+    ],
+)
+def test_damaged_roles_are_refused(change: Callable[[dict[str, Any]], None], message: str) -> None:
+    value = Tokenizer.from_library(BUILDERS["gpt2"]().to_str()).to_dict() | {"vocab_size": 500}
+    change(value)
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.from_dict(value)
+
+
+def test_unknown_roles_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"expected roles pad_token, .*, found 'end_token'"):
+        Tokenizer.from_library(BUILDERS["gpt2"]().to_str(), {"end_token": "<|endoftext|>"})

@@ -1,0 +1,84 @@
+"""Regular expressions of published tokenizers are accepted; those that could take exponential or cubic time are not."""
+
+import time
+
+import pytest
+from tokenizers import Regex, pre_tokenizers
+
+from tests.agreement.published_tokenizers import LLAMA3_PATTERN, QWEN_PATTERN
+from transom.data.tokenizer.split_patterns import check_pattern
+from transom.errors import CheckpointError
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BLOOM, CLIP = r" ?[^(\s|[.,!?…。，、।۔،])]+", r"<\|endoftext\|>|'s|'t|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+PUBLISHED = [
+    GPT2,
+    LLAMA3_PATTERN,
+    QWEN_PATTERN,
+    O200K,
+    DEEPSEEK,
+    BLOOM,
+    CLIP,
+    r" {2,}",
+    r"[一-龥ࠀ-一가-퟿]+",
+    r"\s?\p{P}+",
+    r"[0-9][0-9][0-9]",
+]
+
+EXPLOSIVE = {
+    r"(a+)+b": "a repeated group",
+    r"(?:a|a)*b": "a repeated group",
+    r"(?:a*){2,9}b": "a repeated group",
+    r"a**": "a quantifier of a quantifier",
+    r"a{1,3}+b": "a quantifier of a quantifier",
+    r"a*a*b": "continues after 2 unbounded quantifiers",
+    r"a*a*a*": "continues after 2 unbounded quantifiers",
+    r"a*(?:a*b)": "continues after 2 unbounded quantifiers",
+    r"(?:a*a*)(?!a)": "continues after 2 unbounded quantifiers",
+    r"(?:xa*a*b)?": "continues after 2 unbounded quantifiers",
+    "a?" * 30 + "a" * 30: "more than 1,000 ways to match",
+    "(a|a)" * 30 + "b": "more than 1,000 ways to match",
+    r"a{1,500}": "more than 256 repetitions",
+    r"(a)\1": "is not supported",
+    r"(?<n>a)\g<n>": "a special group",
+    r"(?>a*)": "a special group",
+    r"(?~a)": "a special group",
+    r"\X*": "is not supported",
+    r"[a": "an open class",
+    r"(a": "an open group",
+    r"a)": "unbalanced brackets",
+    r"a{}": "without numbers",
+    "(" * 12 + "a" + ")" * 12: "more than 10 nested groups",
+    "[" * 6 + "a" + "]" * 6: "more than 4 nested classes",
+    "a" * 2_001: "at most 2,000 characters",
+}
+
+
+@pytest.mark.parametrize("pattern", PUBLISHED)
+def test_published_patterns_are_accepted(pattern: str) -> None:
+    check_pattern(pattern, "pre_tokenizer")
+    pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str("It's 12 o'clock  …\n")  # the engine knows it, too
+
+
+@pytest.mark.parametrize(("pattern", "reason"), EXPLOSIVE.items(), ids=str)
+def test_explosive_patterns_are_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^pre_tokenizer: expected .*{reason}"):
+        check_pattern(pattern, "pre_tokenizer")
+
+
+@pytest.mark.parametrize("pattern", [*PUBLISHED, r"a*a+(?:b)?", r"a*b", r"a?a?a?a?a?a?a?a?b"])
+def test_accepted_patterns_are_fast_on_their_worst_texts(pattern: str) -> None:
+    check_pattern(pattern, "pre_tokenizer")
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    for text in ("a", " ", "\n", "1", "!", "aA", "\u4e00", " \n", "!\r"):
+        start = time.process_time()
+        split.pre_tokenize_str(text * 3_000)
+        assert time.process_time() - start < 2, repr(text)
