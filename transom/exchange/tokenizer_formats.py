@@ -213,6 +213,9 @@ def sentencepiece_tokenizer(
 def marian_tokenizer(model: SentencePieceModel, file: str, vocab: Any, roles: Mapping[str, str]) -> ConvertedModel:
     """Return the tokenizer of one side of a Marian model, whose ids are those of ``vocab.json``.
 
+    Language codes such as ``>>de<<`` are recognized anywhere in a text. The transformers library reads them, and unknown ones, at its
+    start only.
+
     Args:
         model: the SentencePiece model of the side.
         file: name of its file, for messages.
