@@ -21,7 +21,7 @@ SESSION := -n $(JOBS) --dist worksteal
 # Rooms that compute are tested with shapes checked at each call, which takes half as long again. The others are in `make ci`,
 # in the session without the kernels, which runs all rooms in which anything is computed; commands only compose them.
 COMPUTING := $(addprefix tests/,agreement kernels lab layers models parallel planning training) transom
-OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files inspection serving tasks) $(wildcard tests/test_*.py)
+OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs exchange files inspection serving tasks) $(wildcard tests/test_*.py)
 BY_REFERENCE := $(filter-out transom tests/chaos tests/cli tests/config tests/docs tests/files %.py,$(COMPUTING) $(OTHERS))
 # The folders with tests of torch.compile.
 COMPILED := tests/kernels tests/models

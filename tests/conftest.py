@@ -23,6 +23,7 @@ SECONDS = {
     "decoding": 120,
     "docs": 60,
     "doctests": 20,
+    "exchange": 60,
     "files": 20,
     "inspection": 190,
     "kernels": 100,

@@ -110,7 +110,7 @@ def charsmap_normalizers(charsmap: Charsmap) -> list[Json]:
     precompiled: Json = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap.content).decode()}
     later = character_class({character for key in several for character in key[1:]})
     plain = character_class(_plain_characters() - {character for key in several for character in key[1:]})
-    unit = f"(?=[\\s\\S]{later})(?>{_pattern(_trie(several))})|" if several else ""
+    unit = f"(?=[\\s\\S]{later})(?>{any_of_pattern(several)})|" if several else ""
     boundary = f"(?:{unit}(?!{plain})[\\s\\S]|{plain}(?!{plain}))\\K"
     separate, join = [regex_replace(boundary, _UNIT)], [string_replace(_UNIT, "")]
     if not several:
@@ -137,9 +137,7 @@ def _own_replacements(rules: dict[str, str], singles: dict[str, str]) -> list[Js
         for key in keys
     ):
         raise ValueError("character rules that neither replace single characters nor compose them")
-    return [
-        regex_replace(f"(?<![^{_UNIT}])(?:{_pattern(_trie(sorted(keys)))})(?![^{_UNIT}])", value) for value, keys in sorted(others.items())
-    ]
+    return [regex_replace(f"(?<![^{_UNIT}])(?:{any_of_pattern(keys)})(?![^{_UNIT}])", value) for value, keys in sorted(others.items())]
 
 
 def _plain_characters() -> set[str]:
@@ -158,11 +156,16 @@ def _plain_characters() -> set[str]:
     }
 
 
+def any_of_pattern(texts: Iterable[str]) -> str:
+    """Return a regular expression that matches the longest of some texts, tried character by character."""
+    return _pattern(_trie(texts))
+
+
 _Trie = dict[str, "_Trie"]
 _END = ""
 
 
-def _trie(keys: list[str]) -> _Trie:
+def _trie(keys: Iterable[str]) -> _Trie:
     root: _Trie = {}
     for key in keys:
         node = root

@@ -125,6 +125,18 @@ _COMPONENTS: dict[str, dict[str, dict[str, Check]]] = {
 }
 """Fields of each component by part of the tokenizer and type."""
 
+_optional_text = _is(str, type(None))
+_MODELS: dict[str, dict[str, Check]] = {
+    "BPE": {
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _flag),
+        **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), _optional_text),
+    },
+    "WordPiece": {"unk_token": _text, "continuing_subword_prefix": _text},
+    "WordLevel": {"unk_token": _text},
+    "Unigram": {"byte_fallback": _flag},
+}
+"""Fields of each model apart from the vocabulary and merges. Those of subword models may be missing."""
+
 _SEQUENCES = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors", "decoder": "decoders"}
 _MAY_LACK = {"prepend_scheme", "split", "add_prefix_space", "str_rep", "use_regex"}
 """Fields that older files lack."""
@@ -165,16 +177,18 @@ def check_model(model: Any) -> dict[str, int]:
         ValueError: the value is none that the library reads in bounded time. The message is a noun phrase.
     """
     kind = model.get("type", _legacy_type(model)) if isinstance(model, dict) else None
+    if not isinstance(kind, str) or kind not in _MODELS:
+        raise ValueError(f"a model of type {kind!r:.60}")
+    for name, check in _MODELS[kind].items():
+        if name in model or kind.startswith("Word"):
+            check(model.get(name), f"model.{name}")
     if kind == "Unigram":
         return _check_unigram(model)
-    if kind not in ("BPE", "WordPiece", "WordLevel"):
-        raise ValueError(f"a model of type {kind!r:.60}")
     ids = check_ids(model.get("vocab"))
     unknown = model.get("unk_token")
     if not (unknown is None and kind == "BPE") and unknown not in ids:
         raise ValueError(f"the unknown token {unknown!r:.60}, which is not in the vocabulary")
     if kind == "WordPiece":
-        _text(model.get("continuing_subword_prefix"), "continuing_subword_prefix")
         if type(most := model.get("max_input_chars_per_word")) is not int or not 0 < most <= _MAX_WORD_CHARACTERS:
             raise ValueError(f"max_input_chars_per_word = {most!r:.60}")
     if kind == "BPE":
@@ -234,10 +248,8 @@ def _check_unigram(model: Mapping[str, Any]) -> dict[str, int]:
 
 def _check_merges(model: Mapping[str, Any], ids: Mapping[str, int]) -> None:
     merges, prefix, dropout = model.get("merges"), model.get("continuing_subword_prefix") or "", model.get("dropout")
-    if dropout not in (None, 0):
+    if dropout is not None and dropout != 0.0:
         raise ValueError(f"dropout = {dropout!r:.40}")
-    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-        _text(model.get(name) or "", name)
     if not isinstance(merges, list) or len(merges) > 2 * MAX_VOCAB_SIZE:
         raise ValueError(f"{type(merges).__name__} as merges")
     for rank, merge in enumerate(merges, 1):

@@ -4,12 +4,13 @@ SentencePiece encodes a text as a whole, with spaces as ``▁``. The library doe
 spaces as SentencePiece does. Control pieces such as ``</s>`` become special tokens, which the library recognizes in a text.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from transom.errors import CheckpointError
-from transom.exchange.charsmap import charsmap_normalizers
+from transom.exchange.charsmap import any_of_pattern, character_class, charsmap_normalizers
 from transom.exchange.library_json import Json, added_token, quote, regex_replace, sequence, string_replace
+from transom.exchange.regex_checks import MAX_REGEX_CHARACTERS
 from transom.exchange.sentencepiece_model import CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePieceModel
 
 _ABSENT = " "
@@ -67,6 +68,7 @@ def convert_sentencepiece(model: SentencePieceModel, name: str, ids: Mapping[str
         ) from error
     types = {piece.text: piece.type for piece in model.pieces}
     absent = [token for token in table if token not in types]
+    normalizers += _whole_unknowns(model, absent)
     special = sorted((token for token in table if types.get(token) in (CONTROL, UNKNOWN) or token == unk), key=table.__getitem__)
     defined = [piece.text for piece in model.pieces if piece.type == USER_DEFINED] if model.kind == "bpe" else []
     tokens = [added_token(table[token], token) for token in special]
@@ -102,6 +104,21 @@ def _normalizers(model: SentencePieceModel) -> list[Json]:
     if model.remove_extra_whitespaces:
         steps.append(regex_replace(rf"{space}+\z", ""))
     return steps
+
+
+def _whole_unknowns(model: SentencePieceModel, absent: Sequence[str]) -> list[Json]:
+    """Return a normalizer that makes a run of unknown characters a token if it equals one that is no piece of the model.
+
+    The transformers library looks up the runs so, because the pieces of both sides of a Marian model are in one table of ids. Each run
+    gets the prefix of the token. With very many such tokens, the runs stay unknown.
+    """
+    known = {piece.text for piece in model.pieces if piece.type in (NORMAL, USER_DEFINED) and len(piece.text) == 1}
+    wholly_unknown = [token for token in absent if known.isdisjoint(token)]
+    if model.kind != "unigram" or not wholly_unknown or not known:
+        return []
+    inside = f"[^{character_class(known)}]"
+    pattern = f"(?<!{inside})(?={any_of_pattern(wholly_unknown)}(?!{inside}))"
+    return [regex_replace(pattern, _ABSENT)] if len(pattern) <= MAX_REGEX_CHARACTERS else []
 
 
 def _decoders(model: SentencePieceModel, absent: bool) -> list[Json]:
@@ -151,8 +168,11 @@ def _bpe(model: SentencePieceModel, ids: Mapping[str, int], unk: str) -> Json:
     """Return a model of merges: every pair of pieces that together are a piece is merged, the piece of the best score first."""
     if any(piece.type == UNUSED for piece in model.pieces):
         raise ValueError("unused pieces in a model of kind bpe")
-    if any(piece.text not in ids for piece in model.pieces):
-        raise ValueError("pieces without an id in a model of kind bpe")
+    known = {piece.text for piece in model.pieces} | {unk}
+    if not model.escape_whitespaces and not known >= set(ids):
+        raise ValueError("tokens that are no pieces, in a model without escape_whitespaces")
+    tokens = [token if token in known else _ABSENT + token for token in sorted(ids, key=ids.__getitem__)]
+    tokens += [piece.text for piece in model.pieces if piece.text not in ids]
     if sum(len(piece.text) ** 2 for piece in model.pieces) > _MAX_SPLITS:
         raise ValueError("pieces that are too long")
     merges = sorted(_merges(model), key=lambda merge: (-merge[0], len(merge[1]), len(merge[2])))
@@ -165,7 +185,7 @@ def _bpe(model: SentencePieceModel, ids: Mapping[str, int], unk: str) -> Json:
         "fuse_unk": True,
         "byte_fallback": model.byte_fallback,
         "ignore_merges": False,
-        "vocab": dict(sorted(ids.items(), key=lambda item: item[1])),
+        "vocab": {token: number for number, token in enumerate(tokens)},
         "merges": [[left, right] for _, left, right in merges],
     }
 

@@ -170,7 +170,7 @@ def _around(first: str, last: str, ids: Mapping[str, int], double: bool) -> Json
     if missing := [token for token in (first, last) if token not in ids]:
         raise ValueError(f"no token {missing[0]!r:.60}, which surrounds a text,")
     single: list[str | int] = [first, 0, last]
-    return template(single, [*single, *([last] if double else []), 1, last], dict(ids), one_type=double)
+    return template(single, [*([last] if double else []), 1, last], ids, one_type=double)
 
 
 def sentencepiece_tokenizer(
@@ -197,7 +197,7 @@ def sentencepiece_tokenizer(
         sentinels = [token for number in reversed(range(n_extra)) if (token := f"<extra_id_{number}>") not in pieces]
         ids = {token: number for number, token in enumerate([*pieces, *sentinels])}
         converted = convert_sentencepiece(model, file, ids)
-        _finish(converted.library, ids, sentinels, (0, roles["eos"]), (0, roles["eos"], 1, roles["eos"]))
+        _finish(converted.library, ids, sentinels, (0, roles["eos"]), (1, roles["eos"]))
         return converted
     if name == "XLMRobertaTokenizer":
         first = [roles[role] for role in ("bos", "pad", "eos", "unk")]
@@ -205,13 +205,16 @@ def sentencepiece_tokenizer(
         ids.setdefault(roles["mask"], len(ids))
         converted = convert_sentencepiece(model, file, ids, roles["unk"])
         start, end = roles["bos"], roles["eos"]
-        _finish(converted.library, ids, [start, roles["pad"], end, roles["mask"]], (start, 0, end), (start, 0, end, end, 1, end))
+        _finish(converted.library, ids, [start, roles["pad"], end, roles["mask"]], (start, 0, end), (end, 1, end))
         return converted
     return convert_sentencepiece(model, file)
 
 
 def marian_tokenizer(model: SentencePieceModel, file: str, vocab: Any, roles: Mapping[str, str]) -> ConvertedModel:
     """Return the tokenizer of one side of a Marian model, whose ids are those of ``vocab.json``.
+
+    Language codes such as ``>>de<<`` are recognized anywhere in a text. The transformers library reads them, and unknown ones, at its
+    start only.
 
     Args:
         model: the SentencePiece model of the side.
@@ -227,7 +230,7 @@ def marian_tokenizer(model: SentencePieceModel, file: str, vocab: Any, roles: Ma
     converted = convert_sentencepiece(model, file, ids, roles["unk"])
     special = [token for token in dict.fromkeys(roles.values()) if token in ids]
     end = roles["eos"]
-    _finish(converted.library, ids, special, (0, end), (0, end, 1, end))
+    _finish(converted.library, ids, special, (0, end), (1, end))
     known = {piece.text for piece in model.pieces}
     codes = [token for token in ids if token.startswith(">>") and token.endswith("<<") and token not in known]
     _add(converted.library, ids, codes, special=False)
@@ -244,16 +247,17 @@ def begin_end_template(config: Mapping[str, Any], roles: Mapping[str, str], ids:
     """
     before = [roles["bos"]] if config.get("add_bos_token") is True and "bos" in roles else []
     after = [roles["eos"]] if config.get("add_eos_token") is True and "eos" in roles else []
-    single, pair = (*before, 0, *after), (*before, 0, *after, *before, 1, *after)
-    return template(single, pair, ids)
+    return template([*before, 0, *after], [*before, 1, *after], ids)
 
 
-def _finish(library: Json, ids: Mapping[str, int], special: Sequence[str], single: Sequence[str | int], pair: Sequence[str | int]) -> None:
+def _finish(
+    library: Json, ids: Mapping[str, int], special: Sequence[str], single: Sequence[str | int], second: Sequence[str | int]
+) -> None:
     """Add special tokens and the template to a converted model."""
     if missing := [part for part in single if isinstance(part, str) and part not in ids]:
         raise ValueError(f"no token {missing[0]!r:.60}, which surrounds a text,")
     _add(library, ids, special, special=True)
-    library["post_processor"] = template(single, pair, dict(ids), one_type=True)
+    library["post_processor"] = template(single, second, ids, one_type=True)
 
 
 def _add(library: Json, ids: Mapping[str, int], tokens: Sequence[str], special: bool) -> None:
@@ -263,6 +267,8 @@ def _add(library: Json, ids: Mapping[str, int], tokens: Sequence[str], special: 
     for token in tokens:
         if vocab["type"] == "Unigram":
             vocab["vocab"][ids[token]][0] = token
+        elif token not in vocab["vocab"]:
+            vocab["vocab"] = {token if number == ids[token] else text: number for text, number in vocab["vocab"].items()}
         if token not in {each["content"] for each in listed}:
             listed.append(added_token(ids[token], token, special=special))
     listed.sort(key=lambda each: each["id"])
