@@ -1,6 +1,7 @@
 """Every family and feature against the transformers library: logits, attention weights, greedy tokens, and round trips bit for bit."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from transom.exchange.import_model import new_run_id, open_foreign_model, write_
 from transom.exchange.side_files import write_classes
 from transom.files.atomic_io import json_bytes
 from transom.layers.position_encoding import sinusoidal_table
-from transom.models.base import Network
+from transom.inspection.trace import trace
+from transom.models.base import LanguageModel, Network
 from transom.models.build import build_uninitialized
 from transom.models.encoder import TextEmbedderTransformer
+from transom.models.inputs import TokenSequences
 
 EXACT, CLOSE = 1e-10, 1e-5
 
@@ -147,3 +150,47 @@ def test_round_trips_are_bit_equal(case: ForeignCase, tmp_path: Path) -> None:
     given = inputs(run.load_config().kind, torch.float32)  # type: ignore[attr-defined]
     theirs, back = (their_output(case, tmp_path / folder, torch.float32, given) for folder in ("theirs", "exported"))
     assert (theirs - back).abs().max() <= 1e-6 * max(1.0, float(theirs.abs().max()))
+
+
+DECODERS = tuple(case for case in CASES if case.architecture.endswith(("LMHeadModel", "ForCausalLM")))
+N_GREEDY = 200
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", DECODERS, ids=lambda case: case.name)
+def test_200_greedy_tokens_are_theirs(case: ForeignCase, tmp_path: Path) -> None:
+    """Decode step by step with our cache, past the window and the trained length, and by the library's ``generate``."""
+    longer = {name: 256 for name in ("n_positions", "max_position_embeddings") if name in case.options}
+    case = replace(case, options={**case.options, **longer, "eos_token_id": None, "pad_token_id": 0})
+    run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
+    ours, prompt = load_ours(run, torch.float64), inputs("decoder")["input_ids"][:1, :8]
+    assert isinstance(ours, LanguageModel)
+    with LibraryInFloat64():
+        model = load_theirs(case, tmp_path / "theirs", torch.float64)
+        expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_GREEDY)
+    cache, tokens = ours.start(TokenSequences.from_tokens(prompt), 1, N_GREEDY), prompt.tolist()[0]
+    for _ in range(N_GREEDY):
+        tokens.append(int(ours.step(torch.tensor([tokens[-1:]]), cache)[0, -1].argmax()))
+    assert tokens == expected[0].tolist()
+
+
+@torch.no_grad()
+def test_attention_weights_are_theirs(case: ForeignCase, tmp_path: Path) -> None:
+    """Compare the weights that inspection recomputes from queries and keys with those of the library's explicit attention."""
+    run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
+    ours, given = load_ours(run, torch.float64), inputs(run.load_config().kind)  # type: ignore[attr-defined]
+    pairs = {"decoder_tokens": given["decoder_input_ids"]} if "decoder_input_ids" in given else {}
+    if isinstance(ours, TextEmbedderTransformer):
+        pairs = {"decoder_tokens": given["input_ids"]}
+    _, found = trace(ours, ours.as_batch(given.get("input_ids", given.get("pixel_values")), **pairs), ["weights"])
+    with LibraryInFloat64():
+        expected = load_theirs(case, tmp_path / "theirs", torch.float64)(**given, output_attentions=True)
+    stack = "decoder" if isinstance(ours, LanguageModel) else "encoder"
+    layers = {"attentions": (stack, "attn"), "encoder_attentions": ("encoder", "attn"), "decoder_attentions": ("decoder", "attn")}
+    layers |= {"cross_attentions": ("decoder", "cross")}
+    n_compared = 0
+    for name, (of_stack, layer) in layers.items():
+        for block, weights in enumerate(expected.get(name) or ()):
+            assert (found[f"{of_stack}.blocks.{block}.{layer}.weights"] - weights).abs().max() <= EXACT, (name, block)
+            n_compared += 1
+    assert n_compared == sum(ours.config.stacks) + (ours.config.stacks[-1] if "cross_attentions" in expected else 0)
