@@ -1,6 +1,6 @@
 """Further families of the transformers library, mapped by hand: tiny random models, all elements, padding left and right."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -205,9 +205,9 @@ def check(ours: Any, theirs: nn.Module, side: str, pooled: bool = False, types: 
     assert (pairs[0] - pairs[1]).abs().max() <= 1e-10 and pairs[1].std() > 1e-2
 
 
-def on_side(x: Tensor, side: str) -> Tensor:
+def on_side(x: Tensor, side: str, lengths: Sequence[int] = LENGTHS) -> Tensor:
     """Move the padding, if ``side`` is "left", from the right to the left."""
-    return x if side == "right" else torch.stack([row.roll(LENGTH - n) for row, n in zip(x, LENGTHS, strict=True)])
+    return x if side == "right" else torch.stack([row.roll(LENGTH - n) for row, n in zip(x, lengths, strict=True)])
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
