@@ -6,21 +6,31 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
+from tests.agreement.test_transformers_families import randomized
 from transom.config.packaged import packaged_presets
 from transom.config.vision import CbamConfig, ConvolutionalNetworkConfig, ConvStemConfig, SqueezeExcitationConfig, VisionTransformerConfig
 from transom.data.batch import ImageBatch
 from transom.layers.observe import ActivationRecorder
 from transom.layers.vision.channel_attention import build_channel_attention
-from transom.models.build import build_model
+from transom.models.build import build, build_model
 from transom.models.vision import VisionTransformer as Vit
 from transom.planning.parameters import count_parameters
 from transom.training.losses import cross_entropy, mixup_cross_entropy
 
 CLASSES = ("a", "b", "c")
+DEIT_BLOCKS = "deit.layers"
+DEIT_BLOCK = {
+    **{f"attn.{name}": f"attention.{name}_proj" for name in "qkvo"},
+    "attn_residual.norm": "layernorm_before",
+    "ff_residual.norm": "layernorm_after",
+    "ff.up": "mlp.fc1",
+    "ff.down": "mlp.fc2",
+}
 
 
 def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -208,3 +218,47 @@ def test_the_example_counts_as_its_keras_layers_do() -> None:
     dense = {"tokens": 768 * 64 + 64, "positions": 196 * 64, "logits": 64 * 10}
     layer = 4 * (64 * 64 + 64) + 64 * 128 + 128 + 128 * 64 + 64 + 2 * 2 * 64
     assert sum(dense.values()) + 12 * layer == 464_064
+
+
+@pytest.mark.parametrize("head", ["head", "token"])
+@torch.no_grad()
+def test_deit_is_theirs_with_and_without_the_second_head(head: str) -> None:
+    """The two heads of DeiT are one map of both vectors, with half the weights; without a teacher only the class token is read."""
+    config = transformers.DeiTConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        image_size=12,
+        patch_size=4,
+        num_labels=3,
+        layer_norm_eps=1e-3,
+        attn_implementation="sdpa",  # their eager softmax is in float32
+    )
+    kind = transformers.DeiTForImageClassificationWithTeacher if head == "head" else transformers.DeiTForImageClassification
+    theirs = randomized(kind(config))
+    fields = {"kind": "vision-transformer", "classes": ["a", "b", "c"], "distillation": head, "head_bias": True, "dropout": 0.0}
+    sizes = {"d_model": 24, "n_layers": 2, "n_heads": 4, "d_ff": 40, "image_size": 12, "patch_size": 4}
+    ours = build(fields | sizes | {"norm": {"kind": "layernorm", "eps": 1e-3}}).double().eval()
+    w = theirs.state_dict()
+    found = {
+        "embedding.cls": w["deit.embeddings.cls_token"][0, 0],
+        "embedding.distillation": w["deit.embeddings.distillation_token"][0, 0],
+        "embedding.position.table.weight": w["deit.embeddings.position_embeddings"][0],
+        "embedding.projection.weight": w["deit.embeddings.patch_embeddings.projection.weight"].flatten(1),
+        "embedding.projection.bias": w["deit.embeddings.patch_embeddings.projection.bias"],
+    }
+    for part in ("weight", "bias"):
+        found[f"encoder.norm.{part}"] = w[f"deit.layernorm.{part}"]
+        if head == "token":
+            found[f"unembedding.{part}"] = w[f"classifier.{part}"]
+        for i in range(2):
+            for name, their in DEIT_BLOCK.items():
+                found[f"encoder.blocks.{i}.{name}.{part}"] = w[f"{DEIT_BLOCKS}.{i}.{their}.{part}"]
+    if head == "head":
+        found["unembedding.weight"] = torch.cat([w["cls_classifier.weight"], w["distillation_classifier.weight"]], 1) / 2
+        found["unembedding.bias"] = (w["cls_classifier.bias"] + w["distillation_classifier.bias"]) / 2
+    ours.load_state_dict(found)
+    pixels = torch.rand(3, 3, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    expected = theirs(pixels).logits
+    assert (ours(pixels) - expected).abs().max() <= 1e-10 and expected.std() > 1e-2

@@ -142,7 +142,8 @@ def by_formula(a: Activations) -> Iterator[tuple[str, Tensor, Tensor]]:
             yield f"{path}.position", whole if module.norm is None else module.norm(whole), a[f"{path}.resid"]
         elif isinstance(module, PatchEmbedding):
             x, p = a[f"{path}.patch"], a.get(f"{path}.position")
-            x = x if module.cls is None else torch.cat([a[f"{path}.cls"], x], 1)
+            tokens = [a[f"{path}.{name}"] for name in ("cls", "distillation") if getattr(module, name) is not None]
+            x = torch.cat([*tokens, x], 1)
             yield f"{path}.position", x if p is None else x + p, a[f"{path}.resid"]
         elif isinstance(module, DepthRouter):
             yield f"{path}.selected", a[f"{path}.selected"] & (a[f"{path}.score"] > 0), a[f"{path}.selected"]
@@ -281,7 +282,7 @@ def check_all(model: Network, batch: Any) -> set[str]:
     return compared
 
 
-UNCOMPARED = {"i", "f", "g", "o", "r", "n", "attentional", "maxout", "cls"}
+UNCOMPARED = {"i", "f", "g", "o", "r", "n", "attentional", "maxout", "cls", "distillation"}
 """Names whose values enter those of other names that are compared: the gates those of the states, for example."""
 
 

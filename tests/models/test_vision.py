@@ -99,6 +99,7 @@ SET_NETWORKS: list[dict[str, Any]] = [
     *map(with_approximation, SET_TRANSFORMERS, APPROXIMATIONS),
     *({"kind": "convolutional", "channels": 1, "stem": stem, "head_bias": True} for stem in STEMS[1:]),
     BASIC | {"norm_placement": "parallel-separate"},
+    *(BASIC | {"distillation": kind, "position": position} for kind, position in (("token", "sinusoidal-2d"), ("head", "learned"))),
 ]
 """Fixed combinations that cover every component."""
 

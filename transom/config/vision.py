@@ -205,6 +205,10 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
     pooling: Literal["cls", "mean"] = Field(
         "cls", description="vector to classify: that of a classification token, or the mean over all patches"
     )
+    distillation: Literal["none", "token", "head"] = Field(
+        "none",
+        description="a second learned token after the class one, alone or with its own head (Touvron et al. 2021); needs a class token",
+    )
     head_dropout: Fraction = Field(0.0, description="dropout on the pooled vector")
     norm_placement: NormPlacement = Field("pre", description=NORM_PLACEMENT_HELP)
     position: AnyPatchPosition = Field(LearnedPositionConfig(), description="the position component")
@@ -213,6 +217,8 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
     @model_validator(mode="after")
     def _patches_fit(self) -> "VisionTransformerConfig":
         side = self.image_size_multiple
+        if self.distillation != "none" and self.pooling != "cls":
+            raise ValueError(f"distillation = {self.distillation!r} needs pooling = 'cls', found {self.pooling!r}; change one of them")
         if self.image_size % side:
             raise ValueError(
                 f"expected image_size to be a multiple of {side} pixels, the side of a patch, found {self.image_size};"
@@ -243,8 +249,18 @@ class VisionTransformerConfig(ImageClassifierConfig, TransformerConfig):
 
     @property
     def n_positions(self) -> int:
-        """Number of positions: one per patch, and one for the classification token."""
-        return self.grid**2 + (self.pooling == "cls")
+        """Number of positions: one per patch, and one for each token before them."""
+        return self.grid**2 + self.n_class_tokens
+
+    @property
+    def n_class_tokens(self) -> int:
+        """Number of tokens before the patches: the classification token and the distillation token."""
+        return (self.pooling == "cls") + (self.distillation != "none")
+
+    @property
+    def n_pooled(self) -> int:
+        """Number of vectors from which the logits are computed: the classification token's, and with a second head the other token's."""
+        return 2 if self.distillation == "head" else 1
 
     @property
     def pictures(self) -> str:

@@ -58,6 +58,12 @@ def class_token(a: Activations, path: str) -> Tensor | None:
     return None if cls is None else cls.expand(len(a.batch.pixels), 1, -1)
 
 
+def distillation_token(a: Activations, path: str) -> Tensor | None:
+    """Return the distillation token of each image; None without one."""
+    token: Tensor | None = a.module(path).distillation
+    return None if token is None else token.expand(len(a.batch.pixels), 1, -1)
+
+
 def patch_positions(a: Activations, path: str) -> Tensor | None:
     """Return the vectors that are added to class token and patches; None without them."""
     module = a.module(path)

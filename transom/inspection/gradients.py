@@ -220,10 +220,14 @@ def _class_token(g: Gradients, path: str) -> Tensor | None:
     return None if g.a.get(f"{path}.cls") is None else g.site(f"{path}.resid")[:, :1]
 
 
+def _distillation_token(g: Gradients, path: str) -> Tensor | None:
+    return None if g.a.get(f"{path}.distillation") is None else g.site(f"{path}.resid")[:, 1:2]
+
+
 def _patch(g: Gradients, path: str) -> Tensor:
-    """Return the gradient of the residual stream at the patches: the class token and positions are added to it."""
-    d = g.site(f"{path}.resid")
-    return d if g.a.get(f"{path}.cls") is None else d[:, 1:]
+    """Return the gradient of the residual stream at the patches, which the tokens before them precede."""
+    config: Any = g.a.model.config
+    return g.site(f"{path}.resid")[:, config.n_class_tokens :]
 
 
 def _patches(g: Gradients, path: str) -> Tensor:
@@ -449,7 +453,13 @@ _NORM: dict[str, Rule] = {"scale": _norm_scale, "normalized": _norm_normalized, 
 _RULES: dict[str, dict[str, Rule]] = {
     "model": {"pooled": _pooled, "last_hidden": _last_hidden, "probs": _probs, "log_probs": _log_probs},
     "embedding": {"token": _embedding_sum, "position": _positions, "token_type": _token_types, "sum": _embedding_sum},
-    "patch embedding": {"patches": _patches, "patch": _patch, "cls": _class_token, "position": _positions},
+    "patch embedding": {
+        "patches": _patches,
+        "patch": _patch,
+        "cls": _class_token,
+        "distillation": _distillation_token,
+        "position": _positions,
+    },
     "stack": {"out": _output()},
     "norm": {"out": _output()},
     "layer norm": {"mean": _norm_mean, "variance": _norm_square, **_NORM},

@@ -147,6 +147,7 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
         Quantity("patches", "x_p", "pixels of each patch", "batch patches patch_width", layers.patches),
         Quantity("patch", "x_p E", "patch embeddings", "batch patches d_model", layers.patch_embedding, True),
         Quantity("cls", "x_cls", "class token", "batch 1 d_model", layers.class_token),
+        Quantity("distillation", "x_dist", "distillation token", "batch 1 d_model", layers.distillation_token),
         Quantity("position", "E_pos", "position embeddings", "batch query d_model", layers.patch_positions),
         Quantity("resid", "z_0", "residual stream before the first block", _STREAM),
     ),

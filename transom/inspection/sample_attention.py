@@ -130,7 +130,7 @@ def patch_attention(model: Network, batch: Any, picture: SamplePicture) -> Patch
     address = _last_layer(a)
     is_cls = config.pooling == "cls"
     weights = whole_map(a, address)[0].float().cpu()
-    of_patches = weights[:, 0, 1:] if is_cls else weights.mean(1)
+    of_patches = weights[:, 0, config.n_class_tokens :] if is_cls else weights.mean(1)
     graph = _encoder_graph(a)
     shares = None if graph is None else patch_shares(config, graph.rollout())[0].float()
     heads = of_patches.unflatten(-1, (config.grid, config.grid))

@@ -47,6 +47,9 @@ WITHOUT_GRADIENT = (".chosen", ".selected")
 DEFAULT_NAMES = ("resid_post", "attn.weights", "cross.weights", "h", "pooled", "logits")
 """Names that are read if none are given, where the model has them."""
 
+CLASS_TOKENS = ("[class]", "[distillation]")
+"""Symbols of the tokens before the patches of an image."""
+
 
 class Trace(Mapping[str, Tensor]):
     """Quantities of one forward pass by address; each is computed when it is read, with the weights of the pass.

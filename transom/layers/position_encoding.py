@@ -193,15 +193,15 @@ class LearnedPosition(PositionEncoding):
 def resize_position_grid(table: Float[Tensor, "old_positions d_model"], n_positions: int) -> Float[Tensor, "new_positions d_model"]:
     """Resize learned position embeddings of a square grid of patches by bicubic interpolation (Dosovitskiy et al. 2021, section 3.2).
 
-    The embedding of a class token, which precedes the grid, is unchanged.
+    The embeddings of a class token and a distillation token, which precede the grid, are unchanged.
 
     Args:
-        table: embeddings of a square grid, with or without a class token.
-        n_positions: new number of positions, including the class token if ``table`` has one.
+        table: embeddings of a square grid, with or without tokens before it.
+        n_positions: new number of positions, including the tokens before the grid that ``table`` has.
     """
     old, new = math.isqrt(len(table)), math.isqrt(n_positions)
     n_prefix = len(table) - old**2
-    assert n_prefix == n_positions - new**2 and n_prefix in (0, 1)
+    assert n_prefix == n_positions - new**2 and n_prefix in (0, 1, 2)
     grid = table[n_prefix:].reshape(1, old, old, -1).permute(0, 3, 1, 2)  # (1, d_model, rows, columns)
     grid = F.interpolate(grid, (new, new), mode="bicubic", align_corners=False)
     return torch.cat([table[:n_prefix], grid.permute(0, 2, 3, 1).reshape(new * new, -1)])

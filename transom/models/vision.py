@@ -37,6 +37,10 @@ class VisionTransformer(Network):
     """Vision Transformer: p(class | image) (Dosovitskiy et al. 2021, section 3.1).
 
     The logits are a linear function of the last hidden state of the class token, or of the mean of all patches' last hidden states.
+
+    With a distillation head they are the mean of the logits of two heads, (W_c h_cls + W_d h_dist) / 2 + b, as in DeiT at inference
+    (Touvron et al. 2021, section 4); ``unembedding`` holds [W_c, W_d] / 2. Training without a teacher minimizes the loss of this mean, so
+    that both heads learn the label.
     """
 
     def __init__(self, config: vision.VisionTransformerConfig) -> None:
@@ -48,13 +52,13 @@ class VisionTransformer(Network):
         self.encoder = Stack(config, config.n_layers, cross=False)
         self.mask_rules = image_mask_rules(config)
         self.dropout = Dropout(config.head_dropout)
-        self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
+        self.unembedding = nn.Linear(config.n_pooled * config.d_model, len(config.classes), config.head_bias)
 
-    def last_hidden_state(self, batch: PixelBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return the pooled vector of each image, which ``unembedding`` maps to logits."""
+    def last_hidden_state(self, batch: PixelBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch width"]:
+        """Return the pooled vector of each image, which ``unembedding`` maps to logits; with two heads, both vectors concatenated."""
         ctx = self.context(batch.pixels, observer)
         x = self.encoder(self.embedding(batch.pixels, ctx), ctx)
-        pooled = x[:, 0] if self.config.pooling == "cls" else x.mean(1)
+        pooled = x[:, : self.config.n_pooled].flatten(1) if self.config.pooling == "cls" else x.mean(1)
         pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(pooled)
 

@@ -81,7 +81,8 @@ def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Fl
         parts["transform"] = 2 * c.d_model**2 * n_source
     if isinstance(c, TextClassifierConfig) and c.pooler:
         parts["pooler"] = 2 * c.d_model**2 * n_target
-    parts["unembedding"] = 2 * c.d_model * c.n_logits * n_target
+    n_pooled = c.n_pooled if isinstance(c, VisionTransformerConfig) else 1
+    parts["unembedding"] = 2 * n_pooled * c.d_model * c.n_logits * n_target
     return Flops(parts)
 
 

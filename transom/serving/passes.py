@@ -19,7 +19,7 @@ from transom.inspection.derive_attention import is_exact
 from transom.inspection.edits.changes import AttentionEdit
 from transom.inspection.edits.scope import edits as edit_scope
 from transom.inspection.names import NamedQuantity, description
-from transom.inspection.trace import Trace, axes_of, token_symbols, trace
+from transom.inspection.trace import CLASS_TOKENS, Trace, axes_of, token_symbols, trace
 from transom.layers.attention import Attention
 from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.serving.requests import PassRequest
@@ -210,7 +210,7 @@ def _tokens(model: ServedModel, batch: Any) -> dict[str, list[dict[str, Any]]]:
     config, listed = model.network.config, dict[str, list[dict[str, Any]]]()
     if isinstance(config, VisionTransformerConfig):
         n_class = config.n_positions - config.grid**2
-        texts = [*["[class]"] * n_class, *(f"{i // config.grid},{i % config.grid}" for i in range(config.grid**2))]
+        texts = [*CLASS_TOKENS[:n_class], *(f"{i // config.grid},{i % config.grid}" for i in range(config.grid**2))]
         return {"encoder": [{"text": text, "id": None, "position": i, "special": i < n_class} for i, text in enumerate(texts)]}
     symbols = token_symbols(model.run, batch)
     for stack, side in (("encoder", "source"), ("decoder", "target")):

@@ -76,8 +76,8 @@ def load_or_train_tokenizer(texts: Iterable[str], recipe: TextRecipe, context: T
 POSITION_TABLE_SUFFIX = "position.table.weight"
 """Suffix of the names of learned position tables in a state dict."""
 
-ALWAYS_INHERITED = {"pooling"}
-"""Fields of image models that always come from the original run: ``pooling = "cls"`` adds a class token, which is a weight."""
+ALWAYS_INHERITED = {"pooling", "distillation"}
+"""Fields of image models that always come from the original run: ``pooling = "cls"`` and ``distillation`` add tokens, which are weights."""
 
 
 class InheritedShape(NamedTuple):

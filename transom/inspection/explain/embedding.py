@@ -85,20 +85,23 @@ def patch_section(b: Builder, path: str, query: int) -> None:
     Args:
         b: the hand calculation.
         path: path of the patch embedding.
-        query: index of the token; with a class token, token 0 is this and the patches follow.
+        query: index of the token; a class token is token 0, a distillation token follows it, and then the patches.
     """
     a, module = b.a, b.a.module(path)
     assert isinstance(module, PatchEmbedding)
-    x, n_class = a[f"{path}.resid"][0, query], 0 if module.cls is None else 1
+    x, n_class = a[f"{path}.resid"][0, query], sum(each is not None for each in (module.cls, module.distillation))
     d, patch = b.at(len(x)), query - n_class
     n_patches = a[f"{path}.patches"].shape[1]
     side = math.isqrt(n_patches)
     b.section(message("explain.patches.title"))
     b.note(message("explain.patches.cut_class" if n_class else "explain.patches.cut", side=side))
     if patch < 0:
-        assert module.cls is not None
-        start: Tensor = module.cls
-        b.values("x_cls", message("explain.patches.class_token"), start)
+        first = query == 0
+        token = module.cls if first else module.distillation
+        assert token is not None
+        start: Tensor = token
+        name = "x_cls" if first else "x_dist"
+        b.values(name, message("explain.patches.class_token" if first else "explain.patches.distillation_token"), start)
     else:
         _pixel_steps(b, path, patch, side)
         x_p, start = a[f"{path}.patches"][0, patch], a[f"{path}.patch"][0, patch]
@@ -107,7 +110,7 @@ def patch_section(b: Builder, path: str, query: int) -> None:
         b.linear(f"x_p{patch} E [{d}]", "x_p E", module.projection, x_p, d, start[d])
     if (positions := a.get(f"{path}.position")) is not None:
         b.values(f"P_{query}", message("explain.patches.position", token=str(query)), positions[0, query])
-        formula = "X = x_p E + P" if patch >= 0 else "X = x_cls + P"
+        formula = "X = x_p E + P" if patch >= 0 else f"X = {name} + P"
         b.calculate(f"X_{query}[{d}]", formula, number(start[d]) + number(positions[0, query, d]), b.unedited(f"{path}.resid")[0, query, d])
     else:
         b.note(message("explain.patches.no_position"))

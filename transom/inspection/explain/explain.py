@@ -23,7 +23,7 @@ from transom.inspection.explain.norm import norm_steps
 from transom.inspection.explain.output import Candidates, output_sections
 from transom.inspection.explain.recurrent import recurrent_sections
 from transom.inspection.messages.tables import message
-from transom.inspection.trace import token_symbols
+from transom.inspection.trace import CLASS_TOKENS, token_symbols
 from transom.layers.observe import ActivationRecorder
 from transom.layers.recurrent.recurrent_layers import RecurrentEncoder, RecurrentStack
 from transom.layers.stack import Stack
@@ -249,8 +249,7 @@ class _Writer:
         """Return a name for each token of a stack."""
         config = self.model.config
         if isinstance(config, VisionTransformerConfig):
-            n_class = config.n_positions - config.grid**2
-            return ["[class]"] * n_class + [f"patch {i}" for i in range(config.grid**2)]
+            return [*CLASS_TOKENS[: config.n_class_tokens], *(f"patch {i}" for i in range(config.grid**2))]
         return known.get(_SIDES[name]) or [str(token) for token in sequences_of(self.a, name).tokens[0].tolist()]
 
     def _queries(self, query: int | None) -> dict[str, int]:

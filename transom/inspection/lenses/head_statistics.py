@@ -170,14 +170,14 @@ class Geometry(NamedTuple):
         if not isinstance(network.config, VisionTransformerConfig):
             offsets = torch.arange(n_queries)[:, None] - torch.arange(n_keys)
             return cls(offsets.clamp(-n_offsets, n_offsets) + n_offsets, offsets.abs().double())
-        grid, extra = network.config.grid, int(network.config.pooling == "cls")
+        grid, extra = network.config.grid, network.config.n_class_tokens
         places = torch.cartesian_prod(torch.arange(grid), torch.arange(grid))
         steps = places[:, None] - places
         offsets, distances = torch.zeros(n_queries, n_keys, dtype=torch.long), torch.full((n_queries, n_keys), torch.nan).double()
         offsets[extra:, extra:] = (steps[..., 0] + grid) * 2 * grid + steps[..., 1] + grid
         distances[extra:, extra:] = steps.double().norm(dim=-1)
         if extra:
-            offsets[0, 1:], offsets[1:, 0] = 1, 2  # a class token has no place
+            offsets[:extra, extra:], offsets[extra:, :extra] = 1, 2  # a class token has no place
         return cls(offsets, distances)
 
 

@@ -172,7 +172,8 @@ class _Backward:
             here = torch.zeros(1, dtype=torch.long, device=g.device)
             g = self._linear("pooler", model.pooler, _Rows(here, (g * torch.where(u == 0, 0.0, model.activation(u) / u))[None])).g[0]
         if model.config.pooling == "cls":
-            return _Rows(torch.zeros(1, dtype=torch.long, device=g.device), g[None])
+            n = getattr(model.config, "n_pooled", 1)
+            return _Rows(torch.arange(n, device=g.device), g.unflatten(0, (n, -1)))
         n = a[f"{self.stack}.out"].shape[1]
         mask = a.batch.source.segments[0] > 0 if isinstance(model, TextClassifierTransformer) else torch.ones(n, device=g.device) > 0
         sites = mask.nonzero()[:, 0]
@@ -321,7 +322,11 @@ class _Backward:
             yield "token", a[f"{path}.token"][0]
             return
         patches, cls = a[f"{path}.patch"][0], a.get(f"{path}.cls")
-        n_class = 0 if cls is None else 1
+        config: Any = a.model.config
+        n_class = config.n_class_tokens
         yield "patch", torch.cat([patches.new_zeros(n_class, patches.shape[1]), patches])
-        if cls is not None:
-            yield "cls", torch.cat([cls[0], torch.zeros_like(patches)])
+        for i, (name, token) in enumerate((("cls", cls), ("distillation", a.get(f"{path}.distillation")))):
+            if token is not None:
+                own = patches.new_zeros(n_class + len(patches), patches.shape[1])
+                own[i] = token[0, 0]
+                yield name, own

@@ -193,6 +193,7 @@ def promotes_tokens(model: Any, path: str) -> bool:
     """Return whether the output layer is a linear function of what a network writes, so that its neurons promote tokens."""
     network = find_network(model, None)[1]
     pooler = isinstance(network, TextClassifierTransformer) and network.pooler is not None
+    pooler |= getattr(network.config, "n_pooled", 1) > 1
     return path.startswith(f"{output_stack(network)}.") and not pooler and not isinstance(network, MaskedEncoderTransformer)
 
 

@@ -92,7 +92,7 @@ def read_out(network: Any, batch: Any, stream: Stream) -> Float[Tensor, "batch p
         x = network.transform_norm(network.activation(network.transform(x)))
     elif is_pooled(network):
         if network.config.pooling == "cls":
-            x = x[:, :1]
+            x = x[:, : getattr(network.config, "n_pooled", 1)].flatten(1)[:, None]
         elif isinstance(network, VisionTransformer):
             x = x.mean(1, keepdim=True)
         else:

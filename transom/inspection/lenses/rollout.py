@@ -241,5 +241,5 @@ def patch_shares(config: VisionTransformerConfig, shares: InputShares) -> Float[
         shares: result of ``attention_rollout`` or ``attention_flow`` for images, for all positions or for the class token.
     """
     assert shares.source is not None, "an image is the source"
-    of_patches = shares.source[:, shares.queries.index(0), 1:] if config.pooling == "cls" else shares.source.mean(1)
+    of_patches = shares.source[:, shares.queries.index(0), config.n_class_tokens :] if config.pooling == "cls" else shares.source.mean(1)
     return of_patches.unflatten(-1, (config.grid, config.grid))

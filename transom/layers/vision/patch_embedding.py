@@ -25,26 +25,28 @@ def patchify(x: Float[Tensor, "batch channels height width"], patch_size: int) -
 class PatchEmbedding(nn.Module):
     """Patch embedding: z_0 = [x_cls; x_p^1 E; ...; x_p^N E] + E_pos (Dosovitskiy et al. 2021, eq. 1).
 
-    The class token x_cls exists only with ``pooling = "cls"``.
+    The class token x_cls exists only with ``pooling = "cls"``. A distillation token may follow it (Touvron et al. 2021, section 4).
     """
 
     def __init__(self, config: VisionTransformerConfig) -> None:
-        """Initialize the stem, E with its bias (``projection``), positions, and x_cls (``cls``, zeros)."""
+        """Initialize the stem, E with its bias (``projection``), positions, and the tokens ``cls`` and ``distillation``, zeros."""
         super().__init__()
         self.patch_size = config.patch_size
         self.pixels, self.stem = PixelNormalization(config), ConvStem(config)
         self.projection = nn.Linear(config.patch_width, config.d_model)
         self.cls = nn.Parameter(torch.zeros(config.d_model)) if config.pooling == "cls" else None
+        self.distillation = nn.Parameter(torch.zeros(config.d_model)) if config.distillation != "none" else None
         self.position = build_position_encoding(config, causal=False)
         self.dropout = Dropout(config.dropout)
 
     def forward(
         self, pixels: Float[Tensor, "batch channels height width"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch tokens d_model"]:
-        """Return the embedded patches of each image, preceded by the class token if there is one."""
+        """Return the embedded patches of each image, preceded by the class token and the distillation token if there are any."""
         x = self.projection(patchify(self.stem(self.pixels(pixels), ctx), self.patch_size))
-        if self.cls is not None:
-            x = torch.cat([self.cls.to(x).expand(len(x), 1, -1), x], 1)
+        for token in (self.distillation, self.cls):
+            if token is not None:
+                x = torch.cat([token.to(x).expand(len(x), 1, -1), x], 1)
         if (p := self.position(torch.arange(x.shape[1], device=x.device)[None])) is not None:
             x = x + p
         x = observe(ctx, self, "resid", x)
