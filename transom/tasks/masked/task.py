@@ -51,12 +51,13 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         text = load_tokenized_text(recipe, recipe.data, context)
         tokenizer, symbol = text.tokenizer, recipe.model.mask_token_id
         inside = tokenizer.special_tokens.mask_token_id
-        if symbol not in (None, inside):
-            outside = "is not part of the tokenizer's vocabulary, but has an embedding row of its own after the rows of the vocabulary"
+        if symbol is not None and inside is None:
             raise ConfigError(
-                f"model.mask_token_id: expected {'none' if inside is None else inside}, found {symbol}: the mask token"
-                f" {outside if inside is None else 'is in the vocabulary of the tokenizer'}; remove the field"
+                f"model.mask_token_id: expected none, found {symbol}: the mask token is not part of the tokenizer's vocabulary, but"
+                " has an embedding row of its own after the rows of the vocabulary; remove the field"
             )
+        if symbol not in (None, inside):
+            raise ConfigError(f"model.mask_token_id: expected {inside}, the mask token of the tokenizer, found {symbol}; remove the field")
         recipe = text.recipe.with_fields("model", **vocabulary_fields(tokenizer))
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         valid_batches = _masked_batches(text.streams["valid"], max_seq_len, training.batch_tokens, training.mlm_probability, tokenizer)
