@@ -168,7 +168,6 @@ def test_a_text_is_the_same_beside_others_and_by_any_number_of_threads(threads: 
     assert torch.equal(run(prompts, 3), expected) and torch.equal(run(prompts[1:2], 2), expected[1:2])
 
 
-@needs_library
 @pytest.mark.parametrize(
     "position",
     [

@@ -199,11 +199,6 @@ class RotaryConfig(PositionConfig):
         n = min(math.lcm(len(bases), len(scalings)), MAX_LAYERS)
         return tuple((bases[i % len(bases)], scalings[i % len(scalings)]) for i in range(n))
 
-    @property
-    def length_dependent(self) -> bool:
-        """Whether the frequencies of some block depend on the length of the text."""
-        return any(scaling.LENGTH_DEPENDENT for _, scaling in self.rotations)
-
     def rotary_dim(self, d_head: int) -> int:
         """Return the number of rotated dimensions of a head, rounded down to an even number."""
         return int(d_head * self.partial_rotary_factor) // 2 * 2

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from transom.config import components
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.component_registry import implementation, implements
-from transom.config.rope_scaling import RopeScalingConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.layers.dispatch import operation
 from transom.layers.rope_scaling import RotaryFrequencies, rotary_frequencies
@@ -224,39 +223,46 @@ class Rotary(TabulatedPositionEncoding):
 
     ``Attention.forward`` and ``Attention.project_kv`` apply the rotation with ``apply_rotary``. The tables have one entry per distinct
     pair of base and scaling. Those of a length-dependent scaling are for texts that fill the context window.
+
+    Attributes:
+        rotations: the distinct pairs of base and scaling.
+        cycle: index in ``rotations`` of the first blocks, which later blocks repeat.
+        by_length: whether the frequencies of each rotation depend on the length of the text.
     """
 
     config: TransformerConfig
     cos: Float[Tensor, "rotations n_positions pairs"]
     sin: Float[Tensor, "rotations n_positions pairs"]
 
-    @property
-    def options(self) -> components.RotaryConfig:
-        """The configuration of the encoding."""
-        assert isinstance(self.config.position, components.RotaryConfig)
-        return self.config.position
+    def __init__(self, config: TransformerConfig, causal: bool) -> None:
+        """Compute the tables in the default dtype."""
+        assert isinstance(config.position, components.RotaryConfig)
+        rotations = config.position.rotations
+        self.rotations = list(dict.fromkeys(rotations))
+        self.cycle = [self.rotations.index(rotation) for rotation in rotations]
+        self.by_length = [scaling.LENGTH_DEPENDENT for _, scaling in self.rotations]
+        super().__init__(config, causal)
 
     def frequencies(self, index: int, lengths: Int[Tensor, "*lengths"] | None = None) -> RotaryFrequencies:
-        """Return the frequencies of the blocks with number ``index`` of the cycle, as for ``rotary_frequencies``."""
-        base, scaling = self.options.rotations[index]
+        """Return the frequencies of a rotation; ``lengths`` is that of ``rotary_frequencies``."""
+        base, scaling = self.rotations[index]
         return rotary_frequencies(scaling, base, self.config.rotary_dim, self.config.n_positions, lengths)
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Compute the cosines and sines of the rotation angles of every position."""
-        c, rotations = self.config, self.options.rotations
-        distinct = [rotations.index(rotation) for rotation in dict.fromkeys(rotations)]
-        cos, sin = (torch.empty(len(distinct), c.n_positions, c.rotary_dim // 2, dtype=dtype) for _ in range(2))
-        for index, table_cos, table_sin in zip(distinct, cos, sin, strict=True):
+        c, n = self.config, len(self.rotations)
+        cos, sin = (torch.empty(n, c.n_positions, c.rotary_dim // 2, dtype=dtype) for _ in range(2))
+        for index in range(n):
             theta, scale = self.frequencies(index)
             for start in range(0, c.n_positions, _CHUNK):
                 angles = _angles(start, c.n_positions, theta)
-                table_cos[start : start + _CHUNK] = angles.cos() * scale
-                table_sin[start : start + _CHUNK] = angles.sin() * scale
+                cos[index, start : start + _CHUNK] = angles.cos() * scale
+                sin[index, start : start + _CHUNK] = angles.sin() * scale
         return {"cos": cos, "sin": sin}
 
     def text_lengths(self, positions: Int[Tensor, "#batch length"], segments: Int[Tensor, "batch length"]) -> Tensor | None:
         """Return the length of the text of each token, (batch, length); None if no frequency depends on it."""
-        if not self.options.length_dependent:
+        if not any(self.by_length):
             return None
         ends = (positions + 1).expand_as(segments)
         lengths = ends.new_zeros(len(segments), segments.shape[1] + 1)  # per segment id, which is at most the number of tokens
@@ -266,18 +272,16 @@ class Rotary(TabulatedPositionEncoding):
         self, positions: Int[Tensor, "#batch length"], lengths: Int[Tensor, "#batch #length"] | None = None
     ) -> list[RotaryCosSin | None]:
         """Look up the cosines and sines of each position, or compute those that depend on ``lengths``."""
-        rotations, found = self.options.rotations, dict[tuple[float, RopeScalingConfig], RotaryCosSin]()
-        for index, rotation in enumerate(rotations):
-            if rotation in found:
-                continue
-            if lengths is not None and rotation[1].LENGTH_DEPENDENT:
+        found: list[RotaryCosSin] = []
+        for index, by_length in enumerate(self.by_length):
+            if by_length and lengths is not None:
                 theta, scale = self.frequencies(index, lengths)
                 angles = positions[..., None] * theta
                 cos, sin = ((x * scale).to(self.cos.dtype) for x in (angles.cos(), angles.sin()))
             else:
-                cos, sin = self.cos[len(found)][positions], self.sin[len(found)][positions]
-            found[rotation] = RotaryCosSin(cos[:, None], sin[:, None])
-        return [found[rotation] for rotation in rotations]
+                cos, sin = self.cos[index][positions], self.sin[index][positions]
+            found.append(RotaryCosSin(cos[:, None], sin[:, None]))
+        return [found[index] for index in self.cycle]
 
 
 @operation("rotary")

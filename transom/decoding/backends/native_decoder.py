@@ -82,7 +82,7 @@ def unsupported_reason(model: Network) -> str | None:
 
 def _is_supported(position: PositionEncoding) -> bool:
     """Return whether all blocks add the same vectors, or rotate by the same angles whatever the length of the text."""
-    one_table = not isinstance(position, Rotary) or (len(position.cos) == 1 and not position.options.length_dependent)
+    one_table = not isinstance(position, Rotary) or position.by_length == [False]
     return type(position) in SUPPORTED_POSITIONS and one_table
 
 

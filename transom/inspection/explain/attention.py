@@ -398,6 +398,5 @@ def _unscaled_base(b: Builder, path: str) -> float | None:
     encoding = b.a.module(own if hasattr(b.a.model, own) else "embedding").position
     if not isinstance(encoding, Rotary):
         return None
-    rotations = encoding.options.rotations
-    base, scaling = rotations[int(block) % len(rotations)]
+    base, scaling = encoding.rotations[encoding.cycle[int(block) % len(encoding.cycle)]]
     return base if scaling.kind == "none" else None
