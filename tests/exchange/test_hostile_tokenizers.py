@@ -145,7 +145,7 @@ def test_hostile_files_beside_the_vocabulary_are_refused(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("a\na\n", "a token twice"), ("a\n", "the unknown token"), ("[UNK]\n", "no token '[CLS]'")]
+    ("content", "message"), [("a\na\n", "a token twice"), ("[UNK]\n", "no token '[CLS]'"), ("[CLS]\n[SEP]", "the unknown token")]
 )
 def test_hostile_words_are_refused(content: str, message: str, tmp_path: Path) -> None:
     refused(write(tmp_path, {**FOLDERS["bert"], "vocab.txt": content}), message)
@@ -179,7 +179,7 @@ def test_large_files_are_refused_before_they_are_parsed(tmp_path: Path) -> None:
     folder = write(tmp_path, {"tokenizer.json": '{"model": [' + "[]," * 1_200_000 + "[]]}"})
     tracemalloc.start()
     refused(folder, "lists in tokenizer.json")
-    assert tracemalloc.get_traced_memory()[1] < 3 * (folder / "tokenizer.json").stat().st_size
+    assert tracemalloc.get_traced_memory()[1] < 2**26 + 2**24, "the buffer of the file and little else"
     tracemalloc.stop()
     with (folder / "tokenizer.json").open("wb") as file:
         file.truncate(2**27)

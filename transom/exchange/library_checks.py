@@ -61,6 +61,11 @@ def _count(value: Any, name: str) -> None:
         raise ValueError(f"{name} = {value!r:.60}")
 
 
+def _word_length(value: Any, name: str) -> None:
+    if type(value) is not int or not 0 < value <= _MAX_WORD_CHARACTERS:
+        raise ValueError(f"{name} = {value!r:.60}")
+
+
 def _charsmap(value: Any, name: str) -> None:
     try:
         content = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
@@ -131,7 +136,7 @@ _MODELS: dict[str, dict[str, Check]] = {
         **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _flag),
         **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), _optional_text),
     },
-    "WordPiece": {"unk_token": _text, "continuing_subword_prefix": _text},
+    "WordPiece": {"unk_token": _text, "continuing_subword_prefix": _text, "max_input_chars_per_word": _word_length},
     "WordLevel": {"unk_token": _text},
     "Unigram": {"byte_fallback": _flag},
 }
@@ -188,9 +193,6 @@ def check_model(model: Any) -> dict[str, int]:
     unknown = model.get("unk_token")
     if not (unknown is None and kind == "BPE") and unknown not in ids:
         raise ValueError(f"the unknown token {unknown!r:.60}, which is not in the vocabulary")
-    if kind == "WordPiece":
-        if type(most := model.get("max_input_chars_per_word")) is not int or not 0 < most <= _MAX_WORD_CHARACTERS:
-            raise ValueError(f"max_input_chars_per_word = {most!r:.60}")
     if kind == "BPE":
         _check_merges(model, ids)
     return ids

@@ -44,7 +44,7 @@ _VOCABULARIES: dict[str, type[BytePairEncoding] | type[CharacterVocabulary] | ty
 }
 _GENERATING = ("language", "instruction")
 _WORD = "\ufdd0"
-"""Noncharacter before a word that equals a special token, which tells it from the token."""
+"""Noncharacter before a word that equals a special token, which sets it apart from the token."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _WHITESPACE = character_class(filter(str.isspace, map(chr, range(0x10000))))
@@ -117,7 +117,7 @@ def tokenizer_json(value: Mapping[str, Any], task: Task) -> Json:
         task: task of the run, which decides the special tokens around a text.
 
     Raises:
-        ConfigError: the library cannot tell a word of the vocabulary from a special token.
+        ConfigError: a word of the vocabulary cannot be distinguished from a special token.
         CheckpointError: the value is no tokenizer.
     """
     kind, special = value["kind"], _special_tokens(value, task)

@@ -168,7 +168,7 @@ def words_tokenizer(vocab: str, config: Mapping[str, Any], roles: Mapping[str, s
 def _around(first: str, last: str, ids: Mapping[str, int], double: bool) -> Json | None:
     """Return the template of BERT, or the one of RoBERTa, which has two separators between two texts and one type."""
     if missing := [token for token in (first, last) if token not in ids]:
-        raise ValueError(f"no token {missing[0]!r:.60}, which surrounds a text,")
+        raise ValueError(f"no token {missing[0]!r:.60} to surround a text")
     single: list[str | int] = [first, 0, last]
     return template(single, [*([last] if double else []), 1, last], ids, one_type=double)
 
@@ -255,7 +255,7 @@ def _finish(
 ) -> None:
     """Add special tokens and the template to a converted model."""
     if missing := [part for part in single if isinstance(part, str) and part not in ids]:
-        raise ValueError(f"no token {missing[0]!r:.60}, which surrounds a text,")
+        raise ValueError(f"no token {missing[0]!r:.60} to surround a text")
     _add(library, ids, special, special=True)
     library["post_processor"] = template(single, second, ids, one_type=True)
 
