@@ -4,6 +4,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,11 @@ NETWORK = ("requests", "urllib.request", "urllib3", "http", "httpx", "aiohttp", 
 PICKLE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 PICKLING_CALLS = {"torch.save", "torch.load", "numpy.save", "numpy.load", "np.load", "np.save"}
 
-SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "transom").rglob("*.py"))}
-TESTS = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tests").rglob("*.py"))}
+
+@cache
+def trees(folder: str) -> dict[Path, ast.Module]:
+    """Parse every file below a folder of the project, when a test first asks: it takes seconds, and every session imports this module."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / folder).rglob("*.py"))}
 
 
 def place(path: Path, node: ast.AST | None = None) -> str:
@@ -81,7 +85,7 @@ def offenders(packages: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str
     """List the imports of forbidden packages in these subpackages."""
     return [
         f"{place(path, node)} imports {module}"
-        for path, tree in SOURCES.items()
+        for path, tree in trees("transom").items()
         if package_of(path) in packages
         for node, module in imports(tree)
         if is_in(module, forbidden)
@@ -96,12 +100,12 @@ def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
 
 
 def test_every_file_is_in_a_known_room() -> None:
-    assert {package_of(path) for path in SOURCES} <= {*PACKAGES, "top"}
+    assert {package_of(path) for path in trees("transom")} <= {*PACKAGES, "top"}
 
 
 def test_rooms_import_only_rooms_above() -> None:
     wrong = []
-    for path, tree in SOURCES.items():
+    for path, tree in trees("transom").items():
         package = package_of(path)
         below_cli = path.name == "__init__.py"  # what ``import transom`` is for, without its command line
         above = (PACKAGES[:-1] if below_cli else PACKAGES) if package == "top" else PACKAGES[: PACKAGES.index(package) + 1]
@@ -115,7 +119,7 @@ def test_modules_imported_by_name_are_the_named_exceptions() -> None:
     """A name that is put together while running is hidden from the test above: these are all, and each is deliberate."""
     named = {
         (path.relative_to(ROOT / "transom").as_posix(), ast.unparse(call.args[0]))
-        for path, tree in SOURCES.items()
+        for path, tree in trees("transom").items()
         for call, name in calls(tree)
         if name in ("import_module", "importlib.import_module", "__import__")
     }
@@ -134,7 +138,7 @@ def test_modules_imported_by_name_are_the_named_exceptions() -> None:
 def test_only_the_dispatch_table_loads_the_kernels_by_name() -> None:
     named = sorted(
         (path.relative_to(ROOT / "transom").as_posix(), node.value)
-        for path, tree in SOURCES.items()
+        for path, tree in trees("transom").items()
         if package_of(path) != "kernels"
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("transom.kernels")
@@ -157,7 +161,9 @@ def test_config_imports_no_torch() -> None:
 
 def modules_at_start(names: Iterator[str] | list[str]) -> set[str]:
     """List every module that importing these brings in, followed through the package's own top-level imports."""
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): tree for path, tree in SOURCES.items()}
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): tree for path, tree in trees("transom").items()
+    }
     seen: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -185,13 +191,18 @@ def test_schemas_of_tasks_import_no_torch() -> None:
 
 def test_no_rooms_for_odds_and_ends() -> None:
     odd = re.compile(r"(util|utils|common|helper|helpers|misc|tools)(_.*|)$")
-    assert not [place(path) for path in (*SOURCES, *TESTS) for part in path.relative_to(ROOT).with_suffix("").parts if odd.match(part)]
+    assert not [
+        place(path)
+        for path in (*trees("transom"), *trees("tests"))
+        for part in path.relative_to(ROOT).with_suffix("").parts
+        if odd.match(part)
+    ]
 
 
 def test_packages_hold_a_docstring_only() -> None:
-    inits = [(path, tree) for path, tree in SOURCES.items() if path.name == "__init__.py" and package_of(path) != "top"]
+    inits = [(path, tree) for path, tree in trees("transom").items() if path.name == "__init__.py" and package_of(path) != "top"]
     assert not [place(path) for path, tree in inits if len(tree.body) != 1 or ast.get_docstring(tree) is None]
-    folders = {path.parent for path in SOURCES}
+    folders = {path.parent for path in trees("transom")}
     assert not [place(folder) for folder in folders if not (folder / "__init__.py").is_file()]
 
 
@@ -203,16 +214,24 @@ def swallows_everything(handler: ast.ExceptHandler) -> bool:
 
 
 def test_only_the_outermost_function_catches_everything() -> None:
-    handlers = [(path, node) for path, tree in SOURCES.items() for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    handlers = [(path, node) for path, tree in trees("transom").items() for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
     assert [path.relative_to(ROOT).as_posix() for path, node in handlers if swallows_everything(node)] == ["transom/cli/main.py"]
 
 
-@pytest.mark.parametrize("sources", [SOURCES, TESTS], ids=["transom", "tests"])
-def test_no_pickle(sources: dict[Path, ast.Module]) -> None:
+@pytest.mark.parametrize("folder", ["transom", "tests"])
+def test_no_pickle(folder: str) -> None:
     wrong = [
-        f"{place(path, node)} imports {module}" for path, tree in sources.items() for node, module in imports(tree) if is_in(module, PICKLE)
+        f"{place(path, node)} imports {module}"
+        for path, tree in trees(folder).items()
+        for node, module in imports(tree)
+        if is_in(module, PICKLE)
     ]
-    wrong += [f"{place(path, node)} calls {name}" for path, tree in SOURCES.items() for node, name in calls(tree) if name in PICKLING_CALLS]
+    wrong += [
+        f"{place(path, node)} calls {name}"
+        for path, tree in trees("transom").items()
+        for node, name in calls(tree)
+        if name in PICKLING_CALLS
+    ]
     assert not wrong
 
 
@@ -221,8 +240,13 @@ def test_no_network_outside_serving() -> None:
 
 
 def test_no_sleeps_and_no_global_statements() -> None:
-    wrong = [f"{place(path, node)} calls {name}" for path, tree in SOURCES.items() for node, name in calls(tree) if name.endswith("sleep")]
-    wrong += [place(path, node) for path, tree in SOURCES.items() for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    wrong = [
+        f"{place(path, node)} calls {name}"
+        for path, tree in trees("transom").items()
+        for node, name in calls(tree)
+        if name.endswith("sleep")
+    ]
+    wrong += [place(path, node) for path, tree in trees("transom").items() for node in ast.walk(tree) if isinstance(node, ast.Global)]
     assert not wrong
 
 
@@ -230,7 +254,7 @@ def test_prints_are_the_command_lines_only() -> None:
     allowed = ("cli", "top")
     assert not [
         place(path, node)
-        for path, tree in SOURCES.items()
+        for path, tree in trees("transom").items()
         if package_of(path) not in allowed
         for node, name in calls(tree)
         if name == "print"
@@ -252,7 +276,7 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_functions_are_short() -> None:
     wrong = [
         f"{place(path, node)} {node.name}: {code_lines(node)} lines"
-        for path, tree in (*SOURCES.items(), *TESTS.items())
+        for path, tree in (*trees("transom").items(), *trees("tests").items())
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > LONGEST_FUNCTION
     ]
@@ -280,10 +304,10 @@ def test_blocks_show_their_equation_in_ten_lines() -> None:
 
 
 def test_what_is_public_has_a_docstring() -> None:
-    missing = [place(path) for path, tree in SOURCES.items() if ast.get_docstring(tree) is None]
+    missing = [place(path) for path, tree in trees("transom").items() if ast.get_docstring(tree) is None]
     missing += [
         f"{place(path, node)} {node.name}"
-        for path, tree in SOURCES.items()
+        for path, tree in trees("transom").items()
         for node in public(tree)
         if ast.get_docstring(node) is None and not _is_decorated(node, "override", "overload")
     ]
@@ -312,14 +336,14 @@ def test_every_field_of_the_schema_is_described() -> None:
 
 def test_tests_mirror_the_packages() -> None:
     beside = {"agreement", "bad_input", "benchmarks", "chaos", "docs", "serving"}
-    folders = {path.relative_to(ROOT / "tests").parts[0] for path in TESTS if len(path.relative_to(ROOT / "tests").parts) > 1}
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in trees("tests") if len(path.relative_to(ROOT / "tests").parts) > 1}
     assert folders <= {*PACKAGES, *beside}
 
 
 def test_nothing_names_a_place_outside_the_project() -> None:
     paths = [
-        *SOURCES,
-        *TESTS,
+        *trees("transom"),
+        *trees("tests"),
         *(path for folder in ("docs", "log", "benchmarks", ".ci", "transom") for path in (ROOT / folder).rglob("*") if path.suffix in TEXT),
         *(path for path in ROOT.iterdir() if path.suffix in TEXT or path.name == "Makefile"),
     ]
@@ -340,7 +364,7 @@ def test_unfinished_work_is_not_left_in_the_source() -> None:
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
     wrong = [
         f"{place(path)}:{number}"
-        for path in (*SOURCES, *TESTS)
+        for path in (*trees("transom"), *trees("tests"))
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
         if marks.search(line) and path != Path(__file__)
     ]

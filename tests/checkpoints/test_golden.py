@@ -84,7 +84,7 @@ def test_a_family_answers_as_it_did(run):
     check_answers(run, recorded(run)["answers"])
 
 
-@pytest.mark.parametrize("run", every(6, RUNS), ids=lambda run: run.name)
+@pytest.mark.parametrize("run", every(6, RUNS, long=2), ids=lambda run: run.name)
 def test_a_family_goes_on_to_the_end_of_the_run_left_alone(run, tmp_path, monkeypatch):
     monkeypatch.setattr("transom.planning.hardware.BUDGET", 0.01)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

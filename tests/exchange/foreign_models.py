@@ -132,7 +132,7 @@ CASES = (
             factor=2.0,
             short_factor=[1.0, 1.5, 2.0, 2.5],
             long_factor=[1.0, 2.0, 4.0, 8.0],
-            original_max_position_embeddings=32,
+            original_max_position_embeddings=16,
         ),
     ),
     ForeignCase("mistral", "MistralForCausalLM", {**SHARED_HEADS, "sliding_window": 8}),

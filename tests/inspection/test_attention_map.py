@@ -27,7 +27,7 @@ from transom.models.build import build_model
 TRANSFORMERS = [number for number, fields in enumerate(SET_TEXTS) if fields["kind"] in ("seq2seq", "decoder", "encoder")]
 
 
-@pytest.mark.parametrize("number", every(5, TRANSFORMERS))
+@pytest.mark.parametrize("number", every(5, TRANSFORMERS, long=3))
 def test_tiles_make_up_the_whole_map(number: int) -> None:
     """In layers of scaled dot products, with masks, biases, softcaps, sinks, grouped heads and routers of depth."""
     config = described(SET_TEXTS[number])
@@ -139,7 +139,7 @@ def test_broken_folders_and_other_weights_are_refused(llama: tuple[Network, Any]
         open_trace(model, tmp_path)
 
 
-@pytest.mark.parametrize("number", every(3, [n for n, fields in enumerate(SET_TEXTS) if "recurrent" in fields["kind"]]))
+@pytest.mark.parametrize("number", every(3, [n for n, fields in enumerate(SET_TEXTS) if "recurrent" in fields["kind"]], long=3))
 def test_sites_of_a_loop_are_written_with_all_steps(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_files, "SHARD_BYTES", 200)
     config = described(SET_TEXTS[number])
@@ -203,7 +203,7 @@ def test_a_folder_keeps_the_symbols_of_the_tokens(llama: tuple[Network, Any], tm
     assert open_trace(model, tmp_path).tokens == kept.tokens
 
 
-@pytest.mark.parametrize("number", every(5, TRANSFORMERS))
+@pytest.mark.parametrize("number", every(5, TRANSFORMERS, long=3))
 def test_a_map_reads_the_queries_of_its_text_only(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of other texts are not computed, and the map is that of the text alone."""
     config = described(SET_TEXTS[number])

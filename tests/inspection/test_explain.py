@@ -93,7 +93,7 @@ def test_every_printed_line_gives_its_result(number: int) -> None:
     check(transom.explain(model, batch, **choices(model, random.Random(number))))
 
 
-@pytest.mark.parametrize("number", tiers(range(len(SET_WRITERS + SET_ENCODERS + SET_NETWORKS)), long=range(0, 99, 3)))
+@pytest.mark.parametrize("number", tiers(range(len(SET_WRITERS + SET_ENCODERS + SET_NETWORKS)), long=range(0, 99, 6)))
 def test_every_combination_is_written_out(number: int) -> None:
     fields, draw = [*SET_WRITERS, *SET_ENCODERS, *SET_NETWORKS][number], random.Random(number)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):

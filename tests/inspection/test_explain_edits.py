@@ -114,7 +114,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("number", every(3, range(len(CASES))), ids=lambda number: f"{CASES[number][0]}-{CASES[number][1]['kind']}")
+@pytest.mark.parametrize("number", every(3, range(len(CASES)), long=3), ids=lambda number: f"{CASES[number][0]}-{CASES[number][1]['kind']}")
 def test_an_edit_is_a_line_and_every_line_holds(number: int) -> None:
     name, edit = CASES[number]
     model, batch = model_and_batch(MODELS[name])

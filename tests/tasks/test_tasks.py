@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import every
+from tests.tiers import every, tiers
 from tests.training.conftest import changed, sit
 from tests.training.test_train_loop import die_and_end_the_same
 from transom.config.recipe import Recipe
 from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.training.events import StepFinished
 
+RECIPES = ("masked", "classes", "pairs", "tags", "languages", "vision", "convolutional")
 
-@pytest.fixture(params=every(7, ["masked", "classes", "pairs", "tags", "languages", "vision", "convolutional"]))
+
+@pytest.fixture(params=every(7, RECIPES))
 def recipe(request: pytest.FixtureRequest) -> Recipe:
     found: Recipe = request.getfixturevalue(request.param)
     return found
@@ -24,8 +26,9 @@ def test_a_killed_run_ends_as_the_run_left_alone(recipe: Recipe, tmp_path: Path)
     die_and_end_the_same(partial(sit, recipe), tmp_path)
 
 
-@pytest.mark.long
-def test_two_processes_make_the_steps_of_one(recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", tiers(RECIPES, long=["masked", "pairs", "languages", "vision"]))
+def test_two_processes_make_the_steps_of_one(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    recipe: Recipe = request.getfixturevalue(name)
     raw = changed(recipe, precision="fp32", max_steps=4).model_dump()
     raw["model"] |= {name: 0.0 for name in raw["model"] if name.endswith("dropout")}
     seen: dict[int, list[StepFinished]] = {1: [], 2: []}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transom.errors import ConfigError
 from transom.exchange.config_rows import Fields
 from transom.exchange.family import Candidate, Family, nearest_families
 from transom.exchange.foreign_folder import INDEX_FILE, WEIGHTS_FILE
-from transom.exchange.tensor_rows import Configs, group_tensors
+from transom.exchange.tensor_rows import Configs, TensorGroup, group_tensors
 from transom.files.atomic_io import json_bytes, write_file
 from transom.models.build import build_model
 
@@ -96,12 +97,12 @@ def convert_model(config: ModelConfig, weights: Mapping[str, Tensor], family: Fa
             return like[name].to(weights[name].dtype if name in weights else dtype)
         return weights[name] if name in weights else torch.zeros(like[name].shape, dtype=dtype)
 
-    def foreign(names: tuple[str, ...], how: Any, meta: bool = False) -> Tensor:
-        found: Tensor = how.write([ours(name, meta) for name in names], configs)
-        return found
+    def foreign(group: TensorGroup, n: int, meta: bool = False) -> Tensor:
+        return group.how.write([ours(name, meta) for name in group.ours], configs)[n]
 
-    tensors = {group.foreign: lambda group=group: foreign(group.ours, group.how) for group in groups}
-    specs = {group.foreign: TensorSpec.of(foreign(group.ours, group.how, meta=True)) for group in groups}
+    numbered = [(name, group, n) for group in groups for n, name in enumerate(group.foreign)]
+    tensors = {name: partial(foreign, group, n) for name, group, n in numbered}
+    specs = {name: TensorSpec.of(foreign(group, n, meta=True)) for name, group, n in numbered}
     return ForeignModel(family, foreign_config, tensors, specs)
 
 

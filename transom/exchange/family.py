@@ -148,9 +148,9 @@ class Family:
         for row in self.tensors:
             for name in ("embedding.tokens.weight", "source_embedding.tokens.weight"):
                 if (match := row.match(name)) is not None:
-                    found["embedding"] = match[1]
+                    found["embedding"] = match[1][0]
             if (match := row.match("unembedding.weight")) is not None:
-                found["unembedding"] = match[1]
+                found["unembedding"] = match[1][0]
         return found["embedding"], found["unembedding"]
 
     def obstacles(self, config: ModelConfig) -> list[Obstacle]:

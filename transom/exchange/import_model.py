@@ -78,7 +78,7 @@ def open_foreign_model(source: ForeignFolder, from_data: Mapping[str, Any]) -> I
     stored = _match_names(source, family, groups, tied_copy)
     configs = Configs(config, source.config)
     for group in groups:
-        _check_shape(source, stored[group.foreign], group, like, configs)
+        _check_shapes(source, stored, group, like, configs)
     unread = family.unread_fields(source.config)
     notes = [f"not carried over: {', '.join(unread)}"] if unread else []
     return ImportedModel(source, family, config, groups, stored, notes)
@@ -93,7 +93,7 @@ def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup
     names = {_present_name(name): name for name in source.tensors}
     if family.prefix and not any(name.startswith(family.prefix) for name in names):
         names = {family.prefix + name: name for name in names} | names
-    wanted = [group.foreign for group in groups]
+    wanted = [name for group in groups for name in group.foreign]
     if missing := [name for name in wanted if name not in names]:
         raise CheckpointError(
             f"{source.path}: expected the {len(wanted):,} tensors of a {family.architecture} with this {CONFIG}, found"
@@ -124,14 +124,17 @@ def _output_matrices(source: ForeignFolder, family: Family) -> tuple[str | None,
     return None, True
 
 
-def _check_shape(source: ForeignFolder, stored: str, group: TensorGroup, like: Mapping[str, Tensor], configs: Configs) -> None:
-    expected = tuple(group.how.write([like[name] for name in group.ours], configs).shape)
-    found = source.tensors[stored].spec.shape
-    if found != expected:
-        raise CheckpointError(
-            f"{source.tensors[stored].path}: tensor {stored[:200]!r}: expected shape {expected} for this {CONFIG}, found {found}; the files"
-            " belong to different models"
-        )
+def _check_shapes(
+    source: ForeignFolder, stored: Mapping[str, str], group: TensorGroup, like: Mapping[str, Tensor], configs: Configs
+) -> None:
+    expected = group.how.write([like[name] for name in group.ours], configs)
+    for name, tensor in zip(group.foreign, expected, strict=True):
+        found = source.tensors[stored[name]]
+        if found.spec.shape != tuple(tensor.shape):
+            raise CheckpointError(
+                f"{found.path}: tensor {stored[name][:200]!r}: expected shape {tuple(tensor.shape)} for this {CONFIG}, found"
+                f" {found.spec.shape}; the files belong to different models"
+            )
 
 
 def write_weights(model: ImportedModel, folder: RunFolder, notify: Callable[[int, int], None] = lambda done, total: None) -> int:
@@ -152,7 +155,8 @@ def write_weights(model: ImportedModel, folder: RunFolder, notify: Callable[[int
     group_of = {name: group for group in model.groups for name in group.ours}
     specs: dict[str, TensorSpec] = {}
     for group in model.groups:
-        meta = torch.empty(model.source.tensors[model.stored[group.foreign]].spec.shape, dtype=_dtype(model, group), device="meta")
+        stored = [model.source.tensors[model.stored[name]].spec for name in group.foreign]
+        meta = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in stored]
         parts = group.how.read(meta, [like[name] for name in group.ours], configs)
         specs |= {name: TensorSpec.of(part) for name, part in zip(group.ours, parts, strict=True)}
     total, done = sum(spec.n_bytes for spec in specs.values()), 0
@@ -162,9 +166,11 @@ def write_weights(model: ImportedModel, folder: RunFolder, notify: Callable[[int
         nonlocal done
         if name not in kept:
             group = group_of[name]
-            stored = model.stored[group.foreign]
-            foreign = model.source.read_tensor(stored)
-            require_finite(model.source.tensors[stored].path, {stored: foreign})
+            foreign = []
+            for each in group.foreign:
+                stored = model.stored[each]
+                foreign.append(model.source.read_tensor(stored))
+                require_finite(model.source.tensors[stored].path, {stored: foreign[-1]})
             kept.update(zip(group.ours, group.how.read(foreign, [like[each] for each in group.ours], configs), strict=True))
         done += specs[name].n_bytes
         notify(done, total)
@@ -174,10 +180,6 @@ def write_weights(model: ImportedModel, folder: RunFolder, notify: Callable[[int
     assert run is not None, "config.json is written first"
     write_tensors(folder.path / WEIGHTS, specs, produce, Origin(run, 0))
     return total
-
-
-def _dtype(model: ImportedModel, group: TensorGroup) -> torch.dtype:
-    return model.source.tensors[model.stored[group.foreign]].spec.dtype
 
 
 def new_run_id() -> str:

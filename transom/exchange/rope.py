@@ -56,6 +56,8 @@ class RotaryRow:
         if kind == "default":
             return fields
         scaling = {_RENAMED.get(name, name): value for name, value in found.items() if value is not None}
+        if kind == "dynamic":
+            scaling.setdefault("original_max_seq_len", foreign.get("max_position_embeddings"))
         return fields | {f"{_SCALING}kind": _KINDS[kind]} | {_SCALING + name: value for name, value in scaling.items()}
 
     def write(self, ours: Mapping[str, Any]) -> Fields:

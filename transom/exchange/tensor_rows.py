@@ -1,11 +1,12 @@
 """Rows of a family's table of tensors: names on both sides, and a transform that is read in both directions.
 
 Names are patterns. ``{i}`` and ``{e}`` stand for a number, the same on both sides. ``{a,b}`` stands for alternatives, the n-th of the one
-side with the n-th of the other. ``[a,b]`` on our side lists tensors that are one tensor on the other side.
+side with the n-th of the other. ``[a,b]`` lists tensors that a transform reads or writes together.
 """
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,97 +29,117 @@ class Configs(NamedTuple):
 
 
 class Transform(Protocol):
-    """A conversion between tensors of ours and a foreign tensor. It also works on meta tensors, from which expected shapes are derived."""
+    """A conversion between tensors of both sides. It also works on meta tensors, from which expected shapes are derived."""
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         """Return our tensors; ``like`` has their shapes."""
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def write(self, ours: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+        """Return the foreign tensors."""
+
+
+class OneForeign(ABC):
+    """Base of the transforms with one foreign tensor."""
+
+    @abstractmethod
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+        """Return our tensors; ``like`` has their shapes."""
+
+    @abstractmethod
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         """Return the foreign tensor."""
 
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+        """Return our tensors; ``like`` has their shapes."""
+        return self.split(foreign[0], like, configs)
 
-class Equal:
+    def write(self, ours: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+        """Return the foreign tensor, alone in a list."""
+        return [self.join(ours, configs)]
+
+
+class Equal(OneForeign):
     """The same tensor; of several names of ours, each gets a copy."""
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         return [foreign] * len(like)
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         return ours[0]
 
 
-class Transposed:
+class Transposed(OneForeign):
     """Our weights (out, in), one above the other, stored as (in, out), as GPT-2 does; biases one after another."""
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         return [part.t() for part in foreign.split([len(each) for each in like], -1)]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         return torch.cat([each.t() for each in ours], -1)
 
 
-class WithAxes:
+class WithAxes(OneForeign):
     """The same values, with axes of size 1 before ours on the foreign side."""
 
     def __init__(self, n: int) -> None:
         """Store the number of these axes."""
         self.axes = (1,) * n
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         return [foreign.reshape(like[0].shape)]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         return ours[0].reshape(*self.axes, *ours[0].shape)
 
 
-class PatchKernels:
+class PatchKernels(OneForeign):
     """The projection of flattened patches, stored as the kernels of a convolution (d_model, channels, patch_size, patch_size)."""
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         return [foreign.flatten(1)]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         size = configs.ours.patch_size
         return ours[0].unflatten(1, (-1, size, size))
 
 
-class ByHead:
+class ByHead(OneForeign):
     """W_Q, W_K and W_V with the rows of each head together: (n_heads, 3, d_head, ...), as GPT-NeoX stores them."""
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         heads = foreign.unflatten(0, (-1, 3, configs.ours.d_head))
         return [part.flatten(0, 1) for part in heads.unbind(1)]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         heads = [each.unflatten(0, (-1, configs.ours.d_head)) for each in ours]
         return torch.stack(heads, 1).flatten(0, 2)
 
 
-class AfterRows:
+class AfterRows(OneForeign):
     """A table of positions that has unused rows before ours, as BART and RoBERTa do; zeros are written."""
 
     def __init__(self, n: int) -> None:
         """Store the number of unused rows."""
         self.n = n
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         return [foreign[self.n :]]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         return torch.cat([ours[0].new_zeros(self.n, *ours[0].shape[1:]), ours[0]])
 
 
-class GainMinusOne:
+class GainMinusOne(OneForeign):
     """A norm's gain, stored without the 1 that is added to it (Gemma). Computed in float32 or wider."""
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         return [foreign.to(torch.promote_types(foreign.dtype, torch.float32)) + 1]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         return ours[0] - 1
 
 
-class ScaledQuery:
+class ScaledQuery(OneForeign):
     """W_Q of a model that divides scores by another number than sqrt(d_head); the scale is part of our W_Q.
 
     It is exact where the scale is a power of two, as in T5, whose heads have the dimensions 16, 64 or 256.
@@ -128,10 +149,10 @@ class ScaledQuery:
         """Store the function that returns the factor of W_Q: sqrt(d_head) over the model's own divisor."""
         self.factor = factor
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         return [_multiplied(foreign, self.factor(configs))]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         return _multiplied(ours[0], 1 / self.factor(configs))
 
 
@@ -161,23 +182,32 @@ class TensorRow:
     when: Callable[[Any], bool] = lambda config: True
 
     @cached_property
-    def _patterns(self) -> list[tuple[list[re.Pattern[str]], list[str], str]]:
-        """Patterns and templates of our joined names, and the template of the foreign name, for each combination of alternatives."""
+    def _patterns(self) -> list[tuple[list[re.Pattern[str]], list[str], list[str]]]:
+        """Patterns and templates of our names, and templates of the foreign ones, for each combination of alternatives."""
         found = []
         for ours, foreign in zip(_expand(self.ours), _expand(self.foreign), strict=True):
-            joined = _JOINED.search(ours)
-            names = [ours] if joined is None else [ours.replace(joined[0], each) for each in joined[1].split(",")]
-            found.append(([_compile(name) for name in names], names, foreign))
+            names = _listed(ours)
+            found.append(([_compile(name) for name in names], names, _listed(foreign)))
         return found
 
-    def match(self, name: str) -> tuple[list[str], str] | None:
-        """Return our names that are one foreign tensor with ``name``, and the name of that tensor; None if the row does not have the name."""
+    def match(self, name: str) -> tuple[list[str], list[str]] | None:
+        """Return our names and the foreign names of the group of tensors with our ``name``; None if the row does not have it."""
         for patterns, names, foreign in self._patterns:
             for pattern in patterns:
                 if found := pattern.fullmatch(name):
                     numbers = found.groupdict()
-                    return [_fill(each, numbers) for each in names], _fill(foreign, numbers)
+                    return [_fill(each, numbers) for each in names], [_fill(each, numbers) for each in foreign]
         return None
+
+
+def _listed(pattern: str) -> list[str]:
+    """Return the patterns that a list stands for.
+
+    >>> _listed("attn.[q,k].weight")
+    ['attn.q.weight', 'attn.k.weight']
+    """
+    joined = _JOINED.search(pattern)
+    return [pattern] if joined is None else [pattern.replace(joined[0], each) for each in joined[1].split(",")]
 
 
 def _expand(pattern: str) -> Iterator[str]:
@@ -203,10 +233,10 @@ def _fill(template: str, numbers: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Tensors of ours that are one foreign tensor, and the transform between both."""
+    """Tensors of both sides that a transform converts together."""
 
     ours: tuple[str, ...]
-    foreign: str
+    foreign: tuple[str, ...]
     how: Transform
 
 
@@ -218,7 +248,7 @@ def group_tensors(rows: Sequence[TensorRow], names: Sequence[str], config: Any) 
         for row in rows:
             if (found := row.match(name)) is not None:
                 ours, foreign = found
-                groups.setdefault(foreign, TensorGroup(tuple(ours), foreign, row.how))
+                groups.setdefault(foreign[0], TensorGroup(tuple(ours), tuple(foreign), row.how))
                 break
         else:
             raise KeyError(f"no row for the tensor {name}")

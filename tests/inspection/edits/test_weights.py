@@ -22,7 +22,7 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("features", every(4, FEATURES), ids=str)
+@pytest.mark.parametrize("features", every(4, FEATURES, long=2), ids=str)
 @pytest.mark.parametrize(
     "family", [FAMILIES[0], FAMILIES[3], FAMILIES[5], ENCODERS[0]], ids=lambda each: f"{each['kind']}-{each.get('mask')}"
 )

@@ -32,7 +32,7 @@ def largest(found: LogitAttribution) -> float:
     return max(abs(found.logit), *(abs(each.value) for each in found.contributions))
 
 
-@pytest.mark.parametrize("fields", every(6, ONE_ANSWER), ids=lambda each: f"{each['kind']}, {each.get('norm_placement')}")
+@pytest.mark.parametrize("fields", every(6, ONE_ANSWER, long=3), ids=lambda each: f"{each['kind']}, {each.get('norm_placement')}")
 def test_contributions_add_up_to_the_logit_and_to_differences(fields: dict[str, Any]) -> None:
     config = described(fields)
     model, batch = built(config), batch_for(config, TARGET, SOURCE)

@@ -14,7 +14,7 @@ from tests.inspection.conftest import HOSTILE
 from tests.inspection.pages.page_words import Words
 from tests.inspection.pages.test_classification_section import metrics
 from tests.inspection.pages.test_describe import COMBINATIONS, of
-from tests.test_architecture import SOURCES
+from tests.test_architecture import trees
 from transom.config.architecture import ModelConfig
 from transom.data.reports.findings import NOUNS, SPLIT_NAMES, count_noun, out_of, split_name
 from transom.data.split import PLURALS
@@ -96,7 +96,7 @@ def test_the_faults_of_a_table_are_found() -> None:
 
 def keys_in_code() -> Iterator[tuple[Path, ast.expr]]:
     """Yield the first argument of each call of a function that takes a key."""
-    for path, tree in SOURCES.items():
+    for path, tree in trees("transom").items():
         for call in (found for found in ast.walk(tree) if isinstance(found, ast.Call)):
             if isinstance(call.func, ast.Name) and call.func.id in ("message", "message_or", "phrase") and call.args:
                 yield path, call.args[0]
@@ -116,13 +116,13 @@ def test_keys_in_code_are_in_the_tables_and_keys_of_the_tables_are_in_code() -> 
     known = {key for key in templates(ENGLISH) if not key.startswith("explain.quantities.")}  # tests/inspection/test_names.py has these
     patterns = {pattern for _, key in keys_in_code() if (pattern := pattern_of(key)) is not None}
     assert {pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in known)} == set()
-    constants = {found.value for tree in SOURCES.values() for found in ast.walk(tree) if isinstance(found, ast.Constant)}
+    constants = {found.value for tree in trees("transom").values() for found in ast.walk(tree) if isinstance(found, ast.Constant)}
     assert {key for key in known - constants if not any(re.fullmatch(pattern, key) for pattern in patterns)} == set()
 
 
 def english_in_code() -> Iterator[tuple[str, Any]]:
     """Yield each key with the English text that follows it in the code: as arguments, or as a pair."""
-    for tree in SOURCES.values():
+    for tree in trees("transom").values():
         assigned = {
             target.id: found.value
             for found in ast.walk(tree)

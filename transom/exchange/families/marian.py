@@ -9,13 +9,13 @@ from torch import Tensor
 from transom.exchange.config_rows import Always, Choice, Computed, ConfigRow, Dropout, Expect, Same
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS
-from transom.exchange.tensor_rows import Configs, TensorRow
+from transom.exchange.tensor_rows import Configs, OneForeign, TensorRow
 
 _OUTPUT_AXIS = re.compile(r"(o|down|norm)\.(weight|bias)")
 """Tensors whose first axis is the residual stream; the second axis of all other matrices is."""
 
 
-class ResidualOrder:
+class ResidualOrder(OneForeign):
     """Our tensor with the dimensions of the residual stream in another order.
 
     Ours has sines in the even dimensions and cosines in the odd ones, as Vaswani et al. 2017. Marian has all sines first. A model is the same
@@ -26,12 +26,12 @@ class ResidualOrder:
         """Store the axis of the residual stream; None for a tensor without it."""
         self.axis = axis
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         if self.axis is None:
             return [foreign.reshape(like[0].shape)]
         return [foreign.index_select(self.axis, self._order(foreign).argsort())]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         return ours[0] if self.axis is None else ours[0].index_select(self.axis, self._order(ours[0]))
 
     def _order(self, x: Tensor) -> Tensor:
@@ -41,13 +41,13 @@ class ResidualOrder:
         return torch.cat([torch.arange(0, n, 2, device=device), torch.arange(1, n, 2, device=device)])
 
 
-class BiasRow:
+class BiasRow(OneForeign):
     """A bias of the logits, stored as a matrix of one row."""
 
-    def read(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+    def split(self, foreign: Tensor, like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
         return [foreign[0]]
 
-    def write(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
+    def join(self, ours: Sequence[Tensor], configs: Configs) -> Tensor:
         return ours[0][None]
 
 

@@ -1,14 +1,18 @@
 """The Vision Transformer (Dosovitskiy et al. 2021) and DeiT (Touvron et al. 2021)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from transom.exchange.config_rows import Always, Choice, Dropout, Ignored, Same
+import torch
+from torch import Tensor
+
+from transom.exchange.config_rows import Always, Choice, ConfigRow, Dropout, Ignored, Same
 from transom.exchange.family import Family
 from transom.exchange.rows_shared import ACTIVATIONS
-from transom.exchange.tensor_rows import PATCH_KERNELS, TensorRow, WithAxes
+from transom.exchange.tensor_rows import PATCH_KERNELS, Configs, TensorRow, WithAxes
 
 OURS = "encoder.blocks.{i}"
-FIELDS = (
+FIELDS: tuple[ConfigRow, ...] = (
     Always({"norm.kind": "layernorm", "norm_placement": "pre", "position.kind": "learned", "pooling": "cls", "head_bias": True}),
     Same("d_model", "hidden_size", 768),
     Same("n_layers", "num_hidden_layers", 12),
@@ -54,11 +58,38 @@ VIT = Family(
     auto_class="AutoModelForImageClassification",
     pipeline="image-classification",
 )
+
+
+class TwoHeads:
+    """The heads of the class token and of the distillation token: our output layer is their mean, on both vectors one after the other."""
+
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+        if foreign[0].dim() == 1:
+            return [(foreign[0] + foreign[1]) / 2]
+        return [torch.cat(list(foreign), 1) / 2]
+
+    def write(self, ours: Sequence[Tensor], configs: Configs) -> list[Tensor]:
+        """Return both heads; the bias is the same in both, since only the mean of the logits counts."""
+        return [ours[0], ours[0].clone()] if ours[0].dim() == 1 else [2 * half for half in ours[0].chunk(2, 1)]
+
+
+DISTILLED = TensorRow("embedding.distillation", "deit.embeddings.distillation_token", WithAxes(2))
 DEIT = replace(
     VIT,
     model_type="deit",
     architecture="DeiTForImageClassification",
-    tensors=(*tensors("deit"), TensorRow("unembedding.{weight,bias}", "classifier.{weight,bias}")),
+    fields=(*FIELDS, Always({"distillation": "token"})),
+    tensors=(*tensors("deit"), DISTILLED, TensorRow("unembedding.{weight,bias}", "classifier.{weight,bias}")),
     prefix="deit.",
 )
-FAMILIES = (VIT,)
+DEIT_WITH_TEACHER = replace(
+    DEIT,
+    architecture="DeiTForImageClassificationWithTeacher",
+    fields=(*FIELDS, Always({"distillation": "head"})),
+    tensors=(
+        *tensors("deit"),
+        DISTILLED,
+        TensorRow("unembedding.{weight,bias}", "[cls_classifier,distillation_classifier].{weight,bias}", TwoHeads()),
+    ),
+)
+FAMILIES = (VIT, DEIT, DEIT_WITH_TEACHER)
