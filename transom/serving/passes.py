@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +14,13 @@ from transom.decoding.predictors.generator import Generator
 from transom.errors import ConfigError, DataError
 from transom.files.message import phrase
 from transom.inspection.attention_map import attention_map
-from transom.inspection.certify import Certificate
+from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import is_exact
 from transom.inspection.edits.changes import AttentionEdit
 from transom.inspection.edits.scope import edits as edit_scope
 from transom.inspection.names import NamedQuantity, description
-from transom.inspection.trace import Trace, axes_of, token_symbols, trace
+from transom.inspection.retrace import retrace
+from transom.inspection.trace import Trace, axes_of, map_owners, names_of, token_symbols, trace
 from transom.layers.attention import Attention
 from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.serving.requests import PassRequest
@@ -52,20 +53,37 @@ class Pass:
     logits: Tensor
     fired: Sequence[int]
     whole: bool
+    _certificates: dict[str, Certificate] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def certificates(self) -> dict[str, Certificate]:
-        """Comparison of the attention maps with the kernel's head outputs, by layer; edited layers and long texts are left out.
+    def certifiable(self) -> list[str]:
+        """Addresses of the attention layers whose maps can be certified; edited layers and long texts are left out."""
+        if not self.whole or estimate_bytes(self.model, self.input)[1] > MAX_CERTIFIED:
+            return []
+        return [path for path in map_owners(self.trace.quantities) if path not in self.trace.edited]
+
+    def certificate(self, attention: str) -> Certificate:
+        """Compare the maps of a certifiable layer with the kernel's head outputs, once.
 
         Raises:
             CertificationError: attention weights do not give the head outputs that the kernel computed.
         """
-        if not self.whole or estimate_bytes(self.model, self.input)[1] > MAX_CERTIFIED:
-            return {}
-        found = {each.address: each for each in self.trace.certify()}
-        for certificate in found.values():
-            certificate.check()
-        return found
+        if attention not in self._certificates:
+            self._certificates[attention] = certify(self.trace.activations, attention)
+        self._certificates[attention].check()
+        return self._certificates[attention]
+
+    def require_certified_maps(self, of: str) -> None:
+        """Raise if a quantity belongs to an attention layer whose maps are not those that the model used.
+
+        Args:
+            of: address of the quantity.
+
+        Raises:
+            CertificationError: attention weights do not give the head outputs that the kernel computed.
+        """
+        if (owner := of.rpartition(".")[0]) in self.certifiable:
+            self.certificate(owner)
 
     @property
     def flat_logits(self) -> Tensor:
@@ -73,19 +91,36 @@ class Pass:
         return self.logits[0] if self.logits.ndim == 3 else self.logits
 
 
-def run_pass(model: ServedModel, given: ModelInput, request: PassRequest, references: Mapping[str, Any]) -> Pass:
+def run_pass(
+    model: ServedModel, given: ModelInput, request: PassRequest, references: Mapping[str, Any], plain: Pass | None = None
+) -> Pass:
     """Run a model with the edits of a request; the input, and the batches from which edits take values, were built without them.
+
+    Args:
+        model: the model.
+        given: its input.
+        request: the edits.
+        references: batch by name, from which edits take values.
+        plain: the pass without edits, of which the blocks before the first edited one are kept; None to run all blocks.
 
     Raises:
         ConfigError: the model has no such block, head or position.
         EditNeverFiredError: an edit changed nothing.
     """
-    whole = estimate_bytes(model, given)[0] <= MAX_BYTES
+    whole = is_whole(model, given)
     scope = edit_scope(model.run, request.edits, inputs=references) if request.edits else None
     with scope or nullcontext():
-        logits, found = trace(model.run, given.batch, ["*"] if whole else ["logits"], store="all" if whole else "needed")
+        if plain is not None and plain.whole:
+            logits, found = retrace(model.run, plain.trace)
+        else:
+            logits, found = trace(model.run, given.batch, ["*"] if whole else ["logits"], store="all" if whole else "needed")
         fired = scope.fired if scope is not None else ()
     return Pass(model, given, found, logits, fired, whole)
+
+
+def is_whole(model: ServedModel, given: ModelInput) -> bool:
+    """Return whether all sites of a pass fit into memory."""
+    return estimate_bytes(model, given)[0] <= MAX_BYTES
 
 
 def estimate_bytes(model: ServedModel, given: ModelInput) -> tuple[int, int]:
@@ -160,7 +195,7 @@ def _module(model: ServedModel, path: str) -> Any:
 
 
 def describe_pass(found: Pass) -> dict[str, Any]:
-    """Return tokens, attention layers, quantities and answer of a pass as JSON-serializable data."""
+    """Return tokens, attention layers, idle quantities and answer of a pass as JSON-serializable data."""
     model, a = found.model, found.trace.activations
     tokens = describe_tokens(model, found.input.batch)["tokens"]
     layers = [_layer(found, path, tokens) for path in attention_layers(model) if not found.whole or a.get(f"{path}.q") is not None]
@@ -174,7 +209,7 @@ def describe_pass(found: Pass) -> dict[str, Any]:
         **describe_tokens(model, found.input.batch),
         "flipped": model.input_kind == "sound",
         "layers": layers,
-        "quantities": [_quantity(each, tokens) for each in found.trace.quantities.values()],
+        "idle": found.trace.idle,
         "outputs": {
             "positions": positions,
             "per_token": found.logits.ndim == 3,
@@ -187,6 +222,22 @@ def describe_pass(found: Pass) -> dict[str, Any]:
         "whole": found.whole,
         "tile": SIZE,
     }
+
+
+def describe_quantities(model: ServedModel, given: ModelInput) -> list[dict[str, Any]]:
+    """Return the quantities of all passes of an input as JSON-serializable data; a pass says which of them it lacks."""
+    tokens, whole = _tokens(model, given.batch), is_whole(model, given)
+    return [_quantity(each, tokens) for each in names_of(model.network.config) if whole or each.address == "logits"]
+
+
+def describe_certificates(found: Pass) -> dict[str, Any]:
+    """Return the comparison of the maps with the kernel's head outputs, by layer, as JSON-serializable data.
+
+    Raises:
+        CertificationError: attention weights do not give the head outputs that the kernel computed.
+    """
+    certificates = [found.certificate(path) for path in found.certifiable]
+    return {each.address: {"ratio": each.ratio, "logsumexp": each.with_logsumexp} for each in certificates}
 
 
 def _answer(found: Pass) -> str:
@@ -229,7 +280,7 @@ def _layer(found: Pass, path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[
     module, a = _module(found.model, path), found.trace.activations
     stack, _, rest = path.partition(".blocks.")
     block, _, part = rest.partition(".")
-    certificate, keys = found.certificates.get(path), "encoder" if part == "cross" else stack
+    keys = "encoder" if part == "cross" else stack
     return {
         "address": path,
         "stack": stack,
@@ -240,14 +291,12 @@ def _layer(found: Pass, path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[
         "queries": stack,
         "keys": keys,
         "exact": is_exact(module),
-        "edited": path in found.trace.edited,
         "switchable": True,
-        "certificate": None if certificate is None else {"ratio": certificate.ratio, "logsumexp": certificate.with_logsumexp},
     }
 
 
 def _recurrent_layer(path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the attention of a recurrent decoder over the source, which has no queries of a block and no certificate."""
+    """Return the attention of a recurrent decoder over the source, which has no queries of a block."""
     return {
         "address": path,
         "stack": "decoder",
@@ -258,9 +307,7 @@ def _recurrent_layer(path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[str
         "queries": "decoder",
         "keys": "encoder",
         "exact": True,
-        "edited": False,
         "switchable": False,
-        "certificate": None,
     }
 
 

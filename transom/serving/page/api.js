@@ -66,10 +66,11 @@ function fetchAnswer(name, body) {
 }
 
 /** The server answers one question at a time, so what a person waits for goes first. */
-const ORDER = ["pass", "logits", "tile", "calculation", "tensor", "head", "lens", "sweep"];
+const ORDER = ["pass", "logits", "tile", "calculation", "tensor", "head", "lens", "certificates", "sweep"];
 const AT_ONCE = ["pass", "logits"];
 const TOGETHER = ["logits", "tensor"]; // questions that wait together are asked together
-const MOST_OPEN = 2;
+const ALONE = ["head", "lens", "certificates", "sweep"]; // asked once nothing else is open: the pictures come before them
+const MOST_OPEN = 3;
 const waiting = [];
 let open = 0;
 
@@ -82,8 +83,9 @@ function inTurn(name, text) {
 }
 
 function start() {
-  while (open < MOST_OPEN && waiting.length) {
+  while (waiting.length) {
     const { name } = waiting.reduce((best, each) => (ORDER.indexOf(each.name) < ORDER.indexOf(best.name) ? each : best));
+    if (open >= (ALONE.includes(name) ? 1 : MOST_OPEN)) return;
     const asked = TOGETHER.includes(name) ? waiting.filter((each) => each.name === name) : [waiting.find((each) => each.name === name)];
     waiting.splice(0, Infinity, ...waiting.filter((each) => !asked.includes(each)));
     open += 1;

@@ -7,11 +7,14 @@ const BLOCK = /^(.+\.(?:blocks|layers)\.(\d+))\.(.+)$/;
  * @returns {Array<{id, kind, stack, block, prefix, layer}>} kind: "embedding", "attention", "feed-forward", "layer" or "output"
  */
 export function listPlaces(pass) {
-  if (!listed.has(pass)) listed.set(pass, findPlaces(pass));
-  return listed.get(pass);
+  const known = listed.get(pass.quantities);
+  if (known && ["layers", "tokens", "outputs"].every((part) => known.pass[part] === pass[part])) return known.places;
+  const places = findPlaces(pass);
+  listed.set(pass.quantities, { pass, places });
+  return places;
 }
 
-const listed = new WeakMap(); // of each pass, once
+const listed = new WeakMap(); // by quantities; passes that differ in their edits share them
 
 function findPlaces(pass) {
   const places = [];

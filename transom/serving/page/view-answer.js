@@ -171,7 +171,10 @@ export function mountAnswer(root, store) {
   view(
     controls,
     store,
-    (s) => [s.loaded, s.position, s.language],
+    ({ loaded, position, language }) => [
+      ...[loaded?.pass.tokens, loaded?.pass.outputs, loaded?.pass.answer, loaded?.body.input, loaded?.body.edits.length > 0, loaded?.body.model],
+      ...[loaded?.other?.model, position, language],
+    ],
     (state) => {
       if (!state.loaded) return [];
       const { pass } = state.loaded;

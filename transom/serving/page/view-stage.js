@@ -53,7 +53,7 @@ export function mountStage(root, store) {
   view(
     head,
     store,
-    (s) => [s.loaded, s.place, s.language],
+    (s) => [s.loaded && listPlaces(s.loaded.pass), s.place, s.language],
     (state) => (state.loaded ? title(store, state) : []),
   );
   mountHeads(heads, store);
