@@ -30,13 +30,10 @@ from transom.serving.answers import (
 )
 from transom.serving.cache import Cache
 from transom.serving.copied import copied
+from transom.serving.descriptions import describe_certificates, describe_pass, describe_quantities, describe_tokens
 from transom.serving.export import export_page
 from transom.serving.passes import (
     Pass,
-    describe_certificates,
-    describe_pass,
-    describe_quantities,
-    describe_tokens,
     estimate_bytes,
     number_error,
     open_map,

@@ -1,5 +1,7 @@
 /** The parts of a model in the order in which data passes through them, and the quantities of each. */
 
+import { t } from "explore/messages";
+
 const BLOCK = /^(.+\.(?:blocks|layers)\.(\d+))\.(.+)$/;
 
 /**
@@ -54,6 +56,12 @@ function othersOf(pass, places) {
     others.get(owner).quantities.push(quantity);
   }
   return others.values();
+}
+
+/** Name a layer outside the blocks: the end of a stack, the stages before a Vision Transformer, else by its address. */
+export function layerLabel(pass, { id }) {
+  if (id in pass.tokens) return t("overview.end");
+  return id.endsWith("stem.stages") ? t("overview.stem") : id;
 }
 
 function addBlock(pass, prefix, block, address, add) {

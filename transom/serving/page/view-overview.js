@@ -4,7 +4,7 @@ import { ask } from "explore/api";
 import { button, h, view } from "explore/dom";
 import { number, short, shown } from "explore/format";
 import { t } from "explore/messages";
-import { currentPlace, listPlaces } from "explore/places";
+import { currentPlace, layerLabel, listPlaces } from "explore/places";
 import { hasLens, outputPosition } from "explore/session";
 import { ofFirst } from "explore/whose";
 
@@ -98,7 +98,7 @@ export function mountOverview(root, store) {
           own
             .filter((each) => ["layer", "attention"].includes(each.kind) && (each.block ?? null) === null)
             .map((place) => {
-              const text = place.part ? t(`overview.${place.part}`) : place.id in pass.tokens ? t("overview.end") : place.id;
+              const text = place.part ? t(`overview.${place.part}`) : layerLabel(pass, place);
               return h("li", { class: "block" }, item(store, here, place, text));
             }),
         );
