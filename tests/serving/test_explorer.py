@@ -122,6 +122,20 @@ def test_the_map_of_an_edited_layer_has_no_certificate(shown: Shown) -> None:
     assert list(ask(shown, "certificates", edits=[edit])) == ["decoder.blocks.1.attn"]
 
 
+@pytest.mark.parametrize("shown", ["language"], indirect=True)
+def test_maps_before_an_edit_are_certified_once(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind it again, since their inputs are others."""
+    seen = list[str]()
+    monkeypatch.setattr("transom.serving.passes.certify", lambda a, path: seen.append(path) or certify(a, path))
+    first, second = "decoder.blocks.0.attn", "decoder.blocks.1.attn"
+    body = {"input": {"text": "a cat and a dog"}}
+    scale = {"kind": "scale", "name": "decoder.blocks.0.attn.z", "factor": 0.5}
+    edited = [[], [scale | {"name": "decoder.blocks.1.resid_post"}], [scale | {"name": "decoder.blocks.0.resid_post"}], [scale]]
+    found = [shown.server.explorer.answer("certificates", body | {"edits": edits}) for edits in edited]
+    assert seen == [first, second, second, first, second, second] and found[0] == found[1]
+    assert [list(each) for each in found] == [[first, second]] * 3 + [[second]]
+
+
 @every_run
 def test_tensors_of_an_edited_pass_are_those_of_a_whole_one(shown: Shown) -> None:
     """Bit by bit: the blocks before the edit are those of the pass without it."""

@@ -1,4 +1,4 @@
-"""What describes a pass on the page: tokens, layers, quantities, answer and certificates, as JSON-serializable data."""
+"""Descriptions of a pass for the page: tokens, layers, quantities, answer and certificates, as JSON-serializable data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -81,6 +81,13 @@ class Pass:
         if (owner := of.rpartition(".")[0]) in self.certifiable:
             self.certificate(owner)
 
+    def certificates_of_kept_layers(self, other: Trace) -> dict[str, Certificate]:
+        """Return the certificates so far of layers whose queries, keys, values and outputs another trace keeps."""
+        own, others = self.trace.activations.recorded, other.activations.recorded
+        return {
+            path: each for path, each in self._certificates.items() if all(own[at] is others[at] for at in (f"{path}.{x}" for x in "qkvz"))
+        }
+
     @property
     def flat_logits(self) -> Tensor:
         """Logits of the row, (positions, symbols); one position where a text or picture has one answer."""
@@ -109,7 +116,7 @@ def run_pass(model: ServedModel, given: ModelInput, request: PassRequest, refere
         else:
             logits, found = trace(model.run, given.batch, ["*"] if whole else ["logits"], store="all" if whole else "needed")
         fired = scope.fired if scope is not None else ()
-    return Pass(model, given, found, logits, fired, whole)
+    return Pass(model, given, found, logits, fired, whole, {} if plain is None else plain.certificates_of_kept_layers(found))
 
 
 def is_whole(model: ServedModel, given: ModelInput) -> bool:
