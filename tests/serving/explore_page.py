@@ -115,7 +115,7 @@ def pixels(browser: Browser, selector: str, cells: Sequence[Cell]) -> list[list[
         f"""([selector, cells]) => {{
             const maps = {FIND};
             return cells.map(([map, row, column]) => {{
-                const size = Number(maps[map].dataset.cell);
+                const size = maps[map].width / Number(maps[map].dataset.columns);
                 const at = (i) => Math.floor((i + 0.5) * size);
                 return [...maps[map].getContext("2d").getImageData(at(column), at(row), 1, 1).data];
             }});

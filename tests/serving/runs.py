@@ -83,6 +83,10 @@ class Runs(dict[str, Path]):
         stem = ["model.patch_size=2", "model.stem=none", "model.n_layers=2", "model.pooling=cls"]
         transom.train("digits-vit", run, [*MODEL, *TRAINING, *stem, "training.batch_size=16"])
 
+    def _train_stem(self, run: Path) -> None:
+        """Train a Vision Transformer with convolutions before its patches."""
+        transom.train("digits-vit", run, [*MODEL, *TRAINING, "model.n_layers=1", "training.batch_size=16"])
+
     def _train_sounds(self, run: Path) -> None:
         data = ["data.generate.n_train=90", "data.generate.n_valid=18", "data.generate.n_test=18", "training.batch_size=8"]
         transom.train("synthetic-sounds", run, [*MODEL, *TRAINING, *data, "model.n_layers=1"])

@@ -19,6 +19,8 @@ from tests.serving.shown import Shown, part_of
 from tests.tiers import every
 from transom.cli.main import main
 from transom.errors import ConfigError, DataError
+from transom.inspection.activations import Activations
+from transom.inspection.certify import Certificate, CertificationError, certify
 from transom.inspection.edits.schemas import AblateHeads
 from transom.inspection.lenses.logit_attribution import logit_attribution
 from transom.inspection.lenses.logit_lens import logit_lens
@@ -67,6 +69,8 @@ def test_models_and_vocabulary(shown: Shown) -> None:
 @every_run
 def test_a_pass_lists_tokens_layers_and_quantities(shown: Shown) -> None:
     answer, config = ask(shown, "pass"), shown.run.model.config
+    certificates = ask(shown, "certificates")
+    assert set(certificates) == {each["address"] for each in answer["layers"]}
     for stack, tokens in answer["tokens"].items():
         side = "source" if stack == "encoder" else "decoder_input"
         if answer["grid"] is None:
@@ -78,15 +82,71 @@ def test_a_pass_lists_tokens_layers_and_quantities(shown: Shown) -> None:
     for layer in answer["layers"]:
         weights = shown.trace[f"{layer['address']}.weights"]
         assert (layer["n_heads"], layer["shape"]) == (weights.shape[1], list(weights.shape[2:]))
-        assert layer["exact"] and layer["certificate"]["ratio"] <= 1
+        assert layer["exact"] and certificates[layer["address"]]["ratio"] == certify(shown.trace.activations, layer["address"]).ratio <= 1
         assert layer["keys"] == ("encoder" if layer["part"] == "cross" else layer["queries"])
     assert len(answer["layers"]) == sum(name.endswith(".weights") for name in shown.trace.quantities)
-    for each in answer["quantities"]:
+    quantities = ask(shown, "quantities")["quantities"]
+    assert [each["address"] for each in quantities] == list(shown.trace.quantities) and answer["idle"] == []
+    for each in quantities:
         x = part_of(shown.trace, each["address"])
         assert len(each["axes"]) == x.ndim == len(each["shape"])
         assert all(size in (None, n) for size, n in zip(each["shape"], x.shape, strict=True)), each
         assert each["formula"]
     assert answer["outputs"]["positions"] == list(range(len(flat(shown.logits)))) and answer["whole"] and answer["fired"] == []
+
+
+@pytest.mark.parametrize("shown", ["language"], indirect=True)
+def test_maps_that_are_not_certified_are_not_shown(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the layer that fails; the pass, its other layers and its streams are shown."""
+    layer = "decoder.blocks.1.attn"
+
+    def fail(a: Activations, path: str) -> Certificate:
+        return certify(a, path)._replace(**({"ratio": 3.0} if path == layer else {}))
+
+    monkeypatch.setattr("transom.serving.passes.certify", fail)
+    body = {"input": {"text": "the dog and the ship"}}
+    explorer, index = shown.server.explorer, {"n_heads": 0, "query": 3, "key": 1}
+    assert explorer.answer("pass", body)["layers"]
+    asked = [("tensor", {"name": f"{layer}.weights"}), ("calculation", {"name": f"{layer}.scores", "index": index})]
+    asked += [("certificates", {}), ("head", {"attention": layer, "head": 0, "query": 3, "position": 3})]
+    for kind, fields in asked:
+        with pytest.raises(CertificationError, match=rf"{layer}: .* 3 times the bound of rounding"):
+            explorer.answer(kind, body | fields)
+    for name in ("decoder.blocks.0.attn.weights", "decoder.blocks.1.resid_post", "logits"):
+        assert array(explorer.answer("tensor", body | {"name": name})).numel()
+
+
+@pytest.mark.parametrize("shown", ["language"], indirect=True)
+def test_the_map_of_an_edited_layer_has_no_certificate(shown: Shown) -> None:
+    edit = head_off("decoder.blocks.0.attn", 1)
+    assert list(ask(shown, "certificates", edits=[edit])) == ["decoder.blocks.1.attn"]
+
+
+@pytest.mark.parametrize("shown", ["language"], indirect=True)
+def test_maps_before_an_edit_are_certified_once(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind it again, since their inputs are others."""
+    seen = list[str]()
+    monkeypatch.setattr("transom.serving.passes.certify", lambda a, path: seen.append(path) or certify(a, path))
+    first, second = "decoder.blocks.0.attn", "decoder.blocks.1.attn"
+    body = {"input": {"text": "a cat and a dog"}}
+    scale = {"kind": "scale", "name": "decoder.blocks.0.attn.z", "factor": 0.5}
+    edited = [[], [scale | {"name": "decoder.blocks.1.resid_post"}], [scale | {"name": "decoder.blocks.0.resid_post"}], [scale]]
+    found = [shown.server.explorer.answer("certificates", body | {"edits": edits}) for edits in edited]
+    assert seen == [first, second, second, first, second, second] and found[0] == found[1]
+    assert [list(each) for each in found] == [[first, second]] * 3 + [[second]]
+
+
+@every_run
+def test_tensors_of_an_edited_pass_are_those_of_a_whole_one(shown: Shown) -> None:
+    """Bit by bit: the blocks before the edit are those of the pass without it."""
+    for kept in (False, True):
+        if kept:
+            ask(shown, "pass")
+        edits = [head_off(shown.layer, 1 + kept)]
+        with transom.edits(shown.run, edits):
+            expected = transom.trace(shown.run, shown.batch, ["*"], store="all")[1]
+        for name in expected.quantities:
+            assert torch.equal(array(ask(shown, "tensor", name=name, edits=edits)), part_of(expected, name).float()), name
 
 
 @every_run

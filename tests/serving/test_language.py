@@ -112,7 +112,8 @@ def test_english_is_what_python_prints(explorer: Explorer) -> None:
 def test_notes_and_formulas_of_a_pass_are_told_in_german(explorer: Explorer) -> None:
     answer = explorer.answer("pass", TEXT | {"language": "de"})
     assert answer["notes"][0].startswith("Das Ziel ist die eigene Übersetzung des Modells: ")
-    formulas = {each["address"]: each["formula"] for each in answer["quantities"]}
+    quantities = explorer.answer("quantities", TEXT | {"language": "de"})["quantities"]
+    formulas = {each["address"]: each["formula"] for each in quantities}
     assert formulas["decoder.blocks.0.attn.weights"] == "Softmax der maskierten Scores"
     assert explorer.answer("tensor", CELL | {"language": "de"})["formula"] == "Softmax der maskierten Scores"
 

@@ -1,16 +1,19 @@
 """The page as a whole: its size, language and state, every place of every model, and what it says of mistakes."""
 
+import base64
 import json
 from pathlib import Path
 
 import pytest
 
+import transom
 from tests.browser import Browser
 from tests.serving.explore_page import move_to, open_page, settle
 from tests.serving.runs import INPUTS, NAMES, serve
 from tests.tiers import tiers
 from transom.inspection.messages.tables import LANGUAGES, table
 from transom.serving.server import PAGE, ExploreServer
+from transom.tasks.run_data import load_sample
 
 
 def test_the_page_is_small_and_has_no_other_language_than_its_own() -> None:
@@ -89,3 +92,56 @@ def test_changes_that_the_model_refuses_are_taken_back(browser: Browser, server:
     assert browser.page.locator("#problem").is_hidden() and browser.page.locator(".chip").count() == 8
     assert [fault for fault in browser.faults if "status of 400" not in fault] == []
     browser.faults.clear()
+
+
+def test_an_edit_asks_for_the_pictures_first_and_draws_no_token_again(browser: Browser, server: ExploreServer) -> None:
+    """In one message beside the pass; what the head does, the lens and the certificates come after them."""
+    layer = "decoder.blocks.1.attn"
+    open_page(browser, server, {"input": {"text": "the dog sees"}, "place": layer})
+    mark = "(parts) => parts.forEach((part) => { document.querySelector(part).kept = true; })"
+    parts = ["#tokens .chip", "#place-title h2", "#heads .tile"]
+    browser.page.evaluate(mark, parts)
+    browser.requests.clear()
+    browser.page.click(f"[data-switch='{layer}'][data-head='1']")
+    settle(browser)
+    asked = [request.rpartition("/")[2] for request in browser.requests]
+    assert sorted(asked[:3]) == ["logits", "pass", "tensor"] and sorted(asked[3:]) == ["certificates", "head", "lens"]
+    kept = browser.page.evaluate("(parts) => parts.map((part) => document.querySelector(part).kept === true)", parts)
+    assert kept == [True, True, False]
+    assert browser.page.locator("#heads .tile.off").count() == 1 and browser.page.locator(".probability .old").count() > 0
+
+
+def test_a_layer_names_its_certificate(browser: Browser, server: ExploreServer) -> None:
+    """After its maps; an edited layer has none."""
+    layer = "decoder.blocks.0.attn"
+    open_page(browser, server, {"input": {"text": "the dog sees"}, "place": layer})
+    ratio = server.explorer.answer("certificates", {"input": {"text": "the dog sees"}})[layer]["ratio"]
+    assert f"{ratio:.2g}" in str(browser.page.get_attribute("#heads .certified", "title"))
+    browser.page.click(f"[data-switch='{layer}'][data-head='1']")
+    settle(browser)
+    assert browser.page.locator("#heads .certified").count() == 0
+
+
+@pytest.mark.long
+def test_the_stem_of_a_vision_transformer_has_a_name(browser: Browser, runs: dict[str, Path]) -> None:
+    with serve(runs["stem"]) as server:
+        open_page(browser, server, {"place": "embedding.stem.stages"})
+        overview, title = (browser.page.inner_text(part) for part in ("#overview", "#place-title h2"))
+        assert "Convolutional stem" in overview and "stages" not in overview and title == "Convolutional stem"
+
+
+@pytest.mark.long
+def test_sounds_of_the_validation_data_are_offered(browser: Browser, runs: dict[str, Path]) -> None:
+    """The spectrogram shown beside the name is smaller than the model's input, so the data are read: the logits are those of the data."""
+    with serve(runs["sounds"]) as server:
+        open_page(browser, server, {})
+        (model,) = server.explorer.answer("models", {})["models"]
+        sample = model["samples"][-1]
+        browser.page.locator("[data-sample]").last.click()
+        settle(browser)
+        assert browser.page.locator(".error:visible").count() == 0 and browser.page.locator(".probability").count() > 1
+        answer = server.explorer.answer("tensor", {"input": sample["input"], "name": "logits"})
+        name = server.explorer.answer("pass", {"input": sample["input"]})["copied"]["sample"]
+        run = transom.load(runs["sounds"], "fp32")
+        expected = transom.trace(run, load_sample(runs["sounds"], name), ["logits"])[0][0]
+        assert base64.b64decode(answer["data"]) == expected.numpy().tobytes()

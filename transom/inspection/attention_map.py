@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transom.decoding.inference import eval_mode
 from transom.errors import ConfigError
-from transom.inspection.activations import Activations, autocast_as, autocast_dtype, find_network, heads_of
+from transom.inspection.activations import Activations, autocast_as, autocast_dtype, find_network, heads_of, parent
 from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import AttentionInputs, is_exact
 from transom.layers.attention import Attention
@@ -96,6 +96,22 @@ def _layer_with_head(network: Network, attention: str, head: int) -> Attention:
     if not 0 <= head < module.n_heads:
         raise ConfigError(f"head: expected a number from 0 to {module.n_heads - 1}, found {head}")
     return module
+
+
+def select_head(a: Activations, attention: str, head: int) -> Activations:
+    """Return the activations of one head of an attention layer, copied once instead of at each tile of its map.
+
+    Args:
+        a: activations with ``q``, ``k``, ``v`` and ``z`` of the layer.
+        attention: address of the layer.
+        head: index of the query head.
+    """
+    n_heads, names = _layer_with_head(a.model, attention, head).n_heads, [f"{attention}.{name}" for name in "qkvz"]
+    a.require_unchanged_weights()
+    routed = {address: x for address, x in a.recorded.items() if address == f"{parent(attention)}.depth.score"}
+    found = Activations(a.model, a.batch, {name: a.of_heads(name, n_heads, [head]) for name in names} | routed)
+    found.autocast, found.head = a.autocast, head
+    return found
 
 
 class _HeadRecorder(ActivationRecorder):

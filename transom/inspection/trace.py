@@ -33,6 +33,7 @@ from transom.inspection.trace_files import TraceRequest, read_activations, run_t
 from transom.layers.context import ALL_PAIRS, Part
 from transom.layers.mixture_of_depths import gather_selected
 from transom.layers.observe import ActivationRecorder
+from transom.models.base import Network
 
 Store = Literal["needed", "residuals", "qk", "all"]
 """Sites that a trace keeps: those that the names need, or more, so that other names can be asked for later."""
@@ -245,6 +246,11 @@ def axes_of(axes: str, n: int, address: str = "") -> list[str]:
     return [*leading[n - len(rest)], *rest]
 
 
+def edited_layers(network: Network) -> list[str]:
+    """Return the addresses of the attention layers whose head outputs the edits in force change."""
+    return [at.removesuffix(".z") for at in network.edits or () if at.endswith((".attn.z", ".cross.z"))]
+
+
 @lru_cache(maxsize=8)
 def names_of(config: Any) -> tuple[NamedQuantity, ...]:
     """List the names of a model once per configuration."""
@@ -308,7 +314,7 @@ def trace(
     _check_indices("positions", positions, None)
     certified = [f"{path}.{name}" for path in map_owners(chosen) for name in ("weights", "v", "z")]
     routed = [address for address in known if address.endswith((".depth.score", ".ff.router"))]
-    edited = [at.removesuffix(".z") for at in network.edits or () if at.endswith((".attn.z", ".cross.z"))]
+    edited = edited_layers(network)
     weights = [f"{path}.weights" for path in edited if f"{path}.weights" in chosen]
     request = TraceRequest.of(network, chosen, heads, positions, temperature, token_symbols(model, batch), edited)
     if any(address.endswith(GRADIENT_SUFFIX) for address in chosen):  # runs the uncompiled model

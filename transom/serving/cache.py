@@ -23,3 +23,10 @@ class Cache(Generic[Value]):
         while len(self._values) > self._size:
             self._values.popitem(last=False)
         return self._values[key]
+
+    def find(self, key: Hashable) -> Value | None:
+        """Return the value of a key, if it is in memory."""
+        if key not in self._values:
+            return None
+        self._values.move_to_end(key)
+        return self._values[key]

@@ -30,11 +30,10 @@ from transom.serving.answers import (
 )
 from transom.serving.cache import Cache
 from transom.serving.copied import copied
+from transom.serving.descriptions import describe_certificates, describe_pass, describe_quantities, describe_tokens
 from transom.serving.export import export_page
 from transom.serving.passes import (
     Pass,
-    describe_pass,
-    describe_tokens,
     estimate_bytes,
     number_error,
     open_map,
@@ -50,6 +49,7 @@ from transom.serving.requests import (
     ModelRequest,
     PassRequest,
     PositionRequest,
+    QuantitiesRequest,
     TensorRequest,
     TileRequest,
     TokensRequest,
@@ -84,10 +84,12 @@ class Explorer:
             "vocabulary": (ModelRequest, lambda request: {"symbols": self._model(request).symbols()}),
             "upload": (UploadRequest, lambda request: {"file": self._store(request.data, name=request.name), "name": request.name}),
             "tokens": (TokensRequest, self._tokens),
+            "quantities": (QuantitiesRequest, self._quantities),
             "pass": (PassRequest, self._pass),
             "logits": (PositionRequest, lambda request: answer_logits(self._found(request), request)),
-            "tensor": (TensorRequest, lambda request: answer_tensor(self._whole(request), request)),
+            "tensor": (TensorRequest, self._tensor),
             "calculation": (CalculationRequest, self._edited(self._calculation)),
+            "certificates": (PassRequest, lambda request: describe_certificates(self._whole(request))),
             "lens": (PositionRequest, lambda request: answer_lens(self._whole(request), request)),
             "sweep": (PositionRequest, self._edited(answer_sweep)),
             "head": (HeadRequest, self._head),
@@ -114,7 +116,7 @@ class Explorer:
             return answer(request)
         with self._lock:
             found = answer(request)
-        return in_language(found, request.language) if isinstance(request, PassRequest) else found
+        return in_language(found, request.language) if isinstance(request, QuantitiesRequest) else found
 
     def warm_up(self) -> None:
         """List the names of all quantities, which takes seconds, before the first request needs them."""
@@ -165,16 +167,31 @@ class Explorer:
         """Return what describes a pass."""
         return {**describe_pass(self._found(request)), "copied": copied(request, self._files)._asdict()}
 
+    def _quantities(self, request: QuantitiesRequest) -> Json:
+        """Return what the passes of an input compute."""
+        return {"quantities": describe_quantities(self._model(request), self._input(request))}
+
+    def _tensor(self, request: TensorRequest) -> Json:
+        """Return a quantity; of an attention layer only if its maps are certified."""
+        found = self._whole(request)
+        found.require_certified_maps(request.name)
+        return answer_tensor(found, request)
+
     def _calculation(self, found: Pass, request: CalculationRequest) -> Json:
         """Return the hand calculation of one element."""
+        found.require_certified_maps(request.name)
         return answer_calculation(found, request, copied(request, self._files))
+
+    def _input(self, request: QuantitiesRequest) -> ModelInput:
+        """Return the input of a request."""
+        model = self._model(request)
+        return self._inputs.get((request.model, request.input), lambda: model.build_input(request.input, self._files))
 
     def _found(self, request: PassRequest) -> Pass:
         """Return the pass of a request."""
-        model = self._model(request)
-        given = self._inputs.get((request.model, request.input), lambda: model.build_input(request.input, self._files))
-        key = request.of_pass().model_dump_json()
-        return self._passes.get(key, lambda: run_pass(model, given, request, self._references(request)))
+        model, given = self._model(request), self._input(request)
+        plain = self._passes.find(request.without_edits().pass_key) if request.edits else None
+        return self._passes.get(request.pass_key, lambda: run_pass(model, given, request, self._references(request), plain))
 
     def _references(self, request: PassRequest) -> dict[str, Any]:
         """Return the pictures or sounds from which the edits take values, by identifier.
@@ -189,16 +206,14 @@ class Explorer:
         return {text: model.read_reference(InputRequest.model_construct(file=text), self._files) for text in wanted}
 
     def _whole(self, request: PassRequest) -> Pass:
-        """Return the pass of a request, of which every site was kept and every map certified.
+        """Return the pass of a request, of which every site was kept.
 
         Raises:
-            CertificationError: attention weights do not give the head outputs that the kernel computed.
             DataError: the text is too long.
         """
         found = self._found(request)
         if not found.whole:
             raise too_long_error(*estimate_bytes(found.model, found.input))
-        _ = found.certificates
         return found
 
     def _edited(self, answer: Callable[[Pass, Any], Json]) -> Callable[[Any], Json]:
@@ -217,13 +232,15 @@ class Explorer:
         return edit_scope(self._model(request).run, request.edits, inputs=self._references(request))
 
     def _head(self, request: HeadRequest) -> Json:
+        """Return what one head does."""
         found = self._whole(request)
+        found.require_certified_maps(f"{request.attention}.weights")
         switched = request.attention not in recurrent_attention(found.model)
         return answer_head(found, self._found(head_without(found, request)) if switched else found, request)
 
     def _tile(self, request: TileRequest) -> Json:
         """Return a tile of a map."""
-        key = request.of_pass().model_dump_json(), request.attention, request.head
+        key = request.pass_key, request.attention, request.head
         tiled = self._maps.get(key, lambda: self._open_map(request))
         tile = tiled.tile(request.level, request.row, request.column)
         place = {"queries": tile.queries, "keys": tile.keys, "stride": tile.stride, "ratio": tile.ratio}

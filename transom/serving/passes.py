@@ -2,29 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from transom.config.vision import VisionTransformerConfig
-from transom.decoding.predictors.generator import Generator
 from transom.errors import ConfigError, DataError
 from transom.files.message import phrase
-from transom.inspection.activations import tokenizer_of
-from transom.inspection.attention_map import attention_map
-from transom.inspection.certify import Certificate
+from transom.inspection.attention_map import AttentionMap, attention_map, select_head
+from transom.inspection.certify import Certificate, certify
 from transom.inspection.derive_attention import is_exact
 from transom.inspection.edits.changes import AttentionEdit
 from transom.inspection.edits.scope import edits as edit_scope
-from transom.inspection.names import NamedQuantity, description
-from transom.inspection.trace import CLASS_TOKENS, Trace, axes_of, token_symbols, trace
+from transom.inspection.retrace import retrace
+from transom.inspection.trace import Trace, map_owners, trace
 from transom.layers.attention import Attention
 from transom.layers.recurrent.recurrent_decoder import SourceAttention
 from transom.serving.requests import PassRequest
 from transom.serving.served_model import ModelInput, ServedModel
-from transom.serving.tiles import SIZE, StoredMap, TiledMap
+from transom.serving.tiles import StoredMap, TiledMap
 
 MAX_BYTES = 2**30
 """Bytes of a pass, of which every site is kept."""
@@ -52,20 +49,44 @@ class Pass:
     logits: Tensor
     fired: Sequence[int]
     whole: bool
+    _certificates: dict[str, Certificate] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def certificates(self) -> dict[str, Certificate]:
-        """Comparison of the attention maps with the kernel's head outputs, by layer; edited layers and long texts are left out.
+    def certifiable(self) -> list[str]:
+        """Addresses of the attention layers whose maps can be certified; edited layers and long texts are left out."""
+        if not self.whole or estimate_bytes(self.model, self.input)[1] > MAX_CERTIFIED:
+            return []
+        return [path for path in map_owners(self.trace.quantities) if path not in self.trace.edited]
+
+    def certificate(self, attention: str) -> Certificate:
+        """Compare the maps of a certifiable layer with the kernel's head outputs, once.
 
         Raises:
             CertificationError: attention weights do not give the head outputs that the kernel computed.
         """
-        if not self.whole or estimate_bytes(self.model, self.input)[1] > MAX_CERTIFIED:
-            return {}
-        found = {each.address: each for each in self.trace.certify()}
-        for certificate in found.values():
-            certificate.check()
-        return found
+        if attention not in self._certificates:
+            self._certificates[attention] = certify(self.trace.activations, attention)
+        self._certificates[attention].check()
+        return self._certificates[attention]
+
+    def require_certified_maps(self, of: str) -> None:
+        """Raise if a quantity belongs to an attention layer whose maps are not those that the model used.
+
+        Args:
+            of: address of the quantity.
+
+        Raises:
+            CertificationError: attention weights do not give the head outputs that the kernel computed.
+        """
+        if (owner := of.rpartition(".")[0]) in self.certifiable:
+            self.certificate(owner)
+
+    def certificates_of_kept_layers(self, other: Trace) -> dict[str, Certificate]:
+        """Return the certificates so far of layers whose queries, keys, values and outputs another trace keeps."""
+        own, others = self.trace.activations.recorded, other.activations.recorded
+        return {
+            path: each for path, each in self._certificates.items() if all(own[at] is others[at] for at in (f"{path}.{x}" for x in "qkvz"))
+        }
 
     @property
     def flat_logits(self) -> Tensor:
@@ -73,19 +94,34 @@ class Pass:
         return self.logits[0] if self.logits.ndim == 3 else self.logits
 
 
-def run_pass(model: ServedModel, given: ModelInput, request: PassRequest, references: Mapping[str, Any]) -> Pass:
+def run_pass(model: ServedModel, given: ModelInput, request: PassRequest, references: Mapping[str, Any], plain: Pass | None = None) -> Pass:
     """Run a model with the edits of a request; the input, and the batches from which edits take values, were built without them.
+
+    Args:
+        model: the model.
+        given: its input.
+        request: the edits.
+        references: batch by name, from which edits take values.
+        plain: the pass without edits, of which the blocks before the first edited one are kept; None to run all blocks.
 
     Raises:
         ConfigError: the model has no such block, head or position.
         EditNeverFiredError: an edit changed nothing.
     """
-    whole = estimate_bytes(model, given)[0] <= MAX_BYTES
+    whole = is_whole(model, given)
     scope = edit_scope(model.run, request.edits, inputs=references) if request.edits else None
     with scope or nullcontext():
-        logits, found = trace(model.run, given.batch, ["*"] if whole else ["logits"], store="all" if whole else "needed")
+        if plain is not None and plain.whole:
+            logits, found = retrace(model.run, plain.trace)
+        else:
+            logits, found = trace(model.run, given.batch, ["*"] if whole else ["logits"], store="all" if whole else "needed")
         fired = scope.fired if scope is not None else ()
-    return Pass(model, given, found, logits, fired, whole)
+    return Pass(model, given, found, logits, fired, whole, {} if plain is None else plain.certificates_of_kept_layers(found))
+
+
+def is_whole(model: ServedModel, given: ModelInput) -> bool:
+    """Return whether all sites of a pass fit into memory."""
+    return estimate_bytes(model, given)[0] <= MAX_BYTES
 
 
 def estimate_bytes(model: ServedModel, given: ModelInput) -> tuple[int, int]:
@@ -131,14 +167,14 @@ def open_map(found: Pass, attention: str, head: int) -> TiledMap:
     layers = (*attention_layers(found.model), *recurrent_attention(found.model))
     if attention not in layers:
         raise layer_error(attention)
-    edited, module = attention in found.trace.edited, _module(found.model, attention)
+    edited, module = attention in found.trace.edited, found.model.network.get_submodule(attention)
     if found.whole and (edited or not is_exact(module)):
         weights = found.trace.activations[f"{attention}.weights"][0]
         if head >= len(weights):
             raise number_error("head", len(weights), head)
         return TiledMap(StoredMap(weights[head]))
     if found.whole:
-        return TiledMap(found.trace.map(attention, head))
+        return TiledMap(AttentionMap(select_head(found.trace.activations, attention, head), attention, head))
     if any(isinstance(edit, AttentionEdit) for edit in (found.model.network.edits or {}).get(f"{attention}.z", ())):
         english = "edits: expected none that changes the weights of {attention} in a long text, found one; shorten the text"
         raise ConfigError(phrase("errors.long_edit", english, attention=attention))
@@ -153,138 +189,3 @@ def attention_layers(model: ServedModel) -> list[str]:
 def recurrent_attention(model: ServedModel) -> list[str]:
     """Return the addresses of the attention of recurrent decoders over the source, which has one head that cannot be switched off."""
     return [path for path, module in model.network.named_modules() if isinstance(module, SourceAttention)]
-
-
-def _module(model: ServedModel, path: str) -> Any:
-    return model.network.get_submodule(path)
-
-
-def describe_pass(found: Pass) -> dict[str, Any]:
-    """Return tokens, attention layers, quantities and answer of a pass as JSON-serializable data."""
-    model, a = found.model, found.trace.activations
-    tokens = describe_tokens(model, found.input.batch)["tokens"]
-    layers = [_layer(found, path, tokens) for path in attention_layers(model) if not found.whole or a.get(f"{path}.q") is not None]
-    layers += [_recurrent_layer(path, tokens) for path in recurrent_attention(model)] if found.whole else []
-    positions = list(range(len(found.flat_logits))) if found.logits.ndim == 3 else [0]
-    answer = list(found.input.positions) or positions
-    default = answer[-2] if model.input_kind == "pair" and len(answer) > 1 else answer[0] if len(answer) > 1 else answer[-1]
-    if not found.input.answer:
-        default = answer[-1] if found.input.positions else positions[-1]
-    return {
-        **describe_tokens(model, found.input.batch),
-        "flipped": model.input_kind == "sound",
-        "layers": layers,
-        "quantities": [_quantity(each, tokens) for each in found.trace.quantities.values()],
-        "outputs": {
-            "positions": positions,
-            "per_token": found.logits.ndim == 3,
-            "stack": "decoder" if "decoder" in tokens else "encoder",
-            "default": default,
-        },
-        "answer": _answer(found),
-        "notes": list(found.input.notes),
-        "fired": list(found.fired),
-        "whole": found.whole,
-        "tile": SIZE,
-    }
-
-
-def _answer(found: Pass) -> str:
-    """Return the model's answer; of a language model the most probable next token, with the edits of the pass."""
-    if not isinstance(found.model.run, Generator):
-        return found.input.answer
-    symbols = found.model.run.tokenizer.symbols([int(found.flat_logits[-1].argmax())])
-    return symbols[0].replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
-
-
-def describe_tokens(model: ServedModel, batch: Any) -> dict[str, Any]:
-    """Return the tokens of a batch of one row by stack, and its picture with the number of patches per side, as JSON-serializable data."""
-    config = model.network.config
-    n_class = config.n_positions - config.grid**2 if isinstance(config, VisionTransformerConfig) else 0
-    grid = config.grid if isinstance(config, VisionTransformerConfig) else None
-    return {"tokens": _tokens(model, batch), "grid": grid, "n_class_tokens": n_class, "image": model.picture(batch)}
-
-
-def _tokens(model: ServedModel, batch: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return text, id and position of the tokens of each stack."""
-    config, listed = model.network.config, dict[str, list[dict[str, Any]]]()
-    if isinstance(config, VisionTransformerConfig):
-        n_class = config.n_positions - config.grid**2
-        texts = [*CLASS_TOKENS[:n_class], *(f"{i // config.grid},{i % config.grid}" for i in range(config.grid**2))]
-        return {"encoder": [{"text": text, "id": None, "position": i, "special": i < n_class} for i, text in enumerate(texts)]}
-    symbols = token_symbols(model.run, batch)
-    for stack, side in (("encoder", "source"), ("decoder", "target")):
-        if hasattr(model.network, stack):
-            ids = (batch.source if stack == "encoder" else batch.decoder_input).tokens[0].tolist()
-            texts = symbols.get(side) or [str(each) for each in ids]
-            tokenizer = tokenizer_of(model.run, side)
-            listed[stack] = [
-                {"text": text, "id": token, "position": i, "special": tokenizer is not None and token in tokenizer.special_tokens.ids}
-                for i, (token, text) in enumerate(zip(ids, texts, strict=True))
-            ]
-    return listed
-
-
-def _layer(found: Pass, path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return an attention layer with the shape of its maps and its certificate."""
-    module, a = _module(found.model, path), found.trace.activations
-    stack, _, rest = path.partition(".blocks.")
-    block, _, part = rest.partition(".")
-    certificate, keys = found.certificates.get(path), "encoder" if part == "cross" else stack
-    return {
-        "address": path,
-        "stack": stack,
-        "block": int(block),
-        "part": part,
-        "n_heads": module.n_heads,
-        "shape": [a[f"{path}.{name}"].shape[2] for name in "qk"] if found.whole else [len(tokens[stack]), len(tokens[keys])],
-        "queries": stack,
-        "keys": keys,
-        "exact": is_exact(module),
-        "edited": path in found.trace.edited,
-        "switchable": True,
-        "certificate": None if certificate is None else {"ratio": certificate.ratio, "logsumexp": certificate.with_logsumexp},
-    }
-
-
-def _recurrent_layer(path: str, tokens: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the attention of a recurrent decoder over the source, which has no queries of a block and no certificate."""
-    return {
-        "address": path,
-        "stack": "decoder",
-        "block": None,
-        "part": "cross",
-        "n_heads": 1,
-        "shape": [len(tokens["decoder"]), len(tokens["encoder"])],
-        "queries": "decoder",
-        "keys": "encoder",
-        "exact": True,
-        "edited": False,
-        "switchable": False,
-        "certificate": None,
-    }
-
-
-def _quantity(each: NamedQuantity, tokens: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return a row of the vocabulary with the sizes that the input fixes; None for a size that only the quantity itself has."""
-    stack, _, rest = each.address.partition(".blocks.")
-    block = rest.partition(".")[0]
-    stack = {"source_embedding": "encoder", "target_embedding": "decoder"}.get(stack.partition(".")[0], stack.partition(".")[0])
-    stack = stack if stack in tokens else list(tokens)[-1] if tokens else ""
-    keys = "encoder" if ".cross." in each.address else stack
-    sizes = {"query": len(tokens.get(stack, ())), "key": len(tokens.get(keys, ())), "tokens": None}
-    axes = axes_of(each.quantity.axes, len(each.shape), each.address)
-    shape = [sizes.get(axis, size) if tokens else size for axis, size in zip(axes, each.shape, strict=True)]
-    row = each.quantity
-    return {
-        "address": each.address,
-        "name": each.address.rpartition(".")[2] if "." in each.address else each.address,
-        "symbol": row.symbol,
-        "formula": description(row),
-        "axes": [axis for axis in axes if axis != "batch"],
-        "shape": [size for axis, size in zip(axes, shape, strict=True) if axis != "batch"],
-        "cost": each.cost,
-        "stack": stack or None,
-        "block": int(block) if block else None,
-        "alias": each.alias,
-    }

@@ -46,11 +46,23 @@ class UploadRequest(Schema):
     data: str = Field(description="content in base64")
 
 
-class PassRequest(ModelRequest):
-    """A request about one forward pass."""
+class QuantitiesRequest(ModelRequest):
+    """The quantities of all passes of an input."""
 
     input: InputRequest = Field(description="the input")
     language: Name = Field(ENGLISH, description="language of the texts of the answer")
+
+    @field_validator("language")
+    @classmethod
+    def _has_table(cls, language: str) -> str:
+        if language not in LANGUAGES:
+            raise ValueError(f"expected {' or '.join(LANGUAGES)}, found {language!r:.40}")
+        return language
+
+
+class PassRequest(QuantitiesRequest):
+    """A request about one forward pass."""
+
     edits: Annotated[tuple[AnyEdit, ...], Field(strict=False, max_length=1000)] = Field((), description="edits, in order")
 
     @model_validator(mode="after")
@@ -60,16 +72,14 @@ class PassRequest(ModelRequest):
                 raise ValueError("edits: expected patches from a text, found one from a file or run; use transom trace --edit")
         return self
 
-    @field_validator("language")
-    @classmethod
-    def _has_table(cls, language: str) -> str:
-        if language not in LANGUAGES:
-            raise ValueError(f"expected {' or '.join(LANGUAGES)}, found {language!r:.40}")
-        return language
+    @property
+    def pass_key(self) -> str:
+        """Model, input and edits as JSON; the same for all requests about a pass, in any language."""
+        return self.model_dump_json(include={"model", "input", "edits"})
 
-    def of_pass(self) -> "PassRequest":
-        """Return the part of the request that identifies the pass, which has no language."""
-        return PassRequest(model=self.model, input=self.input, edits=self.edits)
+    def without_edits(self) -> "PassRequest":
+        """Return the request for the pass of the same input without edits."""
+        return PassRequest(model=self.model, input=self.input)
 
 
 class TokensRequest(ModelRequest):

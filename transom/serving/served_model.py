@@ -150,8 +150,6 @@ class ServedModel:
 
     def _sample(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the input of a validation sample."""
-        if self.input_kind == "sound":  # the sample is a spectrogram
-            return None
         if isinstance(self.run, SupportsFileInput):
             picture = str(sample.get("picture", ""))
             if not picture.startswith("data:image/png;base64,"):
@@ -197,13 +195,14 @@ class ServedModel:
         return ModelInput(found.batch, found.answer, found.positions, [*found.notes, *self._warnings(request.text)])
 
     def read_file(self, file: InputFile) -> Any:
-        """Return the batch of a picture or sound; a sample whose thumbnail is smaller than the picture is read from the validation data.
+        """Return the batch of a picture or sound; a sample that is more than its thumbnail is read from the validation data.
 
         Raises:
             UnreadableFileError: the file cannot be decoded.
             TransomError: the validation data have moved.
         """
-        if file.sample and getattr(self.network.config, "image_size", 0) > THUMBNAIL_SIZE:
+        is_thumbnail = self.input_kind == "image" and getattr(self.network.config, "image_size", 0) <= THUMBNAIL_SIZE
+        if file.sample and not is_thumbnail:
             return load_sample(self._run_folder, file.sample).to(self.network.device)
         try:
             return build_example_batch(self.run, None, file.path).batch

@@ -201,8 +201,9 @@ class DistanceRule(MaskRule):
     max_distance: int = UNBOUNDED
 
     def mask_mod(self, query: TokenPositions, key: TokenPositions) -> Bool[Tensor, "..."]:
-        distance = query.positions - key.positions
-        return (distance >= self.min_distance) & (distance <= self.max_distance)
+        """Return whether i - max_distance <= j <= i - min_distance, without a matrix of distances, which has 8 bytes per pair."""
+        visible = key.positions <= query.positions - self.min_distance
+        return visible if self.max_distance == UNBOUNDED else visible & (key.positions >= query.positions - self.max_distance)
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
         """Classify by the smallest and the largest distance between a query tile and a key tile."""

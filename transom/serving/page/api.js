@@ -66,12 +66,14 @@ function fetchAnswer(name, body) {
 }
 
 /** The server answers one question at a time, so what a person waits for goes first. */
-const ORDER = ["pass", "logits", "tile", "calculation", "tensor", "head", "lens", "sweep"];
+const ORDER = ["pass", "logits", "tile", "calculation", "tensor", "head", "lens", "certificates", "sweep"];
 const AT_ONCE = ["pass", "logits"];
 const TOGETHER = ["logits", "tensor"]; // questions that wait together are asked together
-const MOST_OPEN = 2;
+const AFTER = ["head", "lens", "certificates", "sweep"]; // asked once nothing else is open: the pictures come before them
+const MOST_OPEN = 3;
+const MOST_AFTER = 2; // the third is for the next pass
 const waiting = [];
-let open = 0;
+const open = []; // kinds of the messages that are not answered
 
 function inTurn(name, text) {
   return new Promise((resolve, reject) => {
@@ -82,13 +84,15 @@ function inTurn(name, text) {
 }
 
 function start() {
-  while (open < MOST_OPEN && waiting.length) {
+  while (waiting.length) {
     const { name } = waiting.reduce((best, each) => (ORDER.indexOf(each.name) < ORDER.indexOf(best.name) ? each : best));
+    const isAfter = AFTER.includes(name);
+    if (open.length >= (isAfter ? MOST_AFTER : MOST_OPEN) || (isAfter && !open.every((each) => AFTER.includes(each)))) return;
     const asked = TOGETHER.includes(name) ? waiting.filter((each) => each.name === name) : [waiting.find((each) => each.name === name)];
     waiting.splice(0, Infinity, ...waiting.filter((each) => !asked.includes(each)));
-    open += 1;
+    open.push(name);
     send(name, asked).finally(() => {
-      open -= 1;
+      open.splice(open.indexOf(name), 1);
       start();
     });
   }

@@ -63,6 +63,16 @@ export function cssColor(value, scale) {
   return found ? `rgb(${found.join(" ")})` : "transparent";
 }
 
+const GRADIENTS = Object.fromEntries(
+  Object.entries(TABLES).map(([name, table]) => {
+    const stops = Array.from({ length: 17 }, (_, i) => `rgb(${table[Math.round((255 * i) / 16)].join(" ")})`);
+    return [name, `linear-gradient(to right, ${stops.join(", ")})`];
+  }),
+);
+
+/** Return the colors of a scale from its low to its high end, as CSS. */
+export const gradient = (scale) => GRADIENTS[scale.table];
+
 /** Return a color as a pixel of an image; 0, transparent, where the value is not finite. */
 export function packed(value, scale) {
   return Number.isFinite(value) ? PACKED[scale.table][entry(value, scale.lo, scale.hi)] : 0;

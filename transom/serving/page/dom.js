@@ -68,6 +68,18 @@ export function view(root, store, select, draw) {
   return update();
 }
 
+const widths = new WeakMap();
+const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => widths.set(target, target.clientWidth)));
+
+/** Return the width of an element in pixels; it is measured when it changes, and not at each drawing, which would lay out the page first. */
+export function widthOf(element) {
+  if (!widths.has(element)) {
+    widths.set(element, element.clientWidth);
+    watch.observe(element);
+  }
+  return widths.get(element);
+}
+
 /** Return the line that tells of an error where its answer was expected. */
 export function errorLine(error) {
   return h("p", { class: "error", role: "alert", text: error.message });

@@ -3,7 +3,7 @@
 import { ask } from "explore/api";
 import { t } from "explore/messages";
 import { listPlaces, quantitiesOf } from "explore/places";
-import { calculationBody, chosenToken, hasLens, headBody, outputPosition, spoken } from "explore/session";
+import { calculationBody, chosenToken, hasLens, headBody, outputPosition, quantitiesBody, spoken } from "explore/session";
 import { lasting } from "explore/state";
 import { isLong } from "explore/view-heads";
 import { fixedIndex } from "explore/view-vectors";
@@ -15,6 +15,8 @@ export function requestsOf(state) {
   const { body, other, pass } = state.loaded;
   const bodies = [body, other].filter(Boolean);
   const found = [["models", {}], ...bodies.map((each) => ["vocabulary", { model: each.model }]), ...bodies.map((each) => ["pass", spoken(state, each)])];
+  found.push(["quantities", quantitiesBody(state, body)]);
+  if (pass.whole !== false) found.push(["certificates", spoken(state, body)]);
   if (body.edits.length) found.push(["pass", spoken(state, { ...body, edits: [] })]);
   const ask = (name, fields) => bodies.forEach((each) => found.push([name, name === "tensor" ? spoken(state, { ...each, ...fields }) : { ...each, ...fields }]));
   for (const layer of pass.layers.filter((each) => !isLong(each))) {

@@ -1,26 +1,20 @@
 /** Heat maps: a canvas of exact colors, a cursor for mouse and keyboard, and the exact number of the cell under it. */
 
-import { cssColor, packed } from "explore/colors";
+import { gradient, packed } from "explore/colors";
 import { announce, h } from "explore/dom";
 import { number } from "explore/format";
 
-/** Draw numbers on a canvas, `cell` pixels per number, row by row; numbers that are not finite stay blank. */
+/** Draw numbers on a canvas, one pixel each, which is shown `cell` pixels wide; numbers that are not finite stay blank. */
 export function paint(canvas, { address, index = {}, rows, columns, values, scale, cell }) {
-  canvas.width = columns * cell;
-  canvas.height = rows * cell;
-  canvas.style.setProperty("width", `${canvas.width}px`);
-  canvas.style.setProperty("height", `${canvas.height}px`);
-  const pixels = new ImageData(canvas.width, canvas.height);
+  canvas.width = columns;
+  canvas.height = rows;
+  canvas.style.setProperty("width", `${columns * cell}px`);
+  canvas.style.setProperty("height", `${rows * cell}px`);
+  const pixels = new ImageData(columns, rows);
   const out = new Uint32Array(pixels.data.buffer);
-  for (let row = 0; row < rows; row += 1) {
-    const start = row * cell * canvas.width;
-    const n = Math.min(columns, values.length - row * columns);
-    for (let column = 0; column < n; column += 1)
-      out.fill(packed(values[row * columns + column], scale), start + column * cell, start + (column + 1) * cell);
-    for (let line = 1; line < cell; line += 1) out.copyWithin(start + line * canvas.width, start, start + canvas.width);
-  }
+  for (let i = 0; i < Math.min(values.length, out.length); i += 1) out[i] = packed(values[i], scale);
   canvas.getContext("2d", { willReadFrequently: true }).putImageData(pixels, 0, 0);
-  Object.assign(canvas.dataset, { address, index: JSON.stringify(index), lo: scale.lo, hi: scale.hi, rows, columns, cell });
+  Object.assign(canvas.dataset, { address, index: JSON.stringify(index), lo: scale.lo, hi: scale.hi, rows, columns });
   return canvas;
 }
 
@@ -149,12 +143,11 @@ function columnLabels({ columnLabels: texts, cell, columns }) {
 
 /** Make the legend of a color scale: its two ends and, for numbers with a sign, zero. */
 export function legend(scale, label) {
-  const stops = Array.from({ length: 17 }, (_, i) => cssColor(scale.lo + ((scale.hi - scale.lo) * i) / 16, scale));
   const bar = h("span", {
     role: "img",
     "aria-label": label,
     class: "legend-bar",
-    style: { background: `linear-gradient(to right, ${stops.join(", ")})` },
+    style: { background: gradient(scale) },
   });
   return h(
     "span",

@@ -1,5 +1,7 @@
 /** The parts of a model in the order in which data passes through them, and the quantities of each. */
 
+import { t } from "explore/messages";
+
 const BLOCK = /^(.+\.(?:blocks|layers)\.(\d+))\.(.+)$/;
 
 /**
@@ -7,11 +9,14 @@ const BLOCK = /^(.+\.(?:blocks|layers)\.(\d+))\.(.+)$/;
  * @returns {Array<{id, kind, stack, block, prefix, layer}>} kind: "embedding", "attention", "feed-forward", "layer" or "output"
  */
 export function listPlaces(pass) {
-  if (!listed.has(pass)) listed.set(pass, findPlaces(pass));
-  return listed.get(pass);
+  const known = listed.get(pass.quantities);
+  if (known && ["layers", "tokens", "outputs"].every((part) => known.pass[part] === pass[part])) return known.places;
+  const places = findPlaces(pass);
+  listed.set(pass.quantities, { pass, places });
+  return places;
 }
 
-const listed = new WeakMap(); // of each pass, once
+const listed = new WeakMap(); // by quantities; passes that differ in their edits share them
 
 function findPlaces(pass) {
   const places = [];
@@ -51,6 +56,12 @@ function othersOf(pass, places) {
     others.get(owner).quantities.push(quantity);
   }
   return others.values();
+}
+
+/** Name a layer outside the blocks: the end of a stack, the stages before a Vision Transformer, else by its address. */
+export function layerLabel(pass, { id }) {
+  if (id in pass.tokens) return t("overview.end");
+  return id.endsWith("stem.stages") ? t("overview.stem") : id;
 }
 
 function addBlock(pass, prefix, block, address, add) {

@@ -1,6 +1,6 @@
 /** Questions about the pass in view: its tensors, logits and what its heads do. With two models in view, the difference. */
 
-import { ask, savedLanguage } from "explore/api";
+import { ask, canonical, savedLanguage } from "explore/api";
 import { t } from "explore/messages";
 
 /** Return the description of the model in view; of a difference, the first. */
@@ -18,6 +18,42 @@ export function spoken(state, body) {
 
 const EMBEDDER = "text-embedder"; // gives vectors; its logits are similarities of a batch
 
+/** Return an object with the equal parts of an older one, so that what depends on them is not drawn again. */
+function sharing(found, older) {
+  const isSame = (key) => older && JSON.stringify(older[key]) === JSON.stringify(found[key]);
+  return Object.fromEntries(Object.keys(found).map((key) => [key, isSame(key) ? older[key] : found[key]]));
+}
+
+/** Return what the pass computes: all quantities of the input but those that the pass lacks. */
+async function fetchQuantities(state, body, { idle }) {
+  const { quantities } = await ask("quantities", quantitiesBody(state, body));
+  return idle.length ? quantities.filter((each) => !idle.includes(each.address)) : quantities;
+}
+
+/** Return the request for the quantities of an input, which all its passes have. */
+export function quantitiesBody(state, { model, input }) {
+  return spoken(state, { model, input });
+}
+
+const drawn = new WeakMap(); // by body of a pass: the tensors that its views asked for, each with the choices that were in force
+
+const choices = (state) => [state.place, state.head, state.tokens];
+
+function remember(state, question) {
+  const { body } = state.loaded;
+  if (!drawn.has(body)) drawn.set(body, new Map());
+  drawn.get(body).set(canonical(question), { question, chosen: choices(state) });
+}
+
+/** Ask for what the page shows of the last pass, of the next one: the views will, but only once they know that pass. */
+function askAhead(state, body) {
+  const { body: last, pass } = state.loaded;
+  if (pass.outputs.positions.length) ask("logits", { ...body, position: outputPosition(state) }).catch(() => {}); // as the views, which show errors
+  const now = choices(state);
+  for (const { question, chosen } of drawn.get(last)?.values() ?? [])
+    if (chosen.every((each, i) => Object.is(each, now[i]))) ask("tensor", spoken(state, { ...body, ...question })).catch(() => {});
+}
+
 function withoutAnswer(pass) {
   const quantities = pass.quantities.filter((each) => !["logits", "probs", "log_probs"].includes(each.address));
   return { ...pass, quantities, outputs: { ...pass.outputs, positions: [] } };
@@ -27,8 +63,13 @@ function withoutAnswer(pass) {
 export async function loadPass(state) {
   const body = passBody(state);
   const other = state.show === "diff" ? passBody(state, 1) : null;
-  const [found] = await Promise.all([body, other].map((each) => each && ask("pass", spoken(state, each))));
-  const pass = state.models.models[body.model].kind === EMBEDDER ? withoutAnswer(found) : found;
+  const last = state.loaded?.body;
+  const asked = [body, other].map((each) => each && ask("pass", spoken(state, each)));
+  if (last && !other && last.input === body.input && last.model === body.model) askAhead(state, body);
+  const [found] = await Promise.all(asked);
+  const quantities = await fetchQuantities(state, body, found);
+  const whole = { ...sharing(found, state.loaded?.pass), quantities };
+  const pass = state.models.models[body.model].kind === EMBEDDER ? withoutAnswer(whole) : whole;
   const loaded = { body, other, pass };
   if (pass.outputs.positions.length) {
     // asked first, so that the probabilities move first
@@ -42,6 +83,7 @@ export async function loadPass(state) {
 /** Return a tensor of the pass in view: {address, axes, shape, values, ...}; of two passes, the first minus the second. */
 export async function tensor(state, name, index = undefined) {
   const { body, other } = state.loaded;
+  remember(state, { name, index });
   const question = (which) => ask("tensor", spoken(state, { ...which, name, index }));
   if (!other) return question(body);
   const [a, b] = await Promise.all([question(body), question(other)]);

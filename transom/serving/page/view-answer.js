@@ -164,6 +164,9 @@ async function bars(store, state) {
   ];
 }
 
+/** Tell whether the probabilities are those of a translation that the edited model did not write. */
+const isForced = ({ models }, { edits, model }) => edits.length > 0 && models[model].input === "pair";
+
 export function mountAnswer(root, store) {
   const controls = h("div", {});
   const list = h("div", { class: "bars-list" });
@@ -171,7 +174,10 @@ export function mountAnswer(root, store) {
   view(
     controls,
     store,
-    (s) => [s.loaded, s.position, s.language],
+    ({ loaded, models, position, language }) => [
+      ...[loaded?.pass.tokens, loaded?.pass.outputs, loaded?.pass.answer, loaded?.body.input, loaded && isForced(models, loaded.body)],
+      ...[loaded?.body.model, loaded?.other?.model, position, language],
+    ],
     (state) => {
       if (!state.loaded) return [];
       const { pass } = state.loaded;
@@ -201,8 +207,7 @@ export function mountAnswer(root, store) {
       return [
         h("h2", { text: t(state.loaded.body.input.target ? "answer.given" : "answer.title") }),
         pass.answer && h("p", { class: "answer-text" }, h("span", { class: "token", text: shown(pass.answer) }), ofFirst(state)),
-        state.loaded.body.edits.length > 0 &&
-          state.models.models[state.loaded.body.model].input === "pair" &&
+        isForced(state.models, state.loaded.body) &&
           h("p", { class: "soft", text: t("answer.forced") }),
         has && positions(store, state),
         has && !isMulti && h("div", { class: "sliders" }, sliders, reset),

@@ -1,7 +1,7 @@
 /** The map of the chosen head with its tokens; every cell opens its hand calculation. */
 
 import { scaleOf } from "explore/colors";
-import { button, h, view } from "explore/dom";
+import { button, h, view, widthOf } from "explore/dom";
 import { shown, short } from "explore/format";
 import { cellSize, heatmap, legend } from "explore/heatmap";
 import { t } from "explore/messages";
@@ -66,7 +66,7 @@ export function mountAttention(root, store) {
       if (place.kind !== "attention") return [];
       const { layer } = place;
       const head = Math.min(state.head, layer.n_heads - 1);
-      const width = root.parentElement.clientWidth;
+      const width = widthOf(root.parentElement);
       const half = window.innerWidth > TWO_COLUMNS ? (width - GAP) * MAP_PART : width;
       const step = (by) => store.set({ head: (head + by + layer.n_heads) % layer.n_heads });
       const [map, ends] = isLong(layer)

@@ -2,12 +2,12 @@
 
 import { ask } from "explore/api";
 import { scaleOf } from "explore/colors";
-import { button, h, view } from "explore/dom";
+import { button, errorLine, h, view } from "explore/dom";
 import { number, shown, signed } from "explore/format";
 import { legend, picture } from "explore/heatmap";
 import { rich, t } from "explore/messages";
 import { currentPlace } from "explore/places";
-import { chosenToken, headIsOff, outputPosition, tensor, toggleHead } from "explore/session";
+import { chosenToken, headIsOff, outputPosition, spoken, tensor, toggleHead } from "explore/session";
 import { word } from "explore/view-row";
 import { ofDifference, ofFirst } from "explore/whose";
 
@@ -144,15 +144,21 @@ async function sweep(state) {
   return { values, largest: Math.max(...[...values.values()].map(Math.abs), 1e-12) };
 }
 
-/** What vouches for the maps of a layer. */
-function certificate(layer) {
+/** What vouches for the maps of a layer; its certificate comes after the maps. */
+function certificate(state, layer) {
   if (!layer.exact) return h("span", { class: "soft", text: t("heads.implied") });
-  if (!layer.certificate) return null;
-  return h("span", {
-    class: "certified",
-    title: t("heads.certificate", { ratio: number(layer.certificate.ratio, 2) }),
-    text: t("heads.certified"),
-  });
+  if (state.loaded.pass.whole === false) return null;
+  const place = h("span", { "aria-busy": "true" });
+  const fill = ({ [layer.address]: found }) => {
+    if (!found) return;
+    place.className = "certified";
+    place.title = t("heads.certificate", { ratio: number(found.ratio, 2) });
+    place.textContent = t("heads.certified");
+  };
+  ask("certificates", spoken(state, state.loaded.body))
+    .then(fill, (error) => place.replaceChildren(errorLine(error)))
+    .finally(() => place.removeAttribute("aria-busy"));
+  return place;
 }
 
 /** What the lines below the heads of a layer are about: the chosen token. */
@@ -185,7 +191,7 @@ export function mountHeads(root, store) {
             place.kind === "heads" ? layerName(pass, layer) : t("heads.title", { n: layer.n_heads }),
             " ",
             ofDifference(state),
-            certificate(layer),
+            certificate(state, layer),
             h("span", { class: "grow" }),
             legend(drawn[i].scale, t("heatmap.legend")),
           ),

@@ -4,7 +4,7 @@ import { ask } from "explore/api";
 import { button, h, view } from "explore/dom";
 import { number, short, shown } from "explore/format";
 import { t } from "explore/messages";
-import { currentPlace, listPlaces } from "explore/places";
+import { currentPlace, layerLabel, listPlaces } from "explore/places";
 import { hasLens, outputPosition } from "explore/session";
 import { ofFirst } from "explore/whose";
 
@@ -40,6 +40,13 @@ export function goTo(store, id) {
   if (stage.getBoundingClientRect().top < 0) stage.scrollIntoView({ block: "start" });
 }
 
+/** Scroll a row of places that is wider than its room to the place in view. */
+function follow(root) {
+  const current = root.querySelector("[aria-current]");
+  if (current && root.scrollWidth > root.clientWidth)
+    root.scrollLeft += current.getBoundingClientRect().left - root.getBoundingClientRect().left - root.clientWidth / 3;
+}
+
 function blocks(store, state, here, places, said) {
   const byBlock = new Map();
   for (const place of places.filter((each) => each.block !== undefined && each.block !== null)) {
@@ -60,6 +67,7 @@ function blocks(store, state, here, places, said) {
 }
 
 export function mountOverview(root, store) {
+  let followed = null; // the place that was brought into view
   view(
     root,
     store,
@@ -90,17 +98,14 @@ export function mountOverview(root, store) {
           own
             .filter((each) => ["layer", "attention"].includes(each.kind) && (each.block ?? null) === null)
             .map((place) => {
-              const text = place.part ? t(`overview.${place.part}`) : place.id in pass.tokens ? t("overview.end") : place.id;
+              const text = place.part ? t(`overview.${place.part}`) : layerLabel(pass, place);
               return h("li", { class: "block" }, item(store, here, place, text));
             }),
         );
       });
       const output = places.find((each) => each.kind === "output");
-      requestAnimationFrame(() => {
-        const current = root.querySelector("[aria-current]");
-        if (current && root.scrollWidth > root.clientWidth)
-          root.scrollLeft += current.getBoundingClientRect().left - root.getBoundingClientRect().left - root.clientWidth / 3;
-      });
+      if (here.id !== followed) requestAnimationFrame(() => follow(root));
+      followed = here.id;
       return [
         pass.layers.length > 0 && item(store, here, { id: "heads", kind: "heads" }, t("overview.heads")),
         said.size > 0 && state.show === "diff" && h("p", { class: "soft says-whose" }, ofFirst(state), t("overview.says_whose")),

@@ -2,7 +2,7 @@
 
 import { h, view } from "explore/dom";
 import { t } from "explore/messages";
-import { currentPlace, listPlaces } from "explore/places";
+import { currentPlace, layerLabel, listPlaces } from "explore/places";
 import { mountAttention } from "explore/view-attention";
 import { mountHeads } from "explore/view-heads";
 import { mountLens } from "explore/view-lens";
@@ -17,7 +17,7 @@ export function placeName(pass, place) {
   const block = place.block === null || place.block === undefined ? null : t("overview.block", { n: place.block });
   const where = [stack, block].filter(Boolean).join(", ");
   const what =
-    place.kind === "layer" && !block ? (place.id in pass.tokens ? t("overview.end") : place.id) : t(`overview.${place.part ?? place.kind}`);
+    place.kind === "layer" && !block ? layerLabel(pass, place) : t(`overview.${place.part ?? place.kind}`);
   return where ? `${where}: ${what}` : what;
 }
 
@@ -53,7 +53,7 @@ export function mountStage(root, store) {
   view(
     head,
     store,
-    (s) => [s.loaded, s.place, s.language],
+    (s) => [s.loaded && listPlaces(s.loaded.pass), s.place, s.language],
     (state) => (state.loaded ? title(store, state) : []),
   );
   mountHeads(heads, store);

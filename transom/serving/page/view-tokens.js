@@ -99,7 +99,7 @@ export function mountTokens(root, store) {
   view(
     root,
     store,
-    (s) => [s.loaded, s.tokens, s.language],
+    ({ loaded, tokens, language }) => [loaded?.pass.tokens, loaded?.pass.image, loaded?.pass.notes, loaded?.pass.outputs, tokens, language],
     (state) => {
       if (!state.loaded) return [];
       const { pass } = state.loaded;

@@ -1,7 +1,7 @@
 /** The vectors of the chosen token in the order of the computation, as strips; matrices as maps. Every cell can be opened. */
 
 import { scaleOf } from "explore/colors";
-import { button, errorLine, h, view } from "explore/dom";
+import { button, errorLine, h, view, widthOf } from "explore/dom";
 import { count, number, shown } from "explore/format";
 import { cellSize, heatmap, legend } from "explore/heatmap";
 import { describeQuantity, rich, t } from "explore/messages";
@@ -139,7 +139,7 @@ export function mountVectors(root, store) {
       if (place.kind === "heads") return [];
       const all = quantitiesOf(state.loaded.pass, place);
       const quantities = state.details ? all : all.filter((each) => !isDetail(each.address));
-      const width = Math.max(200, Math.min(MOST_WIDTH, root.parentElement.clientWidth - (window.innerWidth > 620 ? 234 : 8)));
+      const width = Math.max(200, Math.min(MOST_WIDTH, widthOf(root.parentElement) - (window.innerWidth > 620 ? 234 : 8)));
       const rows = await Promise.all(quantities.map((quantity) => row(store, state, place, quantity, width)));
       if (!rows.length) return [];
       const token =
