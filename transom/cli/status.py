@@ -44,9 +44,14 @@ def status(run: RunArgument, watch: WatchOption = False, as_json: JsonOption = F
             "time left": "" if found.seconds_left is None else format_duration(found.seconds_left),
             "training loss": "" if found.loss is None else f"{found.loss:.4f}",
             "speed": "" if found.speed is None else f"{format_compact(found.speed)}/s",
+            "memory": f"ran out; micro-batches were halved {_times(found.n_halved)}" if found.n_halved else "",
             "best validation": f"step {found.best['step']:,}: {', '.join(format_metrics(found.best))}" if found.best else "",
             "problem": found.problem,
         }
         return found.to_json(), [f"{name}: {value}" for name, value in facts.items() if value]
 
     show_repeatedly(look, watch, as_json)
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n:,} times"

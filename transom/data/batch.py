@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -101,6 +102,26 @@ def duplicate_batch(batch: Any) -> Any:
 
     n_rows = len(batch.tokens if isinstance(batch, PaddedSequences) else batch.sample_ids)
     return replace(batch, **{field.name: doubled(getattr(batch, field.name)) for field in fields(batch)})
+
+
+def take_rows(batch: Any, rows: slice) -> Any:
+    """Return some rows of a batch, or of a part of it such as a ``PaddedSequences``; a single row that serves all rows is kept."""
+
+    def taken(x: Any, n_rows: int) -> Any:
+        if isinstance(x, Tensor):
+            return x if len(x) == 1 < n_rows else x[rows]
+        if isinstance(x, tuple):
+            return x[rows]
+        return x if x is None else replace(x, **{field.name: taken(getattr(x, field.name), n_rows) for field in fields(x)})
+
+    return taken(batch, len(batch.sample_ids))
+
+
+def split_rows(batch: Any, n_parts: int) -> list[Any]:
+    """Split a batch into ``n_parts`` parts of about equally many rows, or into single rows if it has fewer."""
+    n_rows = len(batch.sample_ids)
+    ends = [n_rows * i // n_parts for i in range(n_parts + 1)] if n_rows > n_parts else range(n_rows + 1)
+    return [batch] if n_parts == 1 or n_rows == 1 else [take_rows(batch, slice(*ends_of_part)) for ends_of_part in pairwise(ends)]
 
 
 @dataclass(frozen=True)

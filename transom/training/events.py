@@ -69,6 +69,30 @@ class StepFinished:
 
 
 @dataclass(frozen=True)
+class MicroBatchesHalved:
+    """Memory ran out in a step, which was then taken with smaller micro-batches; later steps have them too.
+
+    Attributes:
+        step: number of the step.
+        rows: rows of the largest micro-batch from now on.
+        n_splits: parts into which each micro-batch of the recipe is split from now on.
+    """
+
+    step: int
+    rows: int
+    n_splits: int
+
+    @property
+    def note(self) -> str:
+        """Describe the change in a sentence."""
+        rows = "1 row" if self.rows == 1 else f"at most {self.rows:,} rows"
+        return (
+            f"step {self.step:,}: memory ran out; micro-batches now have {rows}, {self.n_splits:,} per micro-batch of the recipe, with the"
+            " same loss; transom find-batch finds the largest that fit"
+        )
+
+
+@dataclass(frozen=True)
 class Forecast:
     """The time per step is stable enough to forecast the end of the run; sent again if a time limit leaves clearly more or fewer steps.
 
@@ -131,5 +155,5 @@ class TrainingFinished:
     weights: str | None = None
 
 
-Event = TrainingStarted | StepFinished | Forecast | ValidationFinished | CheckpointSaved | TrainingFinished
+Event = TrainingStarted | StepFinished | MicroBatchesHalved | Forecast | ValidationFinished | CheckpointSaved | TrainingFinished
 Callback = Callable[[Event], None]

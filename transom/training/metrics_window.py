@@ -40,7 +40,15 @@ class _SkippedRecord(_Record):
     samples: list[str]
 
 
-_ANY_RECORD: TypeAdapter[Any] = TypeAdapter(Annotated[_TrainRecord | _ValidationRecord | _SkippedRecord, Field(discriminator="kind")])
+class _HalvedRecord(_Record):
+    kind: Literal["halved"]
+    rows: int
+    n_splits: int
+
+
+_ANY_RECORD: TypeAdapter[Any] = TypeAdapter(
+    Annotated[_TrainRecord | _ValidationRecord | _SkippedRecord | _HalvedRecord, Field(discriminator="kind")]
+)
 
 
 def read_metrics_history(metrics: MetricsLog) -> list[dict[str, Any]]:

@@ -73,6 +73,7 @@ class RankProcess:
             saved = load_resume_state(self.folder.checkpoints, newest, train_step, self.task)
             load_optimizer(self.model, self.optimizer, saved.optimizer)
             restore_rng_states(saved.generators, self.rank)
+            train_step.n_splits = saved.state.progress.n_splits
             step, position = saved.state.progress.step, saved.state.progress.position
         world.broadcast(list(trainable_tensors(self.model).values()))
         batches = self.task.loader.batches_from(position)

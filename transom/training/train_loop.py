@@ -20,6 +20,7 @@ from transom.training.events import (
     CheckpointSaved,
     Event,
     Forecast,
+    MicroBatchesHalved,
     StepFinished,
     StopReason,
     TrainingFinished,
@@ -124,6 +125,7 @@ class _TrainingLoop:
         restore_rng_states(saved.generators)
         self.previous_snapshots = saved.state.snapshots
         self.state = saved.state.progress
+        self.train_step.n_splits = self.state.n_splits
         if self.state.plan is not None and self.state.plan.max_minutes != self.training.max_minutes:
             self.state.plan = None  # it is made anew
         self.apply_plan()
@@ -185,6 +187,10 @@ class _TrainingLoop:
         places = tuple(map(self.setup.task.describe_sample, result.skipped))
         rates = lr, result.grad_norm, n, n / seconds, share, left, self.epochs
         self.notify(StepFinished(p.step, result.loss / n, result.nll / n, *rates, places, result.aux_metrics))
+        if self.train_step.n_splits != p.n_splits:
+            p.n_splits = self.train_step.n_splits
+            self.notify(MicroBatchesHalved(p.step, result.rows, p.n_splits))
+            self.setup.folder.metrics.append({"step": p.step, "kind": "halved", "rows": result.rows, "n_splits": p.n_splits})
         if places:
             self.setup.folder.metrics.append({"step": p.step, "kind": "skipped", "samples": list(places)})
         if p.step % t.log_every == 0:

@@ -13,6 +13,9 @@ from transom.training.time_limit import StepPlan
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+_LATER_FIELDS = {"best_weights", "n_averaged", "plan", "n_splits"}
+"""Fields of ``TrainState`` that came with format 2 or later, which checkpoints may lack."""
+
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
 
@@ -34,6 +37,7 @@ class TrainState(BaseModel):
         n_averaged: optimizer steps included in the weight average; 0 in checkpoints of earlier versions, whose average began with the
             initial weights.
         plan: the steps that a time limit leaves; None without a time limit, before the plan is made, and if all steps fit.
+        n_splits: parts into which each micro-batch is split because memory ran out.
     """
 
     model_config = _STRICT
@@ -51,6 +55,7 @@ class TrainState(BaseModel):
     window: dict[str, int | FiniteFloat] = {}
     n_averaged: NonNegativeInt = 0
     plan: StepPlan | None = None
+    n_splits: Annotated[int, Field(ge=1)] = 1
 
     @field_validator("best")
     @classmethod
@@ -109,8 +114,8 @@ class CheckpointState(BaseModel):
     @field_validator("progress", mode="before")
     @classmethod
     def _require_all_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and (missing := TrainState.model_fields.keys() - {"best_weights", "n_averaged", "plan"} - value.keys()):
-            raise ValueError(f"expected the field {min(missing)!r}, found none")  # these came with format 2 or later
+        if isinstance(value, dict) and (missing := TrainState.model_fields.keys() - _LATER_FIELDS - value.keys()):
+            raise ValueError(f"expected the field {min(missing)!r}, found none")
         return value
 
     @field_validator("scaler", mode="before")

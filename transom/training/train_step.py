@@ -3,18 +3,21 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.training import TrainingConfig
-from transom.data.batch import Batch
+from transom.data.batch import Batch, split_rows
+from transom.errors import ConfigError
 from transom.models.base import Network
 from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
+from transom.training.out_of_memory import GeneratorStates, is_out_of_memory, out_of_memory_message, release_memory, unsplittable
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class StepResult:
         flops: FLOPs of the forward and backward passes, padding included.
         skipped: IDs of the samples that made loss or gradient non-finite; empty if the weights were updated.
         aux_metrics: sums, by name, from which the metrics of auxiliary objectives are computed.
+        rows: rows of the largest micro-batch of this process.
     """
 
     loss: float
@@ -38,6 +42,15 @@ class StepResult:
     flops: float
     skipped: tuple[int, ...] = ()
     aux_metrics: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 0
+
+
+class _Gradients(NamedTuple):
+    """Loss and negative log-likelihood of a batch, summed over all processes, and the micro-batches of this one."""
+
+    loss: float
+    nll: float
+    micro_batches: list[Batch]
 
 
 class TrainStep:
@@ -46,7 +59,11 @@ class TrainStep:
     Gradient accumulation is normalized exactly: the loss is summed over micro-batches and divided once by the number of target tokens of
     the whole batch, over all processes. The update therefore does not depend on how a batch is split.
 
+    If the allocator has no memory left, the step is repeated with micro-batches of half the rows, and so are all later steps. The repeated
+    step starts from the same state of the random generators, so that it equals a step that had these micro-batches from the start.
+
     Attributes:
+        n_splits: parts into which each micro-batch is split; doubled whenever memory runs out.
         objective: the task's training objective.
         auxiliary: objectives of the model's components, which add terms to the loss.
         metrics: metrics of the auxiliary objectives, by their keys in ``metrics.jsonl``.
@@ -82,6 +99,7 @@ class TrainStep:
         self.auxiliary = auxiliary_objectives(model, world)
         self.metrics: dict[str, RatioMetric] = {key: ratio for each in self.auxiliary for key, ratio in each.metrics.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
+        self.n_splits = 1
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
@@ -96,16 +114,13 @@ class TrainStep:
         """
         flops *= self.objective.n_copies * self.backward_flops_fraction
         n_target_tokens, flops = self.world.all_reduce_scalars(sum(batch.n_target_tokens for batch in micro_batches), flops)
-        micro_batches = [self.objective.prepare(batch.to(self.device)) for batch in micro_batches]
-        with self.autocast():
-            for each in self.auxiliary:
-                each.prepare(micro_batches)
-        loss = nll = 0.0
-        for batch in micro_batches:
-            mean_loss, micro_loss, micro_nll = self._forward(batch, self.objective.n_copies * n_target_tokens)
-            self.scaler.scale(mean_loss).backward()
-            loss, nll = loss + micro_loss.item(), nll + micro_nll.item()
-        loss, nll = (total / self.objective.n_copies for total in self.world.all_reduce_scalars(loss, nll))
+        generators = GeneratorStates(self.device)
+        while (gradients := self._sum_gradients(micro_batches, n_target_tokens)) is None:
+            self.optimizer.zero_grad(set_to_none=True)
+            release_memory(self.device)
+            generators.restore()
+            self.n_splits *= 2
+        loss, nll, prepared = gradients
         self._all_reduce_gradients()
         self.scaler.unscale_(self.optimizer)
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.max_grad_norm or float("inf")).item()
@@ -113,8 +128,44 @@ class TrainStep:
         self._update(finite, learning_rate)
         measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite).items()}
         return StepResult(
-            loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._non_finite_samples(micro_batches), measured
+            loss,
+            nll,
+            int(n_target_tokens),
+            grad_norm,
+            flops,
+            () if finite else self._non_finite_samples(prepared),
+            measured,
+            max((len(batch.sample_ids) // self.objective.n_copies for batch in prepared), default=0),
         )
+
+    def _sum_gradients(self, micro_batches: Sequence[Batch], n_target_tokens: float) -> _Gradients | None:
+        """Compute the gradients of the mean loss over the whole batch, or return None if memory ran out in any process.
+
+        Raises:
+            ConfigError: memory ran out, and smaller micro-batches are impossible.
+        """
+        loss = nll = 0.0
+        failed, parts = False, [part for batch in micro_batches for part in split_rows(batch, self.n_splits)]
+        try:
+            prepared = [self.objective.prepare(batch.to(self.device)) for batch in parts]
+            with self.autocast():
+                for each in self.auxiliary:
+                    each.prepare(prepared)
+            for batch in prepared:
+                mean_loss, micro_loss, micro_nll = self._forward(batch, self.objective.n_copies * n_target_tokens)
+                self.scaler.scale(mean_loss).backward()
+                loss, nll = loss + micro_loss.item(), nll + micro_nll.item()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or (self.auxiliary and self.world.size > 1):  # other processes wait in a collective of these
+                raise
+            failed = True
+        largest = max((len(part.sample_ids) for part in parts), default=0)
+        problem = unsplittable(self.model, parts, largest) if failed else ""
+        loss, nll, n_failed, n_stuck = self.world.all_reduce_scalars(loss, nll, failed, bool(problem))
+        if n_stuck:
+            raise ConfigError(out_of_memory_message(problem, largest, self.training))
+        copies = self.objective.n_copies
+        return None if n_failed else _Gradients(loss / copies, nll / copies, prepared)
 
     def _forward(self, batch: Batch, n_target_tokens: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
         """Return a micro-batch's contribution to the mean loss of the whole batch, and its summed loss and negative log-likelihood."""

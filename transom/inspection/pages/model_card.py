@@ -88,6 +88,9 @@ def _training(run: RunSummary) -> str:
         lines.append(f"{format_count(run.throughput)} {run.recipe.UNIT} per second (median){fraction}")
     if skipped := len(run.records_of_kind("skipped")):
         lines.append(f"{format_count(skipped)} steps skipped because the loss or a gradient was not finite")
+    if halved := run.records_of_kind("halved"):
+        parts = int(halved[-1]["n_splits"])
+        lines.append(f"memory ran out: from step {format_count(int(halved[-1]['step']))} each micro-batch was split into {parts} parts")
     lines.extend(_code_span(line) for line in run.machine_notes)
     return f"## Training\n\n{_bullet_list(lines)}"
 

@@ -262,6 +262,10 @@ def _time(run: RunSummary) -> list[Element]:
     if run.matmul_utilization is not None:
         rows.append((message("time.utilization"), format_percent(run.matmul_utilization, 1)))
     rows.append((message("time.skipped"), format_count(len(run.records_of_kind("skipped")))))
+    rows += [
+        (message("time.halved"), message("time.halved_step", step=int(record["step"]), parts=int(record["n_splits"])))
+        for record in run.records_of_kind("halved")
+    ]
     machine: Sequence[Element] = [node("ul", *(node("li", line) for line in run.machine_notes))] if run.machine_notes else []
     return [node("div", node("div", key_value_table(rows)), node("div", *machine), class_="columns")]
 

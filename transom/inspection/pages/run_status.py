@@ -39,6 +39,7 @@ class RunStatus:
         speed: last logged target tokens (or samples) per second.
         seconds: training time up to the last validation.
         seconds_left: estimated time to the end of a running run; None if unknown.
+        n_halved: how often memory ran out and the micro-batches were halved.
         problem: what is wrong with a damaged folder.
     """
 
@@ -54,6 +55,7 @@ class RunStatus:
     speed: float | None = None
     seconds: float | None = None
     seconds_left: float | None = None
+    n_halved: int = 0
     problem: str = ""
 
     @property
@@ -106,6 +108,7 @@ def read_status(path: Path) -> RunStatus:
         speed=trained[-1].get("target_tokens_per_second") if trained else None,
         seconds=last["seconds"] if last else None,
         seconds_left=_seconds_left(recipe, step, last) if is_running else None,
+        n_halved=sum(record["kind"] == "halved" for record in records),
     )
 
 

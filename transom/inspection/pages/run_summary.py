@@ -149,7 +149,7 @@ class RunSummary:
         return _median(self.series("train", "matmul_utilization"))
 
     def records_of_kind(self, kind: str) -> list[MetricsRecord]:
-        """Return the records of one kind: "train", "validation" or "skipped"."""
+        """Return the records of one kind: "train", "validation", "skipped" or "halved"."""
         return [record for record in self.metrics if record.get("kind") == kind]
 
     def series(self, kind: str, key: str) -> list[tuple[float, float]]:
