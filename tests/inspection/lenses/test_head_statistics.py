@@ -13,6 +13,7 @@ from tests.models.test_combinations import built
 from tests.tiers import every
 from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import LanguageBatch, PaddedSequences
+from transom.data.tokenizer.special_tokens import OWN_TOKENS
 from transom.errors import ConfigError
 from transom.inspection.lenses import head_statistics as lens
 from transom.inspection.lenses.head_statistics import delimiter_tokens, head_statistics
@@ -127,6 +128,7 @@ def test_every_encoder_has_statistics(family: dict[str, Any]) -> None:
 def test_delimiters_are_special_tokens_and_tokens_without_letters() -> None:
     class Tokens:
         vocab_size = 8
+        special_tokens = OWN_TOKENS
 
         def symbols(self, tokens: range) -> list[str]:
             return [["[PAD]", "[SOS]", "[EOS]", "[UNK]", "▁cat", "▁", ".", "▁3"][token] for token in tokens]

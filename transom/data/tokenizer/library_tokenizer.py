@@ -280,8 +280,8 @@ def _library_errors() -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        found = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"expected a tokenizer that the tokenizers library can use, found: {found:.200}") from error
+    except BaseException as error:  # a panic of the library is no Exception
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            found = next(iter(str(error).splitlines()), type(error).__name__)
+            raise CheckpointError(f"expected a tokenizer that the tokenizers library can use, found: {found:.200}") from error
+        raise
