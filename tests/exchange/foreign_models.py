@@ -198,7 +198,9 @@ CASES = (
     ForeignCase("deit-distilled", "DeiTForImageClassificationWithTeacher", IMAGES, {**CLASSES, **PIXELS}),
     ForeignCase("marian", "MarianMTModel", {**PAIRS, "scale_embedding": True, "activation_function": "swish"}),
     ForeignCase("bart", "BartForConditionalGeneration", PAIRS),
-    ForeignCase("t5", "T5ForConditionalGeneration", {"vocab_size": VOCAB, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4}),
+    ForeignCase(
+        "t5", "T5ForConditionalGeneration", {"vocab_size": VOCAB, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    ),
     ForeignCase(
         "t5-v1.1",
         "T5ForConditionalGeneration",

@@ -18,8 +18,8 @@ from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.import_model import new_run_id, open_foreign_model, write_weights
 from transom.exchange.side_files import write_classes
 from transom.files.atomic_io import json_bytes
-from transom.layers.position_encoding import sinusoidal_table
 from transom.inspection.trace import trace
+from transom.layers.position_encoding import sinusoidal_table
 from transom.models.base import LanguageModel, Network
 from transom.models.build import build_uninitialized
 from transom.models.encoder import TextEmbedderTransformer

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.exchange.foreign_models import CASES, ForeignCase
-from transom.checkpoints.run_folder import RunFolder
 from transom.errors import TransomError
 from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.import_folder import new_run
@@ -148,7 +147,7 @@ def index_of(shard: str) -> Attack:
     def attack(folder: Path) -> None:
         names = list(load_file(folder / WEIGHTS))
         if "/" not in shard and shard != WEIGHTS:
-            os.rename(folder / WEIGHTS, folder / "elsewhere.safetensors")
+            (folder / WEIGHTS).rename(folder / "elsewhere.safetensors")
         (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
 
     return attack
@@ -187,7 +186,7 @@ def mix_models(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) ->
 
 
 def link_outside(folder: Path) -> None:
-    os.rename(folder / WEIGHTS, folder.parent / "outside.safetensors")
+    (folder / WEIGHTS).rename(folder.parent / "outside.safetensors")
     (folder / WEIGHTS).symlink_to(folder.parent / "outside.safetensors")
 
 

@@ -36,14 +36,14 @@ def import_model(
     check_output_path(out, [folder])
     with gc_frozen_imports():
         from transom.exchange.import_folder import import_folder
-        from transom.inspection.pages.number_format import format_parameter_count
+        from transom.inspection.pages.number_format import format_count
         from transom.tasks.progress import show_progress
 
     with show_progress("bytes", quiet=as_json) as notify:
         report = import_folder(folder, out, notify)
     rate = report.n_bytes / max(report.seconds, 1e-9) / 1e9
     lines = [
-        f"{report.architecture}: {format_parameter_count(report.n_parameters)}, {', '.join(report.dtypes)},"
+        f"{report.architecture}: {format_count(report.n_parameters)} parameters, {', '.join(report.dtypes)},"
         f" {report.seconds:.1f} s ({rate:.2f} GB/s)",
         *report.notes,
         f"model for task {report.task} in {out}",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transom.config.architecture import EncoderDecoderConfig, ModelConfig
+from transom.config.architecture import ModelConfig
 from transom.config.vision import ImageClassifierConfig
 from transom.errors import ConfigError, TransomError
 from transom.exchange.family import Family
@@ -17,7 +17,7 @@ from transom.models.base import Network
 from transom.models.encoder import TextEmbedderTransformer
 
 TOLERANCE = 1e-4
-"""Largest difference of the logits, relative to the largest logit, in float32. Correct exports reach 1e-6; a wrong one differs by 1e-2 or more."""
+"""Largest difference of the logits, relative to the largest, in float32. Correct exports reach 1e-6; wrong ones differ by 1e-2 or more."""
 
 N_ROWS, LENGTH = 2, 32
 """Number of random inputs and their maximum length in tokens."""
@@ -74,7 +74,9 @@ def check_export(model: Network, folder: Path, family: Family) -> Agreement:
         loaded = getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     ours, theirs = _logits(model, loaded)
     if ours.shape != theirs.shape:
-        raise TransomError(f"{folder}: expected logits of shape {tuple(ours.shape)}, found {tuple(theirs.shape)}; the export was not written")
+        raise TransomError(
+            f"{folder}: expected logits of shape {tuple(ours.shape)}, found {tuple(theirs.shape)}; the export was not written"
+        )
     found = Agreement(float((ours - theirs).abs().max()), float(ours.abs().max()), ours.numel())
     if not found.relative <= TOLERANCE:
         raise TransomError(

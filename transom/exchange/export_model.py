@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +38,11 @@ def choose_family(config: ModelConfig, asked: str | None = None) -> Family:
         known = sorted({candidate.family.model_type for candidate in candidates})
         candidates = [candidate for candidate in candidates if candidate.family.model_type == asked]
         if not candidates:
-            raise ConfigError(f"--as: expected one of {', '.join(known) or 'no family'}, found {asked!r:.80}; leave it out to choose by fit")
+            raise ConfigError(
+                f"--as: expected one of {', '.join(known) or 'no family'}, found {asked!r:.80}; leave it out to choose by fit"
+            )
     if not candidates:
-        kind = config.kind  # type: ignore[attr-defined]
+        kind = config.kind
         raise ConfigError(f"no model type of the transformers library corresponds to model.kind = {kind!r}; the run folder is its format")
     best = candidates[0]
     if best.obstacles:

@@ -19,12 +19,12 @@ from transom.exchange.check_export import Agreement, check_export, import_transf
 from transom.exchange.config_rows import OWN_OUTPUT, Fields
 from transom.exchange.export_model import choose_family, convert_model, write_foreign_weights
 from transom.exchange.family import TASKS, Family
-from transom.exchange.tokenizer_exchange import load_run_tokenizers, tokenizer_files
 from transom.exchange.foreign_folder import CONFIG_FILE, GENERATION_FILE, PREPROCESSOR_FILE
 from transom.exchange.generation import DecodingSettings, write_beam_search, write_sampling
 from transom.exchange.imported import Imported
 from transom.exchange.sentence_transformers import write_pooling
 from transom.exchange.side_files import write_classes, write_preprocessor
+from transom.exchange.tokenizer_exchange import load_run_tokenizers, tokenizer_files
 from transom.files.atomic_io import convert_disk_errors, json_bytes, sync_folder, write_file
 from transom.models.build import build_uninitialized
 
@@ -189,4 +189,3 @@ def _card(folder: RunFolder, family: Family) -> str:
     matter = ["library_name: transformers", f"pipeline_tag: {family.pipeline or 'translation'}"]
     own = (folder.path / CARD).read_text(encoding="utf-8") if (folder.path / CARD).exists() else f"# {folder.path.name}\n"
     return "\n".join(["---", *matter, "---", "", own])
-

@@ -19,21 +19,57 @@ from transom.exchange.tensor_rows import TensorRow
 MODULES = ("gpt2", "gpt_neox", "llama", "gemma", "phi", "bert", "vit", "marian", "bart", "t5")
 """Modules of ``transom.exchange.families``, each with a tuple ``FAMILIES``."""
 
-HARMLESS_FIELDS = frozenset(
-    """
-    _name_or_path add_cross_attention architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
-    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size encoder_stride eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing id2label init_std initializer_factor initializer_range is_encoder_decoder label2id
-    length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
-    output_attentions output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type
-    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature
-    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache
-    """.split()
+_HARMLESS = (
+    (
+        "_name_or_path",
+        "architectures",
+        "model_type",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "torchscript",
+        "finetuning_task",
+        "prefix",
+    ),
+    ("add_cross_attention", "auto_map", "cross_attention_hidden_size", "is_encoder_decoder", "tie_encoder_decoder", "tokenizer_class"),
+    (
+        "bos_token_id",
+        "decoder_start_token_id",
+        "eos_token_id",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+    ),
+    ("id2label", "label2id", "problem_type", "task_specific_params", "return_dict", "return_dict_in_generate", "use_bfloat16", "use_cache"),
+    (
+        "init_std",
+        "initializer_factor",
+        "initializer_range",
+        "classifier_dropout",
+        "gradient_checkpointing",
+        "pretraining_tp",
+        "pruned_heads",
+    ),
+    ("output_attentions", "output_hidden_states", "output_router_logits", "output_scores", "chunk_size_feed_forward", "encoder_stride"),
+    ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    ("bad_words_ids", "begin_suppress_tokens", "suppress_tokens", "remove_invalid_values", "exponential_decay_length_penalty"),
+    ("diversity_penalty", "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "repetition_penalty", "length_penalty", "typical_p"),
+    (
+        "do_sample",
+        "early_stopping",
+        "max_length",
+        "min_length",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "temperature",
+        "top_k",
+        "top_p",
+    ),
 )
+HARMLESS_FIELDS = frozenset(name for group in _HARMLESS for name in group)
 """Foreign fields on which no output of the model depends, or that are read elsewhere: labels, special tokens, settings of generation."""
-
 
 TASKS = {
     "decoder": "language",
@@ -159,8 +195,8 @@ class Family:
         The foreign configuration is read back and compared with ``config``. Dropout and weights of additional losses are not compared,
         since no output of a trained model depends on them.
         """
-        if config.kind != self.kind:  # type: ignore[attr-defined]
-            return [Obstacle("kind", config.kind, self.kind)]  # type: ignore[attr-defined]
+        if config.kind != self.kind:
+            return [Obstacle("kind", config.kind, self.kind)]
         ours = _leaves(config)
         try:
             back = _leaves(self.target_config(config))
@@ -203,9 +239,7 @@ _TRAINING_FIELDS = ("aux_loss_coef", "bias_update_rate", "z_loss_coef", "capacit
 @cache
 def all_families() -> tuple[Family, ...]:
     """Return all families, imported on the first call."""
-    return tuple(
-        family for name in MODULES for family in import_module(f"transom.exchange.families.{name}").FAMILIES
-    )
+    return tuple(family for name in MODULES for family in import_module(f"transom.exchange.families.{name}").FAMILIES)
 
 
 def find_family(foreign: Mapping[str, Any]) -> Family:
@@ -217,7 +251,8 @@ def find_family(foreign: Mapping[str, Any]) -> Family:
     model_type, architectures = foreign.get("model_type"), foreign.get("architectures") or []
     if foreign.get("quantization_config") is not None:
         raise CheckpointError(
-            "config.json: quantization_config: expected weights of 16 bits or more, found quantized ones; save the model without quantization"
+            "config.json: quantization_config: expected weights of 16 bits or more, found quantized ones; save the model without"
+            " quantization"
         )
     of_type = [family for family in all_families() if family.model_type == model_type]
     if not of_type:
@@ -242,5 +277,5 @@ class Candidate(NamedTuple):
 
 def nearest_families(config: ModelConfig) -> list[Candidate]:
     """Return the families of a model's kind, those with the fewest obstacles first."""
-    found = [Candidate(family, family.obstacles(config)) for family in all_families() if family.kind == config.kind]  # type: ignore[attr-defined]
+    found = [Candidate(family, family.obstacles(config)) for family in all_families() if family.kind == config.kind]
     return sorted(found, key=lambda candidate: len(candidate.obstacles))

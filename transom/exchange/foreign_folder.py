@@ -122,7 +122,7 @@ class ForeignFolder:
             found |= stored
         if (missing := [name for name in listed if name not in found]) or (missing := [name for name in found if name not in listed]):
             raise CheckpointError(
-                f"{self.path / INDEX_FILE}: expected the tensors of its files, found {missing[0][:200]!r} on one side only; the files belong"
+                f"{self.path / INDEX_FILE}: expected the tensors of its files, found {missing[0][:200]!r} on one side; the files belong"
                 " to different models"
             )
         return found

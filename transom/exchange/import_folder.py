@@ -7,22 +7,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from transom.checkpoints.run_files import CARD, FILES, TOKENIZER, contains_run
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.architecture import TextModelConfig
-from transom.config.vision import ImageClassifierConfig
 from transom.errors import ConfigError
 from transom.exchange.config_rows import Fields
 from transom.exchange.family import TASKS, Family, find_family
-from transom.exchange.tokenizer_exchange import load_folder_tokenizers
 from transom.exchange.foreign_folder import GENERATION_FILE, PREPROCESSOR_FILE, TOKENIZER_CONFIG_FILE, ForeignFolder
 from transom.exchange.generation import DecodingSettings, read_beam_search, read_sampling
 from transom.exchange.import_model import ImportedModel, new_run_id, open_foreign_model, write_weights
 from transom.exchange.imported import Imported
 from transom.exchange.sentence_transformers import read_pooling
 from transom.exchange.side_files import read_classes, read_normalization
+from transom.exchange.tokenizer_exchange import load_folder_tokenizers
 from transom.files.atomic_io import remove
 
 Notify = Callable[[int, int], None]

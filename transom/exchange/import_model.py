@@ -5,7 +5,6 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from transom.config.architecture import ModelConfig
 from transom.errors import CheckpointError, ConfigError
 from transom.exchange.config_rows import OWN_OUTPUT
 from transom.exchange.family import Family, find_family
-from transom.exchange.foreign_folder import ForeignFolder, StoredTensor
+from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.tensor_rows import Configs, TensorGroup, group_tensors
 from transom.models.build import build_model
 from transom.planning.parameters import count_parameters, position_table_error
@@ -116,10 +115,14 @@ def _present_name(name: str) -> str:
 
 def _output_matrices(source: ForeignFolder, family: Family) -> tuple[str | None, bool]:
     """Return the stored name of an output matrix that repeats the embedding, and whether there is one that differs from it."""
-    embedding, output = (name and next((n for n in (name, name.removeprefix(family.prefix)) if n in source.tensors), None) for name in family.output_names())
+    embedding, output = (
+        name and next((n for n in (name, name.removeprefix(family.prefix)) if n in source.tensors), None) for name in family.output_names()
+    )
     if embedding is None or output is None:
         return None, output is not None
-    if source.tensors[embedding].spec == source.tensors[output].spec and torch.equal(source.read_tensor(embedding), source.read_tensor(output)):
+    if source.tensors[embedding].spec == source.tensors[output].spec and torch.equal(
+        source.read_tensor(embedding), source.read_tensor(output)
+    ):
         return output, False
     return None, True
 

@@ -1,4 +1,4 @@
-"""The file ``imported.json`` of a run folder: what an imported model brought along besides weights and tokenizer."""
+"""The file ``imported.json`` of a run folder: origin and settings of an imported model."""
 
 from typing import Any
 

@@ -9,7 +9,15 @@ from transom.exchange.config_rows import Fields
 
 _RENAMED = {"original_max_position_embeddings": "original_max_seq_len"}
 _SCALING = "position.rope_scaling."
-_KINDS = {"default": "none", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn", "llama3": "llama3", "longrope": "longrope", "su": "longrope"}
+_KINDS = {
+    "default": "none",
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "yarn": "yarn",
+    "llama3": "llama3",
+    "longrope": "longrope",
+    "su": "longrope",
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,8 @@ class RotaryRow:
         }
         if not isinstance(kind, str) or kind not in _KINDS:
             raise CheckpointError(
-                f"config.json: rope_parameters: rope_type: expected one of {', '.join(_KINDS)}, found {kind!r:.80}; transom cannot express it"
+                f"config.json: rope_parameters: rope_type: expected one of {', '.join(_KINDS)}, found {kind!r:.80}; transom cannot express"
+                " it"
             )
         if kind == "default":
             return fields
@@ -70,5 +79,5 @@ class RotaryRow:
             back = {ours_name: name for name, ours_name in _RENAMED.items()}
             scaling = {name.removeprefix(_SCALING): value for name, value in ours.items() if name.startswith(_SCALING)}
             parameters |= {back.get(name, name): value for name, value in scaling.items() if name != "kind" and value is not None}
-            parameters["rope_type"] = next(name for name, of_ours in _KINDS.items() if of_ours == kind)
+            parameters["rope_type"] = kind
         return {"rope_parameters": parameters}

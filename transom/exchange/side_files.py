@@ -1,4 +1,4 @@
-"""What files beside the weights determine: class names and the normalization of images."""
+"""Class names and the normalization of images, which files beside the weights determine."""
 
 from collections.abc import Mapping
 from typing import Any

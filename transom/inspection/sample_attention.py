@@ -266,4 +266,4 @@ def first_text(text: SequencesLike, row: int, device: torch.device, most: int | 
     positions = text.positions.expand(text.tokens.shape)
     prefix, types = (None if x is None else x[row, keep][None].to(device) for x in (text.prefix, text.token_types))
     tokens, places, segments = (x[row, keep][None].to(device) for x in (text.tokens, positions, text.segments))
-    return TokenSequences(tokens, places, segments, prefix, types)
+    return TokenSequences(tokens, places, segments, prefix, text.text_length, types)

@@ -1,6 +1,7 @@
 """Batches built from plain tensors, for calls such as ``model(tokens, attention_mask=mask)``."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -30,6 +31,11 @@ class TokenSequences:
     prefix: Bool[Tensor, "batch length"] | None = None
     text_length: int | None = None
     token_types: Int[Tensor, "batch length"] | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the sequences with ``change`` applied to each of their tensors."""
+        changed = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **changed)
 
     @classmethod
     def from_tokens(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:

@@ -122,7 +122,7 @@ def _without_recipe(run: RunFolder, config: ModelConfig) -> tuple[type[Recipe], 
     schema = known.get(imported.task)
     if schema is None:
         raise CheckpointError(f"{run.path}: task: expected one of {', '.join(known)}, found {imported.task!r:.80}; import the model again")
-    settings = schema.model_fields["decoding"].annotation
+    settings: Any = schema.model_fields["decoding"].annotation
     try:
         return schema, TypeAdapter(settings).validate_python(imported.decoding)
     except ValidationError as error:

@@ -429,7 +429,7 @@ def describe_vocabularies(tokenizers: Tokenizers) -> list[str]:
         case = ", lower-cased" if tokenizer.lowercase else ""
         tags = f", target languages {', '.join(tokenizer.tags)}" if tokenizer.tags else ""
         lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}{tags}")
-        if tokenizer.kind in _LIBRARY_KINDS:
+        if tokenizer.kind in LIBRARY_KINDS:
             lines.append(f"  special tokens: {', '.join(_describe_special_tokens(tokenizer))}")
         longest = sorted(
             (token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_tokens.no_text),

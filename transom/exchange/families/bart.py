@@ -1,6 +1,6 @@
 """BART (Lewis et al. 2020)."""
 
-from transom.exchange.config_rows import Always, ConfigRow, Same
+from transom.exchange.config_rows import Always, ConfigRow
 from transom.exchange.families.marian import FIELDS as MARIAN_FIELDS
 from transom.exchange.families.marian import BiasRow, tensors
 from transom.exchange.family import Family
@@ -31,7 +31,9 @@ FAMILIES = (
         FIELDS,
         (
             TensorRow("source_embedding.tokens.weight", "model.shared.weight"),
-            TensorRow("{source,target}_embedding.position.table.weight", "model.{encoder,decoder}.embed_positions.weight", AfterRows(UNUSED)),
+            TensorRow(
+                "{source,target}_embedding.position.table.weight", "model.{encoder,decoder}.embed_positions.weight", AfterRows(UNUSED)
+            ),
             TensorRow("{source,target}_embedding.norm.{weight,bias}", "model.{encoder,decoder}.layernorm_embedding.{weight,bias}"),
             *tensors("encoder", order=False),
             *tensors("decoder", order=False),

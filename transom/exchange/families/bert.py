@@ -177,24 +177,24 @@ ENCODERS = {
 COMPUTED = (r"(.*\.)?embeddings\.position_ids", r"cls\.predictions\.decoder\.bias", r"lm_head\.decoder\.bias", r"cls\.seq_relationship\..*")
 """Tensors that files of these families repeat or have no use for."""
 
+POOLER = (r"(.*\.)?pooler\..*",)
+"""Tensors that only a classifier uses."""
+
 
 def families(model_type: str) -> tuple[Family, ...]:
     """Return the three families of an encoder."""
     name, fields, tensors = ENCODERS[model_type]
     base = f"{model_type}."
 
-    def family(suffix: str, kind: str, head: Head, prefix: str, auto_class: str, pipeline: str, derived: tuple[str, ...]) -> Family:
+    def family(suffix: str, kind: str, head: Head, prefix: str, use: tuple[str, str], derived: tuple[str, ...] = POOLER) -> Family:
         rows = (*tensors(prefix), *head.tensors)
-        return Family(model_type, name + suffix, kind, (*fields, *head.fields), rows, prefix, auto_class, pipeline, (*COMPUTED, *derived))
+        return Family(model_type, name + suffix, kind, (*fields, *head.fields), rows, prefix, *use, (*COMPUTED, *derived))
 
-    pooler = (r"(.*\.)?pooler\..*",)
+    classes = ("AutoModelForSequenceClassification", "text-classification")
     return (
-        family("ForMaskedLM", "encoder", MASKED[model_type], base, "AutoModelForMaskedLM", "fill-mask", pooler),
-        family(
-            *("ForSequenceClassification", "text-classifier", CLASSES[model_type]),
-            *(base, "AutoModelForSequenceClassification", "text-classification", ()),
-        ),
-        family("Model", "text-embedder", ALONE, "", "AutoModel", "feature-extraction", pooler),
+        family("ForMaskedLM", "encoder", MASKED[model_type], base, ("AutoModelForMaskedLM", "fill-mask")),
+        family("ForSequenceClassification", "text-classifier", CLASSES[model_type], base, classes, ()),
+        family("Model", "text-embedder", ALONE, "", ("AutoModel", "feature-extraction")),
     )
 
 

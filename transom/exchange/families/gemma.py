@@ -43,9 +43,7 @@ TENSORS = (
     TensorRow(f"{OURS}.attn.{{k,v,o}}.{{weight,bias}}", f"{BLOCK}.self_attn.{{k,v,o}}_proj.{{weight,bias}}"),
     TensorRow(f"{OURS}.ff.{{gate,up,down}}.weight", f"{BLOCK}.mlp.{{gate,up,down}}_proj.weight"),
     TensorRow(f"{OURS}.attn_residual.{{norm,norm_out}}.weight", f"{BLOCK}.{{input,post_attention}}_layernorm.weight", GAIN_MINUS_ONE),
-    TensorRow(
-        f"{OURS}.ff_residual.{{norm,norm_out}}.weight", f"{BLOCK}.{{pre,post}}_feedforward_layernorm.weight", GAIN_MINUS_ONE
-    ),
+    TensorRow(f"{OURS}.ff_residual.{{norm,norm_out}}.weight", f"{BLOCK}.{{pre,post}}_feedforward_layernorm.weight", GAIN_MINUS_ONE),
     TensorRow("decoder.norm.weight", "model.norm.weight", GAIN_MINUS_ONE),
     TensorRow("unembedding.weight", "lm_head.weight"),
 )

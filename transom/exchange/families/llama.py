@@ -25,8 +25,8 @@ def layer_types(always: bool = False) -> Computed:
     """Return the row of windows by layer.
 
     Args:
-        always: whether windows alternate with full attention, from the first layer on, where the file has no ``layer_types`` (Gemma 2). Else
-            layers from ``max_window_layers`` on have a window, if ``use_sliding_window`` is set (Qwen).
+        always: whether windows alternate with full attention, from the first layer on, where the file has no ``layer_types`` (Gemma 2).
+            Else layers from ``max_window_layers`` on have a window, if ``use_sliding_window`` is set (Qwen).
     """
 
     def read(foreign: Mapping[str, Any]) -> Fields:
@@ -144,9 +144,7 @@ MIXTRAL = replace(
     tensors=(
         *ATTENTION,
         TensorRow(f"{OURS}.ff.router.weight", f"{BLOCK}.block_sparse_moe.gate.weight"),
-        TensorRow(
-            f"{OURS}.ff.experts.{{e}}.{{gate,up,down}}.weight", f"{BLOCK}.block_sparse_moe.experts.{{e}}.{{w1,w3,w2}}.weight"
-        ),
+        TensorRow(f"{OURS}.ff.experts.{{e}}.{{gate,up,down}}.weight", f"{BLOCK}.block_sparse_moe.experts.{{e}}.{{w1,w3,w2}}.weight"),
     ),
 )
 QWEN2 = replace(

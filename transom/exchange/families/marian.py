@@ -18,8 +18,8 @@ _OUTPUT_AXIS = re.compile(r"(o|down|norm)\.(weight|bias)")
 class ResidualOrder(OneForeign):
     """Our tensor with the dimensions of the residual stream in another order.
 
-    Ours has sines in the even dimensions and cosines in the odd ones, as Vaswani et al. 2017. Marian has all sines first. A model is the same
-    function of its tokens in any order of these dimensions. The order of our own axis a is 0, 2, 4, ..., 1, 3, 5, ...
+    Ours has sines in the even dimensions and cosines in the odd ones (Vaswani et al. 2017). Marian has all sines first. A model is the
+    same function of its tokens in any order of these dimensions; theirs holds ours 0, 2, 4, ..., 1, 3, 5, ...
     """
 
     def __init__(self, axis: int | None) -> None:

@@ -28,7 +28,7 @@ def _write_feed_forward(ours: Mapping[str, Any]) -> Fields:
     kind = ours["feed_forward.kind"]
     if kind == "geglu-tanh":
         return {"feed_forward_proj": "gated-gelu"}
-    gated = {of_ours: f"gated-{name}" for name, of_ours in reversed(GATED_TANH.items())}
+    gated = {of_ours: f"gated-{name}" for name, of_ours in reversed(list(GATED_TANH.items()))}
     return {"feed_forward_proj": gated.get(kind) or next((n for n, k in ACTIVATIONS.items() if k == kind), "relu")}
 
 
@@ -68,6 +68,8 @@ FIELDS = (
     Computed(("scale_decoder_outputs", "tie_word_embeddings"), _read_output, _write_output),
     Dropout("dropout", ("dropout_rate",), 0.1),
 )
+
+
 def is_gated(config: Any) -> bool:
     """Return whether the feed-forward network has a gate, so that W_1 is called ``wi_1`` and not ``wi``."""
     return isinstance(config.feed_forward, GatedFeedForwardConfig)
@@ -109,6 +111,9 @@ FAMILIES = (
         TENSORS,
         prefix="",
         auto_class="AutoModelForSeq2SeqLM",
-        derived=(r"(encoder|decoder)\.embed_tokens\.weight", r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"),
+        derived=(
+            r"(encoder|decoder)\.embed_tokens\.weight",
+            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+        ),
     ),
 )

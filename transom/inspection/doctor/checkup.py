@@ -116,7 +116,9 @@ def sequences(text: SequencesLike | None) -> TokenSequences | None:
     """Convert token sequences to one position per token."""
     if text is None:
         return None
-    return TokenSequences(text.tokens, text.positions.expand_as(text.tokens), text.segments, text.prefix, text.token_types)
+    return TokenSequences(
+        text.tokens, text.positions.expand_as(text.tokens), text.segments, text.prefix, text.text_length, text.token_types
+    )
 
 
 def tensor_batch(batch: Any) -> TensorBatch:
@@ -136,7 +138,7 @@ def select_rows(batch: TensorBatch, rows: Sequence[int]) -> TensorBatch:
     index = list(rows)
 
     def selected(text: TokenSequences) -> TokenSequences:
-        return TokenSequences(*(None if x is None else x[index] for x in vars(text).values()))  # type: ignore[arg-type]
+        return text.map(lambda x: x[index])
 
     found = change_texts(batch, selected)
     return found if batch.pixels is None else replace(found, pixels=batch.pixels[index])
@@ -144,7 +146,7 @@ def select_rows(batch: TensorBatch, rows: Sequence[int]) -> TensorBatch:
 
 def columns(text: TokenSequences, part: slice) -> TokenSequences:
     """Return some columns of token sequences."""
-    return TokenSequences(*(None if x is None else x[:, part] for x in vars(text).values()))  # type: ignore[arg-type]
+    return text.map(lambda x: x[:, part])
 
 
 def first_tokens(batch: TensorBatch, n: int) -> TensorBatch:

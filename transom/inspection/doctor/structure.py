@@ -140,7 +140,7 @@ def _padded(text: TokenSequences, left: int, right: int) -> TokenSequences:
 
     noisy = torch.where(text.segments > 0, text.tokens, text.tokens[:, :1])
     prefix, types = (None if x is None else widened(x, 0) for x in (text.prefix, text.token_types))
-    return TokenSequences(widened(noisy), widened(text.positions), widened(text.segments, 0), prefix, types)
+    return TokenSequences(widened(noisy), widened(text.positions), widened(text.segments, 0), prefix, text.text_length, types)
 
 
 def batch(checkup: Checkup) -> Finding:
