@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,7 +34,7 @@ class TokenSequences:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the sequences with ``change`` applied to each of their tensors."""
-        changed = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        changed: dict[str, Any] = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **changed)
 
     @classmethod
