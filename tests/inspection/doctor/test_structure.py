@@ -37,6 +37,16 @@ def test_healthy_models_have_no_problem(name: str) -> None:
     assert next(each.message for each in without_data if each.name == "loss") == "no validation data were given"
 
 
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
+def test_scalings_by_the_length_of_a_text_are_healthy(kind: str) -> None:
+    """The texts have 4 to 12 tokens, and frequencies change above 6 of them."""
+    sizes = {"max_seq_len": 24, "position": {"kind": "rotary", "rope_scaling": {"kind": "dynamic", "factor": 4.0}}}
+    checkup = checkup_of(FAMILIES[kind] | sizes)
+    found = {name: found_by(name, checkup) for name in ("causality", "padding", "batch", "packing", "cache", "certificates")}
+    assert not [each for each in found.values() if each.verdict not in ("ok", "not applicable")]
+    assert found["padding"].verdict == found["batch"].verdict == "ok" and (found["cache"].verdict == "ok") == (kind != "encoder")
+
+
 IDLE = ("attention", "experts")
 """Checks that warn of some models with random weights: of heads that attend uniformly, and experts that get no token."""
 
