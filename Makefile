@@ -18,13 +18,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_IN
 # is written, so that the hundreds of processes that tests start do not each compile the package.
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
-# Rooms that compute are tested with shapes checked at each call, which takes half as long again. The others are in `make ci`,
-# in the session without the kernels, which runs all rooms in which anything is computed; commands only compose them.
-COMPUTING := $(addprefix tests/,agreement kernels lab layers models parallel planning training) transom
-OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files inspection serving tasks) $(wildcard tests/test_*.py)
-BY_REFERENCE := $(filter-out transom tests/chaos tests/cli tests/config tests/docs tests/files %.py,$(COMPUTING) $(OTHERS))
-# The folders with tests of torch.compile.
-COMPILED := tests/kernels tests/models
+# Where kernels meet layers and models, tests run with shapes checked at each call, which takes half as long again. The others have that
+# in `make ci`, in the session without the kernels: all rooms in which layers compute. Commands compose them, in processes of their own,
+# benchmarks too, and collectives call no operation of the dispatch table.
+COMPUTING := $(addprefix tests/,agreement kernels layers models) transom
+OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs files inspection lab parallel planning serving \
+	tasks training) $(wildcard tests/test_*.py)
+WITHOUT_LAYERS := $(addprefix tests/,bad_input benchmarks chaos cli config docs files parallel)
+BY_REFERENCE := $(filter-out transom $(WITHOUT_LAYERS) %.py,$(COMPUTING) $(OTHERS))
 FIRST_TIER := "not long and not soak and not compile and not chaos"
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
@@ -34,7 +35,7 @@ PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 help:
 	@echo "make demo    train the built-in phrasebook translator, translate, write a report"
 	@echo "make test    all checks and the fast tests"
-	@echo "make ci      make test, the site, the long checks, and tests without the kernels"
+	@echo "make ci      make test, the site, the long checks, torch.compile, and tests without the kernels"
 	@echo "make check   ruff, mypy, the rules of prose and the size of files"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
 	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
@@ -87,10 +88,9 @@ check: $(VENV)/dev.stamp
 test: check
 	$(TEST) $(SESSION) $(COMPUTING)
 	$(TEST) $(SESSION) $(PLAIN) -m $(FIRST_TIER) $(OTHERS)
-	$(TEST) $(SESSION) $(PLAIN) -m "compile and not long and not soak" $(COMPILED)
 
 ci: test site
-	$(TEST) $(SESSION) $(PLAIN) -m long tests
+	$(TEST) $(SESSION) $(PLAIN) -m "(long or compile) and not soak" tests
 	TRANSOM_KERNELS=reference $(TEST) $(SESSION) $(BY_REFERENCE)
 
 chaos: $(VENV)/dev.stamp

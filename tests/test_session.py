@@ -10,6 +10,7 @@ import torch
 from tests import conftest
 from tests.conftest import ALLOWED_SKIPS, LAST, REST, SECONDS, Watch
 from tests.size import ROOT
+from tests.test_architecture import trees
 
 
 def a_report(nodeid: str, outcome: Literal["passed", "skipped"] = "passed", seconds: float = 0.0) -> pytest.TestReport:
@@ -37,8 +38,8 @@ def test_only_listed_files_can_skip() -> None:
     names = {"skip", "skipif", "importorskip", "xfail"}
     files = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, tree in trees("tests").items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node).startswith("pytest.")
     }
     assert files <= {"tests/conftest.py", *(name.split("::")[0] for name in ALLOWED_SKIPS)}

@@ -205,7 +205,7 @@ def end(terminal: Any, press: Callable[[], object]) -> None:
     raise AssertionError("five times pressed, and still running")
 
 
-@pytest.mark.parametrize("seed", tiers(range(100), long=range(0, 100, 12)))
+@pytest.mark.parametrize("seed", tiers(range(100), long=range(0, 100, 25)))
 def test_a_drawn_session_in_a_terminal_ends_as_the_person_ends_it(runs: dict[str, Path], seed: int) -> None:
     draw = random.Random(seed)
     command, environment = draw.choice([*LINES]), draw.choice(ENVIRONMENTS)

@@ -310,7 +310,7 @@ def test_every_quantity_of_an_image_is_that_of_the_pass(number: int) -> None:
     check_all(built(config), image_batch(config))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @settings(max_examples=20)
 @given(combinations(FAMILIES + ENCODERS) | recurrent())
 @torch.no_grad()

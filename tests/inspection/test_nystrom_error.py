@@ -38,7 +38,7 @@ def traced(model: Network, length: int) -> Any:
 SIZES = [(2, 6), (8, 8), (8, 20), (16, 40), (16, 18), (32, 50)]
 
 
-@pytest.mark.parametrize("seed", every(6, range(24)))
+@pytest.mark.parametrize("seed", every(6, range(24), long=5))
 def test_random_models_are_certified(seed: int) -> None:
     """In float32 and float64: the errors are the same multiples of eps, so that they are rounding."""
     draw = torch.Generator().manual_seed(seed)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiers import tiers
 from tests.training.test_train_loop import MODEL, die, kill_at, same, sit, traces
 from transom.checkpoints.run_folder import RunFolder
 from transom.errors import ConfigError, TransomError
@@ -23,8 +24,7 @@ def history(out: Path, **training: Any) -> list[StepFinished]:
     return [event for event in seen if isinstance(event, StepFinished)]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.long)])
+@pytest.mark.parametrize("optimizer", tiers(["adam", "muon"], long=["adam"]))
 def test_three_processes_make_the_steps_of_one(tmp_path: Path, optimizer: str) -> None:
     alone, together = (history(tmp_path / str(n), model={**MODEL, "dropout": 0.0}, processes=n, optimizer=optimizer) for n in (1, 3))
     for one, three in zip(alone, together, strict=True):

@@ -89,7 +89,7 @@ def enlarged() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_twenty_healthy_models_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that are large enough to be judged."""
     count_time(monkeypatch)

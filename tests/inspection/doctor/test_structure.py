@@ -41,7 +41,7 @@ IDLE = ("attention", "experts")
 """Checks that warn of some models with random weights: of heads that attend uniformly, and experts that get no token."""
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("name", [name for name in CHECKS if name not in ("loss", "training", "generalization", "calibration", "speed")])
 def test_each_check_passes_twenty_healthy_models(name: str) -> None:
     """Those of learning: ``test_learning.py``."""

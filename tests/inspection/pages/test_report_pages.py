@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,7 @@ from transom.inspection.pages.run_summary import RunSummary
 
 pytestmark = pytest.mark.long
 
-WIDTHS = (390, 768, 1440)
-SCHEMES: tuple[ColorScheme, ...] = ("light", "dark")
+VIEWS: tuple[tuple[int, ColorScheme], ...] = ((390, "light"), (390, "dark"), (768, "light"), (768, "dark"), (1440, "light"), (1440, "dark"))
 LAYOUT = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 
 
@@ -45,28 +44,29 @@ def german_browser() -> Iterator[Browser]:
     yield from started("nl,de-AT,en")
 
 
-def faults(browser: Browser, page: Path, schemes: tuple[ColorScheme, ...] = SCHEMES) -> list[str]:
-    """Describe what is wrong with a page, at each width and in each color scheme."""
+def faults(browser: Browser, page: Path, views: Sequence[tuple[int, ColorScheme]] = VIEWS) -> list[str]:
+    """Describe what is wrong with a page in windows of some widths and color schemes."""
     found = []
-    for width in WIDTHS:
-        for scheme in schemes:
-            browser.open(page, width, scheme)
-            assert browser.evaluate(f"matchMedia('(width: {width}px)').matches")
-            assert browser.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
-            found += [f"{page.name}, {width} px, {scheme}: {fault}" for fault in browser.evaluate(LAYOUT)]
+    for width, scheme in views:
+        browser.open(page, width, scheme)
+        assert browser.evaluate(f"matchMedia('(width: {width}px)').matches")
+        assert browser.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
+        found += [f"{page.name}, {width} px, {scheme}: {fault}" for fault in browser.evaluate(LAYOUT)]
     return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pages_of_a_run_fit_and_have_no_untranslated_word(kind: str, browser: Browser, german_browser: Browser, tmp_path: Path) -> None:
+    """Boxes depend on the width and the language, colors on the scheme: each is seen, the hostile report in all their combinations."""
     pages = list(KINDS[kind](tmp_path))
-    assert [fault for page in pages for fault in faults(browser, page)] == []
+    views: list[tuple[int, ColorScheme]] = [(390, "light"), (768, "light"), (1440, "dark")]
+    assert [fault for page in pages for fault in faults(browser, page, views)] == []
     for page in pages:
         words = Words(page.read_text(encoding="utf-8"))
         symbols = (*NOTATION, *BYTES) if page.name == "calculation.html" else ()
         assert words.misquoted() == []
         assert words.untranslated({*NAMES, *symbols, *re.findall(r"\w+", " ".join(map(str, pages)))}) == set()
-        assert faults(german_browser, page, ("light",)) == []
+        assert faults(german_browser, page, [(390, "light")]) == []
         assert shown(german_browser, words) == expected(words, "de")
 
 
