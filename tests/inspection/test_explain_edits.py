@@ -10,7 +10,7 @@ from tests.inspection.evaluate_explanation import READERS
 from tests.inspection.test_explain import calculations, check, decoder, model_and_batch
 from tests.models.combinations import ENCODERS, FAMILIES, SIZES, VOCAB
 from tests.models.test_vision import PLAIN, STEMS
-from tests.tiers import every
+from tests.tiers import tiers
 
 ORDINARY = SIZES | {"d_ff": 8, "norm": "layernorm", "norm_placement": "pre"}
 MODELS: dict[str, dict[str, Any]] = {
@@ -114,7 +114,16 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("number", every(3, range(len(CASES)), long=3), ids=lambda number: f"{CASES[number][0]}-{CASES[number][1]['kind']}")
+OF_EACH_KIND = {(name, edit["kind"]): number for number, (name, edit) in enumerate(CASES)}.values()
+"""One case of each kind of edit of each model."""
+OTHERS = [number for number in range(len(CASES)) if number % 3]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [*range(0, len(CASES), 3), *tiers(OTHERS, long=OF_EACH_KIND)],
+    ids=lambda number: f"{CASES[number][0]}-{CASES[number][1]['kind']}",
+)
 def test_an_edit_is_a_line_and_every_line_holds(number: int) -> None:
     name, edit = CASES[number]
     model, batch = model_and_batch(MODELS[name])
