@@ -103,7 +103,10 @@ def test_a_repeated_step_draws_what_a_step_of_smaller_micro_batches_draws() -> N
 def test_one_row_that_does_not_fit_ends_the_run_with_what_to_lower() -> None:
     model, batch = tiny(), translation_batch(SOURCES, TARGETS, range(N))
     before = [p.detach().clone() for p in model.parameters()]
-    with memory_for(model, 0), pytest.raises(ConfigError, match="expected memory for a single row, found too little; lower model.max_seq_len"):
+    with (
+        memory_for(model, 0),
+        pytest.raises(ConfigError, match=r"memory for a single row, found too little; lower model\.max_seq_len"),
+    ):
         stepper(model).step([batch], 0.5)
     assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
 
@@ -163,7 +166,9 @@ def test_each_task_has_halves_or_says_why_not(task: str, request: pytest.Fixture
 
     run("whole", 0)
     if task in ("pairs", "convolutional"):
-        with pytest.raises(ConfigError, match=r"expected memory for a micro-batch of \d+ rows, found too little, and .*; lower training.batch"):
+        with pytest.raises(
+            ConfigError, match=r"expected memory for a micro-batch of \d+ rows, found too little, and .*; lower training.batch"
+        ):
             run("halved", 2)
         return
     run("halved", 2)

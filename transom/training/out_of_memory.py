@@ -67,4 +67,6 @@ def out_of_memory_message(problem: str, rows: int, training: TrainingConfig) -> 
             f" smaller ones would change the loss; lower {batch} or the model's widths, or stop other programs"
         )
     shorter = "model.image_size" if batch == "training.batch_size" else "model.max_seq_len"
-    return f"step: expected memory for a single row, found too little; lower {shorter}, the model's widths or layers, or stop other programs"
+    return (
+        f"step: expected memory for a single row, found too little; lower {shorter}, the model's widths or layers, or stop other programs"
+    )
