@@ -105,7 +105,7 @@ def test_one_row_that_does_not_fit_ends_the_run_with_what_to_lower() -> None:
     before = [p.detach().clone() for p in model.parameters()]
     with (
         memory_for(model, 0),
-        pytest.raises(ConfigError, match=r"expected memory for a single row, found too little; lower model\.max_seq_len"),
+        pytest.raises(ConfigError, match=r"memory for a single row, found too little; lower model\.max_seq_len"),
     ):
         stepper(model).step([batch], 0.5)
     assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))

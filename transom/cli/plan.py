@@ -92,11 +92,12 @@ class PlanChoices(NamedTuple):
             batch=self.batch_tokens,
             precision=self.precision,
             devices=self.gpus or 1,
-            device_bytes=_bytes(self.gpu_memory),
+            device_bytes=parse_bytes(self.gpu_memory, "--gpu-memory"),
             sharding=self.shard or "none",
             tokens=None if self.tokens is None else int(self.tokens),
             utilization=self.utilization,
             flops_per_second=self.flops_per_second,
+            on_cpu=self.gpus is None and self.gpu_memory is None,
         )
 
 
@@ -214,8 +215,8 @@ def _with_measured_rate(options: "PlanOptions", training: "TrainingConfig") -> "
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-def _bytes(size: str | None) -> int | None:
-    """Parse a size such as 80GiB.
+def parse_bytes(size: str | None, option: str) -> int | None:
+    """Parse a size such as 80GiB, the value of ``option``.
 
     Raises:
         ConfigError: it is none.
@@ -224,5 +225,5 @@ def _bytes(size: str | None) -> int | None:
         return None
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([kMGT]|[KMGT]i|)B?", size.strip())
     if found is None or (value := round(float(found[1]) * _UNITS[found[2]])) == 0:
-        raise ConfigError(f"--gpu-memory: expected a size above 0, found {size!r}; such as 80GiB")
+        raise ConfigError(f"{option}: expected a size above 0, found {size!r}; such as 80GiB")
     return value

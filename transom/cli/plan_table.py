@@ -57,8 +57,7 @@ def check_lines(check: PlanCheck) -> list[str]:
     small = check.memory_used < JUDGED_BYTES
     expected = f"expected: memory within {MEMORY_TOLERANCE:.0%} for runs of 1 GiB or more, seconds per step within {TIME_TOLERANCE:.0%}"
     lines = [*align_columns(rows), *_wrap([expected + ("; this run is smaller" if small else "")])]
-    more = "the process also holds Python, libraries, data and the gaps that malloc leaves between tensors"
-    return [*lines, *_wrap([f"planned with {_batch(check.plan)}; {more}"])]
+    return [*lines, *_wrap([f"planned with {_batch(check.plan)}; the process also holds the training data"])]
 
 
 def format_bytes(size: float) -> str:
@@ -111,6 +110,8 @@ def _memory(plan: Plan) -> list[str]:
         ("optimizer state", m.optimizer),
         ("averaged weights", m.average),
         ("activations, at the peak", m.activations),
+        ("gaps between tensors", m.gaps),
+        ("libraries", m.libraries),
     ]
     rows = [[name, format_bytes(size), format_percent(size / m.total, 1)] for name, size in state if size]
     shared = {"none": "", "optimizer": ", optimizer state sharded", "full": ", weights, gradients and optimizer state sharded"}

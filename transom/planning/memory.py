@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 
 from transom.errors import ConfigError
+from transom.planning.heap import MAX_HEAP_BLOCK, NEVER_TRIM, set_thresholds
 
 BYTES_PER_PARAMETER = 12
 """Minimum memory of training per parameter: a weight, a gradient and the weight of the copy for validation, in float32."""
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_MAX_HEAP_BLOCK, _NEVER_TRIM = 1 << 30, (1 << 31) - 1
 _MAX_DYNAMIC_MMAP_THRESHOLD = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
 """Upper limit of glibc's dynamic mmap threshold, which grows with the blocks that a process frees (mallopt(3), M_MMAP_THRESHOLD)."""
 
@@ -50,10 +49,39 @@ def check_fits_in_memory(n_parameters: int, device: torch.device) -> None:
 
 
 def device_memory(device: torch.device) -> int:
-    """Return the total memory of a device in bytes."""
+    """Return the memory of a device in bytes; on a CPU no more than the limits of this process: RLIMIT_DATA and its control groups."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *_resource_limits(), *_control_group_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+
+
+def _resource_limits() -> list[int]:
+    if sys.platform == "win32":
+        return []
+    import resource  # which Windows lacks
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return [] if soft == resource.RLIM_INFINITY else [soft]
+
+
+def _control_group_limits(membership: Path, mount: Path) -> list[int]:
+    """Return the memory limits of the control groups of a process and of the groups around them (cgroups(7), versions 1 and 2).
+
+    Args:
+        membership: file whose lines are ``id:controllers:path``.
+        mount: folder of the hierarchies.
+    """
+    files = list[Path]()
+    for line in membership.read_text().splitlines() if membership.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
+        group = root / path.lstrip("/")
+        files += [folder / name for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    found = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(limit) for limit in found if limit.isdecimal()]
 
 
 def used_memory(device: torch.device) -> int:
@@ -68,6 +96,20 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return _resident("VmHWM:")
+
+
+def data_memory() -> int:
+    """Return the bytes of this process that RLIMIT_DATA limits, resident or not; without Linux the resident ones."""
+    return _resident("VmData:")
+
+
+def limit_data(size: int) -> None:
+    """Let allocations fail in this process when its data exceed ``size`` bytes (setrlimit(2), RLIMIT_DATA). Does nothing on Windows."""
+    if sys.platform != "win32":
+        import resource  # which Windows lacks
+
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
 def _resident(field: str) -> int:
@@ -92,7 +134,7 @@ def raise_malloc_thresholds() -> bool:
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if _MALLOC_VARIABLES & os.environ.keys() or any(name in tunables for name in _GLIBC_TUNABLES):
         return False
-    return _set_thresholds(_MAX_HEAP_BLOCK, _NEVER_TRIM)
+    return set_thresholds(MAX_HEAP_BLOCK, NEVER_TRIM)
 
 
 @contextmanager
@@ -108,7 +150,7 @@ def raised_malloc_thresholds() -> Iterator[None]:
         yield
     finally:
         if raised:
-            _set_thresholds(_MAX_DYNAMIC_MMAP_THRESHOLD, 2 * _MAX_DYNAMIC_MMAP_THRESHOLD)
+            set_thresholds(_MAX_DYNAMIC_MMAP_THRESHOLD, 2 * _MAX_DYNAMIC_MMAP_THRESHOLD)
             trim_malloc()
 
 
@@ -117,10 +159,3 @@ def trim_malloc() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
-
-
-def _set_thresholds(mmap_threshold: int, trim_threshold: int) -> bool:
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return False
-    return bool(libc.mallopt(_MMAP_THRESHOLD, mmap_threshold) and libc.mallopt(_TRIM_THRESHOLD, trim_threshold))
