@@ -1,7 +1,9 @@
 """Every family and feature against the transformers library: logits, attention weights, greedy tokens, and round trips bit for bit."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import transformers
 from torch import Tensor
 
 from tests.exchange.foreign_models import CASES, LENGTH, ForeignCase, LibraryInFloat64, inputs
+from tests.tiers import tiers
 from transom.checkpoints.run_folder import RunFolder
 from transom.exchange.config_rows import OWN_OUTPUT
 from transom.exchange.export_model import choose_family, convert_model, write_foreign_weights
@@ -90,17 +93,42 @@ def our_logits(model: Network, given: dict[str, Tensor], attention_mask: Tensor 
     return model(given["input_ids"], attention_mask=attention_mask, **pairs)
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
-def case(request: pytest.FixtureRequest) -> ForeignCase:
-    return request.param
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ForeignCase], tuple[Path, RunFolder]]:
+    """Return a function that gives the folder of a case in float64, and the run imported from it; each is made once."""
+
+    @cache
+    def make(case_name: str) -> tuple[Path, RunFolder]:
+        (case,) = (each for each in CASES if each.name == case_name)
+        folder = tmp_path_factory.mktemp(case_name)
+        return case.save(folder / "theirs", torch.float64), imported(folder / "theirs", case, folder / "run")
+
+    return lambda case: make(case.name)
+
+
+BASE = [case for case in CASES if "-" not in case.name or case.name.endswith(("-masked", "-distilled"))]
+"""One case per family."""
+
+VARIANTS = [case for case in CASES if case not in BASE]
+ALL = [*BASE, *tiers(VARIANTS, long=VARIANTS)]
+"""The first tier has one case per family; all are in ``make ci``."""
+
+
+def named(case: object) -> str | None:
+    """Return the name of a case, as id of a test."""
+    return case.name if isinstance(case, ForeignCase) else None
+
+
+Saved = Callable[[ForeignCase], tuple[Path, RunFolder]]
 
 
 @torch.no_grad()
-def test_logits_are_theirs(case: ForeignCase, tmp_path: Path) -> None:
-    run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
+@pytest.mark.parametrize("case", ALL, ids=named)
+def test_logits_are_theirs(case: ForeignCase, saved: Saved) -> None:
+    folder, run = saved(case)
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, CLOSE)):
         ours, given = load_ours(run, dtype), inputs(run.load_config().kind, dtype)  # type: ignore[attr-defined]
-        expected = their_output(case, tmp_path / "theirs", dtype, given)
+        expected = their_output(case, folder, dtype, given)
         found = our_logits(ours, given)
         assert found.shape == expected.shape and (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
 
@@ -110,20 +138,20 @@ FIXED_POSITIONS = ("distilbert", "marian", "bart")
 
 
 @torch.no_grad()
+@pytest.mark.long
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(case: ForeignCase, side: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if "Image" not in case.architecture], ids=named)
+def test_padding_changes_nothing(case: ForeignCase, side: str, saved: Saved) -> None:
     """Pad on either side; a model that counts columns, or classifies the first one, gets its padding on the right in the library."""
-    run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
+    folder, run = saved(case)
     kind = run.load_config().kind  # type: ignore[attr-defined]
-    if kind == "vision-transformer":
-        return  # images have no padding
     given = inputs(kind)
     pad, lengths = 1 if case.model_type in ("roberta", "bart", "marian") else 0, (24, 19, 15)
     found = our_logits(load_ours(run, torch.float64), *padded(given, lengths, pad, side))
     their_side = "right" if case.model_type in FIXED_POSITIONS or kind == "text-classifier" else side
     tokens, mask = padded(given, lengths, pad, their_side)
     counted = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if kind == "decoder" or case.model_type == "bert" else {}
-    expected = their_output(case, tmp_path / "theirs", torch.float64, tokens, attention_mask=mask, **counted)
+    expected = their_output(case, folder, torch.float64, tokens, attention_mask=mask, **counted)
     if kind in ("decoder", "encoder", "text-embedder"):
         found, expected = found[padded(given, lengths, pad, side)[1].bool()], expected[mask.bool()]
     assert (found - expected).abs().max() <= EXACT * max(1.0, float(expected.abs().max()))
@@ -139,6 +167,7 @@ def padded(given: dict[str, Tensor], lengths: tuple[int, ...], pad: int, side: s
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("case", [CASES[0], *tiers(CASES[1:], long=CASES)], ids=named)
 def test_round_trips_are_bit_equal(case: ForeignCase, tmp_path: Path) -> None:
     run = imported(case.save(tmp_path / "theirs"), case, tmp_path / "run")
     again = imported(exported(run, case, tmp_path / "exported"), case, tmp_path / "again")
@@ -152,12 +181,13 @@ def test_round_trips_are_bit_equal(case: ForeignCase, tmp_path: Path) -> None:
     assert (theirs - back).abs().max() <= 1e-6 * max(1.0, float(theirs.abs().max()))
 
 
-DECODERS = tuple(case for case in CASES if case.architecture.endswith(("LMHeadModel", "ForCausalLM")))
+DECODERS = [case for case in CASES if case.architecture.endswith(("LMHeadModel", "ForCausalLM")) and case.name != "llama-longrope"]
+"""All decoders but one whose frequencies the library changes while it decodes, and keeps in the keys that it has cached."""
 N_GREEDY = 200
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", DECODERS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", tiers(DECODERS, long=[case for case in DECODERS if case in BASE]), ids=named)
 def test_200_greedy_tokens_are_theirs(case: ForeignCase, tmp_path: Path) -> None:
     """Decode step by step with our cache, past the window and the trained length, and by the library's ``generate``."""
     longer = {name: 256 for name in ("n_positions", "max_position_embeddings") if name in case.options}
@@ -175,16 +205,18 @@ def test_200_greedy_tokens_are_theirs(case: ForeignCase, tmp_path: Path) -> None
 
 
 @torch.no_grad()
-def test_attention_weights_are_theirs(case: ForeignCase, tmp_path: Path) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_attention_weights_are_theirs(case: ForeignCase, saved: Saved) -> None:
     """Compare the weights that inspection recomputes from queries and keys with those of the library's explicit attention."""
-    run = imported(case.save(tmp_path / "theirs", torch.float64), case, tmp_path / "run")
+    folder, run = saved(case)
     ours, given = load_ours(run, torch.float64), inputs(run.load_config().kind)  # type: ignore[attr-defined]
     pairs = {"decoder_tokens": given["decoder_input_ids"]} if "decoder_input_ids" in given else {}
     if isinstance(ours, TextEmbedderTransformer):
         pairs = {"decoder_tokens": given["input_ids"]}
     _, found = trace(ours, ours.as_batch(given.get("input_ids", given.get("pixel_values")), **pairs), ["weights"])
     with LibraryInFloat64():
-        expected = load_theirs(case, tmp_path / "theirs", torch.float64)(**given, output_attentions=True)
+        expected = load_theirs(case, folder, torch.float64)(**given, output_attentions=True)
     stack = "decoder" if isinstance(ours, LanguageModel) else "encoder"
     layers = {"attentions": (stack, "attn"), "encoder_attentions": ("encoder", "attn"), "decoder_attentions": ("decoder", "attn")}
     layers |= {"cross_attentions": ("decoder", "cross")}

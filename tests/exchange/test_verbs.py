@@ -1,0 +1,57 @@
+"""Each published folder: import, all commands that fit, training from it, and an export that the library loads."""
+
+from pathlib import Path
+
+import pytest
+import transformers
+from PIL import Image
+
+from tests.exchange.published_folders import FOLDERS, PublishedFolder
+from tests.tiers import every
+from transom.cli.main import main
+from transom.exchange.export_run import export_run
+from transom.exchange.family import all_families
+from transom.exchange.import_folder import import_folder
+
+TEXTS = ("the cat sat on the mats", "isn't it raining? 12345", "</s> [SEP] Über naïve <|endoftext|>")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder with an image and a text, and go there."""
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (20, 24), (200, 30, 90)).save("image.png")
+    Path("text.txt").write_text("the cat sat on the mats\n" * 60, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", every(7, FOLDERS), ids=lambda folder: folder.case)
+def test_a_folder_is_imported_used_and_exported(folder: PublishedFolder, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.save(here / "theirs")
+    assert main(["import", "theirs", "run"]) == 0, capsys.readouterr().err
+    for verb in folder.verbs:
+        words = [{"RUN": "run", "IMAGE": "image.png"}.get(word, word) for word in verb]
+        assert main(words) in (0, 1) if verb[0] == "doctor" else main(words) == 0, (verb, capsys.readouterr().err)
+    assert main(["export", "run", "exported", "--to", "huggingface"]) == 0, capsys.readouterr().err
+    if folder.tokenizer is not None:
+        theirs, back = (transformers.AutoTokenizer.from_pretrained(path) for path in ("theirs", "exported"))
+        for text in TEXTS:
+            assert theirs(text)["input_ids"] == back(text)["input_ids"], text
+    architecture = next(
+        family.auto_class for family in all_families() if family.architecture in (here / "exported/config.json").read_text()
+    )
+    assert getattr(transformers, architecture).from_pretrained("exported") is not None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("folder", [each for each in FOLDERS if each.recipe], ids=lambda folder: folder.case)
+@pytest.mark.parametrize("adapter", [False, True], ids=["whole", "lora"])
+def test_training_continues_from_an_import(folder: PublishedFolder, adapter: bool, here: Path) -> None:
+    """Train a few steps, with all weights or an adapter, and export the result, which is still of the same type."""
+    report = import_folder(folder.save(here / "theirs"), here / "run")
+    words = [{"TEXT": "text.txt"}.get(word, word) for word in folder.recipe]
+    options = ["--set", "training.max_steps=4", "--set", "training.validate_every=4", "--set", "training.batch_tokens=256"]
+    options += ["--set", "training.adapter=lora"] if adapter else []
+    assert main(["train", words[0], *words[1:], "--init-from", "run", "--out", "tuned", *options]) == 0
+    exported = export_run(here / "tuned", here / "exported")
+    assert exported.architecture == report.architecture and exported.agreement.relative < 1e-4
