@@ -299,7 +299,9 @@ FURTHER_WRITERS: list[dict[str, Any]] = [
     BASIC
     | FAMILIES[0]
     | {"decoder_n_heads": 4, "decoder_d_ff": 11, "position": "relative", "feed_forward": {"kind": "moe", "n_experts": 3}},
-    BASIC | FAMILIES[0] | {"norm_placement": "parallel-separate", "depth": {"kind": "mod", "capacity": 0.5, "every": 2}},
+    BASIC
+    | FAMILIES[2]
+    | {"position": "rotary", "norm_placement": "parallel-separate", "depth": {"kind": "mod", "capacity": 0.5, "every": 2}},
     SET_RECURRENT[-1] | {"logit_scale": 1.7, "logit_softcap": 0.9},
 ]
 FURTHER_ENCODERS: list[dict[str, Any]] = [
