@@ -125,7 +125,7 @@ def component_tables(result: dict[str, Any]) -> str:
         " components share the row of the base model."
     )
     for other in {str(row["facts"]): row["facts"] for row in result["rows"] if "facts" in row}.values():
-        caption += f" Rows with \\*: {other['date']}; {other['processor']}; `{other['command']}`."
+        caption += f" Rows with \\*: {other['date']}; {other['processor']}; load average {other['load_before']} before the run."
     for family in dict.fromkeys(row["family"] for row in result["rows"]):
         selected = [row for row in result["rows"] if row["family"] == family]
         base = next((row for row in selected if row["names"][0] == "base"), None)

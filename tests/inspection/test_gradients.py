@@ -196,7 +196,9 @@ def output_checks(a: Activations, model: Network) -> Iterator[Check]:
     if bool((log_probs.exp()[a["log_probs.grad"] != 0] > 0).all()):  # none underflows
         yield "probs", torch.autograd.grad(log_probs.exp(), logits, a["probs.grad"])[0], d_logits
     if not isinstance(model, TextEmbedderTransformer):
-        yield "last_hidden", a["last_hidden.grad"], d_logits @ model.unembedding.weight
+        scale, cap = (getattr(model.config, name, None) for name in ("logit_scale", "logit_softcap"))
+        d = d_logits if cap is None else d_logits * (1 - (a["logits"] / cap).square())  # tanh' = 1 - tanh^2
+        yield "last_hidden", a["last_hidden.grad"], (scale or 1.0) * d @ model.unembedding.weight
         if hasattr(model, "decoder") and (d := a.get("decoder.out.grad")) is not None:  # by autograd
             yield "last_hidden", a["last_hidden.grad"], d
     else:

@@ -58,11 +58,15 @@ ENCODERS: list[dict[str, Any]] = [
 
 NORMS: list[Any] = ["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}, "batchnorm", "none"]
 PLACEMENTS = ["post", "pre", "sandwich", "parallel"]
+LONGROPE = {"kind": "longrope", "short_factor": [1.0, 1.25, 1.5], "long_factor": [1.5, 2.0, 3.5], "original_max_seq_len": 4}
+SCALINGS: list[dict[str, Any]] = [*({"kind": kind, "factor": 4.0} for kind in ("yarn", "ntk", "dynamic", "linear", "llama3")), LONGROPE]
+"""Those that depend on the length are the same up to four tokens; ``fitting`` cuts the lists of LongRoPE to the width of a head."""
+
+SLOPED = {"kind": "yarn", "factor": 2.0, "truncate": False}
 POSITIONS: list[Any] = [
-    *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
-    {"kind": "rotary", "partial_rotary_factor": 0.5},
-    *({"kind": "rotary", "rope_scaling": {"kind": scaling, "factor": 4.0}} for scaling in ("yarn", "linear", "ntk", "dynamic")),
-    {"kind": "rotary", "rope_theta": [100.0, 10000.0], "rope_scaling": ["none", "none", {"kind": "llama3", "factor": 4.0}]},
+    *("sinusoidal", "learned", "rotary", "alibi", "none"),
+    *({"kind": "rotary", "rope_scaling": scaling, "partial_rotary_factor": 1.0 - 0.5 * (i == 0)} for i, scaling in enumerate(SCALINGS)),
+    {"kind": "rotary", "rope_theta": [100.0, 10000.0], "rope_scaling": [*reversed(SCALINGS), SLOPED, "none"]},
     {"kind": "relative", "n_buckets": 6, "max_distance": 5},
 ]
 PATTERNS: list[Any] = [
@@ -146,8 +150,19 @@ WIDTHS: list[dict[str, Any]] = [
 DEPTHS: list[Any] = ["full", *({"kind": "mod", "capacity": 0.5, "every": every} for every in (1, 2))]
 
 
+def _cut(scaling: Any, n_pairs: int) -> Any:
+    """Cut the lists of LongRoPE to one number per pair of dimensions."""
+    if scaling == "none" or scaling["kind"] != "longrope":
+        return scaling
+    return scaling | {name: scaling[name][:n_pairs] for name in ("short_factor", "long_factor")}
+
+
 def fitting(fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove what the schema rejects together with a mixture of depths or without an output projection."""
+    """Remove what the schema rejects together with a mixture of depths, without an output projection, or with narrower heads."""
+    if "d_head" in fields and isinstance(fields["position"], dict) and "rope_scaling" in fields["position"]:
+        scaling, n_pairs = fields["position"]["rope_scaling"], fields["d_head"] // 2
+        scaling = [_cut(each, n_pairs) for each in scaling] if isinstance(scaling, list) else _cut(scaling, n_pairs)
+        fields = fields | {"position": fields["position"] | {"rope_scaling": scaling}}
     if not fields["attention"].get("output_projection", True) and "d_value" in fields:
         fields = fields | {"d_value": 2}
     if fields["depth"] == "full":
@@ -300,7 +315,9 @@ FURTHER_WRITERS: list[dict[str, Any]] = [
     BASIC
     | FAMILIES[0]
     | {"decoder_n_heads": 4, "decoder_d_ff": 11, "position": "relative", "feed_forward": {"kind": "moe", "n_experts": 3}},
-    BASIC | FAMILIES[0] | {"norm_placement": "parallel-separate", "depth": {"kind": "mod", "capacity": 0.5, "every": 2}},
+    BASIC
+    | FAMILIES[2]
+    | {"position": "rotary", "norm_placement": "parallel-separate", "depth": {"kind": "mod", "capacity": 0.5, "every": 2}},
     SET_RECURRENT[-1] | {"logit_scale": 1.7, "logit_softcap": 0.9},
 ]
 FURTHER_ENCODERS: list[dict[str, Any]] = [
