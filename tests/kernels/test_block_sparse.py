@@ -80,7 +80,11 @@ def test_tiles_equal_the_reference(
     rows = [packed(*first), packed(*second)]
     longest = max(row.segments.shape[1] for row in rows)
     places = TokenPositions(
-        *(torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in side]) for side in zip(*rows, strict=True))
+        *(
+            torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in side])
+            for side in zip(*rows, strict=True)
+            if side[0] is not None
+        )
     )
     rule = family & pattern(fields)
     if plan_parts(rule, places, places):

@@ -39,7 +39,11 @@ def two_rows(first: Any, second: Any) -> TokenPositions:
     rows = [packed(*first), packed(*second)]
     longest = max(row.segments.shape[1] for row in rows)
     return TokenPositions(
-        *(torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in side]) for side in zip(*rows, strict=True))
+        *(
+            torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in side])
+            for side in zip(*rows, strict=True)
+            if side[0] is not None
+        )
     )
 
 

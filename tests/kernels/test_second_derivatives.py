@@ -46,8 +46,10 @@ def attended(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     return (dropped(weights, p) if p else weights) @ repeat_kv(v, q.shape[1])
 
 
-def entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> tuple[Tensor, Tensor]:
-    assert not r_drop
+def entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    assert not r_drop and softcap is None
     return cross_entropy(hidden @ weight.T, labels, smoothing)
 
 

@@ -17,6 +17,7 @@ from transom.layers.position_encoding import Rotary
 from transom.layers.rope_scaling import RotaryFrequencies, rotary_frequencies
 from transom.models.build import build_model
 from transom.models.decoder import DecoderOnlyTransformer
+from transom.models.inputs import TokenSequences
 from transom.models.seq2seq import Seq2SeqTransformer
 
 VOCAB, LIMIT, LONGEST = 23, 8, 24
@@ -160,7 +161,7 @@ def test_a_text_is_the_same_beside_longer_ones_padded_or_packed(name: str, kind:
     both = torch.cat([short, long], 1)
     positions, segments = (torch.cat(each)[None] for each in ((torch.arange(6), torch.arange(18)), (torch.ones(6), torch.full((18,), 2.0))))
     packed: Any = LanguageBatch(PaddedSequences(both, positions, segments.long(), torch.tensor([24])), both, (0,))
-    found = model(packed if kind == "decoder" else replace(model.as_batch(both), source=packed.decoder_input))
+    found = model(packed if kind == "decoder" else replace(model.as_batch(both), source=TokenSequences(both, positions, segments.long())))
     assert torch.allclose(found, torch.cat(alone, 1), **CLOSE)
 
 

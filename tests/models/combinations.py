@@ -32,7 +32,7 @@ FAMILIES: list[dict[str, Any]] = [
             "tie_embeddings": tie,
             "head_bias": tie == "decoder",
         }
-        for tie in ("all", "decoder", "none")
+        for tie in ("all", "decoder", "inputs", "none")
     ),
     *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie_embeddings": tie, "head_bias": not tie} for tie in (True, False)),
     {"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "mask": "prefix-lm"},
@@ -142,6 +142,7 @@ SOURCE_ATTENTION: list[Any] = [
 WIDTHS: list[dict[str, Any]] = [
     {"tie_embeddings": "all"},
     {"tie_embeddings": "decoder"},
+    {"tie_embeddings": "inputs"},
     {"tie_embeddings": "none"},
     {"tie_embeddings": "none", "d_embedding": 7},
 ]
@@ -242,7 +243,7 @@ def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
         {"kind": st.just("recurrent-decoder"), "vocab_size": st.just(VOCAB), "n_layers": st.sampled_from([1, 2, 3])} | shared
     )
     tied = st.tuples(pairs, st.sampled_from(WIDTHS)) | st.tuples(
-        text, st.sampled_from([{**each, "tie_embeddings": each["tie_embeddings"] != "none"} for each in WIDTHS])
+        text, st.sampled_from([{**each, "tie_embeddings": each["tie_embeddings"] in ("all", "decoder")} for each in WIDTHS])
     )
     return tied.map(lambda drawn: drawn[0] | drawn[1]).filter(lambda fields: not kinds or fields["kind"] in kinds)
 

@@ -5,7 +5,7 @@ Our fields are dotted paths of a model configuration, such as ``attention.qkv_bi
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from transom.errors import CheckpointError
 from transom.files.limits import MAX_INT
@@ -17,6 +17,7 @@ REQUIRED = object()
 """Default of a foreign field that every ``config.json`` of the family has."""
 
 
+@runtime_checkable
 class ConfigRow(Protocol):
     """A correspondence between fields of both configurations."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Configs(NamedTuple):
     foreign: Mapping[str, Any]
 
 
+@runtime_checkable
 class Transform(Protocol):
     """A conversion between tensors of both sides. It also works on meta tensors, from which expected shapes are derived."""
 
