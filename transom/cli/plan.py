@@ -133,8 +133,9 @@ def plan(
     for each in () if plot is None else (plot, plot.with_suffix(".csv")):
         check_output_file(each, [None if name in packaged_presets() or name is None else Path(name)])
     with gc_frozen_imports():
-        from transom.cli.plan_table import check_lines, plan_lines, published_json, published_lines
+        from transom.cli.plan_table import check_lines, export_line, plan_lines, published_json, published_lines
         from transom.config.presets import load_preset
+        from transom.exchange.family import export_record, nearest_families
         from transom.inspection.plots.picture import check_suffix
         from transom.inspection.plots.plan import plan_picture
         from transom.planning.presets import compare_preset
@@ -162,7 +163,9 @@ def plan(
             picture.save(path)
         print_note(f"wrote {plot} and its numbers: {picture.alt}")
     published = None if preset is None else compare_preset(preset)
-    print_result(found.to_json() | {"published": published_json(published)}, as_json, [*plan_lines(found), *published_lines(published)])
+    candidates = nearest_families(config)
+    record = found.to_json() | {"published": published_json(published), "export": export_record(candidates)}
+    print_result(record, as_json, [*plan_lines(found), export_line(candidates), *published_lines(published)])
 
 
 def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) -> "tuple[ModelConfig, TrainingConfig]":

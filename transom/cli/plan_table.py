@@ -1,11 +1,12 @@
 """The lines that ``transom plan`` prints."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transom.cli.output import align_columns
 from transom.config.presets import format_count as format_published
+from transom.exchange.family import Candidate
 from transom.inspection.pages.number_format import format_count, format_duration, format_parameter_count, format_percent
 from transom.planning.plan import Plan
 from transom.planning.presets import PresetCount
@@ -166,3 +167,16 @@ def _fit(plan: Plan) -> list[str]:
     needs = [f"{n:,} with {names[kind]} sharded" for kind, n in f.fewest_devices.items() if n is not None]
     least = f"devices of {size} that are needed at least: {', '.join(needs)}" if needs else f"no number of devices of {size} suffices"
     return _wrap([verdict, least])
+
+
+def export_line(candidates: Sequence[Candidate]) -> str:
+    """Return a line on the model types of the transformers library that the model can be exported to, or on what stands in the way."""
+    fitting = list(dict.fromkeys(candidate.family.model_type for candidate in candidates if not candidate.obstacles))
+    if fitting:
+        return f"export: can become a model of type {', '.join(fitting)} of the transformers library (transom export)"
+    if not candidates:
+        return "export: no model type of the transformers library is of this kind"
+    nearest = candidates[0]
+    return (
+        f"export: no model type equals it; nearest is {nearest.family.model_type}, in the way {'; '.join(map(str, nearest.obstacles[:4]))}"
+    )

@@ -279,3 +279,14 @@ def nearest_families(config: ModelConfig) -> list[Candidate]:
     """Return the families of a model's kind, those with the fewest obstacles first."""
     found = [Candidate(family, family.obstacles(config)) for family in all_families() if family.kind == config.kind]
     return sorted(found, key=lambda candidate: len(candidate.obstacles))
+
+
+def export_record(candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Return the model types that equal a model, and what stands in the way of the nearest one, as JSON-serializable data."""
+    fitting = [candidate.family for candidate in candidates if not candidate.obstacles]
+    nearest = candidates[0] if candidates and not fitting else None
+    return {
+        "model_types": list(dict.fromkeys(family.model_type for family in fitting)),
+        "nearest": None if nearest is None else nearest.family.model_type,
+        "obstacles": [] if nearest is None else [obstacle._asdict() for obstacle in nearest.obstacles],
+    }

@@ -50,7 +50,8 @@ class LibraryTokenizer:
         spaces_in_tokens: True if the first token of a word contains the space before the word.
         space_before_words: what precedes a word that is encoded alone as it would be within a sentence.
         reserved: ids that stand for no text and have no role: further special tokens, and ids without a token.
-        unused: ids without a token, which a model may have rows for.
+        unused: ids without a token, which a model may have rows for. Pieces beyond the rows of the model, which Marian's SentencePiece
+            models have, are unknown.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class LibraryTokenizer:
         """Set the attributes that follow from the state."""
         pieces = self._library.get_vocab(with_added_tokens=True)
         most = max(pieces.values()) + 1
-        if not most <= (n := most if vocab_size is None else vocab_size) <= MAX_VOCAB_SIZE:
+        self._unknown = self.special_tokens.unk_token_id
+        if not (most if self._unknown is None else 1) <= (n := most if vocab_size is None else vocab_size) <= MAX_VOCAB_SIZE:
             raise CheckpointError(f"vocab_size: expected at least {most:,}, the ids of the tokenizer, found {n:,}")
+        self._most = most
         parts = {name: list(parts_of(self.state, name)) for name in ("normalizer", "pre_tokenizer", "decoder")}
         types = {name: {part["type"] for part in of_name} for name, of_name in parts.items()}
         self._byte_level = "ByteLevel" in types["pre_tokenizer"] | types["decoder"]
@@ -109,7 +112,8 @@ class LibraryTokenizer:
         by_id = {number: piece for piece, number in pieces.items()}
         self.symbols = [self._symbol(by_id[token]) if token in by_id else f"<unused{token}>" for token in range(n)]
         self.unused = [token for token in range(n) if token not in by_id]
-        self.reserved = frozenset([*self.unused, *(pieces[content] for content in flagged)]) - self.special_tokens.ids
+        flagged_ids = [pieces[content] for content in flagged if pieces[content] < n]
+        self.reserved = frozenset([*self.unused, *flagged_ids]) - self.special_tokens.ids
         marks_spaces = any("\u2581" in json.dumps(part, ensure_ascii=False) for of_name in parts.values() for part in of_name)
         self.spaces_in_tokens = self._byte_level or marks_spaces or "Metaspace" in types["pre_tokenizer"]
         adds = [part.get("add_prefix_space") or part.get("prepend_scheme", "never") != "never" for part in parts["pre_tokenizer"]]
@@ -146,7 +150,7 @@ class LibraryTokenizer:
         special, templates = self.special_tokens, ("template", "seq2seq")
         roles = {f"{role}_token_id": getattr(special, f"{role}_token_id") for role in ROLES}
         around = {name: {key: _plain_value(x) for key, x in vars(getattr(special, name)).items()} for name in templates}
-        size = {"vocab_size": len(self.symbols)} if self.unused else {}
+        size = {"vocab_size": len(self.symbols)} if self.unused or self._most > len(self.symbols) else {}
         return {"special_tokens": roles | around, **size, "library": self.state}
 
     def encode_batch(self, texts: Sequence[str], special_tokens_in_text: bool = False) -> list[list[int]]:
@@ -160,7 +164,9 @@ class LibraryTokenizer:
             encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         else:
             encodings = self._plain.encode_batch_fast(list(map(_without_guard, texts)), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        if self._most <= (n := len(self.symbols)):
+            return [encoding.ids for encoding in encodings]
+        return [[token if token < n else self._unknown for token in encoding.ids] for encoding in encodings]
 
     def count_part_tokens(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
         """Count the tokens of a text that start in each of its consecutive parts; see ``Tokenizer.count_part_tokens``."""
