@@ -65,7 +65,12 @@ def random_model(draw: random.Random) -> tuple[ModelConfig, BatchShape]:
     if kind == "masked":
         return MaskedLMConfig(**text, n_layers=layers, vocab_size=vocab), BatchShape(1, length, 0, 0.15)
     if kind == "pair":
-        sizes = {"n_encoder_layers": layers, "n_decoder_layers": layers, "source_vocab_size": vocab, "target_vocab_size": vocab}
+        sizes: dict[str, Any] = {
+            "n_encoder_layers": layers,
+            "n_decoder_layers": layers,
+            "source_vocab_size": vocab,
+            "target_vocab_size": vocab,
+        }
         return Seq2SeqConfig(**text, **sizes), BatchShape(1, length // 2, length // 2)
     classes = tuple(map(str, range(10)))
     image = VisionTransformerConfig(**common, image_size=64, patch_size=draw.choice([4, 8]), n_layers=layers, classes=classes)

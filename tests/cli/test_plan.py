@@ -1,7 +1,6 @@
 """``transom plan``: the table, the JSON, the picture, its errors, and the comparison with a run."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,13 +112,12 @@ def test_a_run_is_compared_with_its_plan(trained: Trained, transom: Call, tmp_pa
 
 @pytest.mark.soak
 def test_the_memory_of_a_real_run_is_predicted(tmp_path: Path) -> None:
-    """With a low MALLOC_MMAP_THRESHOLD_ freed tensors leave no gaps, so that the process holds little besides its tensors."""
+    """The gaps that malloc leaves between freed tensors are a third of the memory of this run."""
     fields = ["data.generate.n_files=20", "tokenizer.vocab_size=600", "model.d_model=384", "model.n_heads=6", "model.n_layers=6"]
     fields += ["training.batch_tokens=12288", "training.max_steps=4", "training.log_every=2", "training.fit_to_data=false"]
     words = [word for field in fields for word in ("--set", field)]
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", "transom", "train", "python-stdlib", "--out", str(tmp_path / "run"), *words]
-    subprocess.run(command, check=True, env=environment, timeout=1200)
+    subprocess.run(command, check=True, timeout=1200)
     found = check_plan(tmp_path / "run", PlanOptions(flops_per_second=1e12))
     assert found.memory_used > 2**30 and abs(found.memory_difference) < 0.10
 

@@ -85,6 +85,16 @@ def test_many_layers_and_rows_are_extrapolated_exactly(rows: int, d_ff: int, mon
 
 
 @pytest.mark.long
+def test_rows_with_few_labels_are_extrapolated_from_enough_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss kernel's buffers are full before rows are extrapolated, although only a fraction of the tokens has logits."""
+    config = MaskedLMConfig(d_model=16, n_heads=2, n_layers=1, d_ff=16, vocab_size=30_000, max_seq_len=128)
+    shape = BatchShape(400, 128, 0, 0.15)
+    extrapolated = simulated_step._simulate(config, shape, torch.float32)
+    monkeypatch.setattr(simulated_step, "MAX_SIMULATED_LOGITS", 1 << 40)
+    assert extrapolated.peak == pytest.approx(simulated_step._simulate(config, shape, torch.float32).peak, rel=0.02)
+
+
+@pytest.mark.long
 def test_micro_batches_keep_the_gradients() -> None:
     config = DecoderConfig(d_model=16, n_heads=2, n_layers=2, d_ff=900, vocab_size=50, max_seq_len=16)
     once, twice = (simulate_step(config, BatchShape(4, 0, 16, n_micro_batches=n), torch.float32) for n in (1, 2))

@@ -84,4 +84,4 @@ def _held(libc: ctypes.CDLL) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(replay(json.load(sys.stdin))))
+    sys.stdout.write(json.dumps(replay(json.load(sys.stdin))))

@@ -90,10 +90,11 @@ def find_batch(
     rows, unit = whole.rows // copies, "image" if whole.target == 0 and hasattr(training, "batch_size") else "row"
     length = 1 if unit == "image" else whole.target or whole.source
 
-    def plan_rows(n_micro_batches: int) -> tuple[int, int]:
-        """Return the predicted bytes of the process, and the largest number of rows that are predicted to fit."""
+    def plan_rows(micro: int, n_micro_batches: int) -> tuple[int, int]:
+        """Return the predicted bytes of the process, and the largest number of rows that are predicted to fit, which is exact nearby."""
         fields = training.model_copy(update={"grad_accum_steps": n_micro_batches})
-        plan = plan_run("", config, fields, replace(options, device_bytes=max(share - base, 1)))
+        size = micro * n_micro_batches * training.processes * length
+        plan = plan_run("", config, fields, replace(options, batch=size, device_bytes=max(share - base, 1)))
         if plan.step is None:
             raise ConfigError(
                 "model: expected a model whose activations can be predicted, found a recurrent one, or a PyTorch without tensors that have"
@@ -101,12 +102,20 @@ def find_batch(
             )
         return base + plan.memory.total, plan.fit.largest_rows // copies
 
-    predicted, most = plan_rows(1)
+    def accumulation(most: int) -> tuple[int, int]:
+        """Return the fewest micro-batches that have at most ``most`` rows each, and the predicted bytes."""
+        while True:
+            steps = _fewest(rows, most, limit, length, unit)
+            size = plan_rows(-(-rows // steps), min(steps, 2))[0]
+            if size <= share:
+                return steps, size
+            most = min(-(-rows // steps) - 1, most * 7 // 8)  # gaps do not grow linearly
+
     steps, trials = 1, list[tuple[int, Trial]]()
+    predicted, most = plan_rows(rows, 1)
     if most < rows:
-        most = plan_rows(2)[1]  # a second micro-batch meets the gradients of the first
-        steps = _accumulation(rows, most, limit, length, unit)
-        predicted = plan_rows(steps)[0]
+        most = plan_rows(max(most, 1), 2)[1]  # a second micro-batch meets the gradients of the first
+        steps, predicted = accumulation(min(most, -(-rows // 2)))
     attempt = try_rows or (lambda shape: try_steps(config, training, shape, precision.name, share))
     while True:
         micro = -(-rows // steps)
@@ -117,14 +126,13 @@ def find_batch(
             break
         if len(trials) == MAX_TRIALS:
             raise ConfigError(f"--memory: expected a micro-batch that fits, found none in {MAX_TRIALS} trials; raise it")
-        steps = _accumulation(rows, micro * 7 // 8, limit, length, unit)
-        predicted = plan_rows(steps)[0]
+        steps, predicted = accumulation(micro * 7 // 8)
     field = "training.batch_size" if hasattr(training, "batch_size") else "training.batch_tokens"
     batch = rows * training.processes
     return FoundBatch(limit, unit, length, micro, steps, batch, field, batch * length, predicted, tuple(trials))
 
 
-def _accumulation(rows: int, most: int, limit: int, length: int, unit: str) -> int:
+def _fewest(rows: int, most: int, limit: int, length: int, unit: str) -> int:
     """Return the fewest micro-batches that have at most ``most`` rows each.
 
     Raises:

@@ -125,7 +125,7 @@ def main() -> None:
     torch.set_num_threads(request["threads"])
     with preserved_process_state():
         found = take_steps(request)
-    print(json.dumps(asdict(found)))
+    sys.stdout.write(json.dumps(asdict(found)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import torch
 
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, ContrastiveBatch
+from transom.errors import ConfigError
 from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.norm import BatchNorm
 from transom.models.base import Network
@@ -58,15 +59,15 @@ def unsplittable(model: Network, micro_batches: Sequence[Batch], largest: int) -
     return ""
 
 
-def out_of_memory_message(problem: str, rows: int, training: TrainingConfig) -> str:
-    """Return the error line for a micro-batch that cannot be split: what did not fit, why it stays whole, and what to lower."""
+def out_of_memory_error(problem: str, rows: int, training: TrainingConfig) -> ConfigError:
+    """Return the error for a micro-batch that cannot be split: what did not fit, why it stays whole, and what to lower."""
     batch = "training.batch_size" if hasattr(training, "batch_size") else "training.batch_tokens"
     if rows > 1:
-        return (
+        return ConfigError(
             f"step: expected memory for a micro-batch of {rows:,} rows, found too little, and {problem or 'it cannot be split'}, so that"
             f" smaller ones would change the loss; lower {batch} or the model's widths, or stop other programs"
         )
     shorter = "model.image_size" if batch == "training.batch_size" else "model.max_seq_len"
-    return (
+    return ConfigError(
         f"step: expected memory for a single row, found too little; lower {shorter}, the model's widths or layers, or stop other programs"
     )

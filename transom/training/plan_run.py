@@ -197,6 +197,7 @@ class _Steps:
     def bytes(
         self, step: StepMemory | None, shape: BatchShape, devices: int | None = None, sharding: Sharding | None = None
     ) -> TrainingBytes:
+        """Return the bytes of a step, with the gaps that steps of ``shape`` leave, as a fraction."""
         sharding = sharding or self.sharding
         activations = 0 if step is None else step.activations(sharding)
         found = count_training_bytes(self.config, self.training, activations, devices or self.devices, sharding)
@@ -208,19 +209,17 @@ class _Steps:
 
     def largest_rows(self, shape: BatchShape, device_bytes: int) -> int:
         """Return the most rows that fit, from the bytes of two numbers of rows, between which memory grows linearly."""
-        more_shape, one_shape = replace(shape, rows=2 * shape.rows), replace(shape, rows=1)
-        few, more = self.of(shape), self.of(more_shape)
+        few, more = self.of(shape), self.of(replace(shape, rows=2 * shape.rows))
         if few is None or more is None:
             return 0
         base = self.bytes(few, shape).total
-        per_row = max(1.0, (self.bytes(more, more_shape).total - base) / shape.rows)
+        per_row = max(1.0, (self.bytes(more, shape).total - base) / shape.rows)
         rows = shape.rows + math.floor((device_bytes - base) / per_row)
-        return max(rows, 0) if rows >= 1 else int(self.bytes(self.of(one_shape), one_shape).total <= device_bytes)
+        return max(rows, 0) if rows >= 1 else int(self.bytes(self.of(replace(shape, rows=1)), shape).total <= device_bytes)
 
     def fewest(self, shape: BatchShape, device_bytes: int) -> dict[Sharding, int | None]:
         """Return the number of devices that are needed for one row each, by sharding, as a power of two."""
-        shape = replace(shape, rows=1)
-        one = self.of(shape)
+        one = self.of(replace(shape, rows=1))
         counts = [2**i for i in range(int(math.log2(MAX_DEVICES)) + 1)]
         return {
             sharding: next((n for n in counts if self.bytes(one, shape, n, sharding).total <= device_bytes), None)

@@ -196,7 +196,8 @@ def _smaller(config: ModelConfig, shape: BatchShape) -> Iterator[tuple[Case, Cas
             few = MAX_SIMULATED_LAYERS - (MAX_SIMULATED_LAYERS - n) % period
             small, large = (config.model_copy(update={name: layers}) for layers in (few, few + period))
             yield (small, shape), (large, shape), (n - few) // period
-    rows = max(4, MAX_SIMULATED_LOGITS // (config.n_logits or 1) // max(shape.source, shape.target, 1))
+    logits_of_row = math.ceil((config.n_logits or 1) * max(shape.source, shape.target, 1) * shape.labeled)
+    rows = max(4, MAX_SIMULATED_LOGITS // logits_of_row)
     step = 64 // math.gcd(64, max(shape.source, shape.target, 1))  # the loss pads its rows to a multiple of 64
     if shape.rows > rows + step:
         few = rows - (rows - shape.rows) % step

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, split_rows
-from transom.errors import ConfigError
 from transom.models.base import Network
 from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
-from transom.training.out_of_memory import GeneratorStates, is_out_of_memory, out_of_memory_message, release_memory, unsplittable
+from transom.training.out_of_memory import GeneratorStates, is_out_of_memory, out_of_memory_error, release_memory, unsplittable
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class TrainStep:
         problem = unsplittable(self.model, parts, largest) if failed else ""
         loss, nll, n_failed, n_stuck = self.world.all_reduce_scalars(loss, nll, failed, bool(problem))
         if n_stuck:
-            raise ConfigError(out_of_memory_message(problem, largest, self.training))
+            raise out_of_memory_error(problem, largest, self.training)
         copies = self.objective.n_copies
         return None if n_failed else _Gradients(loss / copies, nll / copies, prepared)
 

@@ -15,6 +15,8 @@ MEMORY = {
     "optimizer": "optimizer state",
     "average": "averaged weights",
     "activations": "activations",
+    "gaps": "gaps between tensors",
+    "libraries": "libraries",
 }
 """Names of the parts of the memory, by field of ``TrainingBytes``."""
 
