@@ -111,6 +111,7 @@ def test_an_edit_asks_for_the_pictures_first_and_draws_no_token_again(browser: B
     assert browser.page.locator("#heads .tile.off").count() == 1 and browser.page.locator(".probability .old").count() > 0
 
 
+@pytest.mark.long
 def test_a_layer_names_its_certificate(browser: Browser, server: ExploreServer) -> None:
     """After its maps; an edited layer has none."""
     layer = "decoder.blocks.0.attn"
