@@ -164,7 +164,7 @@ class LibraryTokenizer:
             encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         else:
             encodings = self._plain.encode_batch_fast(list(map(_without_guard, texts)), add_special_tokens=False)
-        if self._most <= (n := len(self.symbols)):
+        if self._unknown is None or self._most <= (n := len(self.symbols)):
             return [encoding.ids for encoding in encodings]
         return [[token if token < n else self._unknown for token in encoding.ids] for encoding in encodings]
 
