@@ -31,6 +31,7 @@ NAVIGATION = {
         "docs/config",
         "docs/components",
         "docs/presets",
+        "docs/exchange",
         "docs/extending",
         "docs/security",
         "docs/names",

@@ -169,6 +169,8 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "kernels",
         "plan",
         "find-batch",
+        "import",
+        "export",
         "names",
         "explore",  # refuses it: tests/serving
         "analogy",

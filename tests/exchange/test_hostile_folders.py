@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import resource
 import struct
 import time
@@ -200,23 +199,18 @@ def folder_instead(folder: Path) -> None:
     (folder / CONFIG).mkdir()
 
 
-class Exploit:
-    """An object whose unpickling creates a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return (open, (str(self.path), "w"))
+def exploit(folder: Path) -> bytes:
+    """Return a pickle that creates a file when it is read: open(path, "w")."""
+    return b"\x80\x02cio\nopen\n(V" + str(folder.parent / "executed").encode() + b"\nVw\ntR."
 
 
 def pickle_only(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Exploit(folder.parent / "executed")))
+    (folder / "pytorch_model.bin").write_bytes(exploit(folder))
 
 
 def pickle_named_safetensors(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes(pickle.dumps(Exploit(folder.parent / "executed")))
+    (folder / WEIGHTS).write_bytes(exploit(folder))
 
 
 def write_config(content: bytes) -> Attack:

@@ -4,7 +4,7 @@ Our fields are dotted paths of a model configuration, such as ``attention.qkv_bi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from transom.errors import CheckpointError
@@ -98,6 +98,7 @@ class Choice:
         return (self.name,)
 
     def read(self, foreign: Mapping[str, Any]) -> Fields:
+        """Return our value; raise CheckpointError for one that is none of ``values``."""
         value = foreign_value(foreign, self.name, self.default)
         if not isinstance(value, str | int | None) or value not in self.values:
             expected = ", ".join(map(str, self.values))
@@ -129,15 +130,14 @@ class Expect:
 
     name: str
     value: Any
-    default: Any = None
-    or_absent: bool = field(default=True)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
     def read(self, foreign: Mapping[str, Any]) -> Fields:
-        found = foreign.get(self.name, self.value if self.or_absent else self.default)
+        """Return no field; raise CheckpointError for another value."""
+        found = foreign.get(self.name, self.value)
         if found != self.value or isinstance(found, bool) != isinstance(self.value, bool):
             raise CheckpointError(
                 f"config.json: {self.name}: expected {self.value!r}, found {found!r:.80}; transom cannot express this variant of the model"
