@@ -1,5 +1,6 @@
 """Read an adapter folder of the PEFT library: its settings, and A and B of the layers of a model. All sizes are checked before reading."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transom.checkpoints.tensors import open_safetensors, require_finite
+from transom.checkpoints.tensors import TensorSpec, open_safetensors, require_finite
 from transom.config.architecture import ModelConfig
 from transom.errors import CheckpointError
 from transom.exchange.family import Family
@@ -22,6 +23,19 @@ PREFIX = "base_model.model."
 """First part of the names of an adapter's tensors."""
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+
+_LAYER = r"((?:vit|deit)\.)encoder\.layer\.(\d+)\."
+_RENAMED = tuple(
+    (re.compile(old), new)
+    for old, new in (
+        (rf"{_LAYER}attention\.attention\.([qkv])(?:uery|ey|alue)\.", r"\1layers.\2.attention.\3_proj."),
+        (rf"{_LAYER}attention\.output\.dense\.", r"\1layers.\2.attention.o_proj."),
+        (rf"{_LAYER}intermediate\.dense\.", r"\1layers.\2.mlp.fc1."),
+        (rf"{_LAYER}output\.dense\.", r"\1layers.\2.mlp.fc2."),
+        (r"embed_out\.", "lm_head."),
+    )
+)
+"""Names in the library's files, and those of its modules, which PEFT uses; the library renames the tensors when it reads a file."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +64,11 @@ class ModelTensors:
 
     def find(self, name: str) -> TensorGroup | None:
         """Return the group of a foreign tensor, whose name may lack the family's prefix; None if the model has no such tensor."""
-        names = (name, self.family.prefix + name)
-        return next((group for group in self.groups if group.foreign in names), None)
+        return next((group for group in self.groups if any(_is_called(name, each, self.family) for each in group.foreign)), None)
 
-    def foreign_shape(self, group: TensorGroup) -> tuple[int, ...]:
-        """Return the shape of a foreign tensor."""
-        return tuple(group.how.write([self.like[name] for name in group.ours], self.configs).shape)
+    def foreign_shapes(self, group: TensorGroup) -> list[tuple[int, ...]]:
+        """Return the shapes of the foreign tensors of a group."""
+        return [tuple(x.shape) for x in group.how.write([self.like[name] for name in group.ours], self.configs)]
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,15 @@ class ForeignAdapter:
     settings: PeftConfig
     layers: Mapping[str, tuple[TensorGroup, LowRank]]
     saved: Mapping[str, Tensor]
+
+
+def module_name(name: str) -> str:
+    """Return the name of a tensor in the library's modules, by its name in a file.
+
+    >>> module_name("vit.encoder.layer.0.attention.attention.query.weight")
+    'vit.layers.0.attention.q_proj.weight'
+    """
+    return next((new for pattern, to in _RENAMED if (new := pattern.sub(to, name)) != name), name)
 
 
 def is_adapter_folder(path: Path) -> bool:
@@ -108,20 +130,23 @@ def read_adapter(path: Path, model: ModelTensors) -> ForeignAdapter:
     for module, group in modules.items():
         shapes = {name: specs[module + name].shape for name in (LORA_A, LORA_B) if module + name in specs}
         _check_shapes(module, group, shapes, settings, model, weights)
-    saved = {name: group for name, group in groups.items() if not name.endswith((LORA_A, LORA_B))}
-    for name, group in saved.items():
-        if specs[name].shape != (expected := model.foreign_shape(group)):
-            raise CheckpointError(f"{weights}: tensor {name[:200]!r}: expected shape {expected} of the base model, found {specs[name].shape}")
+    saved = _saved_groups({name: group for name, group in groups.items() if not name.endswith((LORA_A, LORA_B))}, specs, model, weights)
     tensors: dict[str, Tensor] = {name: handle.get_tensor(name).clone() for name in specs}
     require_finite(weights, tensors)
     layers = {m.removeprefix(PREFIX): (group, LowRank(tensors[m + LORA_A], tensors[m + LORA_B])) for m, group in modules.items()}
     if not layers:
         raise CheckpointError(f"{weights}: expected matrices A and B of linear layers, found none")
     ours = {}
-    for name, group in saved.items():
-        parts = group.how.read(tensors[name], [model.like[each] for each in group.ours], model.configs)
+    for names, group in saved:
+        parts = group.how.read([tensors[name] for name in names], [model.like[each] for each in group.ours], model.configs)
         ours |= dict(zip(group.ours, parts, strict=True))
     return ForeignAdapter(fields, settings, layers, ours)
+
+
+def _is_called(name: str, foreign: str, family: Family) -> bool:
+    """Return whether a name in the file is that of a foreign tensor."""
+    given = name.removeprefix(PREFIX)
+    return any(each in (foreign, module_name(foreign)) for each in (given, family.prefix + given))
 
 
 def _find_group(name: str, path: Path, model: ModelTensors) -> TensorGroup:
@@ -142,10 +167,26 @@ def _find_group(name: str, path: Path, model: ModelTensors) -> TensorGroup:
     return group
 
 
+def _saved_groups(
+    found: Mapping[str, TensorGroup], specs: Mapping[str, TensorSpec], model: ModelTensors, path: Path
+) -> list[tuple[list[str], TensorGroup]]:
+    """Return the groups of tensors that were trained beside the adapter, with their names in the file."""
+    groups = {group.foreign: group for group in found.values()}
+    listed = []
+    for group in groups.values():
+        names = [next((n for n, of in found.items() if of is group and _is_called(n, each, model.family)), None) for each in group.foreign]
+        for name, foreign, shape in zip(names, group.foreign, model.foreign_shapes(group), strict=True):
+            if name is None or specs[name].shape != shape:
+                what = "none" if name is None else str(specs[name].shape)
+                raise CheckpointError(f"{path}: tensor {foreign!r}: expected shape {shape} of the base model, found {what}")
+        listed.append(([name for name in names if name is not None], group))
+    return listed
+
+
 def _check_shapes(
     module: str, group: TensorGroup, found: Mapping[str, tuple[int, ...]], settings: PeftConfig, model: ModelTensors, path: Path
 ) -> None:
-    rank, (d_out, d_in) = settings.rank_of(module.removeprefix(PREFIX)), model.foreign_shape(group)
+    rank, (d_out, d_in) = settings.rank_of(module.removeprefix(PREFIX)), model.foreign_shapes(group)[0]
     if isinstance(group.how, Transposed):
         d_out, d_in = d_in, d_out
     expected = {LORA_A: (rank, d_in), LORA_B: (d_out, rank)}

@@ -16,7 +16,7 @@ from transom.checkpoints.tensor_stream import write_foreign_tensors
 from transom.checkpoints.tensors import TensorSpec
 from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
-from transom.exchange.adapter_folder import LORA_A, LORA_B, PREFIX, ModelTensors
+from transom.exchange.adapter_folder import LORA_A, LORA_B, PREFIX, ModelTensors, module_name
 from transom.exchange.check_export import compare_logits, import_transformers, load_export
 from transom.exchange.export_model import ForeignModel, choose_family, convert_model, write_foreign_weights
 from transom.exchange.export_run import ExportReport, json_files, new_folder
@@ -122,7 +122,7 @@ def export_adapter(run: Path, out: Path, base_name: str | None = None, model_typ
             )
         fields, saved = _write_config(adapter, model, layers, loaded, base_name)
         tensors = {f"{PREFIX}{name}{end}": x for name, layer in layers.items() for end, x in ((LORA_A, layer.a), (LORA_B, layer.b))}
-        tensors |= {f"{PREFIX}{name}": foreign.tensors[name]() for name in saved}
+        tensors |= {f"{PREFIX}{module_name(name)}": produce() for name, produce in foreign.tensors.items() if module_name(name) in saved}
         write_file(partial / ADAPTER_CONFIG, json_bytes(fields))
         write_file(partial / CARD, _card(out.name, fields).encode())
         write_foreign_tensors(partial / ADAPTER_WEIGHTS, {name: TensorSpec.of(x) for name, x in tensors.items()}, tensors.__getitem__)
@@ -152,7 +152,7 @@ def _foreign_layers(adapter: RunAdapter, model: ModelTensors) -> dict[str, LowRa
     for group in filter(is_adaptable, model.groups):
         parts = [adapter.layer(name.removesuffix(SUFFIX)) for name in group.ours]
         if any(part is not None for part in parts):
-            found[group.foreign.removesuffix(SUFFIX)] = fuse(parts, group, model.like, model.configs)
+            found[module_name(group.foreign[0]).removesuffix(SUFFIX)] = fuse(parts, group, model.like, model.configs)
     return found
 
 
@@ -160,7 +160,7 @@ def _write_config(
     adapter: RunAdapter, model: ModelTensors, layers: Mapping[str, LowRank], loaded: nn.Module, base_name: str | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the content of ``adapter_config.json``, and the foreign tensors to save beside A and B."""
-    fresh = {group.foreign for group in model.groups if any(name in adapter.saved for name in group.ours)}
+    fresh = {each for group in model.groups if any(name in adapter.saved for name in group.ours) for each in map(module_name, group.foreign)}
     if adapter.kept is not None:
         return adapter.kept | ({} if base_name is None else {"base_model_name_or_path": base_name}), sorted(fresh)
     settings, names = adapter.settings, [name for name, _ in loaded.named_modules()]

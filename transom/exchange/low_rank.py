@@ -34,7 +34,7 @@ def is_adaptable(group: TensorGroup) -> bool:
     """Return whether tensors are weights of linear layers that LoRA adapts here, and their outputs are those of the foreign layer."""
     targets = [target_module(name.removesuffix(SUFFIX)) for name in group.ours if name.endswith(SUFFIX)]
     linear = isinstance(group.how, Transposed | ByHead | ScaledQuery) or (isinstance(group.how, Equal) and len(group.ours) == 1)
-    return linear and len(targets) == len(group.ours) and all(target in get_args(TargetModule) for target in targets)
+    return linear and len(group.foreign) == 1 and len(targets) == len(group.ours) and all(target in get_args(TargetModule) for target in targets)
 
 
 def fuse(parts: Sequence[LowRank | None], group: TensorGroup, like: Mapping[str, Tensor], configs: Configs) -> LowRank:
@@ -59,7 +59,7 @@ def fuse(parts: Sequence[LowRank | None], group: TensorGroup, like: Mapping[str,
             block[:, start : start + part.rank] = part.b
             start += 0 if shared else part.rank
         blocks.append(block)
-    b = group.how.write(blocks, configs)
+    (b,) = group.how.write(blocks, configs)
     a = present[0].a if shared else torch.cat([part.a for part in present])
     return LowRank(a, b.t() if isinstance(group.how, Transposed) else b)
 
@@ -67,7 +67,7 @@ def fuse(parts: Sequence[LowRank | None], group: TensorGroup, like: Mapping[str,
 def split(foreign: LowRank, group: TensorGroup, like: Mapping[str, Tensor], configs: Configs) -> list[LowRank]:
     """Return A and B of each of our layers, all with the A of the foreign layer; arguments as for ``fuse``."""
     stored = foreign.b.t() if isinstance(group.how, Transposed) else foreign.b
-    parts = group.how.read(stored, [like[name] for name in group.ours], configs)
+    parts = group.how.read([stored], [like[name] for name in group.ours], configs)
     return [LowRank(foreign.a, part.contiguous()) for part in parts]
 
 
