@@ -65,7 +65,7 @@ def base_run(case: ForeignCase, folder: Path, dtype: torch.dtype = torch.float64
     with_padding = replace(case, from_data={**case.from_data, **({"pad_token_id": 1} if case.model_type == "roberta" else {})})
     run = imported(case.save(folder / "theirs", dtype), with_padding, folder / "base")
     kind = run.load_config().kind  # type: ignore[attr-defined]
-    words = tokenizers.Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}))
+    words = tokenizers.Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, "w3"))
     special = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
     run.write(TOKENIZER, Tokenizers(Tokenizer.from_library(words.to_str(), special)).to_bytes())
     Imported(model_type=case.model_type, architecture=case.architecture, task=TASKS[kind]).write(run)
