@@ -3,17 +3,22 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lm_eval
 import pytest
+import tokenizers
+import torch
+import transformers
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import model_registry
 from lm_eval.tasks import TaskManager
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from transom.errors import ConfigError
 from transom.exchange.export_run import export_run
+from transom.exchange.import_folder import import_folder
 from transom.lm_eval import TransomLM, main
 from transom.tasks.train import train
 
@@ -73,12 +78,9 @@ TASKS = ("local_choices", "local_continuations", "local_perplexity")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a trained run, its export, and three tasks with data."""
+    """Write three tasks with data."""
     folder = tmp_path_factory.mktemp("harness")
     (folder / "text.txt").write_text("".join(f"the {word} of {i} is {word * 2}\n" for i in range(60) for word in WORDS))
-    fields = {"tokenizer.vocab_size": 300, **{f"model.{k}": v for k, v in MODEL.items()}, **{f"training.{k}": v for k, v in TRAINING.items()}}
-    train("text-bpe", folder / "run", fields, text=folder / "text.txt", progress=False)
-    export_run(folder / "run", folder / "exported")
     long = " ".join(f"the {word} of {i} is {word * 2}" for i in range(9) for word in WORDS)
     texts = [{"text": text} for text in (long, "the moon of 7 is moonmoon", "a")]
     for name, rows in (("choices", QUESTIONS), ("texts", texts)):
@@ -87,6 +89,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in zip(TASKS, (CHOICES, CONTINUATIONS, PERPLEXITY), strict=True):
         (folder / "tasks" / f"{name}.yaml").write_text(text.format(folder=folder))
     return folder
+
+
+class Compared(NamedTuple):
+    """A run, and a folder of the transformers library with the same model."""
+
+    run: Path
+    theirs: Path
+
+
+@pytest.fixture(scope="module")
+def llama(folder: Path) -> Compared:
+    """Import a random Llama, whose tokenizer puts BOS before each text."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"], show_progress=False)
+    library.train([str(folder / "text.txt")], trainer)
+    library.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=library, bos_token="<s>", eos_token="</s>", pad_token="</s>", clean_up_tokenization_spaces=False
+    ).save_pretrained(folder / "llama")
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=300, **sizes, max_position_embeddings=WINDOW, bos_token_id=0, eos_token_id=1)
+    model = transformers.LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.05, 0.3)
+    model.save_pretrained(folder / "llama")
+    import_folder(folder / "llama", folder / "imported")
+    return Compared(folder / "imported", folder / "llama")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Compared:
+    """Train a small model, and export it."""
+    fields = {"tokenizer.kind": "byte-bpe", "tokenizer.vocab_size": 300}
+    fields |= {f"model.{name}": value for name, value in MODEL.items()} | {f"training.{name}": value for name, value in TRAINING.items()}
+    train("text-bpe", folder / "run", fields, text=folder / "text.txt", progress=False)
+    export_run(folder / "run", folder / "exported")
+    return Compared(folder / "run", folder / "exported")
 
 
 @pytest.fixture(autouse=True)
@@ -98,14 +140,80 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def evaluate(model: str, folder: Path, **options: Any) -> dict[str, Any]:
     """Run the three tasks, and return metrics and answers."""
     tasks = TaskManager(include_path=str(folder / "tasks"), include_defaults=False)
-    return lm_eval.simple_evaluate(model, model_args=options, tasks=list(TASKS), task_manager=tasks, log_samples=True, bootstrap_iters=0)
+    return lm_eval.simple_evaluate(
+        model, model_args=options, tasks=list(TASKS), task_manager=tasks, log_samples=True, bootstrap_iters=0, device="cpu"
+    )
 
 
-def test_all_numbers_are_those_of_the_export(folder: Path) -> None:
-    ours = evaluate("transom", folder, run=str(folder / "run"), precision="fp32", batch_size=3)
-    theirs = evaluate("hf", folder, pretrained=str(folder / "exported"), dtype="float32", batch_size=2)
-    print(json.dumps(ours["results"], indent=1, default=str), json.dumps(theirs["results"], indent=1, default=str))
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Compare all metrics, all log-likelihoods, all marks of greedy answers, and all texts."""
+    assert ours["results"].keys() == theirs["results"].keys() == set(TASKS)
     for task in TASKS:
-        for a, b in zip(ours["samples"][task], theirs["samples"][task]):
-            print(task, a["resps"], b["resps"])
-    assert 0
+        for name, value in theirs["results"][task].items():
+            assert ours["results"][task][name] == (pytest.approx(value, rel=RELATIVE) if isinstance(value, float) else value)
+        assert len(ours["samples"][task]) == len(theirs["samples"][task]) > 2
+        for a, b in zip(ours["samples"][task], theirs["samples"][task], strict=True):
+            for (found,), (expected,) in zip(a["resps"], b["resps"], strict=True):
+                if task == "local_choices":
+                    assert found == (pytest.approx(expected[0], rel=RELATIVE), expected[1])
+                else:
+                    assert found == (expected if isinstance(expected, str) else pytest.approx(expected, rel=RELATIVE))
+
+
+def test_an_imported_run_gets_the_numbers_of_its_source(llama: Compared, folder: Path) -> None:
+    theirs = evaluate("hf", folder, pretrained=str(llama.theirs), dtype="float32", batch_size=2)
+    for batch_size in (3, "auto"):
+        assert_same(evaluate("transom", folder, run=str(llama.run), precision="fp32", batch_size=batch_size), theirs)
+
+
+def test_a_run_gets_the_numbers_of_its_export(trained: Compared, folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(trained.theirs)
+    options = {"add_bos_token": len(tokenizer.encode("x")) > len(tokenizer.tokenize("x")), "prefix_token_id": tokenizer.bos_token_id}
+    ours = evaluate("transom", folder, run=str(trained.run), precision="fp32", batch_size=3, **options)
+    assert_same(ours, evaluate("hf", folder, pretrained=str(trained.theirs), dtype="float32", batch_size=2))
+
+
+def request(*arguments: Any) -> Instance:
+    return Instance(request_type="generate_until", doc={}, arguments=arguments, idx=0)
+
+
+def test_sampling_depends_on_the_seed_and_on_nothing_else(llama: Compared) -> None:
+    options = {"do_sample": True, "temperature": 0.9, "max_gen_toks": 12, "until": []}
+    prompts = ["the sun", "the wind of", "the sun", "a hill"]
+    texts = {}
+    for seed, batch_size in ((1, 1), (1, 4), (2, 4)):
+        model = TransomLM(str(llama.run), "fp32", batch_size, seed=seed)
+        texts[seed, batch_size] = model.generate_until([request(prompt, options) for prompt in prompts], disable_tqdm=True)
+    assert texts[1, 1] == texts[1, 4] != texts[2, 4] and texts[1, 1][0] != texts[1, 1][2]
+
+
+def test_mistakes_are_named(llama: Compared, trained: Compared, folder: Path) -> None:
+    model = TransomLM(str(llama.run), "fp32")
+    for arguments, message in (
+        ({"max_gen_toks": WINDOW}, rf"max_gen_toks: expected fewer than {WINDOW}, the context window, found {WINDOW}"),
+        ({"num_beams": 4, "max_gen_toks": 4}, r"generation_kwargs: expected temperature, .* found 'num_beams'; leave it out"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            model.generate_until([request("the sun", arguments)], disable_tqdm=True)
+    with pytest.raises(ConfigError, match=r"expected continuations of at most 48 tokens, the context window, found \d+; leave out this task"):
+        model.loglikelihood([request("a", " the sun" * 60)], disable_tqdm=True)
+    with pytest.raises(ConfigError, match=r"max_length: expected 1 to 48, the context window of .*, found 49"):
+        TransomLM(str(trained.run), max_length=49)
+    with pytest.raises(ConfigError, match=r"batch_size: expected at least 1, or auto, found 0"):
+        TransomLM(str(trained.run), batch_size=0)
+
+
+def test_a_mistake_at_the_command_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(lambda: evaluate("transom", folder, run=str(folder / "nowhere")))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {folder / 'nowhere'}: expected a run folder")
+    assert {"transom", "hf"} <= set(model_registry.keys())
+
+
+@pytest.mark.soak  # the harness's command reads the thousands of tasks that it comes with
+def test_the_command_is_that_of_the_harness(llama: Compared, folder: Path) -> None:
+    command = [sys.executable, "-m", "transom.lm_eval", "--model", "transom", "--device", "cpu"]
+    command += ["--include_path", str(folder / "tasks"), "--tasks", "local_choices", "--model_args", f"run={llama.run},precision=fp32"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "transom ({'run': " in found.stdout and "local_choices" in found.stdout, found.stdout
