@@ -195,7 +195,9 @@ def test_mistakes_are_named(llama: Compared, trained: Compared, folder: Path) ->
     ):
         with pytest.raises(ConfigError, match=message):
             model.generate_until([request("the sun", arguments)], disable_tqdm=True)
-    with pytest.raises(ConfigError, match=r"expected continuations of at most 48 tokens, the context window, found \d+; leave out this task"):
+    with pytest.raises(
+        ConfigError, match=r"expected continuations of at most 48 tokens, the context window, found \d+; leave out this task"
+    ):
         model.loglikelihood([request("a", " the sun" * 60)], disable_tqdm=True)
     with pytest.raises(ConfigError, match=r"max_length: expected 1 to 48, the context window of .*, found 49"):
         TransomLM(str(trained.run), max_length=49)

@@ -14,20 +14,19 @@ from tokenizers.models import WordLevel
 from torch import nn
 
 from tests.exchange.foreign_models import CASES, VOCAB, ForeignCase, LibraryInFloat64, inputs
-from tests.exchange.test_agreement import exported, imported, load_ours, load_theirs, our_logits
+from tests.exchange.test_agreement import imported, load_ours, load_theirs, our_logits
+from tests.tiers import every
 from transom.checkpoints.run_files import ADAPTER, BASE, RECIPE, TOKENIZER, WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import dump_recipe
 from transom.config.task_registry import recipes_by_task
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
-from transom.exchange.adapter_folder import LORA_A, LORA_B
 from transom.exchange.export_adapter import export_adapter
 from transom.exchange.family import TASKS
 from transom.exchange.import_adapter import import_adapter
 from transom.exchange.import_model import new_run_id
 from transom.exchange.imported import Imported
 from transom.exchange.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from transom.files.atomic_io import json_bytes
 from transom.models.apply_lora import apply_lora, merge_lora
 from transom.models.build import build_uninitialized
 
@@ -72,7 +71,7 @@ def base_run(case: ForeignCase, folder: Path, dtype: torch.dtype = torch.float64
     return run
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=every(3, TARGETS))
 def case(request: pytest.FixtureRequest) -> ForeignCase:
     return BY_NAME[request.param]
 
@@ -157,7 +156,7 @@ def trained_run(case: ForeignCase, targets: list[str], fresh: list[str], folder:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "targets", "fresh"), TRAINED)
+@pytest.mark.parametrize(("name", "targets", "fresh"), every(4, TRAINED))
 def test_peft_loads_an_exported_adapter(name: str, targets: list[str], fresh: list[str], tmp_path: Path) -> None:
     case = BY_NAME[name]
     run = trained_run(case, targets, fresh, tmp_path)
@@ -175,7 +174,7 @@ def test_peft_loads_an_exported_adapter(name: str, targets: list[str], fresh: li
     assert adapted.peft_config["default"].base_model_name_or_path == "theirs"
 
 
-@pytest.mark.parametrize(("name", "targets", "fresh"), TRAINED)
+@pytest.mark.parametrize(("name", "targets", "fresh"), every(4, TRAINED))
 def test_an_exported_adapter_is_imported_bit_for_bit(name: str, targets: list[str], fresh: list[str], tmp_path: Path) -> None:
     case = BY_NAME[name]
     run = trained_run(case, targets, fresh, tmp_path)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transom.checkpoints.tensors import TensorSpec, open_safetensors, require_finite
 from transom.config.architecture import ModelConfig
-from transom.errors import CheckpointError
+from transom.errors import CheckpointError, ConfigError
 from transom.exchange.family import Family
 from transom.exchange.foreign_folder import CONFIG_FILE, FLOATS, read_json_object
 from transom.exchange.low_rank import SUFFIX, LowRank, is_adaptable
@@ -97,9 +97,19 @@ def module_name(name: str) -> str:
     return next((new for pattern, to in _RENAMED if (new := pattern.sub(to, name)) != name), name)
 
 
-def is_adapter_folder(path: Path) -> bool:
-    """Return whether a folder holds an adapter and no model."""
-    return (path / ADAPTER_CONFIG).exists() and not (path / CONFIG_FILE).exists()
+def require_base(path: Path, base: Path | None) -> None:
+    """Check that an adapter, and only an adapter, is imported with a base run.
+
+    Raises:
+        ConfigError: the folder is an adapter and has no base, or a whole model and has one.
+    """
+    is_adapter = (path / ADAPTER_CONFIG).exists()
+    if base is None and is_adapter and not (path / CONFIG_FILE).exists():
+        raise ConfigError(
+            f"{path}: expected the run of this adapter's base model, found none; import that model first, and name it by --base"
+        )
+    if base is not None and path.is_dir() and not is_adapter:
+        raise ConfigError(f"--base: expected an adapter of the PEFT library, found {path} without {ADAPTER_CONFIG}; omit --base")
 
 
 def read_adapter(path: Path, model: ModelTensors) -> ForeignAdapter:
@@ -116,7 +126,9 @@ def read_adapter(path: Path, model: ModelTensors) -> ForeignAdapter:
         raise CheckpointError(f"{path}: expected a folder with {ADAPTER_CONFIG}, found {'a file' if path.exists() else 'nothing'}")
     fields = read_json_object(path / ADAPTER_CONFIG)
     if fields is None:
-        raise CheckpointError(f"{path}: expected a folder with {ADAPTER_CONFIG}, found none; name a folder that PEFT's save_pretrained wrote")
+        raise CheckpointError(
+            f"{path}: expected a folder with {ADAPTER_CONFIG}, found none; name a folder that PEFT's save_pretrained wrote"
+        )
     settings, weights = read_peft_config(fields, path / ADAPTER_CONFIG), path / ADAPTER_WEIGHTS
     if not weights.exists():
         pickled = (path / "adapter_model.bin").exists()
@@ -136,7 +148,7 @@ def read_adapter(path: Path, model: ModelTensors) -> ForeignAdapter:
     layers = {m.removeprefix(PREFIX): (group, LowRank(tensors[m + LORA_A], tensors[m + LORA_B])) for m, group in modules.items()}
     if not layers:
         raise CheckpointError(f"{weights}: expected matrices A and B of linear layers, found none")
-    ours = {}
+    ours: dict[str, Tensor] = {}
     for names, group in saved:
         parts = group.how.read([tensors[name] for name in names], [model.like[each] for each in group.ours], model.configs)
         ours |= dict(zip(group.ours, parts, strict=True))
@@ -161,8 +173,8 @@ def _find_group(name: str, path: Path, model: ModelTensors) -> TensorGroup:
         )
     if is_lora and not is_adaptable(group):
         raise CheckpointError(
-            f"{path}: tensor {name[:200]!r}: expected a linear layer of attention or of a feed-forward network, found {module[:200]!r}; merge"
-            " the adapter into the model with PEFT's merge_and_unload, and import the merged model"
+            f"{path}: tensor {name[:200]!r}: expected a linear layer of attention or of a feed-forward network, found {module[:200]!r};"
+            " merge the adapter into the model with PEFT's merge_and_unload, and import the merged model"
         )
     return group
 
@@ -193,6 +205,6 @@ def _check_shapes(
     if found != expected:
         shapes = " and ".join(str(found.get(name, "none")) for name in expected)
         raise CheckpointError(
-            f"{path}: {module[:200]!r}: expected A of shape {expected[LORA_A]} and B of shape {expected[LORA_B]}, found {shapes}; the adapter"
-            " belongs to another model"
+            f"{path}: {module[:200]!r}: expected A of shape {expected[LORA_A]} and B of shape {expected[LORA_B]}, found {shapes}; the"
+            " adapter belongs to another model"
         )

@@ -68,12 +68,14 @@ def read_run_adapter(run: RunFolder) -> RunAdapter:
     imported = Imported.read(run)
     kept = None if imported is None else imported.files.get(ADAPTER_CONFIG)
     trained = load_recipe(run.path / RECIPE)[0].training.adapter if run.has_recipe else None
-    if trained is None and kept is None:
-        raise ConfigError(f"--adapter: expected a run with training.adapter = 'lora', found {run.path}, which has no adapter; omit --adapter")
     if kept is not None:
         settings = read_peft_config(kept, run.path / ADAPTER_CONFIG)
-    else:
+    elif trained is not None:
         settings = PeftConfig(trained.rank, trained.alpha, trained.dropout, False, {}, {})
+    else:
+        raise ConfigError(
+            f"--adapter: expected a run with training.adapter = 'lora', found {run.path}, which has no adapter; omit --adapter"
+        )
     return RunAdapter(run.read_weights(ADAPTER), settings, kept)
 
 
@@ -117,8 +119,8 @@ def export_adapter(run: Path, out: Path, base_name: str | None = None, model_typ
         modules = dict(loaded.named_modules())
         if missing := [name for name in layers if not isinstance(getattr(modules.get(name), "weight", None), Tensor)]:
             raise ConfigError(
-                f"--adapter: expected linear layers that {family.architecture} has, found {missing[0]}, which the transformers library stores"
-                " in another form; export the merged model instead"
+                f"--adapter: expected linear layers that {family.architecture} has, found {missing[0]}, which the transformers library"
+                " stores in another form; export the merged model instead"
             )
         fields, saved = _write_config(adapter, model, layers, loaded, base_name)
         tensors = {f"{PREFIX}{name}{end}": x for name, layer in layers.items() for end, x in ((LORA_A, layer.a), (LORA_B, layer.b))}
@@ -160,7 +162,9 @@ def _write_config(
     adapter: RunAdapter, model: ModelTensors, layers: Mapping[str, LowRank], loaded: nn.Module, base_name: str | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the content of ``adapter_config.json``, and the foreign tensors to save beside A and B."""
-    fresh = {each for group in model.groups if any(name in adapter.saved for name in group.ours) for each in map(module_name, group.foreign)}
+    fresh = {
+        each for group in model.groups if any(name in adapter.saved for name in group.ours) for each in map(module_name, group.foreign)
+    }
     if adapter.kept is not None:
         return adapter.kept | ({} if base_name is None else {"base_model_name_or_path": base_name}), sorted(fresh)
     settings, names = adapter.settings, [name for name, _ in loaded.named_modules()]

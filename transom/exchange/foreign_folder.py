@@ -60,7 +60,6 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     return value
 
 
-
 class ForeignFolder:
     """A folder with a ``config.json`` and weights, as ``save_pretrained`` writes it.
 

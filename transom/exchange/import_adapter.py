@@ -1,7 +1,7 @@
-"""Import a LoRA adapter of the PEFT library: merge it into a copy of its base run, and keep its matrices, as a run that trained one does."""
+"""Import a LoRA adapter of the PEFT library: merge it into a copy of its base run, and keep its matrices beside."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,9 @@ def import_adapter(source: Path, base: Path, out: Path, notify: Notify = lambda 
     lora = to_lora(adapter, model, source)
     weights = {name: tensor for name, tensor in run.read_weights(WEIGHTS).items() if name in model.like}
     if strange := [name for name in adapter.saved if name not in weights]:
-        raise CheckpointError(f"{source}: expected tensors of the base run {base}, found {strange[0]!r}, which it lacks; import its own base")
+        raise CheckpointError(
+            f"{source}: expected tensors of the base run {base}, found {strange[0]!r}, which it lacks; import its own base"
+        )
     with new_run(out) as folder:
         folder.write_config(config, new_run_id())
         if (base / TOKENIZER).exists():
@@ -110,28 +112,31 @@ def to_lora(adapter: ForeignAdapter, model: ModelTensors, source: Path) -> LoraL
     layers: dict[str, LowRank] = {}
     scales: dict[float, str] = {}
     for modules in kinds.values():
-        dense = [split(adapter.layers[module][1], adapter.layers[module][0], model.like, model.configs) for module in modules]
-        for module, parts in zip(modules, without_blocks(dense) or dense, strict=True):
+        dense: list[list[LowRank]] = [
+            split(adapter.layers[module][1], adapter.layers[module][0], model.like, model.configs) for module in modules
+        ]
+        found: Sequence[Sequence[LowRank | None]] = without_blocks(dense) or dense
+        for module, parts in zip(modules, found, strict=True):
             names = (name.removesuffix(SUFFIX) for name in adapter.layers[module][0].ours)
             layers |= {name: part for name, part in zip(names, parts, strict=True) if part is not None}
             scales.setdefault(adapter.settings.scale_of(module), module)
-    found = LoraLayers(layers, next(iter(scales)))
+    lora = LoraLayers(layers, next(iter(scales)))
     ranks = {layer.rank: path for path, layer in layers.items()}
     if len(ranks) > 1 or len(scales) > 1:
         kind, values = ("rank", ranks) if len(ranks) > 1 else ("scale", scales)
         raise CheckpointError(
             f"{source / ADAPTER_CONFIG}: rank_pattern: expected one rank and one scale of all layers, found {kind}"
-            f" {' and '.join(f'{value:g} ({module[:120]})' for value, module in list(values.items())[:2])}; merge the adapter into the model"
-            " with PEFT's merge_and_unload, and import the merged model"
+            f" {' and '.join(f'{value:g} ({module[:120]})' for value, module in list(values.items())[:2])}; merge the adapter into the"
+            " model with PEFT's merge_and_unload, and import the merged model"
         )
     every = [name.removesuffix(SUFFIX) for group in model.groups if is_adaptable(group) for name in group.ours]
-    wanted = [path for path in every if target_module(path) in found.target_modules]
+    wanted = [path for path in every if target_module(path) in lora.target_modules]
     if missing := [path for path in wanted if path not in layers]:
         raise CheckpointError(
             f"{source}: expected {target_module(missing[0])} to be adapted in every block, found {len(layers):,} of {len(wanted):,} layers,"
             f" without {missing[0]}; merge the adapter into the model with PEFT's merge_and_unload, and import the merged model"
         )
-    return found
+    return lora
 
 
 def _as_imported(run: RunFolder, family: Family) -> Imported:
@@ -146,9 +151,7 @@ def _as_imported(run: RunFolder, family: Family) -> Imported:
     )
 
 
-def _write_weights(
-    folder: RunFolder, weights: Mapping[str, Tensor], saved: Mapping[str, Tensor], lora: LoraLayers, notify: Notify
-) -> int:
+def _write_weights(folder: RunFolder, weights: Mapping[str, Tensor], saved: Mapping[str, Tensor], lora: LoraLayers, notify: Notify) -> int:
     """Write the weights of the base, those of the adapter, and the merged ones; return the number of bytes."""
     base = {name: tensor for name, tensor in weights.items() if name not in saved}
     adapter = {f"{path}.{name}": x for path, layer in lora.layers.items() for name, x in (("lora_a", layer.a), ("lora_b", layer.b))}

@@ -34,7 +34,12 @@ def is_adaptable(group: TensorGroup) -> bool:
     """Return whether tensors are weights of linear layers that LoRA adapts here, and their outputs are those of the foreign layer."""
     targets = [target_module(name.removesuffix(SUFFIX)) for name in group.ours if name.endswith(SUFFIX)]
     linear = isinstance(group.how, Transposed | ByHead | ScaledQuery) or (isinstance(group.how, Equal) and len(group.ours) == 1)
-    return linear and len(group.foreign) == 1 and len(targets) == len(group.ours) and all(target in get_args(TargetModule) for target in targets)
+    return (
+        linear
+        and len(group.foreign) == 1
+        and len(targets) == len(group.ours)
+        and all(target in get_args(TargetModule) for target in targets)
+    )
 
 
 def fuse(parts: Sequence[LowRank | None], group: TensorGroup, like: Mapping[str, Tensor], configs: Configs) -> LowRank:

@@ -16,12 +16,11 @@ TASK_TYPES = {"decoder": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "text-classifie
 MAX_RANK = 65536
 PATTERNS = ("rank_pattern", "alpha_pattern")
 _MODULE_NAME = re.compile(r"\^?[\w.]{1,200}")
-_HARMLESS = frozenset(
-    """
-    alora_invocation_string auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying eva_config exclude_modules
-    fan_in_fan_out inference_mode init_lora_weights loftq_config lora_alpha lora_dropout lora_ga_config megatron_core modules_to_save
-    peft_type peft_version qalora_group_size r revision runtime_config target_modules task_type use_rslora
-    """.split()
+_HARMLESS = (
+    *("alora_invocation_string", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config"),
+    *("exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "loftq_config", "lora_alpha", "lora_dropout"),
+    *("lora_ga_config", "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "revision"),
+    *("runtime_config", "target_modules", "task_type", "use_rslora"),
 )
 """Fields that are read here, or on which no output depends once the adapter is trained."""
 
@@ -84,8 +83,8 @@ def read_peft_config(fields: Mapping[str, Any], path: Path) -> PeftConfig:
     if changed:
         name = changed[0]
         raise CheckpointError(
-            f"{path}: {name[:80]}: expected LoRA on whole linear layers (Hu et al. 2022), found {fields[name]!r:.80}; merge the adapter into"
-            " the model with PEFT's merge_and_unload, and import the merged model"
+            f"{path}: {name[:80]}: expected LoRA on whole linear layers (Hu et al. 2022), found {fields[name]!r:.80}; merge the adapter"
+            " into the model with PEFT's merge_and_unload, and import the merged model"
         )
     rank = _number(fields, "r", 8, path, whole=True)
     patterns = {name: _read_pattern(fields.get(name) or {}, name, path) for name in PATTERNS}
