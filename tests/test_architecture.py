@@ -35,6 +35,7 @@ PACKAGES = (
     "serving",
     "lab",
     "sklearn",
+    "lm_eval",
     "cli",
 )
 """In the order in which data passes through them; a package imports from those above it only."""

@@ -12,6 +12,7 @@ from transom.cli.output import JsonOption, print_note, print_result
 EXAMPLES = """
 transom import models/gpt2 runs/gpt2
 transom generate runs/gpt2 "The meaning of life is"
+transom import adapters/poet runs/poet --base runs/gpt2
 transom train text-bpe --init-from runs/gpt2 --text my-text.txt --out runs/mine
 """
 
@@ -25,6 +26,10 @@ def import_model(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Run folder to write.")],
     *,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="RUN", help="Imported base model of FOLDER, which is a LoRA adapter of the PEFT library."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Every command then works on OUT: generate, translate, classify, embed, explain, plot, doctor, and train --init-from OUT.
@@ -33,14 +38,17 @@ def import_model(
     these, ViT, DeiT, Marian, BART and T5. Nothing in FOLDER is executed, and nothing is downloaded. Weights keep their dtype. Settings
     without an equal are printed. The page docs/exchange.md has an example for each family.
     """
-    check_output_path(out, [folder])
+    check_output_path(out, [folder, *([] if base is None else [base])])
     with gc_frozen_imports():
+        from transom.exchange.adapter_folder import require_base
+        from transom.exchange.import_adapter import import_adapter
         from transom.exchange.import_folder import import_folder
         from transom.inspection.pages.number_format import format_count
         from transom.tasks.progress import show_progress
 
     with show_progress("bytes", quiet=as_json) as notify:
-        report = import_folder(folder, out, notify)
+        require_base(folder, base)
+        report = import_folder(folder, out, notify) if base is None else import_adapter(folder, base, out, notify)
     rate = report.n_bytes / max(report.seconds, 1e-9) / 1e9
     lines = [
         f"{report.architecture}: {format_count(report.n_parameters)} parameters, {', '.join(report.dtypes)},"

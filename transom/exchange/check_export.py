@@ -69,9 +69,22 @@ def check_export(model: Network, folder: Path, family: Family) -> Agreement:
     Raises:
         TransomError: the logits differ by more than ``TOLERANCE``.
     """
+    return compare_logits(model, load_export(folder, family), folder)
+
+
+def load_export(folder: Path, family: Family) -> Any:
+    """Load an export with the library's class for it, in float32."""
     transformers = import_transformers()
     with _quiet(transformers):
-        loaded = getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        return getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+
+
+def compare_logits(model: Network, loaded: Any, folder: Path) -> Agreement:
+    """Compare the logits of a model and of the library's model that was loaded from its export.
+
+    Raises:
+        TransomError: they differ by more than ``TOLERANCE``.
+    """
     ours, theirs = _logits(model, loaded)
     if ours.shape != theirs.shape:
         raise TransomError(

@@ -92,7 +92,7 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
     decoding = _decoding(folder, family, imported)
     foreign = convert_model(config, folder.read_weights(WEIGHTS), family)
     with new_folder(out) as partial:
-        for name, content in _json_files(family, config, foreign.config, tokenizers, imported, decoding).items():
+        for name, content in json_files(family, config, foreign.config, tokenizers, imported, decoding).items():
             (partial / name).parent.mkdir(exist_ok=True)
             write_file(partial / name, json_bytes(content))
         if tokenizers is not None:
@@ -145,7 +145,7 @@ def _decoding(folder: RunFolder, family: Family, imported: Imported | None) -> D
     return (write_sampling if family.kind == "decoder" else write_beam_search)(settings)
 
 
-def _json_files(
+def json_files(
     family: Family,
     config: ModelConfig,
     foreign: Fields,

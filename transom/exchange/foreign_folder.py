@@ -24,7 +24,7 @@ GENERATION_FILE, PREPROCESSOR_FILE, TOKENIZER_CONFIG_FILE = "generation_config.j
 MAX_SHARDS = 1000
 """Maximum number of files of one model; the largest published models have about 200."""
 
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}\.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "tf_model.h5", "flax_model.msgpack", "pytorch_adapter.bin")
 
@@ -40,6 +40,24 @@ class StoredTensor:
 
     path: Path
     spec: TensorSpec
+
+
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file of another library; None if there is no such file.
+
+    Raises:
+        CheckpointError: the file is damaged or too large, or contains no object.
+    """
+    if not path.exists() and not path.is_symlink():
+        return None
+    require_regular_file(path)
+    try:
+        value = parse_json(read_regular_file(path, MAX_JSON_BYTES, "a configuration", CheckpointError), finite=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected JSON, found damaged content ({error}); copy the file again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {value!r:.80}; copy the file again")
+    return value
 
 
 class ForeignFolder:
@@ -73,22 +91,8 @@ class ForeignFolder:
         self._handles: dict[Path, Any] = {}
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return the object in a JSON file of the folder; None if there is no such file.
-
-        Raises:
-            CheckpointError: the file is damaged or too large, or contains no object.
-        """
-        path = self.path / name
-        if not path.exists() and not path.is_symlink():
-            return None
-        require_regular_file(path)
-        try:
-            value = parse_json(read_regular_file(path, MAX_JSON_BYTES, "a configuration", CheckpointError), finite=False)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: expected JSON, found damaged content ({error}); copy the file again") from error
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{path}: expected a JSON object, found {value!r:.80}; copy the file again")
-        return value
+        """Return the object in a JSON file of the folder, as ``read_json_object``."""
+        return read_json_object(self.path / name)
 
     def read_tensor(self, name: str) -> Tensor:
         """Return a tensor, mapped from its file."""
@@ -129,7 +133,7 @@ class ForeignFolder:
 
     def _tensors_of(self, path: Path) -> dict[str, StoredTensor]:
         _, specs = open_safetensors(path)
-        if wrong := [name for name, spec in specs.items() if spec.dtype not in _FLOATS and spec.dtype in _QUANTIZED]:
+        if wrong := [name for name, spec in specs.items() if spec.dtype not in FLOATS and spec.dtype in _QUANTIZED]:
             raise CheckpointError(
                 f"{path}: tensor {wrong[0][:200]!r}: expected floating-point values of 16 bits or more, found {specs[wrong[0]].dtype};"
                 " save the model without quantization"

@@ -11,6 +11,15 @@ from transom.layers.lora import LoraLinear
 _EXPERT_SEGMENT = re.compile(r"\.(experts\.\d+|shared)(?=\.)")
 
 
+def target_module(path: str) -> str:
+    """Return the name by which ``target_modules`` would select a linear layer.
+
+    >>> target_module("decoder.blocks.0.attn.q"), target_module("decoder.blocks.0.ff.experts.3.up")
+    ('attn.q', 'ff.up')
+    """
+    return ".".join(_EXPERT_SEGMENT.sub("", path).split(".")[-2:])
+
+
 def apply_lora(model: nn.Module, config: LoraConfig, trainable: Collection[str] = ()) -> None:
     """Freeze a model in place and replace the linear layers in ``config.target_modules`` by ``LoraLinear`` layers.
 
@@ -22,7 +31,7 @@ def apply_lora(model: nn.Module, config: LoraConfig, trainable: Collection[str] 
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trainable)
     for path, linear in list(model.named_modules()):
-        if isinstance(linear, nn.Linear) and ".".join(_EXPERT_SEGMENT.sub("", path).split(".")[-2:]) in config.target_modules:
+        if isinstance(linear, nn.Linear) and target_module(path) in config.target_modules:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, LoraLinear(linear, config))
 

@@ -195,7 +195,8 @@ class Generator:
         return described("Generator", parts, n_parameters, None if self.precision is None else self.precision.name, self.origin)
 
     @property
-    def _decoder_backend(self) -> StepModel[Any, Any]:
+    def decoder_backend(self) -> StepModel[Any, Any]:
+        """Implementation of the decoding steps: the fastest one, or the model itself while edits are in force."""
         if self.model.edits is not None:
             return WholePassDecoder(self.model)
         return self._given.value if isinstance(self._given, Deferred) else self._given
@@ -229,7 +230,7 @@ class Generator:
         """
         reject_single_item(prompts, "text")
         settings, early_exit = self._settings(n, options)
-        decoder_backend = early_exit or self._decoder_backend  # made before workers, which have one thread each, need it
+        decoder_backend = early_exit or self.decoder_backend  # made before workers, which have one thread each, need it
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
         notify, n_workers = options.get("notify") or ignore_progress, torch.get_num_threads() if self.model.device.type == "cpu" else 1
@@ -260,11 +261,11 @@ class Generator:
             while text.finish_reason is None:
                 request = self._search([text], settings)
                 recorder = RecordedStrategy(request.strategy, self.tokenizer.special_tokens.end, n_candidates)
-                ((hypothesis, *_),) = search(early_exit or self._decoder_backend, request._replace(strategy=recorder))
+                ((hypothesis, *_),) = search(early_exit or self.decoder_backend, request._replace(strategy=recorder))
                 text.log_p += hypothesis.token_log_p
                 self._append(text, list(hypothesis.tokens), request.limits.largest_max_length - 1, settings)
                 steps += [replace(step, number=len(steps) + i) for i, step in enumerate(recorder.steps, 1)]
-        kind = getattr(self._decoder_backend, "kind", None)
+        kind = getattr(self.decoder_backend, "kind", None)
         text_length = min(request.source.tokens.shape[1] - 1 + request.limits.largest_max_length, self.model.config.max_seq_len)
         answer = self._to_continuation(text, settings)
         return RecordedSearch(answer, steps, tuple(text.prompt), tuple(text.generated), kind, text_length)
@@ -335,8 +336,8 @@ class Generator:
             check_long_text_policy(too_long, "window", "refuse")
         if (
             settings.early_exit_threshold < 1
-            and isinstance(self._decoder_backend, NativeLanguageModel)
-            and self._decoder_backend.kind == "int8"
+            and isinstance(self.decoder_backend, NativeLanguageModel)
+            and self.decoder_backend.kind == "int8"
         ):
             raise ConfigError(
                 f"decoding.early_exit_threshold = {settings.early_exit_threshold:g}: expected a precision other than int8, whose"
@@ -387,7 +388,7 @@ class Generator:
     def _steps(self, text: _Generation, settings: SamplingConfig, early_exit: EarlyExitDecoder | None) -> Iterator[list[int]]:
         """Continue one text; after every step, yield all tokens sampled since the last change of window."""
         request, sampled = self._search([text], settings), list[int]()
-        for state in search_steps(early_exit or self._decoder_backend, request):
+        for state in search_steps(early_exit or self.decoder_backend, request):
             sampled = [token for token in state.tokens_so_far[0, 1:].tolist() if token != self.tokenizer.special_tokens.end]
             yield sampled
         self._append(text, sampled, request.limits.largest_max_length - 1, settings)
