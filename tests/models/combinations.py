@@ -37,8 +37,12 @@ FAMILIES: list[dict[str, Any]] = [
     *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie_embeddings": tie, "head_bias": not tie} for tie in (True, False)),
     {"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "mask": "prefix-lm"},
     {
-        **{"kind": "seq2seq", "n_encoder_layers": 2, "n_decoder_layers": 2, "tie_embeddings": "inputs"},
-        **{"source_vocab_size": VOCAB, "target_vocab_size": VOCAB},
+        "kind": "seq2seq",
+        "n_encoder_layers": 2,
+        "n_decoder_layers": 2,
+        "tie_embeddings": "inputs",
+        "source_vocab_size": VOCAB,
+        "target_vocab_size": VOCAB,
     },
 ]
 """Families that generate text."""

@@ -112,7 +112,9 @@ def take_rows(batch: Any, rows: slice) -> Any:
             return x if len(x) == 1 < n_rows else x[rows]
         if isinstance(x, tuple):
             return x[rows]
-        return x if x is None or isinstance(x, int) else replace(x, **{field.name: taken(getattr(x, field.name), n_rows) for field in fields(x)})
+        if x is None or isinstance(x, int):
+            return x
+        return replace(x, **{field.name: taken(getattr(x, field.name), n_rows) for field in fields(x)})
 
     return taken(batch, len(batch.sample_ids))
 
