@@ -156,8 +156,9 @@ def trained_run(case: ForeignCase, targets: list[str], fresh: list[str], folder:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "targets", "fresh"), every(4, TRAINED))
-def test_peft_loads_an_exported_adapter(name: str, targets: list[str], fresh: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", every(4, TRAINED), ids=lambda trained: trained[0])
+def test_peft_loads_an_exported_adapter(trained: tuple[str, list[str], list[str]], tmp_path: Path) -> None:
+    name, targets, fresh = trained
     case = BY_NAME[name]
     run = trained_run(case, targets, fresh, tmp_path)
     report = export_adapter(run.path, tmp_path / "adapter", "theirs", case.model_type)
@@ -174,8 +175,9 @@ def test_peft_loads_an_exported_adapter(name: str, targets: list[str], fresh: li
     assert adapted.peft_config["default"].base_model_name_or_path == "theirs"
 
 
-@pytest.mark.parametrize(("name", "targets", "fresh"), every(4, TRAINED))
-def test_an_exported_adapter_is_imported_bit_for_bit(name: str, targets: list[str], fresh: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", every(4, TRAINED), ids=lambda trained: trained[0])
+def test_an_exported_adapter_is_imported_bit_for_bit(trained: tuple[str, list[str], list[str]], tmp_path: Path) -> None:
+    name, targets, fresh = trained
     case = BY_NAME[name]
     run = trained_run(case, targets, fresh, tmp_path)
     export_adapter(run.path, tmp_path / "adapter", model_type=case.model_type)
