@@ -33,7 +33,7 @@ def test_the_questions_name_every_file_of_a_run() -> None:
 
 def test_the_installation_names_extras_that_exist_and_all_for_users() -> None:
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
-    named = set(re.findall(r"^\| `pip install 'transom\[(\w+)\]'` \|", INSTALL, re.MULTILINE))
+    named = set(re.findall(r"^\| `pip install 'transom\[([\w-]+)\]'` \|", INSTALL, re.MULTILINE))
     assert named == extras - {"dev", "docs", "bench"}
     assert all(f"`{extra}`" in INSTALL for extra in extras - named)
 
