@@ -14,14 +14,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one under nohup the end of i
 
 SECONDS = {
     "agreement": 40,
-    "bad_input": 60,
-    "chaos": 30,
-    "checkpoints": 45,
+    "bad_input": 45,
+    "chaos": 20,
+    "checkpoints": 35,
     "cli": 360,
-    "config": 30,
-    "data": 75,
-    "decoding": 120,
-    "docs": 60,
+    "config": 20,
+    "data": 70,
+    "decoding": 80,
+    "docs": 45,
     "doctests": 20,
     "exchange": 90,
     "files": 20,
@@ -30,11 +30,11 @@ SECONDS = {
     "lab": 20,
     "layers": 90,
     "models": 140,
-    "parallel": 40,
-    "planning": 40,
+    "parallel": 30,
+    "planning": 35,
     "serving": 45,
-    "tasks": 60,
-    "training": 150,
+    "tasks": 40,
+    "training": 130,
 }
 """Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""
 
