@@ -282,7 +282,7 @@ def main(run: Callable[[], None] = cli_evaluate) -> None:
     try:
         run()
     except TransomError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from error
 
 

@@ -1,8 +1,6 @@
 """Adapters made to break an import, of another base, or of a kind that transom lacks are refused in one line, and nothing is written."""
 
 import json
-import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is d
 Attack = Callable[[Path], None]
 Q = f"{PREFIX}model.layers.0.self_attn.q_proj"
 MERGE = "merge_and_unload"
+PICKLE = b"\x80\x04cos\nsystem\n."
 
 
 def fields(**changed: Any) -> Attack:
@@ -60,11 +59,11 @@ def drop(part: str) -> Attack:
 
 def pickle_instead(folder: Path) -> None:
     (folder / ADAPTER_WEIGHTS).unlink()
-    (folder / "adapter_model.bin").write_bytes(pickle.dumps({"x": os.system}))
+    (folder / "adapter_model.bin").write_bytes(PICKLE)
 
 
 def pickle_by_another_name(folder: Path) -> None:
-    (folder / ADAPTER_WEIGHTS).write_bytes(pickle.dumps({"x": os.system}))
+    (folder / ADAPTER_WEIGHTS).write_bytes(PICKLE)
 
 
 def link_outside(folder: Path) -> None:
