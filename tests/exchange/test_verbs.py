@@ -21,7 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a folder with an image and a text, and go there."""
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (20, 24), (200, 30, 90)).save("image.png")
-    Path("text.txt").write_text("the cat sat on the mats\n" * 60, encoding="utf-8")
+    Path("text.txt").write_text("the cat sat on the mats\nit is raining\n" * 30, encoding="utf-8")
     return tmp_path
 
 

@@ -21,8 +21,8 @@ from transom.inspection.messages.tables import ENGLISH, switch_data, templates
 
 NOTATION = (
     *("alpha", "beta", "cos", "eps", "erf", "exp", "gamma", "hat", "ln", "log", "max", "mu", "phi", "pi", "sigma", "sin", "sqrt", "sum"),
-    *("tanh", "tau", "theta", "Block", "GELU", "SiLU", "sigmoid", "before", "class", "cls", "concat", "conv", "end", "gate", "hidden"),
-    *("id", "logsumexp", "patch", "pooled", "pre", "relu", "shared", "sink", "up"),
+    *("tanh", "tau", "theta", "Block", "GELU", "SiLU", "sigmoid", "before", "class", "cls", "concat", "conv", "dist", "end", "gate"),
+    *("hidden", "id", "logsumexp", "patch", "pooled", "pre", "relu", "shared", "sink", "up"),
 )
 """Functions and symbols of equations, which are the same in every language; ``before``, ``end`` and ``shared`` are indices."""
 

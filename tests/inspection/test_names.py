@@ -350,6 +350,8 @@ COMPONENTS: list[dict[str, Any]] = [
     {"norm": "none"},
 ]
 """Components that have quantities of their own, for each family of Transformers."""
+SHARED = ("stem", "position", "pooling", "distillation")
+"""Fields that transformers of spectrograms share with those of images."""
 
 
 @pytest.mark.long
@@ -358,10 +360,11 @@ def test_the_families_of_every_row_are_those_that_have_it() -> None:
     met = dict[tuple[str, str], set[str]]()
     families = {fields["kind"]: SIZES | fields for fields in reversed(FAMILIES + ENCODERS)}
     texts = [family | more for family in families.values() for more in COMPONENTS]
+    texts += [family | {"n_token_types": 2} for kind, family in families.items() if kind in {each["kind"] for each in ENCODERS}]
     images = [PLAIN | more for more in COMPONENTS]
     networks = [described_network(fields) for fields in SET_NETWORKS + images]
     sounds = {"kind": "spectrogram-transformer", "classes": ["a", "b"], "image_size": 16, "patch_size": 4} | {"d_model": 8, "n_heads": 2}
-    shared = [{name: fields[name] for name in ("stem", "position", "pooling") if name in fields} for fields in SET_NETWORKS]
+    shared = [{name: fields[name] for name in SHARED if name in fields} for fields in SET_NETWORKS]
     networks += [SpectrogramTransformerConfig.model_validate(sounds | {"n_layers": 2, "d_ff": 9} | each) for each in COMPONENTS + shared]
     for config in [*map(described, SET_WRITERS + SET_ENCODERS + texts), *networks]:
         for each in list_names(config):

@@ -51,13 +51,14 @@ def test_it_sees_what_a_mask_written_out_lets_it_see(drawn: dict[str, Any]) -> N
     model, batch = built(config), batch_of(ROWS, PREFIXES)
     assert isinstance(model, DecoderOnlyTransformer)
     mask = torch.tensor([[[j <= i or j < n for j in range(6)] for i in range(6)] for n in PREFIXES])[:, None]
-    places = TokenPositions(batch.decoder_input.positions, batch.decoder_input.segments)
-    causal = build_contexts(model.embedding.position, places, places, model.mask_rules)[0]
+    position, text = model.embedding.position, batch.decoder_input
+    places = TokenPositions(text.positions, text.segments, lengths=position.text_lengths(text.positions, text.segments))
+    causal = build_contexts(position, places, places, model.mask_rules)
     by_hand = model.decoder(
-        model.embedding(batch.decoder_input.tokens, batch.decoder_input.positions),
-        StackContext(attention_contexts=[AttentionContext(mask=mask, bias=causal.bias, rotary=causal.rotary)]),
+        model.embedding(text.tokens, text.positions),
+        StackContext(attention_contexts=[AttentionContext(mask=mask, bias=each.bias, rotary=each.rotary) for each in causal]),
     )
-    real = batch.decoder_input.segments > 0
+    real = text.segments > 0
     assert torch.allclose(model(batch)[real], model.unembedding(by_hand)[real], **CLOSE)
 
 

@@ -197,16 +197,25 @@ class Family:
         """
         if config.kind != self.kind:
             return [Obstacle("kind", config.kind, self.kind)]
-        ours = _leaves(config)
         try:
-            back = _leaves(self.target_config(config))
+            ours, back, changed = self._compare(config)
         except CheckpointError as error:
             return [Obstacle("kind", str(error), self.kind)]
-        names = [name for name in {**ours, **back} if not name.endswith(("dropout", *_TRAINING_FIELDS))]
-        changed = [name for name in names if ours.get(name) != back.get(name) and not _adds_zeros(name, ours, back)]
+        changed = [name for name in changed if not _adds_zeros(name, ours, back)]
         kinds = [name.removesuffix("kind") for name in changed if name.endswith(".kind")]
         own = [name for name in changed if not any(name.startswith(kind) and name != f"{kind}kind" for kind in kinds)]
         return [Obstacle(name.removesuffix(".kind"), ours.get(name), back.get(name)) for name in own]
+
+    def added_zeros(self, config: ModelConfig) -> list[str]:
+        """Return the fields of parameters that an export has, set to 0, and a model that has no obstacles lacks."""
+        ours, back, changed = self._compare(config)
+        return [name for name in changed if _adds_zeros(name, ours, back)]
+
+    def _compare(self, config: ModelConfig) -> tuple[Fields, Fields, list[str]]:
+        """Return the fields of a model, those of its export as read back, and the names of those that differ."""
+        ours, back = _leaves(config), _leaves(self.target_config(config))
+        names = [name for name in {**ours, **back} if not name.endswith(("dropout", *_TRAINING_FIELDS))]
+        return ours, back, [name for name in names if ours.get(name) != back.get(name)]
 
     def target_config(self, config: ModelConfig) -> ModelConfig:
         """Return the configuration of a model of ours that an export is read back as; it may have biases that ``config`` lacks."""
@@ -276,9 +285,9 @@ class Candidate(NamedTuple):
 
 
 def nearest_families(config: ModelConfig) -> list[Candidate]:
-    """Return the families of a model's kind, those with the fewest obstacles first."""
+    """Return the families of a model's kind: first those with the fewest obstacles, of these the ones that add the fewest parameters."""
     found = [Candidate(family, family.obstacles(config)) for family in all_families() if family.kind == config.kind]
-    return sorted(found, key=lambda candidate: len(candidate.obstacles))
+    return sorted(found, key=lambda each: (len(each.obstacles), 0 if each.obstacles else len(each.family.added_zeros(config))))
 
 
 def export_record(candidates: Sequence[Candidate]) -> dict[str, Any]:

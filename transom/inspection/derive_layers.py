@@ -185,7 +185,7 @@ def last_hidden(a: Activations, path: str) -> Tensor:
     if isinstance(model, MaskedEncoderTransformer):
         return a["transform_norm.out"]
     if isinstance(model, TextClassifierTransformer):
-        return model.pool(a["pooled"])
+        return model.apply_pooler(a["pooled"])
     if isinstance(model, TextEmbedderTransformer):
         return F.normalize(a["pooled"], dim=-1)
     if isinstance(model, VisionTransformer):

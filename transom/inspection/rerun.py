@@ -26,9 +26,12 @@ def rerun_sites(a: Activations, address: str) -> dict[str, Tensor]:
         owner = address.removesuffix(".norm.x")
         if not hasattr(a.module(owner), "blocks"):  # an embedding
             return {address: a[f"{owner}.sum"]}
-        return {address: _recorded(a, f"{owner}.blocks.{len(a.module(owner).blocks) - 1}.resid_post")}
+        blocks = a.module(owner).blocks
+        if blocks[-1].depth is not None:  # its stream holds the selected tokens only
+            raise _not_recorded(address)
+        return {address: _recorded(a, f"{owner}.blocks.{len(blocks) - 1}.resid_post")}
     if not rest:
-        raise NotRecordedError(f"expected a recorded site, found {address!r}; name it in the trace")
+        raise _not_recorded(address)
     number = int(rest.partition(".")[0])
     block = a.module(f"{stack}.blocks.{number}")
     if block.depth is not None or a.module(stack).value_residuals:
@@ -50,8 +53,13 @@ def _recorded(a: Activations, address: str) -> Tensor:
         NotRecordedError: it was not recorded.
     """
     if address not in a.recorded:
-        raise NotRecordedError(f"expected a recorded site, found {address!r}; name it in the trace")
+        raise _not_recorded(address)
     return a.recorded[address]
+
+
+def _not_recorded(address: str) -> NotRecordedError:
+    """Return the error that asks for a site."""
+    return NotRecordedError(f"expected a recorded site, found {address!r}; name it in the trace")
 
 
 def _context(a: Activations, stack: str, recorder: ActivationRecorder) -> StackContext:

@@ -153,9 +153,9 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
         states = self.encode(batch.source, ctx)
         pooled = first_states(states, batch.source) if self.config.pooling == "cls" else mean_pool(states, batch.source).to(states)
         pooled = observe(ctx, self, "pooled", pooled)
-        return self.dropout(self.pool(self.pooler_dropout(pooled)))
+        return self.dropout(self.apply_pooler(self.pooler_dropout(pooled)))
 
-    def pool(self, pooled: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
+    def apply_pooler(self, pooled: Float[Tensor, "*axes d_model"]) -> Float[Tensor, "*axes d_model"]:
         """Apply the pooler to pooled vectors, if the model has one."""
         return pooled if self.pooler is None else self.activation(self.pooler(pooled))
 

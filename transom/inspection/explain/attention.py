@@ -59,15 +59,16 @@ class AttentionSteps:
         a = b.a
         self.b, self.path, self.query, self.i, self.keys, self.names = b, path, query, positions[query], list(keys), list(names)
         self.module: Attention = a.module(path)
-        self.q, self.k, self.v, self.z = (a[f"{path}.{name}"][0] for name in "qkvz")
+        self.q, self.z = (a[f"{path}.{name}"][0] for name in "qz")
+        self.k, self.v = (a[f"{path}.{name}"][0, :, : len(keys)] for name in "kv")  # without the padding of a shorter text
         self.group = b.head * self.k.shape[0] // self.q.shape[0]
-        self.inputs = AttentionInputs.of(a, path, [b.head], Part(queries=[query])) if is_exact(self.module) else None
+        self.inputs = AttentionInputs.of(a, path, [b.head], Part([query], slice(len(keys)))) if is_exact(self.module) else None
         self.edits = b.edits.at(f"{path}.z")
         self.changes = self._changes()
         if self.changes:
-            self.weights = self._edited_weights()[0][0, 0, query]
+            self.weights = self._edited_weights()[0][0, 0, query, : len(keys)]
         elif self.inputs is None:
-            self.weights = a[f"{path}.weights"][0, b.head, query]
+            self.weights = a[f"{path}.weights"][0, b.head, query, : len(keys)]
         else:
             self.weights = self.inputs.weights()[0, 0, 0]
         largest = self.weights.topk(min(N_LARGEST, len(self.weights))).indices.tolist()
@@ -224,10 +225,10 @@ class AttentionSteps:
             return None
         b, inputs = self.b, AttentionInputs.of(self.b.a, self.path)
         b.note(message("explain.attention.plugin_scores"))
-        scores = inputs.scores()[0, b.head, self.query]
+        scores = inputs.scores()[0, b.head, self.query, : len(self.keys)]
         b.values(f"S_{self.i}", message("explain.attention.given_scores"), scores, self.names)
         self._note_shown()
-        row = AttentionInputs.of(b.a, self.path, [b.head], Part(queries=[self.query]))
+        row = AttentionInputs.of(b.a, self.path, [b.head], Part([self.query], slice(len(self.keys))))
         return self._mask({j: number(scores[j]) for j in self.shown}, scores, row.args.mask)
 
     def _mask(self, steps: dict[int, Number], scores: Tensor, mask: Tensor | None) -> list[Number]:

@@ -97,7 +97,7 @@ def read_out(network: Any, batch: Any, stream: Stream) -> Float[Tensor, "batch p
             x = x.mean(1, keepdim=True)
         else:
             x = mean_pool(x, batch.source).to(x)[:, None]
-        x = network.pool(x) if isinstance(network, TextClassifierTransformer) else x
+        x = network.apply_pooler(x) if isinstance(network, TextClassifierTransformer) else x
     logits: Tensor = network.unembedding(x)
     return logits
 
