@@ -119,6 +119,9 @@ def test_names_of_files_stay_text(browser: Browser, runs: dict[str, Path], tmp_p
             browser.page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": content})
             settle(browser)
             check(browser, usual, server)
-        with pytest.raises(AssertionError):
+        with browser.page.expect_console_message(lambda message: "inline event handler" in message.text):
             browser.page.evaluate("() => document.body.insertAdjacentHTML('beforeend', '<p onclick=alert(1)>x</p>')")
+        with pytest.raises(AssertionError):
             check(browser, usual, server)
+        assert len(browser.faults) == 1, "the planted handler"
+        browser.faults.clear()
