@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,15 +17,20 @@ from transformers import AutoTokenizer
 from tests.data.test_bpe import SENTENCES
 from tests.exchange.random_texts import ASSIGNED, NAMES, random_texts
 from transom.config.data import PairTokenizerConfig
+from transom.config.model import DecoderConfig
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.special_tokens import EOS, MASK, PAD, SOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.predictors.fill_mask import MaskFiller
-from transom.errors import ConfigError
+from transom.errors import ConfigError, TransomError
+from transom.exchange.check_export import check_token_ids
 from transom.exchange.library_checks import check_library
-from transom.exchange.tokenizer_files import Task, export_tokenizer, export_tokenizers
+from transom.exchange.tokenizer_exchange import tokenizer_files
+from transom.exchange.tokenizer_files import export_tokenizer, export_tokenizers
 
 CASES = [(kind, lowercase) for kind in ("bpe", "char", "whitespace") for lowercase in (False, True)]
+TASKS = ("translation", "language", "instruction", "classification", "tagging", "embedding", "masked")
+DECODER = DecoderConfig(vocab_size=400, max_seq_len=48)
 N_FIRST, N_LONG = 300, 10_000
 
 
@@ -50,9 +55,12 @@ def test_ids_and_texts_are_transoms(kind: str, lowercase: bool, n: int, tmp_path
     assert [encoding.ids for encoding in library.encode_batch(texts, add_special_tokens=False)] == expected
     assert auto(texts)["input_ids"] == [[*ids, EOS] for ids in expected]
     for ids in expected:
-        row = [tokenizer.tag_tokens[0], *ids, EOS, PAD]
-        assert library.decode(row, skip_special_tokens=False) == auto.decode(row) == tokenizer.decode(row) == tokenizer.decode(ids)
-        assert auto.decode(row, skip_special_tokens=True) == tokenizer.decode([token for token in ids if kind == "bpe" or token != UNK])
+        row, text = [*ids, EOS, PAD], tokenizer.decode(ids)
+        assert auto.decode([*tokenizer.tag_tokens, *row], skip_special_tokens=True) == tokenizer.decode(
+            [token for token in ids if kind == "bpe" or token != UNK]
+        )
+        shown = " ".join(filter(None, [text, "[EOS]", "[PAD]"])) if kind == "whitespace" else f"{text}[EOS][PAD]"
+        assert library.decode(row, skip_special_tokens=False) == auto.decode(row) == shown and library.decode(ids) == text
 
 
 @settings(max_examples=50)
@@ -80,15 +88,45 @@ def test_special_tokens_and_settings(kind: str, lowercase: bool, tmp_path: Path)
     assert set(batch) == {"input_ids", "attention_mask"}
 
 
-@pytest.mark.parametrize("task", get_args(Task))
-def test_templates_are_the_input_of_each_task(task: Task, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", TASKS)
+def test_templates_are_the_input_of_each_task(task: str, tmp_path: Path) -> None:
     tokenizer = trained("bpe", False)
     _, auto = load(tmp_path, export_tokenizer(tokenizer.to_dict(), task, 128))
     ids = tokenizer.encode("two dogs")
     expected = {"translation": [*ids, EOS], "instruction": [EOS, *ids, SOS]}.get(task, [EOS, *ids])
     assert auto("two dogs")["input_ids"] == expected
     assert auto("two dogs", "two dogs")["input_ids"] == 2 * expected
-    assert auto.padding_side == ("left" if task in ("language", "instruction") else "right")
+    generates = task in ("language", "instruction")
+    assert auto.padding_side == ("left" if generates else "right") and auto.bos_token_id == (EOS if generates else SOS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece", "unigram"])
+def test_a_trained_tokenizer_of_the_library_surrounds_texts_as_its_model_reads_them(kind: str, task: str, tmp_path: Path) -> None:
+    tokenizer = trained(kind, False)
+    _, auto = load(tmp_path, tokenizer_files(Tokenizers(tokenizer), DECODER, task, None))
+    hostile = [] if task == "masked" or kind == "unigram" else ["two [EOS] [SEP] dogs"]  # Unigram matches its pieces in texts
+    for text in ("two dogs", *hostile):
+        ids = tokenizer.encode(text)
+        if kind == "wordpiece":
+            expected = [2, *ids] if task == "language" else [2, *ids, 3]
+        else:
+            expected = {"translation": [*ids, EOS], "instruction": [EOS, *ids, SOS]}.get(task, [EOS, *ids])
+        assert auto(text)["input_ids"] == expected
+        assert auto.decode(expected, skip_special_tokens=True) == tokenizer.decode(ids)
+    assert auto.model_max_length == DECODER.max_seq_len and auto.padding_side == (
+        "left" if task in ("language", "instruction") else "right"
+    )
+    start = {"wordpiece": 2}.get(kind, EOS) if task in ("language", "instruction") else {"wordpiece": None}.get(kind, SOS)
+    assert auto.bos_token_id == start
+
+
+def test_an_export_whose_token_ids_differ_is_found(tmp_path: Path) -> None:
+    tokenizer = trained("byte-bpe", False)
+    load(tmp_path, tokenizer_files(Tokenizers(tokenizer), DECODER, "language", None))
+    check_token_ids(tokenizer, "language", tmp_path)
+    with pytest.raises(TransomError, match=r"expected the token ids \[.*, 2\] of 'The cat sat on the mat.', found \[2, .* report it"):
+        check_token_ids(tokenizer, "translation", tmp_path)
 
 
 def encode_masked(tokenizer: Tokenizer, text: str) -> list[int]:

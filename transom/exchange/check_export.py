@@ -11,13 +11,18 @@ from torch import Tensor
 
 from transom.config.architecture import ModelConfig
 from transom.config.vision import ImageClassifierConfig
+from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, TransomError
 from transom.exchange.family import Family
+from transom.exchange.tokenizer_files import input_template
 from transom.models.base import Network
 from transom.models.encoder import TextEmbedderTransformer
 
 TOLERANCE = 1e-4
 """Largest difference of the logits, relative to the largest, in float32. Correct exports reach 1e-6; wrong ones differ by 1e-2 or more."""
+
+TEXTS = ("The cat sat on the mat.", "  two  spaces\n", "Über 12,345 naïve Äpfel", "x")
+"""Texts whose token ids are compared."""
 
 N_ROWS, LENGTH = 2, 32
 """Number of random inputs and their maximum length in tokens."""
@@ -97,6 +102,23 @@ def compare_logits(model: Network, loaded: Any, folder: Path) -> Agreement:
             f" {found.relative:.1e}; the export was not written. This is an error of transom: please report it"
         )
     return found
+
+
+def check_token_ids(tokenizer: Tokenizer, task: str, folder: Path) -> None:
+    """Compare the token ids of the library's tokenizer of an export, special tokens included, with those that the model reads.
+
+    Raises:
+        TransomError: they differ.
+    """
+    theirs = import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    around = input_template(tokenizer.special_tokens, task)
+    for text in TEXTS:
+        found, expected = theirs(text)["input_ids"], around.surround(tokenizer.encode(text))
+        if found != expected:
+            raise TransomError(
+                f"{folder}: expected the token ids {expected} of {text!r}, found {found} in the library's tokenizer; the export was not"
+                " written. This is an error of transom: please report it"
+            )
 
 
 @contextmanager

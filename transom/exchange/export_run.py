@@ -15,7 +15,7 @@ from transom.config.architecture import ModelConfig
 from transom.config.recipe import load_recipe
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError
-from transom.exchange.check_export import Agreement, check_export, import_transformers
+from transom.exchange.check_export import Agreement, check_export, check_token_ids, import_transformers
 from transom.exchange.config_rows import OWN_OUTPUT, Fields
 from transom.exchange.export_model import choose_family, convert_model, write_foreign_weights
 from transom.exchange.family import TASKS, Family
@@ -25,6 +25,7 @@ from transom.exchange.imported import Imported
 from transom.exchange.sentence_transformers import write_pooling
 from transom.exchange.side_files import write_classes, write_preprocessor
 from transom.exchange.tokenizer_exchange import load_run_tokenizers, tokenizer_files
+from transom.exchange.tokenizer_files import first_token
 from transom.files.atomic_io import convert_disk_errors, json_bytes, sync_folder, write_file
 from transom.models.build import build_uninitialized
 
@@ -89,18 +90,20 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
     folder.load_weights(model)
     tokenizers = load_run_tokenizers(folder) if family.reads_text else None
     imported = Imported.read(folder)
-    decoding = _decoding(folder, family, imported)
+    decoding, task = _decoding(folder, family, imported), _task(folder, family, imported)
     foreign = convert_model(config, folder.read_weights(WEIGHTS), family)
     with new_folder(out) as partial:
         for name, content in json_files(family, config, foreign.config, tokenizers, imported, decoding).items():
             (partial / name).parent.mkdir(exist_ok=True)
             write_file(partial / name, json_bytes(content))
         if tokenizers is not None:
-            for name, data in tokenizer_files(tokenizers, config, _task(folder, family, imported), imported).items():
+            for name, data in tokenizer_files(tokenizers, config, task, imported).items():
                 write_file(partial / name, data)
         write_file(partial / CARD, _card(folder, family).encode())
         write_foreign_weights(foreign, partial, notify)
         agreement = check_export(model.eval(), partial, family)
+        if tokenizers is not None:
+            check_token_ids(tokenizers.source, task, partial)
     return ExportReport(
         str(out),
         family.model_type,
@@ -176,7 +179,7 @@ def _token_ids(tokenizers: Tokenizers | None, family: Family) -> Fields:
     special = tokenizers.target.special_tokens
     ids: Mapping[str, int | None] = {
         "pad_token_id": special.padding,
-        "bos_token_id": special.bos_token_id,
+        "bos_token_id": first_token(special, TASKS[family.kind]),
         "eos_token_id": special.eos_token_id if special.eos_token_id is not None else special.sep_token_id,
     }
     if family.kind == "seq2seq":

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from transom.data.tokenizer.special_tokens import Template
+
 Json = dict[str, object]
 
 
@@ -41,6 +43,20 @@ def sequence(name: str, steps: Sequence[Json]) -> Json | None:
         steps: the steps in order.
     """
     return {"type": "Sequence", name: list(steps)} if steps else None
+
+
+def post_processor(around: Template, names: Mapping[int, str]) -> Json | None:
+    """Return a post-processor that surrounds one or two texts by the special tokens of a template, None if it adds no token.
+
+    Args:
+        around: the special tokens; its separator begins with its suffix.
+        names: content of each special token, by its id.
+    """
+    closed = len(around.suffix)
+    assert around.separator[:closed] == around.suffix, "the second text follows the first with its suffix"
+    prefix, between, suffix = ([names[token] for token in part] for part in (around.prefix, around.separator[closed:], around.suffix))
+    ids = {name: token for token, name in names.items()}
+    return template([*prefix, 0, *suffix], [*between, 1, *suffix], ids, one_type=not around.second_type)
 
 
 def template(single: Sequence[str | int], second: Sequence[str | int], ids: Mapping[str, int], one_type: bool = False) -> Json | None:

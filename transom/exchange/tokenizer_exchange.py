@@ -1,17 +1,29 @@
 """Tokenizers of both formats: read those of a foreign folder, and write those of a run."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
+
+import tokenizers as library
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.architecture import ModelConfig
+from transom.data.tokenizer.special_tokens import Template
 from transom.data.tokenizer.tokenizer import LIBRARY_KINDS, Tokenizer, Tokenizers
 from transom.errors import ConfigError
 from transom.exchange.folder_tokenizer import ROLES, read_folder_tokenizer
-from transom.exchange.foreign_folder import TOKENIZER_CONFIG_FILE, ForeignFolder
+from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.imported import Imported
-from transom.exchange.tokenizer_files import export_tokenizers
+from transom.exchange.library_json import post_processor
+from transom.exchange.tokenizer_files import (
+    CONFIG_FILE,
+    GENERATING,
+    TOKENIZER_FILE,
+    export_tokenizers,
+    first_token,
+    input_template,
+)
 from transom.files.atomic_io import json_bytes
 
 
@@ -38,31 +50,35 @@ def tokenizer_files(tokenizers: Tokenizers, config: ModelConfig, task: str, impo
     """
     max_seq_len: int = getattr(config, "max_seq_len", 512)
     if tokenizers.source.kind not in LIBRARY_KINDS:
-        return export_tokenizers(tokenizers, task, max_seq_len)  # type: ignore[arg-type]
+        return export_tokenizers(tokenizers, task, max_seq_len)
     if not tokenizers.joint:
         raise ConfigError(
             "tokenizer.joint: expected one vocabulary for source and target, as the transformers library has it, found two; train with"
             " tokenizer.joint = true"
         )
-    return {
-        "tokenizer.json": json_bytes(tokenizers.source.to_library()),
-        TOKENIZER_CONFIG_FILE: json_bytes(_tokenizer_config(tokenizers, config, imported)),
-    }
-
-
-def _tokenizer_config(tokenizers: Tokenizers, config: ModelConfig, imported: Imported | None) -> dict[str, Any]:
-    """Return the fields of ``tokenizer_config.json``: those that came with an imported model, and the special tokens."""
-    kept = dict(imported.files.get(TOKENIZER_CONFIG_FILE, {})) if imported is not None else {}
-    contents, special = piece_contents(tokenizers.source.to_library()), tokenizers.source.special_tokens
-    ids = {f"{role}_token": getattr(special, f"{role}_token_id") for role in ("pad", "bos", "eos", "unk", "mask", "sep", "cls")}
-    generates = "classes" not in config.FROM_DATA and config.VOCABULARIES == ("vocab_size",) and getattr(config, "CAUSAL", False)
+    state = tokenizers.source.to_library()
+    contents, special = piece_contents(state), tokenizers.source.special_tokens
+    kept = dict(imported.files.get(CONFIG_FILE, {})) if imported is not None else {"split_special_tokens": task != "masked"}
     own = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": getattr(config, "max_seq_len", 512),
-        "padding_side": "left" if generates else "right",
+        "model_max_length": max_seq_len,
+        "padding_side": "left" if task in GENERATING else "right",
         "clean_up_tokenization_spaces": False,
     }
-    return own | kept | {"tokenizer_class": "PreTrainedTokenizerFast"} | {name: contents[n] for name, n in ids.items() if n is not None}
+    ids = {f"{role}_token": getattr(special, f"{role}_token_id") for role in ("pad", "eos", "unk", "mask", "sep", "cls")}
+    ids["bos_token"] = first_token(special, task)
+    roles = {name: contents[n] for name, n in ids.items() if n is not None}
+    return {
+        TOKENIZER_FILE: json_bytes(_with_template(state, input_template(special, task), contents)),
+        CONFIG_FILE: json_bytes(own | kept | {"tokenizer_class": "PreTrainedTokenizerFast"} | roles),
+    }
+
+
+def _with_template(state: dict[str, Any], around: Template, contents: Mapping[int, str]) -> dict[str, Any]:
+    """Return the state of a tokenizer that surrounds texts by the special tokens that the model reads."""
+    found = library.Tokenizer.from_str(json.dumps(state))
+    if found.encode("a").ids == around.surround(found.encode("a", add_special_tokens=False).ids):
+        return state
+    return state | {"post_processor": post_processor(around, contents)}
 
 
 def piece_contents(state: dict[str, Any]) -> dict[int, str]:

@@ -1,48 +1,48 @@
 """Write the tokenizer of a run as the files that the transformers library reads.
 
-The files are ``tokenizer.json``, in the format of the ``tokenizers`` library, and ``tokenizer_config.json``. The token ids and the decoded
-text of every text are those of transom, except letters that are newer than Python's version of Unicode in lower-cased texts. No text is
-encoded as a special token, so the files set ``split_special_tokens``. Only for masked language models they do not, because the library
-recognizes all special tokens of a text, among them the mask, or none.
+The files are ``tokenizer.json``, in the format of the ``tokenizers`` library, and ``tokenizer_config.json``. The token ids of every text
+are those of transom, except letters that are newer than Python's version of Unicode in lower-cased texts. Decoding gives transom's text
+where it skips special tokens, and their names where it does not. No text is encoded as a special token, so the files set
+``split_special_tokens``. Only for masked language models they do not, because the library recognizes all special tokens of a text, among
+them the mask, or none.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from transom.data.tokenizer.bpe import PRETOKEN_PATTERN, BytePairEncoding
 from transom.data.tokenizer.char_word_tokenizer import CharacterVocabulary, WordVocabulary
-from transom.data.tokenizer.special_tokens import EOS, MASK, PAD, SOS, TOKEN_NAMES, UNK
+from transom.data.tokenizer.special_tokens import (
+    CLOSED_TOKENS,
+    EOS,
+    MASK,
+    OWN_TOKENS,
+    PAD,
+    SOS,
+    TOKEN_NAMES,
+    UNK,
+    SpecialTokens,
+    Template,
+)
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError
 from transom.exchange.charsmap import character_class
-from transom.exchange.library_json import Json, added_token, quote, regex_replace, sequence, template
+from transom.exchange.library_json import Json, added_token, post_processor, quote, regex_replace, sequence
 from transom.exchange.lowercase import lowercase_normalizers
 from transom.files.atomic_io import json_bytes
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 
-Task = Literal["translation", "language", "instruction", "classification", "tagging", "embedding", "masked"]
-
 _WORDS = {"pad": TOKEN_NAMES[PAD], "sos": TOKEN_NAMES[SOS], "eos": TOKEN_NAMES[EOS], "unk": TOKEN_NAMES[UNK]}
-_AFTER = (0, _WORDS["eos"])
-_BEFORE = (_WORDS["eos"], 0)
-_TEMPLATES: dict[Task, tuple[str | int, ...]] = {
-    "translation": _AFTER,
-    "language": _BEFORE,
-    "instruction": (*_BEFORE, _WORDS["sos"]),
-    "classification": _BEFORE,
-    "tagging": _BEFORE,
-    "embedding": _BEFORE,
-    "masked": _BEFORE,
-}
-"""Input of the first stack per task: special tokens, and 0 in place of the text."""
 
 _VOCABULARIES: dict[str, type[BytePairEncoding] | type[CharacterVocabulary] | type[WordVocabulary]] = {
     "bpe": BytePairEncoding,
     "char": CharacterVocabulary,
     "whitespace": WordVocabulary,
 }
-_GENERATING = ("language", "instruction")
+GENERATING: tuple[str, ...] = ("language", "instruction")
+"""Tasks whose models continue a text."""
+
 _WORD = "\ufdd0"
 """Noncharacter before a word that equals a special token, which sets it apart from the token."""
 
@@ -50,7 +50,26 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _WHITESPACE = character_class(filter(str.isspace, map(chr, range(0x10000))))
 
 
-def export_tokenizers(tokenizers: Tokenizers, task: Task, max_seq_len: int) -> dict[str, bytes]:
+def input_template(special: SpecialTokens, task: str) -> Template:
+    """Return the special tokens around a text that the first stack of a model reads."""
+    around = special.template
+    if task == "translation":
+        return special.seq2seq
+    if task == "instruction":
+        end = (special.answer_start,)
+        return Template((special.document_start,), end, (*end, special.document_start))
+    if task == "language":  # a text that is continued has no end
+        return Template(around.prefix, (), around.separator or around.prefix, around.second_type)
+    return around
+
+
+def first_token(special: SpecialTokens, task: str) -> int | None:
+    """Return the token that the library calls ``bos_token``: the one before a text to continue, if there is one."""
+    prefix = special.template.prefix
+    return prefix[0] if task in GENERATING and prefix else special.bos_token_id
+
+
+def export_tokenizers(tokenizers: Tokenizers, task: str, max_seq_len: int) -> dict[str, bytes]:
     """Return the files of the tokenizer of a run.
 
     Args:
@@ -72,7 +91,7 @@ def export_tokenizers(tokenizers: Tokenizers, task: Task, max_seq_len: int) -> d
     return export_tokenizer(tokenizers.source.to_dict(), task, max_seq_len)
 
 
-def export_tokenizer(value: Mapping[str, Any], task: Task, max_seq_len: int) -> dict[str, bytes]:
+def export_tokenizer(value: Mapping[str, Any], task: str, max_seq_len: int) -> dict[str, bytes]:
     """Return the files of one tokenizer.
 
     Args:
@@ -88,7 +107,7 @@ def export_tokenizer(value: Mapping[str, Any], task: Task, max_seq_len: int) -> 
         CheckpointError: the value is no tokenizer.
     """
     library = tokenizer_json(value, task)
-    roles = {"pad_token": _WORDS["pad"], "bos_token": _WORDS["sos"], "eos_token": _WORDS["eos"]}
+    roles = {"pad_token": _WORDS["pad"], "bos_token": TOKEN_NAMES[first_token(OWN_TOKENS, task) or SOS], "eos_token": _WORDS["eos"]}
     if value["kind"] != "bpe":
         roles["unk_token"] = _WORDS["unk"]
     if task == "masked":
@@ -98,7 +117,7 @@ def export_tokenizer(value: Mapping[str, Any], task: Task, max_seq_len: int) -> 
         **roles,
         "extra_special_tokens": [f"<2{tag}>" for tag in value.get("tags", [])],
         "model_max_length": max_seq_len,
-        "padding_side": "left" if task in _GENERATING else "right",
+        "padding_side": "left" if task in GENERATING else "right",
         "model_input_names": ["input_ids", "attention_mask"],
         "split_special_tokens": task != "masked",
         "clean_up_tokenization_spaces": False,
@@ -106,7 +125,7 @@ def export_tokenizer(value: Mapping[str, Any], task: Task, max_seq_len: int) -> 
     return {TOKENIZER_FILE: json_bytes(library), CONFIG_FILE: json_bytes(config)}
 
 
-def tokenizer_json(value: Mapping[str, Any], task: Task) -> Json:
+def tokenizer_json(value: Mapping[str, Any], task: str) -> Json:
     """Return the content of a ``tokenizer.json`` of the ``tokenizers`` library.
 
     The mask token of a masked language model is recognized in a text. Spaces before it belong to it, because a predicted subword contains
@@ -128,7 +147,7 @@ def tokenizer_json(value: Mapping[str, Any], task: Task) -> Json:
     elif kind == "whitespace":
         steps.append(regex_replace(f"(?<![^{_WHITESPACE}])(?={_any_of(special)}(?![^{_WHITESPACE}]))", _WORD))
     added = [added_token(ids[MASK], MASK) | {"lstrip": kind == "bpe"}] if task == "masked" else []
-    single = _TEMPLATES[task]
+    own = OWN_TOKENS if kind == "bpe" else CLOSED_TOKENS
     return {
         "version": "1.0",
         "truncation": None,
@@ -136,13 +155,13 @@ def tokenizer_json(value: Mapping[str, Any], task: Task) -> Json:
         "added_tokens": added,
         "normalizer": sequence("normalizers", steps),
         "pre_tokenizer": _pre_tokenizer(kind),
-        "post_processor": template(single, [1 if part == 0 else part for part in single], ids, one_type=True),
+        "post_processor": post_processor(input_template(own, task), TOKEN_NAMES),
         "decoder": sequence("decoders", _decoders(kind, special)),
         "model": _model(value, ids),
     }
 
 
-def _special_tokens(value: Mapping[str, Any], task: Task) -> dict[str, int]:
+def _special_tokens(value: Mapping[str, Any], task: str) -> dict[str, int]:
     """Return the id of each special token, by its printed form."""
     vocabulary = _VOCABULARIES[value["kind"]].from_dict(dict(value))
     roles = (PAD, SOS, EOS) if value["kind"] == "bpe" else (PAD, SOS, EOS, UNK)
@@ -192,9 +211,9 @@ def _model(value: Mapping[str, Any], ids: Mapping[str, int]) -> Json:
 
 
 def _decoders(kind: str, special: Mapping[str, int]) -> list[Json]:
-    """Return decoders that drop the special tokens, as ``Tokenizer.decode`` does."""
+    """Return decoders that join tokens as ``Tokenizer.decode`` does; special tokens, which the caller may skip, have their names."""
     unknown = TOKEN_NAMES[UNK]
-    steps = [regex_replace(rf"\A{_any_of(name for name in special if name != unknown)}\z", "")]
+    steps = list[Json]()
     if kind != "bpe":
         steps.append(regex_replace(rf"\A{_any_of([unknown])}\z", _REPLACEMENT))
     if kind == "whitespace":

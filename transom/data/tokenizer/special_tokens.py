@@ -163,8 +163,8 @@ class SpecialTokens:
     def never_in_target(self) -> list[int]:
         """Special tokens that a decoder must not generate: padding and the start token, unless the template of targets has them."""
         used = {*self.seq2seq.prefix, self.end}
-        starts = {self.decoder_start_token_id, *self.no_text & {self.bos_token_id, self.cls_token_id}} - {None}
-        return sorted({self.padding, *starts} - used)
+        starts = (self.decoder_start_token_id, *self.no_text & {self.bos_token_id, self.cls_token_id})
+        return sorted({self.padding, *(token for token in starts if token is not None)} - used)
 
 
 def _first(names: str, *values: int | None) -> int:
