@@ -124,11 +124,17 @@ def llama(folder: Path) -> Compared:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Compared:
     """Train a small model, and export it."""
-    fields = {"tokenizer.kind": "byte-bpe", "tokenizer.vocab_size": 300}
+    return train_and_export(folder, "byte-bpe")
+
+
+def train_and_export(folder: Path, kind: str) -> Compared:
+    """Train a small model with a tokenizer of a kind, and export it."""
+    fields = {"tokenizer.kind": kind, "tokenizer.vocab_size": 300}
     fields |= {f"model.{name}": value for name, value in MODEL.items()} | {f"training.{name}": value for name, value in TRAINING.items()}
-    train("text-bpe", folder / "run", fields, text=folder / "text.txt", progress=False)
-    export_run(folder / "run", folder / "exported")
-    return Compared(folder / "run", folder / "exported")
+    run, exported = folder / f"run-{kind}", folder / f"exported-{kind}"
+    train("text-bpe", run, fields, text=folder / "text.txt", progress=False)
+    export_run(run, exported)
+    return Compared(run, exported)
 
 
 @pytest.fixture(autouse=True)
@@ -167,10 +173,16 @@ def test_an_imported_run_gets_the_numbers_of_its_source(llama: Compared, folder:
 
 
 def test_a_run_gets_the_numbers_of_its_export(trained: Compared, folder: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(trained.theirs)
-    options = {"add_bos_token": len(tokenizer.encode("x")) > len(tokenizer.tokenize("x")), "prefix_token_id": tokenizer.bos_token_id}
-    ours = evaluate("transom", folder, run=str(trained.run), precision="fp32", batch_size=3, **options)
+    ours = evaluate("transom", folder, run=str(trained.run), precision="fp32", batch_size=3)
     assert_same(ours, evaluate("hf", folder, pretrained=str(trained.theirs), dtype="float32", batch_size=2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["bpe", "char", "whitespace", "unigram"])
+def test_it_gets_them_with_every_kind_of_tokenizer(kind: str, folder: Path) -> None:
+    compared = train_and_export(folder, kind)
+    ours = evaluate("transom", folder, run=str(compared.run), precision="fp32", batch_size=3)
+    assert_same(ours, evaluate("hf", folder, pretrained=str(compared.theirs), dtype="float32", batch_size=2))
 
 
 def request(*arguments: Any) -> Instance:

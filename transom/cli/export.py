@@ -28,7 +28,10 @@ def export(
     *,
     to: Annotated[Literal["huggingface"], typer.Option("--to", help="Format of the folder: that of the transformers library.")],
     model_type: Annotated[
-        str | None, typer.Option("--as", metavar="TYPE", help="Model type of the library, such as llama. Default: the first that fits.")
+        str | None,
+        typer.Option(
+            "--as", metavar="TYPE", help="Model type of the library, such as llama. Default: the one that fits with the fewest added zeros."
+        ),
     ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write only the LoRA adapter that RUN trained, in the format of the PEFT library.")

@@ -36,7 +36,7 @@ def import_model(
 
     Families: GPT-2, GPT-NeoX, Llama 1 to 3, Mistral, Mixtral, Qwen 2 and 3, Gemma 2, Phi, BERT, RoBERTa, DistilBERT, sentence embedders of
     these, ViT, DeiT, Marian, BART and T5. Nothing in FOLDER is executed, and nothing is downloaded. Weights keep their dtype. Settings
-    without an equal are printed. The page docs/exchange.md has an example for each family.
+    without an equal are printed. The page docs/exchange.md lists the classes.
     """
     check_output_path(out, [folder, *([] if base is None else [base])])
     with gc_frozen_imports():

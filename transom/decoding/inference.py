@@ -5,11 +5,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
+from transom.config.decoding import SamplingConfig
 from transom.config.error_messages import validate
 from transom.config.schema import Schema
 from transom.config.suggestions import suggest
@@ -97,6 +98,27 @@ def merge_options(settings: Settings, options: Mapping[str, object], known: Coll
             raise ConfigError(f"expected a known option, found {name!r}; {suggest(name, list(known))}")
     changes = {name: value for name, value in options.items() if name in type(settings).model_fields and value is not None}
     return validate(type(settings), {**settings.model_dump(), **changes}, lambda path: "decoding") if changes else settings
+
+
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+"""Options that apply only with ``sample``."""
+
+
+def sampling_settings(options: Mapping[str, Any]) -> SamplingConfig | None:
+    """Return the settings of sampling that options of translation ask for; None without ``sample``.
+
+    Raises:
+        ConfigError: an option is invalid, or does not apply with ``sample`` or without it.
+    """
+    given = {name: options.get(name) for name in SAMPLING_OPTIONS if options.get(name) is not None}
+    if not options.get("sample"):
+        if given:
+            raise ConfigError(f"decoding: expected {next(iter(given))} with sample=True, found it with beam search; leave it out")
+        return None
+    for name in ("beam_size", "length_penalty"):
+        if options.get(name) is not None:
+            raise ConfigError(f"decoding: expected {name} with beam search, found it with sample=True; leave it out")
+    return merge_options(SamplingConfig(), given, SAMPLING_OPTIONS)
 
 
 def parallel_map(work: Callable[[Job], Result], jobs: Sequence[Job], n_workers: int) -> Iterator[tuple[Job, Result]]:

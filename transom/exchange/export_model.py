@@ -28,7 +28,7 @@ def choose_family(config: ModelConfig, asked: str | None = None) -> Family:
 
     Args:
         config: configuration of the model.
-        asked: ``model_type`` of the family; None for the first that fits.
+        asked: ``model_type`` of the family; None for the one that fits and adds the fewest parameters.
 
     Raises:
         ConfigError: no family equals the model, or not the one asked for; the message names the components that stand in the way.

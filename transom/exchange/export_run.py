@@ -90,7 +90,7 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
     folder.load_weights(model)
     tokenizers = load_run_tokenizers(folder) if family.reads_text else None
     imported = Imported.read(folder)
-    decoding, task = _decoding(folder, family, imported), _task(folder, family, imported)
+    decoding, task = _decoding(folder, family, imported, getattr(config, "max_seq_len", 512)), _task(folder, family, imported)
     foreign = convert_model(config, folder.read_weights(WEIGHTS), family)
     with new_folder(out) as partial:
         for name, content in json_files(family, config, foreign.config, tokenizers, imported, decoding).items():
@@ -138,14 +138,14 @@ def _task(folder: RunFolder, family: Family, imported: Imported | None) -> str:
     return TASKS[family.kind] if imported is None else imported.task
 
 
-def _decoding(folder: RunFolder, family: Family, imported: Imported | None) -> DecodingSettings:
-    """Return the settings of generation: those of the recipe, or those that an imported model came with."""
+def _decoding(folder: RunFolder, family: Family, imported: Imported | None, window: int) -> DecodingSettings:
+    """Return the settings of generation within a context window: those of the recipe, or those that an imported model came with."""
     if family.kind not in ("decoder", "seq2seq"):
         return DecodingSettings({}, [])
     if imported is not None and GENERATION_FILE in imported.files:
         return DecodingSettings(imported.files[GENERATION_FILE], [])
     settings = load_recipe(folder.path / RECIPE)[0].decoding.model_dump(mode="json") if folder.has_recipe else {}
-    return (write_sampling if family.kind == "decoder" else write_beam_search)(settings)
+    return write_sampling(settings) if family.kind == "decoder" else write_beam_search(settings, window)
 
 
 def json_files(

@@ -68,8 +68,11 @@ def _unmapped(generation: Mapping[str, Any]) -> list[str]:
 
 
 def write_sampling(decoding: Mapping[str, Any]) -> DecodingSettings:
-    """Convert the settings of a language model to those of generation."""
-    fields: Fields = {"do_sample": decoding.get("temperature", 1.0) > 0, "max_new_tokens": decoding.get("max_new_tokens", 256)}
+    """Convert the settings of a language model to those of generation.
+
+    The number of new tokens is left to the caller of ``generate``: here text ends at the context window, there it would run past it.
+    """
+    fields: Fields = {"do_sample": decoding.get("temperature", 1.0) > 0}
     if fields["do_sample"]:
         fields |= {name: decoding[ours] for name, ours in _SAMPLING.items() if decoding.get(ours) is not None}
         fields.setdefault("top_k", 0)  # the library's own default is 50
@@ -80,14 +83,14 @@ def write_sampling(decoding: Mapping[str, Any]) -> DecodingSettings:
     return DecodingSettings(fields, notes)
 
 
-def write_beam_search(decoding: Mapping[str, Any]) -> DecodingSettings:
+def write_beam_search(decoding: Mapping[str, Any], max_seq_len: int) -> DecodingSettings:
     """Convert the settings of beam search to those of generation; the length penalty is another formula, so it is off."""
     fields: Fields = {
         "do_sample": False,
         "num_beams": decoding.get("beam_size", 5),
         "length_penalty": 0.0,
         "early_stopping": False,
-        "max_new_tokens": decoding.get("max_length", 256),
+        "max_new_tokens": min(decoding.get("max_length", 256), max_seq_len),
     }
     if decoding.get("min_length"):
         fields["min_new_tokens"] = decoding["min_length"]

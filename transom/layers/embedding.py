@@ -55,15 +55,23 @@ class Embedding(nn.Module):
         token_types: Int[Tensor, "batch length"] | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
         """Return the embeddings of token ids at the given positions, by default of type 0."""
+        x = observe(ctx, self, "resid", self.embed(tokens, positions, ctx, token_types))
+        return self.dropout(to_autocast_dtype(x))
+
+    def embed(
+        self,
+        tokens: Int[Tensor, "batch length"],
+        positions: Int[Tensor, "#batch length"],
+        ctx: LayerContext = LayerContext(),
+        token_types: Int[Tensor, "batch length"] | None = None,
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Return the embeddings before dropout, which a trace does not observe."""
         x = self.tokens(tokens) * self.scale
         if (p := self.position(positions)) is not None:
             x = x + p
         if self.token_types is not None:
             x = x + self.embed_types(tokens, token_types)
-        if self.norm is not None:
-            x = self.norm(x, ctx)
-        x = observe(ctx, self, "resid", x)
-        return self.dropout(to_autocast_dtype(x))
+        return x if self.norm is None else self.norm(x, ctx)
 
     def embed_types(
         self, tokens: Int[Tensor, "batch length"], token_types: Int[Tensor, "batch length"] | None

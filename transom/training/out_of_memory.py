@@ -30,21 +30,6 @@ def release_memory(device: torch.device) -> None:
     trim_malloc()
 
 
-class GeneratorStates:
-    """States of the random generators from which a step draws, such as its dropout masks."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Read the states of the CPU's generator and of the device's."""
-        self._device, self._cpu = device, torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore(self) -> None:
-        """Set the generators to the states that were read."""
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
-
-
 def unsplittable(model: Network, micro_batches: Sequence[Batch], largest: int) -> str:
     """Return why smaller micro-batches are impossible, or would change the loss; empty if they are possible."""
     if largest <= 1:

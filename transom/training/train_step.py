@@ -16,7 +16,22 @@ from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
-from transom.training.out_of_memory import GeneratorStates, is_out_of_memory, out_of_memory_error, release_memory, unsplittable
+from transom.training.out_of_memory import is_out_of_memory, out_of_memory_error, release_memory, unsplittable
+
+
+class GeneratorStates:
+    """States of the random generators from which a step draws, such as its dropout masks."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Read the states of the CPU's generator and of the device's."""
+        self._device, self._cpu = device, torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore(self) -> None:
+        """Set the generators to the states that were read."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
 
 
 @dataclass(frozen=True)

@@ -239,14 +239,14 @@ class NativeDecoder:
             raise IndexError(f"expected at most {state.max_length} tokens in the cache, found {length + 1}")
         if cache.shapes != self._shapes(cache):
             raise ValueError(f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)}, found {cache.shapes}")
-        x = self._embedding(tokens, torch.tensor([[length]])).float().contiguous()
+        x = self._embedding.embed(tokens, torch.tensor([[length]])).float().contiguous()
         if x.shape != (state.rows, 1, self._layout.d_model):
             raise ValueError(f"expected {state.rows} rows of one token and d_model {self._layout.d_model}, found {tuple(x.shape)}")
         logits = x.new_empty(len(x), 1, self._layout.unembed.out_features)
         state.x, state.logits = x.data_ptr(), logits.data_ptr()
         if status := self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace):
             self._structs.raise_for_status(status)
-        return soft_cap(logits, self._softcap)
+        return logits if self._softcap is None else soft_cap(logits, self._softcap)
 
     def _shapes(self, cache: NativeCache) -> tuple[int, int, int, int]:
         """Return the value that ``cache.shapes`` must have; without cross-attention, the memory in the cache may have any shape."""

@@ -2,9 +2,7 @@
 
 from typing import Literal, TypedDict
 
-from transom.config.decoding import SamplingConfig
-from transom.decoding.inference import ProgressCallback, merge_options
-from transom.errors import ConfigError
+from transom.decoding.inference import ProgressCallback
 
 
 class TranslateOptions(TypedDict, total=False):
@@ -42,24 +40,3 @@ class TranslateOptions(TypedDict, total=False):
     min_p: float | None
     typical_p: float | None
     seed: int | None
-
-
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
-"""Options that apply only with ``sample``."""
-
-
-def sampling_settings(options: TranslateOptions) -> SamplingConfig | None:
-    """Return the settings of sampling; None without ``sample``.
-
-    Raises:
-        ConfigError: an option is invalid, or does not apply with ``sample`` or without it.
-    """
-    given = {name: options.get(name) for name in SAMPLING_OPTIONS if options.get(name) is not None}
-    if not options.get("sample"):
-        if given:
-            raise ConfigError(f"decoding: expected {next(iter(given))} with sample=True, found it with beam search; leave it out")
-        return None
-    for name in ("beam_size", "length_penalty"):
-        if options.get(name) is not None:
-            raise ConfigError(f"decoding: expected {name} with beam search, found it with sample=True; leave it out")
-    return merge_options(SamplingConfig(), given, SAMPLING_OPTIONS)

@@ -23,12 +23,13 @@ from transom.decoding.inference import (
     merge_options,
     parallel_map,
     reject_single_item,
+    sampling_settings,
 )
 from transom.decoding.predictors.likelihood import PairScore
 from transom.decoding.predictors.long_texts import check_length, check_long_text_policy
 from transom.decoding.predictors.results import Alignment, Record, Results, described, inspection
 from transom.decoding.predictors.sentence_splitter import split_text
-from transom.decoding.predictors.translate_options import TranslateOptions, sampling_settings
+from transom.decoding.predictors.translate_options import TranslateOptions
 from transom.decoding.search.beam import BeamSearch
 from transom.decoding.search.greedy import GreedySearch
 from transom.decoding.search.interfaces import Hypothesis, StepModel, Strategy, build_length_limits
