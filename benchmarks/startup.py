@@ -1,5 +1,6 @@
 """Commands whose start-up time is measured, each in its own process."""
 
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_files import TOKENIZER, WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.data import PairTokenizerConfig, PhrasebookConfig
 from transom.config.model import Seq2SeqConfig
@@ -26,8 +27,8 @@ def make_run(folder: Path, config: Seq2SeqConfig) -> Path:
     config = config.model_copy(update={"source_vocab_size": vocab, "target_vocab_size": vocab})
     torch.manual_seed(1)
     with RunFolder.create(folder / "run") as run:
-        run.write_config(config)
-        run.write_weights(build_model(config).state_dict())
+        run.write_config(config, secrets.token_hex(16))
+        run.write_tensors(WEIGHTS, build_model(config).state_dict(), step=0)
         run.write(TOKENIZER, tokenizers.to_bytes())
     return folder / "run"
 

@@ -186,7 +186,7 @@ HOSTILE: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
     ("gpt2", _with("pre_tokenizer", _SPLIT), "without nested quantifiers"),
     ("gpt2", _with("pre_tokenizer", _SPLIT | {"pattern": {"String": ""}}), "expected a pattern with a String or a Regex"),
     ("gpt2", _with("pre_tokenizer", _SPLIT | {"pattern": {"Regex": "[a"}}), "an open class"),
-    ("gpt2", _with("pre_tokenizer", {"type": "Sequence", "pretokenizers": [_SPLIT | {"type": "Whitespace"}] * 60}), "at most 50 tables"),
+    ("gpt2", _with("pre_tokenizer", {"type": "Sequence", "pretokenizers": [_SPLIT | {"type": "Whitespace"}] * 101}), "at most 100 tables"),
     ("gpt2", _with("pre_tokenizer", {"type": "FixedLength", "length": 0}), "a length from 1 to 1,000, found 0"),
     ("gpt2", _with("pre_tokenizer", {"type": "Unknown"}), "that the tokenizers library can use, found: "),
     ("gpt2", _with("normalizer", _DOUBLE), "lengthen a text at most 32 times"),

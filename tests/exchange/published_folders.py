@@ -1,5 +1,7 @@
 """Tiny folders like those of published models: weights, tokenizer and settings."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,4 +126,18 @@ FOLDERS = (
         ("translation", "--source", "TEXT", "--target", "TEXT"),
     ),
 )
-"""Every family but Marian, whose folder has SentencePiece models of its own (``test_folder_tokenizer.py``)."""
+"""Every family but Marian, whose folder has two SentencePiece models."""
+SENTENCEPIECE = Path(__file__).parent / "sentencepiece"
+
+
+def save_marian(folder: Path) -> dict[str, Any]:
+    """Write a folder of a Marian model; return its table of ids, and ids and texts of both sides by the library's own tokenizer."""
+    (case,) = (each for each in CASES if each.name == "marian")
+    expected: dict[str, Any] = json.loads((SENTENCEPIECE / "marian.json").read_text(encoding="utf-8"))
+    vocab = expected["vocab"]
+    ids = {"pad_token_id": vocab["<pad>"], "eos_token_id": vocab["</s>"], "decoder_start_token_id": vocab["<pad>"], "bos_token_id": None}
+    replace(case, options={**case.options, "vocab_size": len(vocab), **ids}).save(folder)
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    for side, model in (("source", "unigram"), ("target", "t5")):
+        shutil.copy(SENTENCEPIECE / f"{model}.model", folder / f"{side}.spm")
+    return expected

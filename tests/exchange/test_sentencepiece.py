@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from transom.data.tokenizer.tokenizer import Tokenizer as TransomTokenizer
 from transom.errors import CheckpointError
 from transom.exchange.sentencepiece_convert import ConvertedModel, convert_sentencepiece
-from transom.exchange.sentencepiece_model import NORMAL, SentencePieceModel, read_sentencepiece
+from transom.exchange.sentencepiece_model import CONTROL, NORMAL, SentencePieceModel, read_sentencepiece
+from transom.exchange.sentencepiece_model import UNKNOWN as UNKNOWN_PIECE
 
 FIXTURES = Path(__file__).parent / "sentencepiece"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.model"))
@@ -54,6 +56,16 @@ def test_ids_and_texts_are_those_of_sentencepiece(name: str) -> None:
         unknown = pieces[model_of(name).unk_id].text
         assert library.decode(ids, skip_special_tokens=False).replace(unknown, UNKNOWN) == decoded
     assert n_ties <= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_reads_them(name: str) -> None:
+    """A run's tokenizer accepts what the conversion wrote; it has the same ids for texts without special tokens."""
+    library = library_of(name)
+    tokenizer = TransomTokenizer.from_library(json.dumps(converted(name).library))
+    special = {piece.text for piece in model_of(name).pieces if piece.type in (CONTROL, UNKNOWN_PIECE)}
+    texts = [text for text, _, _ in expected_of(name) if not any(content in text for content in special)]
+    assert tokenizer.encode_batch(texts) == [each.ids for each in library.encode_batch(texts)] and len(texts) > 200
 
 
 def test_the_fixtures_have_every_kind_and_option() -> None:

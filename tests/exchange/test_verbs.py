@@ -6,7 +6,8 @@ import pytest
 import transformers
 from PIL import Image
 
-from tests.exchange.published_folders import FOLDERS, PublishedFolder
+import transom
+from tests.exchange.published_folders import FOLDERS, TRANSLATION, PublishedFolder, save_marian
 from tests.tiers import every
 from transom.cli.main import main
 from transom.exchange.export_run import export_run
@@ -41,6 +42,26 @@ def test_a_folder_is_imported_used_and_exported(folder: PublishedFolder, here: P
         family.auto_class for family in all_families() if family.architecture in (here / "exported/config.json").read_text()
     )
     assert getattr(transformers, architecture).from_pretrained("exported") is not None
+
+
+def test_a_marian_folder_is_imported_used_and_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its two SentencePiece models number the same pieces; the export needs no SentencePiece, encodes the source and decodes the target."""
+    expected = save_marian(here / "theirs")
+    assert main(["import", "theirs", "run"]) == 0, capsys.readouterr().err
+    for verb in TRANSLATION:
+        words = [{"RUN": "run"}.get(word, word) for word in verb]
+        assert main(words) in (0, 1) if verb[0] == "doctor" else main(words) == 0, (verb, capsys.readouterr().err)
+    assert main(["export", "run", "exported", "--to", "huggingface"]) == 0, capsys.readouterr().err
+    back, n = transformers.AutoTokenizer.from_pretrained("exported"), len(expected["vocab"])
+    known = [(text, ids) for text, ids, _ in expected["source"] if expected["vocab"]["<unk>"] not in ids and not set("<>") & set(text)]
+    assert [back(text)["input_ids"] for text, _ in known] == [ids for _, ids in known] and len(known) > 20
+    assert all(back.decode(ids, skip_special_tokens=True).strip() == text for _, ids, text in expected["target"])
+    source = back("the house", return_tensors="pt")
+    answer = transformers.AutoModelForSeq2SeqLM.from_pretrained("exported").generate(
+        **source, num_beams=1, do_sample=False, max_new_tokens=8
+    )
+    found = transom.load("run").translate(["the house"], beam_size=1, max_length=9)[0]  # with the end token
+    assert len(back) == n and back.decode(answer[0], skip_special_tokens=True).strip() == found.strip()
 
 
 @pytest.mark.long

@@ -137,7 +137,7 @@ def _own_replacements(rules: dict[str, str], singles: dict[str, str]) -> list[Js
         for key in keys
     ):
         raise ValueError("character rules that neither replace single characters nor compose them")
-    return [regex_replace(f"(?<![^{_UNIT}])(?:{any_of_pattern(keys)})(?![^{_UNIT}])", value) for value, keys in sorted(others.items())]
+    return [regex_replace(f"(?<![^{_UNIT}])(?>{any_of_pattern(keys)})(?![^{_UNIT}])", value) for value, keys in sorted(others.items())]
 
 
 def _plain_characters() -> set[str]:

@@ -24,7 +24,7 @@ from transom.exchange.generation import DecodingSettings, write_beam_search, wri
 from transom.exchange.imported import Imported
 from transom.exchange.sentence_transformers import write_pooling
 from transom.exchange.side_files import write_classes, write_preprocessor
-from transom.exchange.tokenizer_exchange import load_run_tokenizers, tokenizer_files
+from transom.exchange.tokenizer_exchange import load_run_tokenizers, pieces_without_id, tokenizer_files
 from transom.exchange.tokenizer_files import first_token
 from transom.files.atomic_io import convert_disk_errors, json_bytes, sync_folder, write_file
 from transom.models.build import build_uninitialized
@@ -112,7 +112,7 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
         family.pipeline,
         agreement,
         time.perf_counter() - start,
-        decoding.notes,
+        [*decoding.notes, *_tokenizer_notes(tokenizers)],
     )
 
 
@@ -129,6 +129,14 @@ def new_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     sync_folder(out.parent)
+
+
+def _tokenizer_notes(tokenizers: Tokenizers | None) -> list[str]:
+    """Return a line if a tokenizer has pieces that its model has no row for."""
+    found = [] if tokenizers is None else pieces_without_id(tokenizers.source)
+    if not found:
+        return []
+    return [f"{len(found):,} pieces without an id, such as {found[0]!r}, are left out: texts with them are unknown here, and split there"]
 
 
 def _task(folder: RunFolder, family: Family, imported: Imported | None) -> str:

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from transom.data.tokenizer.split_patterns import check_pattern
 from transom.exchange.charsmap import read_charsmap
 from transom.exchange.library_json import Json
-from transom.exchange.regex_checks import check_regex
 from transom.files.limits import MAX_TOKEN_CHARACTERS, MAX_VOCAB_SIZE
 
 Check = Callable[[Any, str], None]
@@ -43,7 +43,7 @@ def _pattern(value: Any, name: str) -> None:
     if not isinstance(value, dict) or len(value) != 1 or not isinstance(text := value.get("String", value.get("Regex")), str) or not text:
         raise ValueError(f"{name} = {value!r:.60}")
     if "Regex" in value:
-        check_regex(text)
+        check_pattern(text)
 
 
 def _text(value: Any, name: str) -> None:

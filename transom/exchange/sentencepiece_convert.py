@@ -7,13 +7,13 @@ spaces as SentencePiece does. Control pieces such as ``</s>`` become special tok
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from transom.data.tokenizer.split_patterns import MAX_PATTERN_CHARACTERS
 from transom.errors import CheckpointError
 from transom.exchange.charsmap import any_of_pattern, character_class, charsmap_normalizers
 from transom.exchange.library_json import Json, added_token, quote, regex_replace, sequence, string_replace
-from transom.exchange.regex_checks import MAX_REGEX_CHARACTERS
 from transom.exchange.sentencepiece_model import CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePieceModel
 
-_ABSENT = " "
+ABSENT = " "
 """Prefix of a token that no text may be encoded as. Normalized texts contain no space."""
 
 _MAX_SPLITS = 2**28
@@ -118,11 +118,11 @@ def _whole_unknowns(model: SentencePieceModel, absent: Sequence[str]) -> list[Js
         return []
     inside = f"[^{character_class(known)}]"
     pattern = f"(?<!{inside})(?={any_of_pattern(wholly_unknown)}(?!{inside}))"
-    return [regex_replace(pattern, _ABSENT)] if len(pattern) <= MAX_REGEX_CHARACTERS else []
+    return [regex_replace(pattern, ABSENT)] if len(pattern) <= MAX_PATTERN_CHARACTERS else []
 
 
 def _decoders(model: SentencePieceModel, absent: bool) -> list[Json]:
-    steps = [string_replace(_ABSENT, "")] if absent else []
+    steps = [string_replace(ABSENT, "")] if absent else []
     steps += [string_replace(SPACE, " ")] if model.escape_whitespaces else []
     steps += [{"type": "ByteFallback"}] if model.byte_fallback else []
     steps.append({"type": "Fuse"})
@@ -156,7 +156,7 @@ def _unigram(model: SentencePieceModel, ids: Mapping[str, int], unk: str) -> Jso
         elif not model.escape_whitespaces and token != unk:
             raise ValueError("tokens that are no pieces, in a model without escape_whitespaces")
         else:
-            vocab.append([token if token == unk else _ABSENT + token, 0.0])
+            vocab.append([token if token == unk else ABSENT + token, 0.0])
     return {"type": "Unigram", "unk_id": ids[unk], "vocab": vocab, "byte_fallback": model.byte_fallback}
 
 
@@ -171,7 +171,7 @@ def _bpe(model: SentencePieceModel, ids: Mapping[str, int], unk: str) -> Json:
     known = {piece.text for piece in model.pieces} | {unk}
     if not model.escape_whitespaces and not known >= set(ids):
         raise ValueError("tokens that are no pieces, in a model without escape_whitespaces")
-    tokens = [token if token in known else _ABSENT + token for token in sorted(ids, key=ids.__getitem__)]
+    tokens = [token if token in known else ABSENT + token for token in sorted(ids, key=ids.__getitem__)]
     tokens += [piece.text for piece in model.pieces if piece.text not in ids]
     if sum(len(piece.text) ** 2 for piece in model.pieces) > _MAX_SPLITS:
         raise ValueError("pieces that are too long")

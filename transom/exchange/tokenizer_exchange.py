@@ -16,6 +16,7 @@ from transom.exchange.folder_tokenizer import ROLES, read_folder_tokenizer
 from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.imported import Imported
 from transom.exchange.library_json import post_processor
+from transom.exchange.sentencepiece_convert import ABSENT
 from transom.exchange.tokenizer_files import (
     CONFIG_FILE,
     GENERATING,
@@ -51,12 +52,14 @@ def tokenizer_files(tokenizers: Tokenizers, config: ModelConfig, task: str, impo
     max_seq_len: int = getattr(config, "max_seq_len", 512)
     if tokenizers.source.kind not in LIBRARY_KINDS:
         return export_tokenizers(tokenizers, task, max_seq_len)
-    if not tokenizers.joint:
+    if not _have_the_same_ids(tokenizers):
         raise ConfigError(
             "tokenizer.joint: expected one vocabulary for source and target, as the transformers library has it, found two; train with"
             " tokenizer.joint = true"
         )
     state = tokenizers.source.to_library()
+    if pieces_without_id(tokenizers.source):
+        state = state | {"model": state["model"] | {"vocab": state["model"]["vocab"][: tokenizers.source.vocab_size]}}
     contents, special = piece_contents(state), tokenizers.source.special_tokens
     kept = dict(imported.files.get(CONFIG_FILE, {})) if imported is not None else {"split_special_tokens": task != "masked"}
     own = {
@@ -71,6 +74,22 @@ def tokenizer_files(tokenizers: Tokenizers, config: ModelConfig, task: str, impo
         TOKENIZER_FILE: json_bytes(_with_template(state, input_template(special, task), contents)),
         CONFIG_FILE: json_bytes(own | kept | {"tokenizer_class": "PreTrainedTokenizerFast"} | roles),
     }
+
+
+def pieces_without_id(tokenizer: Tokenizer) -> list[str]:
+    """Return the pieces of a Unigram tokenizer that the model has no row for, which are unknown here; an export leaves them out."""
+    if tokenizer.kind not in LIBRARY_KINDS or (model := tokenizer.to_library()["model"])["type"] != "Unigram":
+        return []
+    return [piece for piece, _ in model["vocab"][tokenizer.vocab_size :]]
+
+
+def _have_the_same_ids(tokenizers: Tokenizers) -> bool:
+    """Return whether one tokenizer encodes the source and decodes the target: both are one, or number the same pieces, as in Marian."""
+    source, target = (
+        {token: text.removeprefix(ABSENT) for token, text in piece_contents(each.to_library()).items() if token < each.vocab_size}
+        for each in (tokenizers.source, tokenizers.target)
+    )
+    return source == target
 
 
 def _with_template(state: dict[str, Any], around: Template, contents: Mapping[int, str]) -> dict[str, Any]:

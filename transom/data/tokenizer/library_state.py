@@ -17,8 +17,8 @@ from transom.errors import CheckpointError
 from transom.files.limits import MAX_TOKEN_CHARACTERS, MAX_VOCAB_SIZE
 
 MODELS = ("BPE", "WordPiece", "Unigram", "WordLevel")
-MAX_PARTS = 50
-"""Maximum number of normalizers, pre-tokenizers or decoders; published tokenizers have at most 8 of each."""
+MAX_PARTS = 100
+"""Maximum number of normalizers, pre-tokenizers or decoders. Published ones have at most 8 of each, SentencePiece's rules 70."""
 
 MAX_GROWTH = 32
 """Maximum factor by which all replacements of a normalizer or decoder together may lengthen a text."""
@@ -196,7 +196,10 @@ def _check_regex(pattern: Any, where: str) -> int:
         if isinstance(text, str) and text and kind == "String":
             return len(text)
         if isinstance(text, str) and text and kind == "Regex":
-            check_pattern(text, where)
+            try:
+                check_pattern(text)
+            except ValueError as error:
+                raise CheckpointError(f"{where}: expected a regular expression without nested quantifiers, found {error}") from error
             return 1
     raise CheckpointError(f"{where}: expected a pattern with a String or a Regex, found {pattern!r:.60}")
 
