@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from transom.config.decoding import BeamSearchConfig
 from transom.decoding.search.interfaces import LengthLimits, SearchState, build_length_limits, length_penalty
-from transom.decoding.search.loop import TOPK_BLOCK_SIZE, EnforceLengthLimits, SuppressTokens, fast_topk
+from transom.decoding.search.loop import TOPK_BLOCK_SIZE, EnforceLengthLimits, MergeEndTokens, SuppressTokens, fast_topk
 
 NEVER = float("-inf")
 
@@ -90,6 +90,18 @@ def test_limits_ban_the_end_before_and_all_else_at_last(length: int, expected: l
     assert banned(after) == [row for row in expected for _ in range(2)]
     allowed = after != NEVER
     assert torch.equal(after[allowed], before[allowed])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
+def test_the_end_token_has_the_probability_of_all_end_tokens(temperature: float) -> None:
+    log_p = torch.randn(2, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).log_softmax(1)
+    after = MergeEndTokens(2, torch.tensor([4, 5]), temperature)(log_p.clone(), state(0, [(0, 9)], 2))
+    assert (after[:, [4, 5]] < -1e8).all() and torch.equal(after[:, [0, 1, 3]], log_p[:, [0, 1, 3]])
+    if temperature == 0:
+        assert torch.equal(after[:, 2], log_p[:, [2, 4, 5]].amax(1))
+    else:
+        sampled, expected = ((x / temperature).softmax(1) for x in (after, log_p))
+        assert torch.allclose(sampled[:, 2], expected[:, [2, 4, 5]].sum(1)) and torch.allclose(sampled[:, 0], expected[:, 0])
 
 
 def test_limits_leave_the_middle_untouched() -> None:

@@ -1,5 +1,6 @@
 """Each published folder: import, all commands that fit, training from it, and an export that the library loads."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import transom
 from tests.exchange.published_folders import FOLDERS, TRANSLATION, PublishedFolder, save_marian
 from tests.tiers import every
 from transom.cli.main import main
+from transom.decoding.predictors.generator import Generator
 from transom.exchange.export_run import export_run
 from transom.exchange.family import all_families
 from transom.exchange.import_folder import import_folder
@@ -62,6 +64,32 @@ def test_a_marian_folder_is_imported_used_and_exported(here: Path, capsys: pytes
     )
     found = transom.load("run").translate(["the house"], beam_size=1, max_length=9)[0]  # with the end token
     assert len(back) == n and back.decode(answer[0], skip_special_tokens=True).strip() == found.strip()
+
+
+def test_each_of_several_end_tokens_ends_a_text(here: Path) -> None:
+    """As in chat models, whose settings of generation list the end of a turn beside the end of a text."""
+    (folder,) = (each for each in FOLDERS if each.case == "llama")
+    theirs = folder.save(here / "theirs")
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(theirs), transformers.AutoModelForCausalLM.from_pretrained(theirs)
+    for text in TEXTS:
+        prompt = tokenizer(text, return_tensors="pt")
+        n = prompt["input_ids"].shape[1]
+        free = model.generate(**prompt, do_sample=False, max_new_tokens=20)[0, n:].tolist()
+        if len(set(free)) > 1:
+            break
+    other = next(token for token in free if token != free[0])
+    ends = [other, tokenizer.eos_token_id]
+    (theirs / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "max_new_tokens": 20}))
+    expected = transformers.AutoModelForCausalLM.from_pretrained(theirs).generate(**prompt)[0, n:].tolist()
+    assert expected == free[: free.index(other) + 1]
+    import_folder(theirs, here / "run")
+    generator = transom.load("run", kind=Generator)
+    (found,) = generator.continuations([text])[0]
+    assert found.text == tokenizer.decode(expected[:-1]) and found.finish_reason == "end"
+    assert generator.tokenizer.special_tokens.other_end_token_ids == (other,)
+    export_run(here / "run", here / "exported")
+    again = transformers.AutoModelForCausalLM.from_pretrained("exported")
+    assert again.generation_config.eos_token_id == ends and again.generate(**prompt)[0, n:].tolist() == expected
 
 
 @pytest.mark.long

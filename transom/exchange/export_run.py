@@ -185,10 +185,11 @@ def _token_ids(tokenizers: Tokenizers | None, family: Family) -> Fields:
     if tokenizers is None:
         return {}
     special = tokenizers.target.special_tokens
-    ids: Mapping[str, int | None] = {
+    end = special.eos_token_id if special.eos_token_id is not None else special.sep_token_id
+    ids: Mapping[str, int | list[int | None] | None] = {
         "pad_token_id": special.padding,
         "bos_token_id": first_token(special, TASKS[family.kind]),
-        "eos_token_id": special.eos_token_id if special.eos_token_id is not None else special.sep_token_id,
+        "eos_token_id": [end, *special.other_end_token_ids] if special.other_end_token_ids else end,
     }
     if family.kind == "seq2seq":
         ids = {**ids, "decoder_start_token_id": special.decoder_start}

@@ -1,7 +1,7 @@
 """Tokenizers of both formats: read those of a foreign folder, and write those of a run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers as library
@@ -17,6 +17,7 @@ from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.imported import Imported
 from transom.exchange.library_json import post_processor
 from transom.exchange.sentencepiece_convert import ABSENT
+from transom.exchange.tokenizer_config import generation_ids
 from transom.exchange.tokenizer_files import (
     CONFIG_FILE,
     GENERATING,
@@ -119,6 +120,16 @@ def load_folder_tokenizers(folder: ForeignFolder) -> Tokenizers:
     start = found.generation_ids.get("decoder_start") or (folder.config.get("decoder_start_token_id"),)
     if isinstance(start[0], int):
         special["decoder_start_token_id"] = start[0]
+    ends = found.generation_ids.get("eos") or generation_ids(folder.config).get("eos", ())
+    if special["eos_token_id"] is None and special["sep_token_id"] is None and ends:
+        special["eos_token_id"] = ends[0]
     n_rows = folder.config.get("vocab_size")
     sides = [found.library] + ([] if found.target_library is None else [found.target_library])
-    return Tokenizers(*(Tokenizer.from_library(json.dumps(side), special, n_rows if isinstance(n_rows, int) else None) for side in sides))
+    return Tokenizers(*(_with_ends(json.dumps(side), special, n_rows if isinstance(n_rows, int) else None, ends) for side in sides))
+
+
+def _with_ends(state: str, special: Mapping[str, str | int | None], n_rows: int | None, ends: Sequence[int]) -> Tokenizer:
+    """Return a tokenizer with all tokens that end a text."""
+    tokenizer = Tokenizer.from_library(state, special, n_rows)
+    others = tuple(token for token in dict.fromkeys(ends) if token != special["eos_token_id"] and token < tokenizer.vocab_size)
+    return tokenizer.with_other_ends(others) if others else tokenizer

@@ -61,7 +61,8 @@ def find_special_tokens(library: tokenizers.Tokenizer, state: Mapping[str, Any],
     ends = ids["eos"] if ids["eos"] is not None else ids["sep"]
     closes = ends is None or template.suffix[-1:] == (ends,)
     seq2seq = template if closes or ends is None else replace(template, suffix=(*template.suffix, ends))
-    return SpecialTokens(**{f"{role}_token_id": number for role, number in ids.items()}, template=template, seq2seq=seq2seq)
+    roles: dict[str, Any] = {f"{role}_token_id": number for role, number in ids.items()}
+    return SpecialTokens(**roles, template=template, seq2seq=seq2seq)
 
 
 def _unknown(library: tokenizers.Tokenizer, model: Mapping[str, Any]) -> int | None:

@@ -13,7 +13,7 @@ import tokenizers
 
 from transom.data.tokenizer.bpe_dropout import MergeDropout
 from transom.data.tokenizer.library_roles import ROLES, find_special_tokens
-from transom.data.tokenizer.library_state import check_state, parts_of
+from transom.data.tokenizer.library_state import MAX_PARTS, check_state, parts_of
 from transom.data.tokenizer.special_tokens import SpecialTokens, Template
 from transom.errors import CheckpointError, ConfigError
 from transom.files.limits import MAX_VOCAB_SIZE
@@ -151,7 +151,8 @@ class LibraryTokenizer:
         roles = {f"{role}_token_id": getattr(special, f"{role}_token_id") for role in ROLES}
         around = {name: {key: _plain_value(x) for key, x in vars(getattr(special, name)).items()} for name in templates}
         size = {"vocab_size": len(self.symbols)} if self.unused or self._most > len(self.symbols) else {}
-        return {"special_tokens": roles | around, **size, "library": self.state}
+        others = {_OTHER_ENDS: list(special.other_end_token_ids)} if special.other_end_token_ids else {}
+        return {"special_tokens": roles | others | around, **size, "library": self.state}
 
     def encode_batch(self, texts: Sequence[str], special_tokens_in_text: bool = False) -> list[list[int]]:
         """Return the token ids of each text, without the special tokens around it.
@@ -248,6 +249,9 @@ def _without_special(state: Mapping[str, Any], contents: set[str]) -> dict[str, 
     return {**state, "model": model, "added_tokens": added, "post_processor": None}
 
 
+_OTHER_ENDS = "other_end_token_ids"
+
+
 def _plain_value(x: Any) -> Any:
     return list(x) if isinstance(x, tuple) else x
 
@@ -255,11 +259,15 @@ def _plain_value(x: Any) -> Any:
 def _read_special_tokens(value: object) -> SpecialTokens:
     """Read special tokens from the result of ``LibraryTokenizer.to_dict``."""
     names = {*(f"{role}_token_id" for role in ROLES), "template", "seq2seq"}
-    if not isinstance(value, dict) or set(value) != names:
+    if not isinstance(value, dict) or set(value) - {_OTHER_ENDS} != names:
         raise CheckpointError(f"special_tokens: expected the fields {', '.join(sorted(names))}")
+    others = value.get(_OTHER_ENDS, [])
+    if not isinstance(others, list) or len(others) > MAX_PARTS or not all(map(_is_number, others)):
+        raise CheckpointError(f"special_tokens.{_OTHER_ENDS}: expected ids, found {others!r:.60}")
     if not all(x is None or _is_number(x) for name, x in value.items() if name.endswith("_id")):
         raise CheckpointError("special_tokens: expected ids or null")
-    return SpecialTokens(**value | {name: _read_template(value[name]) for name in ("template", "seq2seq")})
+    templates = {name: _read_template(value[name]) for name in ("template", "seq2seq")}
+    return SpecialTokens(**value | {_OTHER_ENDS: tuple(others)} | templates)
 
 
 def _read_template(value: object) -> Template:

@@ -77,6 +77,7 @@ class SpecialTokens:
         sep_token_id: separator of texts, which also ends them (BERT).
         cls_token_id: first token of a text that is classified (BERT).
         decoder_start_token_id: first token that the decoder of an encoder-decoder reads.
+        other_end_token_ids: further tokens that end a sequence, such as the end of a turn in chat models.
         template: tokens around a text that an encoder or a language model reads.
         seq2seq: tokens around the source and around the labels of an encoder-decoder. The last one ends the sequence.
     """
@@ -89,6 +90,7 @@ class SpecialTokens:
     sep_token_id: int | None = None
     cls_token_id: int | None = None
     decoder_start_token_id: int | None = None
+    other_end_token_ids: tuple[int, ...] = ()
     template: Template = field(default_factory=Template)
     seq2seq: Template = field(default_factory=Template)
 
@@ -97,7 +99,7 @@ class SpecialTokens:
         """Ids of all special tokens."""
         values = (getattr(self, each.name) for each in fields(self))
         around = (token for each in (self.template, self.seq2seq) for token in (*each.prefix, *each.separator, *each.suffix))
-        return frozenset([*(value for value in values if isinstance(value, int)), *around])
+        return frozenset([*(value for value in values if isinstance(value, int)), *self.other_end_token_ids, *around])
 
     @cached_property
     def no_text(self) -> frozenset[int]:

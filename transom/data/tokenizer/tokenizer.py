@@ -5,6 +5,7 @@ A vocabulary is a list of symbols, which are pieces of text. A token id is the i
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,15 @@ class Tokenizer:
         """
         content = state.encode() if isinstance(state, str) else state
         return cls(LibraryTokenizer(_parse(content, "tokenizer"), special_tokens, vocab_size=vocab_size))
+
+    def with_other_ends(self, tokens: Sequence[int]) -> "Tokenizer":
+        """Return this tokenizer of the ``tokenizers`` library with further tokens that end a text.
+
+        Raises:
+            ConfigError: the tokenizer is of another kind.
+        """
+        state, special = self.to_library(), replace(self.special_tokens, other_end_token_ids=tuple(tokens))
+        return Tokenizer(LibraryTokenizer(state, special, self.kind, len(self._segmenter.symbols)), tags=self.tags)
 
     def to_library(self) -> dict[str, Any]:
         """Return the state of a tokenizer of the ``tokenizers`` library as JSON values.

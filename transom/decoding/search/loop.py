@@ -66,6 +66,27 @@ class SuppressTokens:
 
 
 @dataclass(frozen=True)
+class MergeEndTokens:
+    """Let further tokens end a text: the end token takes over their probability, sum_i p_i^(1/T) at temperature T.
+
+    Args:
+        end: the end token.
+        others: the further end tokens, on the device of the search.
+        temperature: T of sampling; 0 for the most probable token, where the largest p_i counts.
+    """
+
+    end: int
+    others: Int[Tensor, "others"]
+    temperature: float
+
+    def __call__(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> Float[Tensor, "rows vocab"]:
+        together = torch.cat([log_p[:, self.end, None], log_p[:, self.others]], 1)
+        t = self.temperature
+        log_p[:, self.end] = together.amax(1) if t == 0 else t * (together / t).logsumexp(1)
+        return log_p.index_fill_(1, self.others, NEG_INF)
+
+
+@dataclass(frozen=True)
 class EnforceLengthLimits:
     """Suppress the end token before the minimum length, and all other tokens at the maximum length.
 
