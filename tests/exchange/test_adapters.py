@@ -21,12 +21,12 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import dump_recipe
 from transom.config.task_registry import recipes_by_task
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
-from transom.exchange.export_adapter import export_adapter
+from transom.exchange.adapters.export_adapter import export_adapter
+from transom.exchange.adapters.import_adapter import import_adapter
+from transom.exchange.adapters.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from transom.exchange.family import TASKS
-from transom.exchange.import_adapter import import_adapter
 from transom.exchange.import_model import new_run_id
 from transom.exchange.imported import Imported
-from transom.exchange.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from transom.models.apply_lora import apply_lora, merge_lora
 from transom.models.build import build_uninitialized
 

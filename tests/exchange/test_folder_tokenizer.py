@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from tests.data.test_bpe import SENTENCES
 from tests.exchange.random_texts import random_texts
 from tests.exchange.test_sentencepiece import FIXTURES, expected_of, model_of
-from transom.exchange.folder_tokenizer import FolderTokenizer, read_folder_tokenizer
+from transom.exchange.tokenizer.folder_tokenizer import FolderTokenizer, read_folder_tokenizer
 
 Files = dict[str, Any]
 """Content of each file of a folder: text, or a JSON value."""

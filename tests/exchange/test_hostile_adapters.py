@@ -14,10 +14,10 @@ from tests.exchange.test_adapters import BY_NAME, base_run, random_adapter, trai
 from tests.exchange.test_agreement import load_theirs
 from transom.checkpoints.run_folder import RunFolder
 from transom.errors import CheckpointError, ConfigError, TransomError
-from transom.exchange.adapter_folder import LORA_A, LORA_B, PREFIX, require_base
-from transom.exchange.export_adapter import export_adapter
-from transom.exchange.import_adapter import import_adapter
-from transom.exchange.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from transom.exchange.adapters.adapter_folder import LORA_A, LORA_B, PREFIX, require_base
+from transom.exchange.adapters.export_adapter import export_adapter
+from transom.exchange.adapters.import_adapter import import_adapter
+from transom.exchange.adapters.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of peft
 Attack = Callable[[Path], None]

@@ -21,12 +21,12 @@ from tests.exchange.test_folder_tokenizer import FOLDERS, write
 from tests.exchange.test_sentencepiece import FIXTURES, NAMES, converted
 from tests.tiers import every
 from transom.errors import CheckpointError
-from transom.exchange.charsmap import read_charsmap
-from transom.exchange.folder_tokenizer import read_folder_tokenizer
-from transom.exchange.library_checks import check_library
-from transom.exchange.protobuf import fields
-from transom.exchange.sentencepiece_convert import convert_sentencepiece
-from transom.exchange.sentencepiece_model import read_sentencepiece
+from transom.exchange.tokenizer.charsmap import read_charsmap
+from transom.exchange.tokenizer.folder_tokenizer import read_folder_tokenizer
+from transom.exchange.tokenizer.library_checks import check_library
+from transom.exchange.tokenizer.protobuf import fields
+from transom.exchange.tokenizer.sentencepiece_convert import convert_sentencepiece
+from transom.exchange.tokenizer.sentencepiece_model import read_sentencepiece
 from transom.files.limits import MAX_ERROR_CHARACTERS
 
 LIBRARY: dict[str, Any] = {

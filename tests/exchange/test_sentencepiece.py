@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 
 from transom.data.tokenizer.tokenizer import Tokenizer as TransomTokenizer
 from transom.errors import CheckpointError
-from transom.exchange.sentencepiece_convert import ConvertedModel, convert_sentencepiece
-from transom.exchange.sentencepiece_model import CONTROL, NORMAL, SentencePieceModel, read_sentencepiece
-from transom.exchange.sentencepiece_model import UNKNOWN as UNKNOWN_PIECE
+from transom.exchange.tokenizer.sentencepiece_convert import ConvertedModel, convert_sentencepiece
+from transom.exchange.tokenizer.sentencepiece_model import CONTROL, NORMAL, SentencePieceModel, read_sentencepiece
+from transom.exchange.tokenizer.sentencepiece_model import UNKNOWN as UNKNOWN_PIECE
 
 FIXTURES = Path(__file__).parent / "sentencepiece"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.model"))

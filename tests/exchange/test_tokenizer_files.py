@@ -24,9 +24,9 @@ from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.errors import ConfigError, TransomError
 from transom.exchange.check_export import check_token_ids
-from transom.exchange.library_checks import check_library
-from transom.exchange.tokenizer_exchange import tokenizer_files
-from transom.exchange.tokenizer_files import export_tokenizer, export_tokenizers
+from transom.exchange.tokenizer.library_checks import check_library
+from transom.exchange.tokenizer.tokenizer_exchange import tokenizer_files
+from transom.exchange.tokenizer.tokenizer_files import export_tokenizer, export_tokenizers
 
 CASES = [(kind, lowercase) for kind in ("bpe", "char", "whitespace") for lowercase in (False, True)]
 TASKS = ("translation", "language", "instruction", "classification", "tagging", "embedding", "masked")

@@ -50,7 +50,7 @@ def export(
     """
     check_output_path(out, [run])
     with gc_frozen_imports():
-        from transom.exchange.export_adapter import export_adapter
+        from transom.exchange.adapters.export_adapter import export_adapter
         from transom.exchange.export_run import export_run
         from transom.tasks.progress import show_progress
 

@@ -40,8 +40,8 @@ def import_model(
     """
     check_output_path(out, [folder, *([] if base is None else [base])])
     with gc_frozen_imports():
-        from transom.exchange.adapter_folder import require_base
-        from transom.exchange.import_adapter import import_adapter
+        from transom.exchange.adapters.adapter_folder import require_base
+        from transom.exchange.adapters.import_adapter import import_adapter
         from transom.exchange.import_folder import import_folder
         from transom.inspection.pages.number_format import format_count
         from transom.tasks.progress import show_progress

@@ -14,8 +14,8 @@ from transom.config.vision import ImageClassifierConfig
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, TransomError
 from transom.exchange.family import Family
-from transom.exchange.tokenizer_exchange import pieces_without_id
-from transom.exchange.tokenizer_files import input_template
+from transom.exchange.tokenizer.tokenizer_exchange import pieces_without_id
+from transom.exchange.tokenizer.tokenizer_files import input_template
 from transom.models.base import Network
 from transom.models.encoder import TextEmbedderTransformer
 

@@ -24,8 +24,8 @@ from transom.exchange.generation import DecodingSettings, write_beam_search, wri
 from transom.exchange.imported import Imported
 from transom.exchange.sentence_transformers import write_pooling
 from transom.exchange.side_files import write_classes, write_preprocessor
-from transom.exchange.tokenizer_exchange import load_run_tokenizers, pieces_without_id, tokenizer_files
-from transom.exchange.tokenizer_files import first_token
+from transom.exchange.tokenizer.tokenizer_exchange import load_run_tokenizers, pieces_without_id, tokenizer_files
+from transom.exchange.tokenizer.tokenizer_files import first_token
 from transom.files.atomic_io import convert_disk_errors, json_bytes, sync_folder, write_file
 from transom.models.build import build_uninitialized
 

@@ -18,7 +18,7 @@ from transom.exchange.import_model import ImportedModel, new_run_id, open_foreig
 from transom.exchange.imported import Imported
 from transom.exchange.sentence_transformers import read_pooling
 from transom.exchange.side_files import read_classes, read_normalization
-from transom.exchange.tokenizer_exchange import load_folder_tokenizers
+from transom.exchange.tokenizer.tokenizer_exchange import load_folder_tokenizers
 from transom.files.atomic_io import remove
 
 Notify = Callable[[int, int], None]

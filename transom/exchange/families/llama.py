@@ -85,6 +85,11 @@ SHARED = (
     Always({"dropout": 0.0}),
 )
 GATE = Choice("feed_forward.kind", "hidden_act", GATED, "silu")
+ATTENTION_BIAS = Computed(
+    ("attention_bias",),
+    lambda foreign: dict.fromkeys(("attention.qkv_bias", "attention.output_bias"), foreign.get("attention_bias", False)),
+    lambda ours: {"attention_bias": ours["attention.qkv_bias"]},
+)
 NO_BIASES = Always({"attention.qkv_bias": False, "attention.output_bias": False})
 OURS, BLOCK = "decoder.blocks.{i}", "model.layers.{i}"
 ATTENTION = (
@@ -106,11 +111,7 @@ LLAMA = Family(
         *SHARED,
         GATE,
         RotaryRow(),
-        Computed(
-            ("attention_bias",),
-            lambda foreign: dict.fromkeys(("attention.qkv_bias", "attention.output_bias"), foreign.get("attention_bias", False)),
-            lambda ours: {"attention_bias": ours["attention.qkv_bias"]},
-        ),
+        ATTENTION_BIAS,
         Same("feed_forward.bias", "mlp_bias", False),
     ),
     DENSE,
@@ -161,11 +162,7 @@ QWEN3 = replace(
         *SHARED,
         GATE,
         RotaryRow(),
-        Computed(
-            ("attention_bias",),
-            lambda foreign: dict.fromkeys(("attention.qkv_bias", "attention.output_bias"), foreign.get("attention_bias", False)),
-            lambda ours: {"attention_bias": ours["attention.qkv_bias"]},
-        ),
+        ATTENTION_BIAS,
         Computed(("rms_norm_eps",), lambda foreign: {"attention.qk_norm.eps": foreign.get("rms_norm_eps", 1e-6)}, lambda ours: {}),
         Always({"attention.qk_norm.kind": "rmsnorm"}),
         layer_types(),

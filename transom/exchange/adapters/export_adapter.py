@@ -16,16 +16,16 @@ from transom.checkpoints.tensor_stream import write_foreign_tensors
 from transom.checkpoints.tensors import TensorSpec
 from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
-from transom.exchange.adapter_folder import LORA_A, LORA_B, PREFIX, ModelTensors, module_name
+from transom.exchange.adapters.adapter_folder import LORA_A, LORA_B, PREFIX, ModelTensors, module_name
+from transom.exchange.adapters.low_rank import SUFFIX, LowRank, fuse, is_adaptable
+from transom.exchange.adapters.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TASK_TYPES, PeftConfig, read_peft_config
 from transom.exchange.check_export import compare_logits, import_transformers, load_export
 from transom.exchange.export_model import ForeignModel, choose_family, convert_model, write_foreign_weights
 from transom.exchange.export_run import ExportReport, json_files, new_folder
 from transom.exchange.foreign_folder import CONFIG_FILE
 from transom.exchange.generation import DecodingSettings
 from transom.exchange.imported import Imported
-from transom.exchange.low_rank import SUFFIX, LowRank, fuse, is_adaptable
-from transom.exchange.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TASK_TYPES, PeftConfig, read_peft_config
-from transom.exchange.tokenizer_exchange import load_run_tokenizers
+from transom.exchange.tokenizer.tokenizer_exchange import load_run_tokenizers
 from transom.files.atomic_io import json_bytes, write_file
 from transom.models.build import build_uninitialized
 

@@ -12,13 +12,13 @@ from transom.config.architecture import ModelConfig
 from transom.data.tokenizer.special_tokens import Template
 from transom.data.tokenizer.tokenizer import LIBRARY_KINDS, Tokenizer, Tokenizers
 from transom.errors import ConfigError
-from transom.exchange.folder_tokenizer import ROLES, read_folder_tokenizer
 from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.imported import Imported
-from transom.exchange.library_json import post_processor
-from transom.exchange.sentencepiece_convert import ABSENT
-from transom.exchange.tokenizer_config import generation_ids
-from transom.exchange.tokenizer_files import (
+from transom.exchange.tokenizer.folder_tokenizer import ROLES, read_folder_tokenizer
+from transom.exchange.tokenizer.library_json import post_processor
+from transom.exchange.tokenizer.sentencepiece_convert import ABSENT
+from transom.exchange.tokenizer.tokenizer_config import generation_ids
+from transom.exchange.tokenizer.tokenizer_files import (
     CONFIG_FILE,
     GENERATING,
     TOKENIZER_FILE,

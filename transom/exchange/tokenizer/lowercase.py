@@ -7,8 +7,8 @@ The library lower-cases each character alone. Python does so too except for the 
 from functools import cache
 from itertools import chain
 
-from transom.exchange.charsmap import character_class
-from transom.exchange.library_json import Json, regex_replace
+from transom.exchange.tokenizer.charsmap import character_class
+from transom.exchange.tokenizer.library_json import Json, regex_replace
 
 _BLOCKS = (range(0x3400), range(0xA000, 0xAC00), range(0xD7FC, 0xD800), range(0xE000, 0x20000), range(0xE0000, 0xE1000))
 """All characters except ideographs, Hangul syllables and unused planes, which are neither letters with case nor between such."""

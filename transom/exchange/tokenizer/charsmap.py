@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tokenizers import normalizers
 
-from transom.exchange.library_json import Json, regex_replace, string_replace
+from transom.exchange.tokenizer.library_json import Json, regex_replace, string_replace
 
 _MAX_NODES = 2**20
 """Maximum number of nodes to visit in a double array, whose nodes may share their continuations. The rules of NFKC have about half."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from transom.exchange.library_json import Json
+from transom.exchange.tokenizer.library_json import Json
 from transom.files.limits import MAX_TOKEN_CHARACTERS, MAX_VOCAB_SIZE
 
 MAX_CHAT_TEMPLATE = 2**20

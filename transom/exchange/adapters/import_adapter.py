@@ -14,14 +14,14 @@ from transom.checkpoints.tensor_stream import write_tensors
 from transom.checkpoints.tensors import Origin, TensorSpec
 from transom.config.recipe import load_recipe
 from transom.errors import CheckpointError, ConfigError
-from transom.exchange.adapter_folder import ForeignAdapter, ModelTensors, read_adapter
+from transom.exchange.adapters.adapter_folder import ForeignAdapter, ModelTensors, read_adapter
+from transom.exchange.adapters.low_rank import SUFFIX, LowRank, is_adaptable, split, without_blocks
+from transom.exchange.adapters.peft_config import ADAPTER_CONFIG
 from transom.exchange.export_model import choose_family
 from transom.exchange.family import Family
 from transom.exchange.import_folder import ImportReport, Notify, new_run
 from transom.exchange.import_model import new_run_id
 from transom.exchange.imported import Imported
-from transom.exchange.low_rank import SUFFIX, LowRank, is_adaptable, split, without_blocks
-from transom.exchange.peft_config import ADAPTER_CONFIG
 from transom.models.apply_lora import target_module
 from transom.planning.parameters import count_parameters
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from transom.checkpoints.tensors import TensorSpec, open_safetensors, require_finite
 from transom.config.architecture import ModelConfig
 from transom.errors import CheckpointError, ConfigError
+from transom.exchange.adapters.low_rank import SUFFIX, LowRank, is_adaptable
+from transom.exchange.adapters.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PeftConfig, read_peft_config
 from transom.exchange.family import Family
 from transom.exchange.foreign_folder import CONFIG_FILE, FLOATS, read_json_object
-from transom.exchange.low_rank import SUFFIX, LowRank, is_adaptable
-from transom.exchange.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PeftConfig, read_peft_config
 from transom.exchange.tensor_rows import Configs, TensorGroup, Transposed, group_tensors
 from transom.models.build import build_model
 

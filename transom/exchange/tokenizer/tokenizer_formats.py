@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transom.exchange.library_checks import check_ids
-from transom.exchange.library_json import Json, added_token, sequence, template
-from transom.exchange.sentencepiece_convert import ConvertedModel, convert_sentencepiece
-from transom.exchange.sentencepiece_model import SentencePieceModel
+from transom.exchange.tokenizer.library_checks import check_ids
+from transom.exchange.tokenizer.library_json import Json, added_token, sequence, template
+from transom.exchange.tokenizer.sentencepiece_convert import ConvertedModel, convert_sentencepiece
+from transom.exchange.tokenizer.sentencepiece_model import SentencePieceModel
 from transom.files.limits import MAX_VOCAB_SIZE
 
 QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

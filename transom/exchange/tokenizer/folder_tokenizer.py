@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transom.errors import CheckpointError
-from transom.exchange.library_checks import check_added_tokens, check_library, check_model
-from transom.exchange.library_json import Json, added_token
-from transom.exchange.sentencepiece_model import read_sentencepiece
-from transom.exchange.tokenizer_config import (
+from transom.exchange.tokenizer.library_checks import check_added_tokens, check_library, check_model
+from transom.exchange.tokenizer.library_json import Json, added_token
+from transom.exchange.tokenizer.sentencepiece_model import read_sentencepiece
+from transom.exchange.tokenizer.tokenizer_config import (
     MAX_CHAT_TEMPLATE,
     TemplatePart,
     chat_template,
@@ -25,7 +25,7 @@ from transom.exchange.tokenizer_config import (
     read_templates,
     token_of,
 )
-from transom.exchange.tokenizer_formats import (
+from transom.exchange.tokenizer.tokenizer_formats import (
     CLASS_OF_MODEL,
     CLASSES,
     SAME_CLASSES,

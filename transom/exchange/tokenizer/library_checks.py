@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from transom.data.tokenizer.split_patterns import check_pattern
-from transom.exchange.charsmap import read_charsmap
-from transom.exchange.library_json import Json
+from transom.exchange.tokenizer.charsmap import read_charsmap
+from transom.exchange.tokenizer.library_json import Json
 from transom.files.limits import MAX_TOKEN_CHARACTERS, MAX_VOCAB_SIZE
 
 Check = Callable[[Any, str], None]
