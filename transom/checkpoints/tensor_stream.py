@@ -1,15 +1,15 @@
-"""Write a safetensors file tensor by tensor, so that only one tensor at a time is in memory."""
+"""Write a safetensors file tensor by tensor, so that only two tensors at a time are in memory: one is made while the last is written."""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
-from transom.checkpoints.tensors import METADATA_KEY, FileMetadata, Origin, TensorSpec, dtype_name, update_hash
+from transom.checkpoints.tensors import METADATA_KEY, FileMetadata, Origin, TensorSpec, bytes_of, dtype_name, update_hash
 from transom.files.atomic_io import write_stream
 
 _ALIGNMENT = 8
@@ -22,7 +22,8 @@ def write_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: Callable
     Args:
         path: the file.
         specs: dtype and shape of each tensor by name.
-        produce: returns the tensor with a name, of the dtype and shape in ``specs``. Called once per tensor, in the order of the names.
+        produce: returns the tensor with a name, of the dtype and shape in ``specs``. Called once per tensor, in the order of
+            the names, in another thread.
         origin: run and step.
 
     Raises:
@@ -35,11 +36,11 @@ def write_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: Callable
         header = _header(specs, names, {METADATA_KEY: metadata})
         file.write(header)
         total = hashlib.sha256()
-        for name in names:
-            tensor = produce(name).detach().contiguous()
-            assert TensorSpec.of(tensor) == specs[name], name
-            data = update_hash(total, name, tensor)
-            file.write(data)
+        with ThreadPoolExecutor(1) as writer:
+            for name, tensor in _produced(specs, names, produce):
+                written = writer.submit(file.write, bytes_of(tensor))
+                update_hash(total, name, tensor)  # which releases the interpreter, as the write does
+                written.result()
         # The hash of the tensors, known only now, replaces the zeros of the same length.
         file.seek(header.index(_NO_HASH.encode()))
         file.write(total.hexdigest().encode())
@@ -53,12 +54,27 @@ def write_foreign_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: 
 
     def write(file: BinaryIO) -> None:
         file.write(_header(specs, names, {"format": "pt"}))
-        for name in names:
-            tensor = produce(name).detach().contiguous()
-            assert TensorSpec.of(tensor) == specs[name], name
-            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        for _, tensor in _produced(specs, names, produce):
+            file.write(bytes_of(tensor))
 
     write_stream(path, write)
+
+
+def _produced(specs: Mapping[str, TensorSpec], names: list[str], produce: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each tensor and the tensor; a thread makes the next one meanwhile."""
+
+    def make(name: str) -> Tensor:
+        tensor = produce(name).detach().contiguous()
+        assert TensorSpec.of(tensor) == specs[name], name
+        return tensor
+
+    with ThreadPoolExecutor(1) as maker:
+        following = maker.submit(make, names[0]) if names else None
+        for name, after in zip(names, [*names[1:], None], strict=True):
+            assert following is not None
+            tensor = following.result()
+            following = None if after is None else maker.submit(make, after)
+            yield name, tensor
 
 
 def _header(specs: Mapping[str, TensorSpec], names: list[str], metadata: Mapping[str, str]) -> bytes:

@@ -137,11 +137,15 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def update_hash(total: Any, name: str, tensor: Tensor) -> memoryview:
-    """Add a tensor to the hash of ``hash_tensors``, which takes tensors in the order of their names; return the tensor's bytes."""
-    data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+def update_hash(total: Any, name: str, tensor: Tensor) -> None:
+    """Add a tensor to the hash of ``hash_tensors``, which takes tensors in the order of their names."""
     total.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-    total.update(data)
+    total.update(bytes_of(tensor.detach().cpu().contiguous()))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU."""
+    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
     return data
 
 
@@ -223,11 +227,19 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
         CheckpointError: a tensor has such values; the message names the first such tensor and counts its values.
     """
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
+        if not _is_finite(tensor):
+            n_bad = int((~tensor.isfinite()).sum())
             raise CheckpointError(
-                f"{path}: expected finite weights, found {int((~finite).sum()):,} of {tensor.numel():,} values of {name[:200]!r} NaN or"
-                " infinite; the training run diverged or the file was altered; use an earlier checkpoint or train again"
+                f"{path}: expected finite weights, found {n_bad:,} of {tensor.numel():,} values of {name[:200]!r} NaN or infinite; the"
+                " training run diverged or the file was altered; use an earlier checkpoint or train again"
             )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether no value is NaN or infinite, in one pass without a mask: the extremes are NaN if a value is."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(bool(each.isfinite()) for each in tensor.aminmax())
 
 
 def load_weights_into(model: nn.Module, path: Path) -> None:
