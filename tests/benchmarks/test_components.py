@@ -45,7 +45,7 @@ def test_committed_records_have_the_settings_of_the_present_models() -> None:
     assert sorted(recorded) == sorted((model.family, names, fields) for model, fields, names in models)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_components_are_trained_once_and_shown_in_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "input.txt").write_text("".join(random.Random(1).choices("to be or not\n", k=90_000)))
     arguments = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "components.json"), "--steps", "3"]

@@ -50,7 +50,7 @@ def test_decoding_is_bounded_by_the_bytes_of_a_step(monkeypatch: pytest.MonkeyPa
     assert gpu_inference.decoding_limit(family, 2, 1e9) == pytest.approx(2e9 / read)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text("to be or not to be\n" * 400)
     fields = [f"data.root={tmp_path}", *SMALL, "training.max_steps=400", "training.checkpoint_every=50", "training.validate_every=100"]

@@ -94,7 +94,9 @@ def test_a_family_goes_on_to_the_end_of_the_run_left_alone(run, tmp_path, monkey
     former = {present_tensor_name(name): name for name in last}
     expected, found = recorded(run), made.hashes_at_end(copy, former)
     assert found.keys() == expected["end"]["hashes"].keys()
-    if made.machine() == expected["machine"] and os.environ.get("TRANSOM_KERNELS") != "reference":
+    # oneDNN divides convolutions by the sizes of the caches, which machines of one name share differently.
+    exact = made.machine() == expected["machine"] and run.name != "convolutional"
+    if exact and os.environ.get("TRANSOM_KERNELS") != "reference":
         assert found == expected["end"]["hashes"]
     weights = load_file(copy / "checkpoints" / "step-6" / "model.safetensors")
     assert weights.keys() == former.keys()

@@ -247,7 +247,7 @@ def test_a_run_that_starts_from_one_with_a_plugin_needs_it_too(tmp_path: Path) -
     assert "plugins" in json.loads((tmp_path / "tuned" / "config.json").read_text())
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_worker_that_finds_another_plugin_ends_the_run(tmp_path: Path) -> None:
     appends = "\nfrom pathlib import Path\nwith Path(__file__).open('a') as file:\n    file.write('#')\n"
     (tmp_path / "halved.py").write_text(HALVED + appends)

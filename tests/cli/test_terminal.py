@@ -12,6 +12,7 @@ import pexpect
 import pytest
 
 from tests.cli.conftest import Trained, sets
+from tests.tiers import tiers
 
 LONG = sets("training.max_steps=120", "training.validate_every=40")
 
@@ -28,8 +29,7 @@ def shown_lines(output: str) -> list[str]:
     return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("columns", [40, *(pytest.param(n, marks=pytest.mark.long) for n in (60, 79, 120, 200))])
+@pytest.mark.parametrize("columns", tiers([40, 60, 79, 120, 200], long=[40, 120]))
 def test_every_line_fits_and_the_time_left_is_shown(trained: Trained, tmp_path: Path, columns: int) -> None:
     with start(trained, tmp_path / "run", columns) as terminal:
         terminal.expect(pexpect.EOF)
@@ -40,8 +40,13 @@ def test_every_line_fits_and_the_time_left_is_shown(trained: Trained, tmp_path: 
     assert "parameters;" in {word for line in lines for word in line.split()}, "words are not broken"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+@pytest.mark.parametrize(
+    "environment",
+    tiers(
+        [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}],
+        long=[{"LC_ALL": "C", "PYTHONUTF8": "0"}],
+    ),
+)
 def test_any_environment_trains(trained: Trained, tmp_path: Path, environment: dict[str, str]) -> None:
     with start(trained, tmp_path / "run", **environment) as terminal:
         terminal.expect(pexpect.EOF)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.notebooks import NOTEBOOKS, execute
 from tests.size import ROOT
-from tests.tiers import tiers
 
 MAX_BYTES = 500_000
 MAX_WORDS = 2500
@@ -32,7 +31,8 @@ def check_outputs(notebook: Any) -> None:
     assert sum(map(images, code)) >= 2
 
 
-@pytest.mark.parametrize("path", tiers(NOTEBOOKS, long=[each for each in NOTEBOOKS if each.stem == "gpt"]), ids=lambda path: path.stem)
+@pytest.mark.soak
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     """Its own assertions hold; pictures are drawn."""
     check_outputs(execute(path, tmp_path))

@@ -364,7 +364,10 @@ def test_the_families_of_every_row_are_those_that_have_it() -> None:
     images = [PLAIN | more for more in COMPONENTS]
     networks = [described_network(fields) for fields in SET_NETWORKS + images]
     sounds = {"kind": "spectrogram-transformer", "classes": ["a", "b"], "image_size": 16, "patch_size": 4} | {"d_model": 8, "n_heads": 2}
-    shared = [{name: fields[name] for name in SHARED if name in fields} for fields in SET_NETWORKS]
+    shared = list[dict[str, Any]]()
+    for fields in SET_NETWORKS:
+        parts = {name: fields[name] for name in SHARED if name in fields}
+        shared += [parts] if parts not in shared else []
     networks += [SpectrogramTransformerConfig.model_validate(sounds | {"n_layers": 2, "d_ff": 9} | each) for each in COMPONENTS + shared]
     for config in [*map(described, SET_WRITERS + SET_ENCODERS + texts), *networks]:
         for each in list_names(config):

@@ -60,7 +60,7 @@ def test_it_translates(bare: Path, tmp_path: Path) -> None:
     assert {each["path"] for each in taken} == {"reference"}
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_it_generates(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the sun and the moon and the star\n" * 60)
     kinds = ("model.norm=rmsnorm", "model.position=rotary", "model.feed_forward=reglu", "model.attention.sinks=true")
@@ -69,7 +69,7 @@ def test_it_generates(bare: Path, tmp_path: Path) -> None:
     assert run(bare, "generate", tmp_path / "run", "the sun", "--precision", "bf16")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_it_classifies(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("".join(f"a {word} of {i}\t{word}\n" for i in range(30) for word in ("cat", "wolf")))
     run(bare, "train", "text-classes", "--labeled-data", tmp_path / "a.tsv", *sets(*TINY_ENCODER), "--out", tmp_path / "run")

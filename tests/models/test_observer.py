@@ -47,7 +47,7 @@ def recorder(kind: str) -> ActivationRecorder | None:
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, NON_LEAF)
-@pytest.mark.parametrize("kind", ["off", "some", "all", "edited"])
+@pytest.mark.parametrize("kind", ["off", pytest.param("some", marks=pytest.mark.soak), "all", "edited"])
 @pytest.mark.parametrize("how", ["whole", "block by block"])
 def test_a_compiled_model_misses_no_site(how: str, kind: str) -> None:
     model, seen, compilations = decoder().double().train(), recorder(kind), list[Any]()

@@ -77,7 +77,7 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("recipe", tiers(RUNS, long=["translation", "text-classes"]))
+@pytest.mark.parametrize("recipe", tiers(RUNS, long=["text-classes"]))
 def test_a_first_run_beats_the_trivial_baseline_within_a_minute(recipe: str, tmp_path: Path) -> None:
     events: list[Event] = []
     run = transom.train(recipe, tmp_path / "run", minutes=MINUTES, progress=False, callbacks=[events.append], **RUNS[recipe](tmp_path))

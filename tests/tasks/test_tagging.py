@@ -117,7 +117,7 @@ def test_it_starts_from_an_encoder_of_masked_tokens(masked: MaskedRecipe, tags: 
     assert all(torch.equal(value, other[name]) for name, value in parts.model.state_dict().items() if name.startswith("encoder."))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_packaged_recipe_reaches_its_f1(tmp_path: Path) -> None:
     recipe, base = load_recipe("phrasebook-tags", ["training.max_steps=400"])
     with RunFolder.create(tmp_path / "run") as folder:

@@ -51,7 +51,7 @@ def language(folder: Path) -> LanguageRecipe:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_language_model_generates(kind: str, tmp_path: Path) -> None:
     sit(with_tokenizer(language(tmp_path), kind, tmp_path), tmp_path / "run")
-    generator = load(tmp_path / "run")
+    generator = load(tmp_path / "run", "fp32")
     assert isinstance(generator, Generator)
     tokenizer, special = generator.tokenizer, generator.tokenizer.special_tokens
     for answers in generator.continuations(["the red", ""], 2):
@@ -96,7 +96,7 @@ def test_a_translator_translates(kind: str, tmp_path: Path) -> None:
         "decoding": {"max_length": 8},
     }
     sit(with_tokenizer(TranslationRecipe.model_validate(raw), kind, tmp_path), tmp_path / "run")
-    translator = load(tmp_path / "run")
+    translator = load(tmp_path / "run", "fp32")
     assert isinstance(translator, Translator)
     special, tokenizer = translator.tokenizers.target.special_tokens, translator.tokenizers.target
     assert len(translator.translate(["red dog 1", "dog"], beam_size=1)) == len(translator.translate(["red dog 1", "dog"], beam_size=3)) == 2

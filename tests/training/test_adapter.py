@@ -149,7 +149,7 @@ def sequences(rule: str, **training: Any) -> TranslationRecipe:
     return TranslationRecipe.model_validate(raw)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_translator_learns_another_task_as_well_as_with_all_weights(tmp_path: Path) -> None:
     sit(sequences("copy", max_steps=300), tmp_path / "copy")
     from_copy: dict[str, Any] = {"init_from": str(tmp_path / "copy"), "max_steps": 300}

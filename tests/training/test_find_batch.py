@@ -60,12 +60,12 @@ def test_the_fewest_micro_batches_that_fit_keep_the_batch(rows: int, expected: t
 
 @pytest.mark.long
 def test_a_real_plan_fits_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About as many rows fit into what 37 rows need, although the search starts with a plan of 4,096; gaps differ by some percent."""
+    """Half to twice as many rows fit into what 37 rows need, as gaps differ, although the search starts with a plan of 4,096."""
     monkeypatch.setattr(module, "data_memory", lambda: BASE)
     shape = BatchShape(37, 0, 64, n_micro_batches=2)
     limit = BASE + predict_bytes(CONFIG, TRAINING, shape, torch.float32).total
     found = find_batch(CONFIG, TRAINING, limit, try_rows=lambda _: FITS)
-    assert 20 <= found.rows <= 60 and found.predicted <= limit
+    assert 18 <= found.rows <= 74 and found.predicted <= limit
 
 
 def test_a_trial_that_fails_is_followed_by_smaller_ones(linear: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,9 @@ from transom.inspection.pages.run_summary import RunSummary
 
 pytestmark = pytest.mark.long
 
+EACH_CI = ("translation", "language", "classes", "images", "sounds")
+"""Kinds of runs that `make ci` looks at; `make soak` looks at the others."""
+
 VIEWS: tuple[tuple[int, ColorScheme], ...] = ((390, "light"), (390, "dark"), (768, "light"), (768, "dark"), (1440, "light"), (1440, "dark"))
 LAYOUT = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 
@@ -55,7 +58,7 @@ def faults(browser: Browser, page: Path, views: Sequence[tuple[int, ColorScheme]
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in EACH_CI else pytest.mark.soak) for kind in KINDS])
 def test_pages_of_a_run_fit_and_have_no_untranslated_word(kind: str, browser: Browser, german_browser: Browser, tmp_path: Path) -> None:
     """Boxes depend on the width and the language, colors on the scheme: each is seen, the hostile report in all their combinations."""
     pages = list(KINDS[kind](tmp_path))
