@@ -37,7 +37,8 @@ def check_pattern(pattern: str) -> None:
 
     Refused are quantifiers on groups (except ``?``), quantifiers of quantifiers, backreferences, named groups, and alternatives with more
     than two unbounded quantifiers, with anything mandatory after the second one, or with much work at one position, such as many ``a?``.
-    Each alternative then takes at most linear time at each position of the text.
+    Outside groups, possessive quantifiers such as ``a*+`` do not count before the first other one. Each alternative then takes at most
+    linear time at each position of the text.
 
     Raises:
         ValueError: the expression is refused. The message is a noun phrase.
@@ -98,12 +99,13 @@ class _Reader:
             is_group, looks = self._pattern[at] == "(", self._pattern.startswith(("(?=", "(?!", "(?<"), at)
             n_before = n_unbounded
             part = self._group(at, depth, n_unbounded) if is_group else _Part(self._atom(at), 1, n_unbounded, 1)
-            least, most, at = self._quantifier(part.end)
+            least, most, is_possessive, at = self._quantifier(part.end)
             if is_group and (most is None or most > 1):
                 raise ValueError("a repeated group")
             if n_before >= MAX_UNBOUNDED and (most is None or looks or (least and not is_group)):
                 raise ValueError(f"an alternative that continues after {MAX_UNBOUNDED} unbounded quantifiers")
-            n_unbounded = part.n_unbounded + (most is None)
+            is_linear = is_possessive and depth == 0 and n_before == 0  # the engine comes here once and does not return
+            n_unbounded = part.n_unbounded + (most is None and not is_linear)
             work += choices * part.work * (most or 1)
             choices *= part.choices if most is None else part.choices * (most - least + 1)
             if max(work, choices) > MAX_WORK:
@@ -151,20 +153,20 @@ class _Reader:
             raise ValueError("an open class")
         return at + 1
 
-    def _quantifier(self, at: int) -> tuple[int, int | None, int]:
-        """Return the least and largest number of repetitions, None for any number, and the index after the quantifier."""
+    def _quantifier(self, at: int) -> tuple[int, int | None, bool, int]:
+        """Return the least and largest number of repetitions, None for any number, whether it is possessive, and the index after it."""
         found = _QUANTIFIER.match(self._pattern, at)
         if found is None:
-            return 1, 1, at
+            return 1, 1, False, at
         low, comma, high, suffix = found.groups()
         if (low is not None and suffix == "+") or _QUANTIFIER.match(self._pattern, found.end()):
             raise ValueError("a quantifier of a quantifier")
         if low is None:
             symbol = found[0][0]
-            return int(symbol == "+"), 1 if symbol == "?" else None, found.end()
+            return int(symbol == "+"), 1 if symbol == "?" else None, suffix == "+", found.end()
         if not low and not high:
             raise ValueError("a quantifier without numbers")
         most = int(high) if high else None if comma else int(low)
         if most is not None and most > _MAX_REPEAT:
             raise ValueError(f"more than {_MAX_REPEAT} repetitions")
-        return int(low or 0), most, found.end()
+        return int(low or 0), most, False, found.end()

@@ -22,7 +22,7 @@ def lowercase_normalizers() -> list[Json]:
     Letters that are newer than Python's version of Unicode are lower-cased by the library only.
     """
     cased, ignorable = _sigma_neighbors()
-    pattern = f"{cased}{ignorable}*\\K{_SIGMA}(?!{ignorable}*{cased})"
+    pattern = f"{cased}{ignorable}*+\\K{_SIGMA}(?!{ignorable}*{cased})"
     return [regex_replace(pattern, _FINAL_SIGMA), {"type": "Lowercase"}]
 
 
