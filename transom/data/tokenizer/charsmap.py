@@ -15,6 +15,9 @@ _Units = np.ndarray[Any, np.dtype[np.int64]]
 MAX_CHARSMAP_BYTES = 3 * 2**18
 """Maximum size of character rules; those of NFKC have 237,000 bytes."""
 
+MAX_CHARSMAP_GROWTH = 32
+"""Maximum factor by which a rule may lengthen a text, in characters; the greatest of NFKC is 18."""
+
 _MAX_RESULT_BYTES = 128
 """Maximum size of a result; the longest of NFKC has 33 bytes."""
 
@@ -67,6 +70,8 @@ def read_charsmap(content: bytes) -> Charsmap:
         rules = {key.decode(): results[at : results.index(b"\0", at)].decode() for key, at in _keys(units)}
     except UnicodeDecodeError as error:
         raise ValueError("a character rule that is not UTF-8") from error
+    if any(len(value) > MAX_CHARSMAP_GROWTH * len(key) for key, value in rules.items()):
+        raise ValueError(f"a character rule that lengthens a text more than {MAX_CHARSMAP_GROWTH} times")
     return Charsmap(content, rules)
 
 

@@ -9,7 +9,7 @@ import base64
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from transom.data.tokenizer.charsmap import read_charsmap
+from transom.data.tokenizer.charsmap import MAX_CHARSMAP_GROWTH, read_charsmap
 from transom.data.tokenizer.split_patterns import check_pattern
 from transom.files.limits import MAX_TOKEN_CHARACTERS, MAX_VOCAB_SIZE
 
@@ -18,6 +18,25 @@ MAX_PARTS = 100
 
 MAX_GROWTH = 32
 """Maximum factor by which all replacements of a normalizer or decoder together may lengthen a text."""
+
+_MAX_OTHER_GROWTH = 2**11
+"""Maximum factor by which all other components of one kind together may lengthen a text. XLNet's normalizers have 1,152, SentencePiece's
+rules up to 1,536."""
+
+GROWTH = {
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": 18,
+    "NFKD": 18,
+    "Lowercase": 2,
+    "BertNormalizer": 3,
+    "Precompiled": MAX_CHARSMAP_GROWTH,
+    "ByteLevel": 5,
+    "Metaspace": 2,
+    "BPEDecoder": 2,
+    "CTC": 2,
+}
+"""Maximum factor by which a component lengthens a text: that of the worst character, and a space in front of a word."""
 
 _MAX_NESTED = 4
 _MAX_SCORE = 1e6
@@ -182,11 +201,9 @@ def check_state(state: Any, gaps: bool = True) -> dict[str, int]:
     if not isinstance(state, dict):
         raise ValueError(f"{state!r:.60} in place of a table with a model")
     for name in _COMPONENTS:
-        growth = 1.0
         for part in parts_of(state, name):
-            growth *= _check_part(part, name)
-            if growth > MAX_GROWTH:
-                raise ValueError(f"a {name} with replacements that lengthen a text more than {MAX_GROWTH} times")
+            _check_part(part, name)
+        _check_growth(parts_of(state, name), name)
     ids = _check_model(state.get("model"), gaps)
     check_added_tokens(state.setdefault("added_tokens", []), ids)
     return ids
@@ -201,28 +218,40 @@ def parts_of(state: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
     pending, n = [] if state.get(name) is None else [(state[name], 0)], 0
     while pending:
         (part, depth), n = pending.pop(), n + 1
-        if n > MAX_PARTS or depth > _MAX_NESTED:
-            raise ValueError(f"a {name} with a sequence of more than {MAX_PARTS} parts or {_MAX_NESTED} levels")
+        if n > MAX_PARTS:
+            raise ValueError(f"a {name} with a sequence of more than {MAX_PARTS} parts")
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise ValueError(f"{part!r:.60} in place of a {name} with a type")
         if part["type"] == "Sequence":
             steps = part.get(_SEQUENCES[name])
-            if not isinstance(steps, list):
-                raise ValueError(f"{steps!r:.60} in place of a sequence of a {name}")
+            if not isinstance(steps, list) or depth == _MAX_NESTED:
+                raise ValueError(f"a {name} with a sequence without a list of parts, or more than {_MAX_NESTED} nested sequences")
             pending += [(step, depth + 1) for step in reversed(steps)]
         else:
             yield part
 
 
-def _check_part(part: dict[str, Any], name: str) -> float:
-    """Check a part that is no sequence, and return the factor by which a replacement may lengthen a text."""
+def _check_part(part: Mapping[str, Any], name: str) -> None:
+    """Check the fields of a part that is no sequence."""
     if (fields := _COMPONENTS[name].get(part["type"])) is None:
         raise ValueError(f"a {name} of type {part['type']!r:.60}")
     for field, values in fields.items():
         values.check(field, part, name)
-    if part["type"] != "Replace":
-        return 1.0
-    return max(1.0, len(part["content"]) / len(part["pattern"].get("String", " ")))
+
+
+def _check_growth(parts: Iterator[Mapping[str, Any]], name: str) -> None:
+    """Check by which factor parts in order may lengthen a text: a hundred that double it would fill any memory."""
+    replacing, others = 1.0, 1
+    for part in parts:
+        others *= GROWTH.get(part["type"], 1)
+        if part["type"] == "Replace":
+            text, regex = part["pattern"].get("String", " "), part["pattern"].get("Regex")
+            replacing *= max(1.0, len(part["content"]) / len(text))
+            others *= 1 if regex is None or check_pattern(regex) else 2  # inserted between all characters
+    if replacing > MAX_GROWTH:
+        raise ValueError(f"a {name} with replacements that lengthen a text more than {MAX_GROWTH} times")
+    if others > _MAX_OTHER_GROWTH:
+        raise ValueError(f"a {name} that may lengthen a text more than {_MAX_OTHER_GROWTH:,} times")
 
 
 def _check_model(model: Any, gaps: bool) -> dict[str, int]:
@@ -338,7 +367,7 @@ def check_added_tokens(tokens: Any, ids: Mapping[str, int]) -> dict[str, int]:
             raise ValueError(f"the id {token.get('id')!r:.40} of the added token {content!r:.60}, whose id is {expected:,}")
         if expected >= MAX_VOCAB_SIZE or (content not in ids and expected in taken):
             raise ValueError(f"the id {expected:,} of the added token {content!r:.60}, which another token has")
-        following = max(following, expected + 1)
+        following += content not in ids
         seen.add(content)
         all_ids[content] = expected
     return all_ids

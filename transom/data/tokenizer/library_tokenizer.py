@@ -81,7 +81,9 @@ class LibraryTokenizer:
         self.kind = kind
         with _library_errors():
             self._library = tokenizers.Tokenizer.from_str(json.dumps(self.state))
-        assert all(self._library.token_to_id(each["content"]) == each["id"] for each in self.state["added_tokens"])
+        wrong = [each["content"] for each in self.state["added_tokens"] if self._library.token_to_id(each["content"]) != each["id"]]
+        if wrong:  # versions of the library differ in the ids of added tokens after a vocabulary with gaps
+            raise CheckpointError(f"added_tokens: expected ids in the order of the list, found another id of {wrong[0]!r:.60}")
         with _library_errors():
             self.special_tokens = (
                 special_tokens
