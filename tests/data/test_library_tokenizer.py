@@ -302,7 +302,7 @@ def test_another_id_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("transom.data.tokenizer.library_tokenizer.check_state", lambda state: None)
     state = _state("gpt2")
     state["added_tokens"][0]["id"] = 5000
-    with pytest.raises(CheckpointError, match="found another id of '<.endoftext.>'"):
+    with pytest.raises(CheckpointError, match=r"found another id of '<.endoftext.>'"):
         LibraryTokenizer(state)
 
 
