@@ -58,11 +58,11 @@ class _Field(NamedTuple):
     accepts: Callable[[Any], bool]
     may_lack: bool = False
 
-    def check(self, name: str, values: Mapping[str, Any], where: str) -> None:
-        """Check a field of a component or model, whose name is ``where`` in messages."""
-        value = values.get(name)
-        if not (self.may_lack and name not in values) and not self.accepts(value):
-            raise ValueError(f"{where}.{name} = {value!r:.60} in place of {self.expected}")
+    def check(self, key: str, table: Mapping[str, Any], name: str) -> None:
+        """Check the value of a key of a component, model or token, which has a name for messages."""
+        value = table.get(key)
+        if not (self.may_lack and key not in table) and not self.accepts(value):
+            raise ValueError(f"{name}.{key} = {value!r:.60} in place of {self.expected}")
 
     def or_none(self) -> "_Field":
         """Return a field that may also be missing or null."""
@@ -235,8 +235,8 @@ def _check_part(part: Mapping[str, Any], name: str) -> None:
     """Check the fields of a part that is no sequence."""
     if (fields := _COMPONENTS[name].get(part["type"])) is None:
         raise ValueError(f"a {name} of type {part['type']!r:.60}")
-    for field, values in fields.items():
-        values.check(field, part, name)
+    for key, field in fields.items():
+        field.check(key, part, name)
 
 
 def _check_growth(parts: Iterator[Mapping[str, Any]], name: str) -> None:
@@ -261,8 +261,8 @@ def _check_model(model: Any, gaps: bool) -> dict[str, int]:
         raise ValueError(f"a model of type {kind!r:.60} in place of {', '.join(_MODELS)}")
     if kind == "WordPiece":
         model.setdefault("max_input_chars_per_word", 100)
-    for field, values in (_MODELS[kind] | {"dropout": _DROPOUT}).items():
-        values.check(field, model, "model")
+    for key, field in (_MODELS[kind] | {"dropout": _DROPOUT}).items():
+        field.check(key, model, "model")
     if kind == "Unigram":
         return _check_unigram(model)
     ids = check_ids(model.get("vocab"), gaps=gaps)
@@ -360,8 +360,8 @@ def check_added_tokens(tokens: Any, ids: Mapping[str, int]) -> dict[str, int]:
         content = token.get("content") if isinstance(token, dict) else None
         if not isinstance(content, str) or not 0 < len(content) <= MAX_TOKEN_CHARACTERS or content in seen:
             raise ValueError(f"{token!r:.80} as added token, twice or without a content of 1 to {MAX_TOKEN_CHARACTERS:,} characters")
-        for name, values in _ADDED_TOKEN.items():
-            values.check(name, token, f"added token {content!r:.60}")
+        for key, field in _ADDED_TOKEN.items():
+            field.check(key, token, f"added token {content!r:.60}")
         expected = ids.get(content, following)
         if type(token.get("id")) is not int or token["id"] != expected:
             raise ValueError(f"the id {token.get('id')!r:.40} of the added token {content!r:.60}, whose id is {expected:,}")

@@ -31,7 +31,6 @@ _CLASS_PART = re.compile(_ATOM.pattern + r"|[(){*+?|-]|\[:\^?[a-z]{1,10}:\]", re
 _GROUP = re.compile(r"\((?:\?(?:[imx]{0,3}:|[=!>]|<[=!]))?")
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d{0,4})(,?)(\d{0,4})\})([?+]?)")
 
-
 _WITHOUT_WIDTH = ("^", "$", *(f"\\{letter}" for letter in "bBAzZK"))
 """Atoms that match a position."""
 
