@@ -2,6 +2,8 @@
 
 import base64
 import json
+import random
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,11 +12,12 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Library
+from tokenizers import normalizers
 
 from tests.agreement.published_tokenizers import BUILDERS, corpus, random_strings
 from transom.config.data import PairTokenizerConfig, SpecialTokenNames, TokenizerConfig
 from transom.data.pairs.pairs import Pairs
-from transom.data.tokenizer.library_state import MAX_GROWTH
+from transom.data.tokenizer.library_state import GROWTH, MAX_GROWTH, check_added_tokens
 from transom.data.tokenizer.library_tokenizer import LibraryTokenizer
 from transom.data.tokenizer.library_training import BERT_TOKENS
 from transom.data.tokenizer.special_tokens import CLOSED_TOKENS, OWN_TOKENS
@@ -162,47 +165,81 @@ def _with(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 _SPLIT = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * (MAX_GROWTH + 1)}
 _QUADRUPLE = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}] * 4}
+_INSERT = {"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "a"}
 _TRIE = base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 4 + b"\x45\x23\x01\0" + b"\0").decode()
 _LONG = base64.b64encode((1024).to_bytes(4, "little") + bytes(1024) + b"x" * 1000 + b"\0").decode()
 
+
+def _charsmap(value: bytes) -> dict[str, Any]:
+    """Return the normalizer that replaces the letter a."""
+    units = [0] * 512
+    units[0], units[256 ^ ord("a")], units[300] = 256 << 10, ord("a") | 1 << 8 | (256 ^ ord("a") ^ 300) << 10, 2**31
+    content = struct.pack("<513I", 2048, *units) + value + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
+
+
+def _sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": list(steps)}
+
+
 HOSTILE: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
-    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"huge": 2**31}), r"ids below 1,000,000, found 2147483648"),
-    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"same": 5}), "distinct pieces and ids, found duplicates"),
-    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"a" * 1001: 9000}), "pieces of at most 1,000 characters"),
-    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"x1": True}), "ids below 1,000,000, found True"),
-    ("gpt2", _with("model.vocab", []), "model.vocab: expected a table"),
-    ("gpt2", _with("model.merges", lambda merges: [*merges, ["a", "missing"]]), "expected merges of pieces into pieces"),
-    ("gpt2", _with("model.merges", lambda merges: [*merges, merges[0]]), "expected distinct merges, found duplicates"),
-    ("gpt2", _with("model.merges", [["a"]]), "expected two pieces, found"),
-    ("gpt2", _with("model.merges", {"a": 1}), "expected a list of at most 1,000,000 merges"),
-    ("gpt2", _with("model.dropout", 0.1), "encoding must be reproducible, found 0.1"),
-    ("gpt2", _with("model.type", "Other"), "with a model of type BPE, WordPiece, Unigram, WordLevel"),
-    ("gpt2", _with("added_tokens.0.id", 3), "expected distinct ids and contents"),
-    ("gpt2", _with("added_tokens.0.id", 5000), "expected ids in the order of the list"),
-    ("gpt2", _with("added_tokens.0.content", ""), "expected a content and an id"),
-    ("gpt2", _with("added_tokens", lambda added: [*added, *added]), "expected distinct ids and contents"),
-    ("gpt2", _with("pre_tokenizer", _SPLIT), "without nested quantifiers"),
-    ("gpt2", _with("pre_tokenizer", _SPLIT | {"pattern": {"String": ""}}), "expected a pattern with a String or a Regex"),
+    (
+        "gpt2",
+        _with("model.vocab", lambda vocab: vocab | {"huge": 2**31}),
+        "the id 2147483648 of token 'huge' in a vocabulary, in place of 0 to 999,999",
+    ),
+    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"same": 5}), "the id 5 twice"),
+    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"a" * 1001: 9000}), "a token of more than 1,000 characters"),
+    ("gpt2", _with("model.vocab", lambda vocab: vocab | {"x1": True}), "the id True of token 'x1'"),
+    ("gpt2", _with("model.vocab", []), "a vocabulary of 0 tokens"),
+    ("gpt2", _with("model.merges", lambda merges: [*merges, ["a", "missing"]]), "'a' \\+ 'missing'.* that is not in the vocabulary"),
+    ("gpt2", _with("model.merges", lambda merges: [*merges, merges[0]]), "a merge twice"),
+    ("gpt2", _with("model.merges", [["a"]]), "as merge 1, in place of two pieces"),
+    ("gpt2", _with("model.merges", {"a": 1}), "in place of a list of at most 1,000,000 merges"),
+    ("gpt2", _with("model.dropout", 0.1), "model.dropout = 0.1 in place of 0 .encoding must be reproducible"),
+    ("gpt2", _with("model.type", "Other"), "a model of type 'Other' in place of BPE, WordPiece, WordLevel, Unigram"),
+    ("gpt2", _with("added_tokens.0.id", 3), "the id 3 of the added token '<|endoftext|>', whose id is "),
+    ("gpt2", _with("added_tokens.0.id", 5000), "the id 5000 of the added token '<|endoftext|>', whose id is "),
+    ("gpt2", _with("added_tokens.0.content", ""), "without a content of 1 to 1,000 characters"),
+    ("gpt2", _with("added_tokens", lambda added: [*added, *added]), "as added token, twice"),
+    ("gpt2", _with("pre_tokenizer", _SPLIT), "a repeated group"),
+    ("gpt2", _with("pre_tokenizer", _SPLIT | {"pattern": {"String": ""}}), "in place of a pattern with a String or a Regex"),
     ("gpt2", _with("pre_tokenizer", _SPLIT | {"pattern": {"Regex": "[a"}}), "an open class"),
-    ("gpt2", _with("pre_tokenizer", {"type": "Sequence", "pretokenizers": [_SPLIT | {"type": "Whitespace"}] * 101}), "at most 100 tables"),
-    ("gpt2", _with("pre_tokenizer", {"type": "FixedLength", "length": 0}), "a length from 1 to 1,000, found 0"),
-    ("gpt2", _with("pre_tokenizer", {"type": "Unknown"}), "that the tokenizers library can use, found: "),
-    ("gpt2", _with("normalizer", _DOUBLE), "lengthen a text at most 32 times"),
-    ("gpt2", _with("normalizer", _QUADRUPLE), "lengthen a text at most 32 times"),
-    ("gpt2", _with("normalizer", {"type": "Prepend", "prepend": "a" * 1001}), "a prefix of at most 1,000 characters"),
-    ("gpt2", _with("decoder", _DOUBLE), "decoder: expected replacements that lengthen"),
-    ("bert", _with("model.unk_token", "missing"), "model.unk_token: expected a piece of the vocabulary, found 'missing'"),
-    ("bert", _with("model.max_input_chars_per_word", 10**9), "max_input_chars_per_word: expected 1 to 500, found 1000000000"),
-    ("t5", _with("model.vocab.5", ["piece", float("nan")]), "finite scores, found nan of 'piece'"),
-    ("t5", _with("model.vocab.5", ["piece", -1e300]), "finite scores"),
-    ("t5", _with("model.vocab", lambda vocab: [*vocab, vocab[7]]), "distinct pieces and ids, found duplicates"),
-    ("t5", _with("model.unk_id", 10**9), "model.unk_id: expected the id of a piece"),
-    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": _TRIE}), "with a trie, found damaged content"),
-    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": _LONG}), "short strings, found damaged content"),
-    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": "A" * 2**21}), "at most 1,048,576 characters"),
-    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": "?"}), "in base64"),
+    (
+        "gpt2",
+        _with("pre_tokenizer", {"type": "Sequence", "pretokenizers": [_SPLIT | {"type": "Whitespace"}] * 101}),
+        "a pre_tokenizer with a sequence of more than 100 parts",
+    ),
+    ("gpt2", _with("pre_tokenizer", {"type": "FixedLength", "length": 0}), "pre_tokenizer.length = 0 in place of a number from 1 to 1,000"),
+    ("gpt2", _with("pre_tokenizer", {"type": "Unknown"}), "a pre_tokenizer of type 'Unknown'"),
+    ("gpt2", _with("normalizer", _DOUBLE), "lengthen a text more than 32 times"),
+    ("gpt2", _with("normalizer", _QUADRUPLE), "lengthen a text more than 32 times"),
+    ("gpt2", _with("normalizer", _sequence(*[_INSERT] * 12)), "a normalizer that may lengthen a text more than 2,048 times"),
+    ("gpt2", _with("normalizer", _sequence(*[{"type": "ByteLevel"}] * 5)), "a normalizer that may lengthen a text more than 2,048 times"),
+    ("gpt2", _with("normalizer", _sequence(*[_charsmap(b"b" * 32)] * 3)), "a normalizer that may lengthen a text more than 2,048 times"),
+    ("gpt2", _with("normalizer", _charsmap(b"b" * 33)), "a character rule that lengthens a text more than 32 times"),
+    ("gpt2", _with("normalizer", _charsmap(b"\xff")), "a character rule that is not UTF-8"),
+    ("gpt2", _with("pre_tokenizer", {"type": "Sequence", "pretokenizers": [_BYTES] * 5}), "a pre_tokenizer that may lengthen a text"),
+    ("gpt2", _with("normalizer", _sequence(_sequence(_sequence(_sequence(_sequence()))))), "more than 4 nested sequences"),
+    ("gpt2", _with("normalizer", {"type": "Sequence", "normalizers": [None]}), "None in place of a normalizer with a type"),
+    ("gpt2", _with("decoder", {"type": "Strip", "content": "a", "start": 2**40, "stop": 0}), "in place of a number from 0 to 65,536"),
+    ("gpt2", _with("model.unk_token", "missing"), "the unknown token 'missing', which is not in the vocabulary"),
+    ("gpt2", _with("post_processor", {"type": "TemplateProcessing", "single": [0] * 101}), "in place of a list of at most 100 parts"),
+    ("gpt2", _with("normalizer", {"type": "Prepend", "prepend": "a" * 1001}), "in place of a text of at most 1,000 characters"),
+    ("gpt2", _with("decoder", _DOUBLE), "a decoder with replacements that lengthen"),
+    ("bert", _with("model.unk_token", "missing"), "the unknown token 'missing', which is not in the vocabulary"),
+    ("bert", _with("model.max_input_chars_per_word", 10**9), "max_input_chars_per_word = 1000000000 in place of a number from 1 to 500"),
+    ("t5", _with("model.vocab.5", ["piece", float("nan")]), "the score nan of piece 5 .'piece'"),
+    ("t5", _with("model.vocab.5", ["piece", -1e300]), "the score -1e.300"),
+    ("t5", _with("model.vocab", lambda vocab: [*vocab, vocab[7]]), "twice, empty"),
+    ("t5", _with("model.unk_id", 10**9), "unk_id = 1000000000 of "),
+    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": _TRIE}), "an index outside their table"),
+    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": _LONG}), "a result of 1,000 bytes"),
+    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": "A" * 2**21}), "character rules of 1,572,864 bytes"),
+    ("t5", _with("normalizer", {"type": "Precompiled", "precompiled_charsmap": "?"}), "in place of character rules in base64"),
 ]
 
 
@@ -215,6 +252,68 @@ def test_a_hostile_file_is_refused_in_one_line(name: str, change: Callable[[dict
     assert "\n" not in str(found.value)
 
 
+FORMS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "scripts": _with("pre_tokenizer", {"type": "UnicodeScripts"}),
+    "old punctuation": _with("pre_tokenizer", {"type": "Punctuation"}),
+    "delimiter": _with("pre_tokenizer", {"type": "CharDelimiterSplit", "delimiter": " "}),
+    "lengths": _with("pre_tokenizer", {"type": "FixedLength", "length": 5}),
+    "old lengths": _with("pre_tokenizer", {"type": "FixedLength"}),
+    "ctc": _with("decoder", {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}),
+    "rules": _with("normalizer", _charsmap(b"b")),
+    "no type": lambda state: state["model"].pop("type"),
+    "merges as strings": _with("model.merges", lambda merges: [" ".join(merge) for merge in merges]),
+    "a gap": _with("model.vocab", lambda vocab: vocab | {"\u3042": 900}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_rare_and_older_forms_are_read(name: str) -> None:
+    state = _state("gpt2") | {"added_tokens": []}
+    FORMS[name](state)
+    read = LibraryTokenizer(state)
+    assert read.encode_batch(["the cat"]) == [Library.from_str(json.dumps(state | {"model": read.state["model"]})).encode("the cat").ids]
+    assert read.state["model"]["type"] == "BPE" and read.state["model"]["merges"] == _state("gpt2")["model"]["merges"]
+
+
+def test_added_tokens_have_the_ids_of_the_library() -> None:
+    draw, n_read = random.Random(1), 0
+    names = [f"<{n}>" for n in range(8)]
+    for _ in range(300):
+        ids = draw.sample(range(12), k=draw.randint(1, 8))
+        vocab = dict(zip(draw.sample(names, k=len(ids)), ids, strict=True))
+        contents = draw.sample(names, k=draw.randint(1, 4))
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        state = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocab, "unk_token": next(iter(vocab))}}
+        state["added_tokens"] = [{"id": 0, "content": content, **flags} for content in contents]
+        library = Library.from_str(json.dumps(state))
+        for token in state["added_tokens"]:
+            token["id"] = library.token_to_id(token["content"])
+        found = library.get_vocab(with_added_tokens=True)
+        if len({*found.values()}) == len(found):
+            assert check_added_tokens(state["added_tokens"], vocab) == found
+            n_read += 1
+        else:
+            with pytest.raises(ValueError, match="which another token has"):
+                check_added_tokens(state["added_tokens"], vocab)
+    assert 200 < n_read < 300
+
+
+def test_another_id_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transom.data.tokenizer.library_tokenizer.check_state", lambda state: None)
+    state = _state("gpt2")
+    state["added_tokens"][0]["id"] = 5000
+    with pytest.raises(CheckpointError, match=r"found another id of '<.endoftext.>'"):
+        LibraryTokenizer(state)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "ByteLevel"])
+def test_no_character_grows_more_than_assumed(name: str) -> None:
+    normalizer = getattr(normalizers, name)()
+    longest = max(len(normalizer.normalize_str(chr(code))) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    assert longest <= GROWTH.get(name, 1)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -223,7 +322,7 @@ def test_a_hostile_file_is_refused_in_one_line(name: str, change: Callable[[dict
         ("[" * 100, "expected JSON, found damaged content"),
         ("[" * 2_000_000, "expected at most 1,065,536 merges, found 2,000,000"),
         ('{"model": "\\ud800"}', "expected JSON, found damaged content"),
-        ("[]", "with a model of type BPE"),
+        ("[]", "in place of a table with a model"),
     ],
     ids=["NaN", "digits", "depth", "lists", "surrogate", "list"],
 )

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 from tests.agreement.published_tokenizers import LLAMA3_PATTERN, QWEN_PATTERN
 from transom.data.tokenizer.split_patterns import check_pattern
@@ -39,6 +39,8 @@ EXPLOSIVE = {
     r"a**": "a quantifier of a quantifier",
     r"a{1,3}+b": "a quantifier of a quantifier",
     r"a*a*b": "continues after 2 unbounded quantifiers",
+    r"a*a*+b": "continues after 2 unbounded quantifiers",
+    r"a*(?:a*+b)?c": "continues after 2 unbounded quantifiers",
     r"a*a*a*": "continues after 2 unbounded quantifiers",
     r"a*(?:a*b)": "continues after 2 unbounded quantifiers",
     r"(?:a*a*)(?!a)": "continues after 2 unbounded quantifiers",
@@ -74,7 +76,10 @@ def test_explosive_patterns_are_refused(pattern: str, reason: str) -> None:
         check_pattern(pattern)
 
 
-@pytest.mark.parametrize("pattern", [*PUBLISHED, r"a*a+(?:b)?", r"a*b", r"a?a?a?a?a?a?a?a?b", "(?>(?:a|aa|aaa)?)" * 9 + "b", "(?>a*)a*"])
+FAST = [r"a*a+(?:b)?", r"a*b", r"a?a?a?a?a?a?a?a?b", "(?>(?:a|aa|aaa)?)" * 9 + "b", "(?>a*)a*", r"aa*+a*+b(?!a*b)"]
+
+
+@pytest.mark.parametrize("pattern", [*PUBLISHED, *FAST])
 def test_accepted_patterns_are_fast_on_their_worst_texts(pattern: str) -> None:
     check_pattern(pattern)
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -82,3 +87,15 @@ def test_accepted_patterns_are_fast_on_their_worst_texts(pattern: str) -> None:
         start = time.process_time()
         split.pre_tokenize_str(text * 3_000)
         assert time.process_time() - start < 2, repr(text)
+
+
+WIDTHS = {r"a+b": 2, r"a|bc": 1, r"[ab]{3,5}": 3, r"(?>ab|c)(d)": 2, r"\A\^": 1, r"\p{L}+(?!a)": 1}
+EMPTY = (r"a*", r"(?=a)", r"^", r"$", r"\b", r"\Ba?", r"(?:)", r"a|", r"(a|bc)?", r"(?<!a)", r"b\K", r"\z", r"a{0,3}")
+
+
+@pytest.mark.parametrize(("pattern", "width"), [*WIDTHS.items(), *((pattern, 0) for pattern in EMPTY)])
+def test_the_least_number_of_characters(pattern: str, width: int) -> None:
+    assert check_pattern(pattern) == width
+    if not width:  # it matches between characters, too
+        normalizer = normalizers.Replace(Regex(pattern), "x")
+        assert any("x" in normalizer.normalize_str(text) and len(normalizer.normalize_str(text)) > len(text) for text in ("ab", "c", "- "))

@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from tests.exchange.test_folder_tokenizer import FOLDERS, write
 from tests.exchange.test_sentencepiece import FIXTURES, NAMES, converted
 from tests.tiers import every
+from transom.data.tokenizer.charsmap import read_charsmap
+from transom.data.tokenizer.library_state import check_state
 from transom.errors import CheckpointError
-from transom.exchange.tokenizer.charsmap import read_charsmap
 from transom.exchange.tokenizer.folder_tokenizer import read_folder_tokenizer
-from transom.exchange.tokenizer.library_checks import check_library
 from transom.exchange.tokenizer.protobuf import fields
 from transom.exchange.tokenizer.sentencepiece_convert import convert_sentencepiece
 from transom.exchange.tokenizer.sentencepiece_model import read_sentencepiece
@@ -115,7 +115,7 @@ def refused(folder: Path, message: str) -> None:
 def test_scores_that_are_not_finite_are_refused() -> None:
     for score in (float("nan"), float("inf"), -float("inf"), 1e31):
         with pytest.raises(ValueError, match="the score"):
-            check_library(changed("model", {**UNIGRAM, "vocab": [["a", score]]}))
+            check_state(changed("model", {**UNIGRAM, "vocab": [["a", score]]}))
 
 
 CONFIGS: dict[str, tuple[str, Any, str]] = {
@@ -260,7 +260,7 @@ def test_altered_models_are_read_or_refused(name: str) -> None:
 def load_converted(content: bytes) -> None:
     """Convert a model and load the result, which the library must accept."""
     library = convert_sentencepiece(read_sentencepiece(content, "a"), "a").library
-    check_library(library)
+    check_state(library)
     Tokenizer.from_str(json.dumps(library)).encode("a text")
 
 
@@ -281,7 +281,7 @@ def test_altered_tokenizers_are_accepted_by_the_library_or_refused(name: str) ->
 
 
 def load_checked(library: Any) -> None:
-    check_library(library)
+    check_state(library)
     Tokenizer.from_str(json.dumps({**library, "truncation": None, "padding": None, "version": "1.0"})).encode("a text")
 
 

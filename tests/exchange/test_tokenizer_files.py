@@ -19,12 +19,12 @@ from tests.exchange.random_texts import ASSIGNED, NAMES, random_texts
 from transom.config.data import PairTokenizerConfig
 from transom.config.model import DecoderConfig
 from transom.data.pairs.pairs import Pairs
+from transom.data.tokenizer.library_state import check_state
 from transom.data.tokenizer.special_tokens import EOS, MASK, PAD, SOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.errors import ConfigError, TransomError
 from transom.exchange.check_export import check_token_ids
-from transom.exchange.tokenizer.library_checks import check_library
 from transom.exchange.tokenizer.tokenizer_exchange import tokenizer_files
 from transom.exchange.tokenizer.tokenizer_files import export_tokenizer, export_tokenizers
 
@@ -177,7 +177,7 @@ def test_two_vocabularies_are_refused() -> None:
 def test_exported_files_pass_the_checks_of_imported_ones(kind: str, lowercase: bool) -> None:
     tokenizer = trained(kind, lowercase, ("de", "es"))
     files = export_tokenizer(tokenizer.to_dict(), "masked", 128)
-    ids = check_library(json.loads(files["tokenizer.json"]))
+    ids = check_state(json.loads(files["tokenizer.json"]), gaps=False)
     assert sorted(ids.values()) == list(range(tokenizer.vocab_size + 1)) and ids[MASK] == tokenizer.vocab_size
 
 

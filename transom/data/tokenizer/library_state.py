@@ -1,239 +1,373 @@
-"""Check of the JSON state of a tokenizer of the ``tokenizers`` library, which may come from an unknown author.
+"""Check of the JSON of a tokenizer of the ``tokenizers`` library, which may come from an unknown author.
 
-Everything that the library would take on trust is checked before the library parses the state: sizes, ids, scores, regular expressions and
-what could make a text grow.
+Every tokenizer passes it before the library parses the JSON, whether a run, a recipe or a folder to import holds it. The library stops the
+process at some invalid values, never ends at others, and may make a text grow without bound. Only components with known fields are
+accepted. All errors here are ``ValueError``, and their messages are noun phrases.
 """
 
 import base64
-import binascii
-import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-import numpy as np
-
+from transom.data.tokenizer.charsmap import MAX_CHARSMAP_GROWTH, read_charsmap
 from transom.data.tokenizer.split_patterns import check_pattern
-from transom.errors import CheckpointError
 from transom.files.limits import MAX_TOKEN_CHARACTERS, MAX_VOCAB_SIZE
 
-MODELS = ("BPE", "WordPiece", "Unigram", "WordLevel")
 MAX_PARTS = 100
 """Maximum number of normalizers, pre-tokenizers or decoders. Published ones have at most 8 of each, SentencePiece's rules 70."""
 
 MAX_GROWTH = 32
 """Maximum factor by which all replacements of a normalizer or decoder together may lengthen a text."""
 
-MAX_CHARSMAP_CHARACTERS = 2**20
-"""Maximum length of a precompiled normalization table in base64; that of NFKC has 316,000 characters."""
+_MAX_OTHER_GROWTH = 2**11
+"""Maximum factor by which all other components of one kind together may lengthen a text. XLNet's normalizers have 1,152, SentencePiece's
+rules up to 1,536."""
 
-_MAX_CHARSMAP_ENTRY = 128
-"""Maximum number of bytes to which the table maps a character; the longest of NFKC has 33."""
+GROWTH = {
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": 18,
+    "NFKD": 18,
+    "Lowercase": 2,
+    "BertNormalizer": 3,
+    "Precompiled": MAX_CHARSMAP_GROWTH,
+    "ByteLevel": 5,
+    "Metaspace": 2,
+    "BPEDecoder": 2,
+    "CTC": 2,
+}
+"""Maximum factor by which a component lengthens a text: that of the worst character, and a space in front of a word."""
+
+_MAX_NESTED = 4
+_MAX_SCORE = 1e6
 
 _MAX_WORD_CHARACTERS = 500
 """Maximum of WordPiece's ``max_input_chars_per_word``, in which time is cubic; published tokenizers have 100."""
 
-_LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders", "post_processor": "processors"}
+
+class _Field(NamedTuple):
+    """Values of a field that are accepted.
+
+    Attributes:
+        expected: noun phrase for messages.
+        accepts: return whether a value is accepted. It may raise ValueError with a more precise message.
+        may_lack: True if the field may be missing, as in older files.
+    """
+
+    expected: str
+    accepts: Callable[[Any], bool]
+    may_lack: bool = False
+
+    def check(self, key: str, table: Mapping[str, Any], name: str) -> None:
+        """Check the value of a key of a component, model or token, which has a name for messages."""
+        value = table.get(key)
+        if not (self.may_lack and key not in table) and not self.accepts(value):
+            raise ValueError(f"{name}.{key} = {value!r:.60} in place of {self.expected}")
+
+    def or_none(self) -> "_Field":
+        """Return a field that may also be missing or null."""
+        return _Field(f"{self.expected} or null", lambda value: value is None or self.accepts(value), True)
 
 
-def parts_of(state: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a state's normalizer, pre-tokenizer, decoder or post-processor, in order, and those within sequences.
+def _is_pattern(value: Any) -> bool:
+    match value:
+        case {"String": str() as text, **others}:
+            return text != "" and not others
+        case {"Regex": str() as text, **others} if text and not others:
+            check_pattern(text)
+            return True
+    return False
+
+
+def _is_charsmap(value: Any) -> bool:
+    try:
+        content = base64.b64decode(value, validate=True) if isinstance(value, str) else None
+    except ValueError:
+        return False
+    return content is not None and read_charsmap(content) is not None
+
+
+def _is_token_and_id(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int
+
+
+def _one_of(*values: str) -> _Field:
+    return _Field(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
+
+
+def _number(least: int, most: int) -> _Field:
+    return _Field(f"a number from {least:,} to {most:,}", lambda value: type(value) is int and least <= value <= most)
+
+
+_PATTERN = _Field("a pattern with a String or a Regex", _is_pattern)
+_CHARSMAP = _Field("character rules in base64", _is_charsmap)
+_TOKEN_AND_ID = _Field("a token with its id", _is_token_and_id)
+_TEXT = _Field(
+    f"a text of at most {MAX_TOKEN_CHARACTERS:,} characters", lambda value: isinstance(value, str) and len(value) <= MAX_TOKEN_CHARACTERS
+)
+_CHARACTER = _Field("one character", lambda value: isinstance(value, str) and len(value) == 1)
+_FLAG = _Field("true or false", lambda value: type(value) is bool)
+_NEWER_FLAG = _FLAG._replace(may_lack=True)
+_BEHAVIOR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_LIST = _Field(f"a list of at most {MAX_PARTS} parts", lambda value: isinstance(value, list) and len(value) <= MAX_PARTS)
+_TABLE = _Field(f"a table of at most {MAX_PARTS} values", lambda value: isinstance(value, dict) and len(value) <= MAX_PARTS)
+_COUNT, _TOKEN_LENGTH = _number(0, 2**16), _number(1, MAX_TOKEN_CHARACTERS)
+
+_METASPACE = {
+    "replacement": _CHARACTER,
+    "prepend_scheme": _one_of("always", "first", "never")._replace(may_lack=True),
+    "split": _NEWER_FLAG,
+    "add_prefix_space": _NEWER_FLAG,
+    "str_rep": _CHARACTER._replace(may_lack=True),
+}
+_REPLACE = {"pattern": _PATTERN, "content": _TEXT}
+_BYTE_LEVEL = {"add_prefix_space": _FLAG, "trim_offsets": _FLAG, "use_regex": _NEWER_FLAG}
+_BERT_PROCESSING = {"sep": _TOKEN_AND_ID, "cls": _TOKEN_AND_ID}
+
+_COMPONENTS: dict[str, dict[str, dict[str, _Field]]] = {
+    "normalizer": {
+        **{name: {} for name in ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "ByteLevel")},
+        "Strip": {"strip_left": _FLAG, "strip_right": _FLAG},
+        "Prepend": {"prepend": _TEXT},
+        "Replace": _REPLACE,
+        "BertNormalizer": {
+            **dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), _FLAG),
+            "strip_accents": _FLAG.or_none(),
+        },
+        "Precompiled": {"precompiled_charsmap": _CHARSMAP},
+    },
+    "pre_tokenizer": {
+        **{name: {} for name in ("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "UnicodeScripts")},
+        "ByteLevel": _BYTE_LEVEL,
+        "Metaspace": _METASPACE,
+        "Split": {"pattern": _PATTERN, "behavior": _BEHAVIOR, "invert": _FLAG},
+        "Punctuation": {"behavior": _BEHAVIOR._replace(may_lack=True)},
+        "Digits": {"individual_digits": _FLAG},
+        "CharDelimiterSplit": {"delimiter": _CHARACTER},
+        "FixedLength": {"length": _TOKEN_LENGTH._replace(may_lack=True)},
+    },
+    "post_processor": {
+        "ByteLevel": _BYTE_LEVEL,
+        "BertProcessing": _BERT_PROCESSING,
+        "RobertaProcessing": {**_BERT_PROCESSING, "trim_offsets": _NEWER_FLAG, "add_prefix_space": _NEWER_FLAG},
+        "TemplateProcessing": {"single": _LIST, "pair": _LIST, "special_tokens": _TABLE},
+    },
+    "decoder": {
+        **{name: {} for name in ("ByteFallback", "Fuse")},
+        "ByteLevel": _BYTE_LEVEL,
+        "WordPiece": {"prefix": _TEXT, "cleanup": _FLAG},
+        "Metaspace": _METASPACE,
+        "BPEDecoder": {"suffix": _TEXT},
+        "Replace": _REPLACE,
+        "Strip": {"content": _CHARACTER, "start": _COUNT, "stop": _COUNT},
+        "CTC": {"pad_token": _TEXT, "word_delimiter_token": _TEXT, "cleanup": _FLAG},
+    },
+}
+"""Fields of each component by part of the tokenizer and type."""
+
+_MODELS: dict[str, dict[str, _Field]] = {
+    "BPE": {
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _NEWER_FLAG),
+        **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), _TEXT.or_none()),
+    },
+    "WordPiece": {
+        "unk_token": _TEXT,
+        "continuing_subword_prefix": _TEXT,
+        "max_input_chars_per_word": _number(1, _MAX_WORD_CHARACTERS),
+    },
+    "WordLevel": {"unk_token": _TEXT},
+    "Unigram": {"byte_fallback": _NEWER_FLAG},
+}
+"""Fields of each model apart from the vocabulary and merges."""
+
+_DROPOUT = _Field("0 (encoding must be reproducible)", lambda value: type(value) in (int, float) and value == 0).or_none()
+
+_ADDED_TOKEN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), _FLAG)
+_SEQUENCES = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors", "decoder": "decoders"}
+
+
+def check_state(state: Any, gaps: bool = True) -> dict[str, int]:
+    """Check a whole tokenizer, and return the ids of the pieces of its model.
+
+    Older forms are replaced in place by the present ones: a model without a type, merges as strings, no added tokens.
+
+    Args:
+        state: JSON value of the tokenizer.
+        gaps: accept ids of the model that are not 0 to n - 1, which published tokenizers may have.
 
     Raises:
-        CheckpointError: a part is not a table with a type.
+        ValueError: the value is none that the library can use in bounded time and memory. The message is a noun phrase.
     """
-    pending, n = [state.get(name)], 0
+    if not isinstance(state, dict):
+        raise ValueError(f"{state!r:.60} in place of a table with a model")
+    for name in _COMPONENTS:
+        for part in parts_of(state, name):
+            _check_part(part, name)
+        _check_growth(parts_of(state, name), name)
+    ids = _check_model(state.get("model"), gaps)
+    check_added_tokens(state.setdefault("added_tokens", []), ids)
+    return ids
+
+
+def parts_of(state: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a tokenizer's normalizer, pre-tokenizer, decoder or post-processor, in order, and those within sequences.
+
+    Raises:
+        ValueError: there are too many, or one is not a table with a type. The message is a noun phrase.
+    """
+    pending, n = [] if state.get(name) is None else [(state[name], 0)], 0
     while pending:
-        part = pending.pop()
-        if part is None:
-            continue
-        n += 1
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str) or n > MAX_PARTS:
-            raise CheckpointError(f"{name}: expected at most {MAX_PARTS} tables with a type, found {part!r:.60}")
+        (part, depth), n = pending.pop(), n + 1
+        if n > MAX_PARTS:
+            raise ValueError(f"a {name} with a sequence of more than {MAX_PARTS} parts")
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise ValueError(f"{part!r:.60} in place of a {name} with a type")
         if part["type"] == "Sequence":
-            listed = part.get(_LISTS[name])
-            if not isinstance(listed, list):
-                raise CheckpointError(f"{name}: expected a list {_LISTS[name]} in a sequence, found {listed!r:.60}")
-            pending += reversed(listed)
+            steps = part.get(_SEQUENCES[name])
+            if not isinstance(steps, list) or depth == _MAX_NESTED:
+                raise ValueError(f"a {name} with a sequence without a list of parts, or more than {_MAX_NESTED} nested sequences")
+            pending += [(step, depth + 1) for step in reversed(steps)]
         else:
             yield part
 
 
-def check_state(state: Any) -> dict[str, Any]:
-    """Return a state of the library if it is harmless.
+def _check_part(part: Mapping[str, Any], name: str) -> None:
+    """Check the fields of a part that is no sequence."""
+    if (fields := _COMPONENTS[name].get(part["type"])) is None:
+        raise ValueError(f"a {name} of type {part['type']!r:.60}")
+    for key, field in fields.items():
+        field.check(key, part, name)
+
+
+def _check_growth(parts: Iterator[Mapping[str, Any]], name: str) -> None:
+    """Check by which factor parts in order may lengthen a text: a hundred that double it would fill any memory."""
+    replacing, others = 1.0, 1
+    for part in parts:
+        others *= GROWTH.get(part["type"], 1)
+        if part["type"] == "Replace":
+            text, regex = part["pattern"].get("String", " "), part["pattern"].get("Regex")
+            replacing *= max(1.0, len(part["content"]) / len(text))
+            others *= 1 if regex is None or check_pattern(regex) else 2  # inserted between all characters
+    if replacing > MAX_GROWTH:
+        raise ValueError(f"a {name} with replacements that lengthen a text more than {MAX_GROWTH} times")
+    if others > _MAX_OTHER_GROWTH:
+        raise ValueError(f"a {name} that may lengthen a text more than {_MAX_OTHER_GROWTH:,} times")
+
+
+def _check_model(model: Any, gaps: bool) -> dict[str, int]:
+    """Check a model, and return the ids of its pieces."""
+    kind = model.setdefault("type", _legacy_type(model)) if isinstance(model, dict) else None
+    if not isinstance(kind, str) or kind not in _MODELS:
+        raise ValueError(f"a model of type {kind!r:.60} in place of {', '.join(_MODELS)}")
+    if kind == "WordPiece":
+        model.setdefault("max_input_chars_per_word", 100)
+    for key, field in (_MODELS[kind] | {"dropout": _DROPOUT}).items():
+        field.check(key, model, "model")
+    if kind == "Unigram":
+        return _check_unigram(model)
+    ids = check_ids(model.get("vocab"), gaps=gaps)
+    unknown = model.get("unk_token")
+    if not (unknown is None and kind == "BPE") and unknown not in ids:
+        raise ValueError(f"the unknown token {unknown!r:.60}, which is not in the vocabulary")
+    if kind == "BPE":
+        _check_merges(model, ids)
+    return ids
+
+
+def _legacy_type(model: Mapping[str, Any]) -> str | None:
+    """Return the type of a model of an older file, which does not name it."""
+    if "merges" in model:
+        return "BPE"
+    return "WordPiece" if "continuing_subword_prefix" in model else "Unigram" if isinstance(model.get("vocab"), list) else None
+
+
+def check_ids(vocab: Any, what: str = "vocabulary", gaps: bool = False) -> dict[str, int]:
+    """Return a vocabulary, of which each token has one of the ids 0 to n - 1.
+
+    Args:
+        vocab: a JSON value.
+        what: noun for the vocabulary in messages.
+        gaps: accept greater ids, too.
 
     Raises:
-        CheckpointError: it has another form, or the library might hang, crash or use unbounded memory with it.
+        ValueError: the value is no such vocabulary. The message is a noun phrase.
     """
-    if not isinstance(state, dict) or not isinstance(model := state.get("model"), dict) or _model_type(model) not in MODELS:
-        raise CheckpointError(f"expected a tokenizer of the tokenizers library with a model of type {', '.join(MODELS)}")
-    known = _check_pieces(model)
-    _check_model(model, known)
-    _check_added_tokens(state, known)
-    for name in ("normalizer", "decoder"):
-        growth = 1.0
-        for part in parts_of(state, name):
-            growth *= _growth(part, name)
-            if growth > MAX_GROWTH:
-                raise CheckpointError(f"{name}: expected replacements that lengthen a text at most {MAX_GROWTH} times, found more")
-    for part in parts_of(state, "pre_tokenizer"):
-        if part["type"] == "Split":
-            _check_regex(part.get("pattern"), "pre_tokenizer")
-        if part["type"] == "FixedLength" and not _is_id(part.get("length"), 1, MAX_TOKEN_CHARACTERS):
-            raise CheckpointError(f"pre_tokenizer: expected a length from 1 to {MAX_TOKEN_CHARACTERS:,}, found {part.get('length')!r:.60}")
-    list(parts_of(state, "post_processor"))
-    return state
+    if not isinstance(vocab, dict) or not 0 < len(vocab) <= MAX_VOCAB_SIZE:
+        raise ValueError(f"a {what} of {len(vocab) if isinstance(vocab, dict) else 0:,} tokens")
+    end = MAX_VOCAB_SIZE if gaps else len(vocab)
+    seen: set[int] = set()
+    for token, number in vocab.items():
+        if type(number) is not int or not 0 <= number < end:
+            raise ValueError(f"the id {number!r:.40} of token {token!r:.60} in a {what}, in place of 0 to {end - 1:,}")
+        if number in seen:
+            raise ValueError(f"the id {number:,} twice in a {what}")
+        if type(token) is not str or len(token) > MAX_TOKEN_CHARACTERS:
+            raise ValueError(f"a token of more than {MAX_TOKEN_CHARACTERS:,} characters, {token!r:.60}")
+        seen.add(number)
+    return vocab
 
 
-def _model_type(model: dict[str, Any]) -> str:
-    """Return the type of a model; files of early versions of the library lack it."""
-    vocab = model.get("vocab")
-    default = "Unigram" if isinstance(vocab, list) else "BPE" if "merges" in model else "WordPiece"
-    return str(model.setdefault("type", default))
+def _check_unigram(model: Mapping[str, Any]) -> dict[str, int]:
+    vocab, unknown = model.get("vocab"), model.get("unk_id")
+    if not isinstance(vocab, list) or not 0 < len(vocab) <= MAX_VOCAB_SIZE:
+        raise ValueError(f"a vocabulary of {len(vocab) if isinstance(vocab, list) else 0:,} pieces")
+    ids: dict[str, int] = {}
+    for number, item in enumerate(vocab):
+        if not isinstance(item, list) or len(item) != 2 or type(item[0]) is not str or type(item[1]) not in (int, float):
+            raise ValueError(f"{item!r:.60} as piece {number:,}, in place of a piece and its score")
+        token, score = item
+        if not abs(score) <= _MAX_SCORE:
+            raise ValueError(f"the score {score!r:.40} of piece {number:,} ({token!r:.60})")
+        if not 0 < len(token) <= MAX_TOKEN_CHARACTERS or ids.setdefault(token, number) != number:
+            raise ValueError(f"piece {number:,} ({token!r:.60}) twice, empty or of more than {MAX_TOKEN_CHARACTERS:,} characters")
+    if type(unknown) is not int or not 0 <= unknown < len(vocab):
+        raise ValueError(f"unk_id = {unknown!r:.40} of {len(vocab):,} pieces")
+    return ids
 
 
-def _is_id(value: Any, least: int = 0, end: int = MAX_VOCAB_SIZE) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < end
+def _check_merges(model: dict[str, Any], ids: Mapping[str, int]) -> None:
+    """Check merges, and write those of older files as lists in place of strings with a space."""
+    merges, prefix = model.get("merges"), model.get("continuing_subword_prefix") or ""
+    if not isinstance(merges, list) or len(merges) > MAX_VOCAB_SIZE:
+        raise ValueError(f"{merges!r:.60} in place of a list of at most {MAX_VOCAB_SIZE:,} merges")
+    model["merges"] = [merge.split(" ") if type(merge) is str else merge for merge in merges]
+    for rank, merge in enumerate(model["merges"], 1):
+        if type(merge) is not list or len(merge) != 2 or type(merge[0]) is not str or type(merge[1]) is not str or "" in merge:
+            raise ValueError(f"{merge!r:.60} as merge {rank:,}, in place of two pieces")
+        left, right = merge
+        if left not in ids or right not in ids or left + right.removeprefix(prefix) not in ids:
+            raise ValueError(f"merge {rank:,} ({left!r:.40} + {right!r:.40}) with a token that is not in the vocabulary")
+        if right == prefix:
+            raise ValueError(f"merge {rank:,} ({left!r:.40} + {right!r:.40}), which never ends")
+    if len(set(map(tuple, model["merges"]))) < len(merges):
+        raise ValueError("a merge twice")
 
 
-def _check_pieces(model: dict[str, Any]) -> dict[str, int]:
-    """Return the id of each piece of a model."""
-    vocab = model.get("vocab")
-    if model["type"] == "Unigram":
-        if not isinstance(vocab, list) or not all(isinstance(each, list) and len(each) == 2 for each in vocab):
-            raise CheckpointError("model.vocab: expected a list of pieces with scores")
-        for piece, score in vocab:
-            is_number = isinstance(score, int | float) and not isinstance(score, bool)
-            if not is_number or not math.isfinite(score) or abs(score) > 1e6:
-                raise CheckpointError(f"model.vocab: expected finite scores, found {score!r:.40} of {piece!r:.40}")
-        pairs = [(piece, number) for number, (piece, _) in enumerate(vocab)]
-    elif isinstance(vocab, dict):
-        pairs = list(vocab.items())
-    else:
-        raise CheckpointError("model.vocab: expected a table of pieces and ids")
-    for piece, number in pairs:
-        if not isinstance(piece, str) or len(piece) > MAX_TOKEN_CHARACTERS:
-            raise CheckpointError(f"model.vocab: expected pieces of at most {MAX_TOKEN_CHARACTERS:,} characters, found {piece!r:.60}")
-        if not _is_id(number):
-            raise CheckpointError(f"model.vocab: expected ids below {MAX_VOCAB_SIZE:,}, found {number!r:.40} of {piece!r:.40}")
-    if not pairs or len(pairs) > MAX_VOCAB_SIZE:
-        raise CheckpointError(f"model.vocab: expected 1 to {MAX_VOCAB_SIZE:,} pieces, found {len(pairs):,}")
-    known = dict(pairs)
-    if len(known) < len(pairs) or len(set(known.values())) < len(pairs):
-        raise CheckpointError("model.vocab: expected distinct pieces and ids, found duplicates")
-    return known
+def check_added_tokens(tokens: Any, ids: Mapping[str, int]) -> dict[str, int]:
+    """Return the ids of the vocabulary and of added tokens, which the library numbers in order.
 
+    Args:
+        tokens: added tokens, a JSON value.
+        ids: token ids of the model.
 
-def _check_model(model: dict[str, Any], known: dict[str, int]) -> None:
-    """Check the settings of a model."""
-    kind = model["type"]
-    if model.get("dropout"):
-        raise CheckpointError(f"model.dropout: expected none, since encoding must be reproducible, found {model['dropout']!r:.40}")
-    unknown = model.get("unk_token")
-    if kind in ("WordPiece", "WordLevel") and unknown not in known:
-        raise CheckpointError(f"model.unk_token: expected a piece of the vocabulary, found {unknown!r:.60}")
-    if kind == "Unigram" and not _is_id(model.get("unk_id"), end=len(known)):
-        raise CheckpointError(f"model.unk_id: expected the id of a piece, found {model.get('unk_id')!r:.60}")
-    if kind == "WordPiece" and not _is_id(model.setdefault("max_input_chars_per_word", 100), 1, _MAX_WORD_CHARACTERS + 1):
-        found = model["max_input_chars_per_word"]
-        raise CheckpointError(f"model.max_input_chars_per_word: expected 1 to {_MAX_WORD_CHARACTERS}, found {found!r:.40}")
-    if kind == "BPE":
-        merges = model.get("merges")
-        if not isinstance(merges, list) or len(merges) > MAX_VOCAB_SIZE:
-            raise CheckpointError(f"model.merges: expected a list of at most {MAX_VOCAB_SIZE:,} merges")
-        model["merges"] = [_merge(each, number) for number, each in enumerate(merges, 1)]
-        prefix = model.get("continuing_subword_prefix") or ""
-        for number, (left, right) in enumerate(model["merges"], 1):
-            if left not in known or right not in known or left + right.removeprefix(prefix) not in known:
-                raise CheckpointError(f"model.merges: expected merges of pieces into pieces, found {left!r:.40} + {right!r:.40} ({number})")
-        if len({(left, right) for left, right in model["merges"]}) < len(merges):
-            raise CheckpointError("model.merges: expected distinct merges, found duplicates")
-
-
-def _merge(value: Any, number: int) -> list[str]:
-    """Return the two pieces of a merge, which older files write as one string with a space."""
-    found = value.split(" ") if isinstance(value, str) else value
-    if not isinstance(found, list) or len(found) != 2 or not all(isinstance(piece, str) and piece for piece in found):
-        raise CheckpointError(f"model.merges: expected two pieces, found {value!r:.60} as merge {number}")
-    return found
-
-
-def _check_added_tokens(state: dict[str, Any], known: dict[str, int]) -> None:
-    """Check that added tokens collide neither with each other nor with the vocabulary."""
-    added = state.setdefault("added_tokens", [])
-    if not isinstance(added, list) or len(added) > MAX_VOCAB_SIZE:
-        raise CheckpointError("added_tokens: expected a list of tokens")
-    ids, owners = dict[str, int](), {number: piece for piece, number in known.items()}
-    for token in added:
+    Raises:
+        ValueError: the library would number a token otherwise. The message is a noun phrase.
+    """
+    if not isinstance(tokens, list) or len(tokens) > MAX_VOCAB_SIZE:
+        raise ValueError(f"{tokens!r:.60} in place of a list of added tokens")
+    all_ids, following, taken, seen = dict(ids), len(ids), set(ids.values()), set[str]()
+    for token in tokens:
         content = token.get("content") if isinstance(token, dict) else None
-        if not isinstance(content, str) or not 0 < len(content) <= MAX_TOKEN_CHARACTERS or not _is_id(token.get("id")):
-            raise CheckpointError(f"added_tokens: expected a content and an id below {MAX_VOCAB_SIZE:,}, found {token!r:.80}")
-        if content in ids or known.get(content, token["id"]) != token["id"] or owners.setdefault(token["id"], content) != content:
-            raise CheckpointError(f"added_tokens: expected distinct ids and contents, found {content!r:.40} with id {token['id']} again")
-        ids[content] = token["id"]
-
-
-def _growth(part: dict[str, Any], name: str) -> float:
-    """Return the factor by which a normalizer or decoder may lengthen a text."""
-    kind = part["type"]
-    if kind == "Replace":
-        content, pattern = part.get("content"), part.get("pattern")
-        if not isinstance(content, str):
-            raise CheckpointError(f"{name}: expected a replacement, found {content!r:.60}")
-        return max(1.0, len(content) / _check_regex(pattern, name))
-    if kind == "Prepend":
-        prefix = part.get("prepend")
-        if not isinstance(prefix, str) or len(prefix) > MAX_TOKEN_CHARACTERS:
-            raise CheckpointError(f"{name}: expected a prefix of at most {MAX_TOKEN_CHARACTERS:,} characters, found {prefix!r:.60}")
-    if kind == "Precompiled":
-        _check_charsmap(part.get("precompiled_charsmap"), name)
-    return 1.0
-
-
-def _check_regex(pattern: Any, where: str) -> int:
-    """Check a pattern, which is a string or a regular expression, and return the least number of characters that it replaces."""
-    if isinstance(pattern, dict) and len(pattern) == 1:
-        ((kind, text),) = pattern.items()
-        if isinstance(text, str) and text and kind == "String":
-            return len(text)
-        if isinstance(text, str) and text and kind == "Regex":
-            try:
-                check_pattern(text)
-            except ValueError as error:
-                raise CheckpointError(f"{where}: expected a regular expression without nested quantifiers, found {error}") from error
-            return 1
-    raise CheckpointError(f"{where}: expected a pattern with a String or a Regex, found {pattern!r:.60}")
-
-
-def _check_charsmap(value: Any, where: str) -> None:
-    """Check the table of a precompiled normalizer: the size of its trie, the trie, and strings that end with NUL."""
-    if not isinstance(value, str) or len(value) > MAX_CHARSMAP_CHARACTERS:
-        raise CheckpointError(f"{where}: expected a precompiled_charsmap of at most {MAX_CHARSMAP_CHARACTERS:,} characters")
-    try:
-        table = base64.b64decode(value, validate=True)
-        table[4 + int.from_bytes(table[:4], "little") :].decode()
-    except (binascii.Error, ValueError) as error:
-        raise CheckpointError(f"{where}: expected a precompiled_charsmap in base64 with UTF-8 strings ({error})") from error
-    n_trie = int.from_bytes(table[:4], "little")
-    strings = table[4 + n_trie :]
-    if len(table) < 8 or n_trie % 4 or 4 + n_trie > len(table) or max(map(len, strings.split(b"\0"))) > _MAX_CHARSMAP_ENTRY:
-        raise CheckpointError(f"{where}: expected a precompiled_charsmap of a trie and short strings, found damaged content")
-    if not _is_trie(table[4 : 4 + n_trie], strings):
-        raise CheckpointError(f"{where}: expected a precompiled_charsmap with a trie, found damaged content")
-
-
-def _is_trie(content: bytes, strings: bytes) -> bool:
-    """Return whether no walk through a double-array trie leaves it, and all its values are starts of strings.
-
-    A walk goes from the unit at q to q ^ offset ^ byte. The library does not check these indices.
-    """
-    units = np.frombuffer(content, "<u4").astype(np.int64)
-    nodes = np.flatnonzero(units < 2**31)
-    offsets = (units[nodes] >> 10) << ((units[nodes] & (1 << 9)) >> 6)
-    reached = nodes ^ offsets
-    if not len(units) or units[0] >= 2**31 or ((reached | 0xFF) >= len(units)).any():
-        return False
-    values = units[reached[(units[nodes] >> 8) & 1 == 1]] & (2**31 - 1)
-    if (values > len(strings)).any():
-        return False
-    text = np.frombuffer(strings + b"\0", np.uint8)
-    return not ((text[values] & 0xC0) == 0x80).any()
+        if not isinstance(content, str) or not 0 < len(content) <= MAX_TOKEN_CHARACTERS or content in seen:
+            raise ValueError(f"{token!r:.80} as added token, twice or without a content of 1 to {MAX_TOKEN_CHARACTERS:,} characters")
+        for key, field in _ADDED_TOKEN.items():
+            field.check(key, token, f"added token {content!r:.60}")
+        expected = ids.get(content, following)
+        if type(token.get("id")) is not int or token["id"] != expected:
+            raise ValueError(f"the id {token.get('id')!r:.40} of the added token {content!r:.60}, whose id is {expected:,}")
+        if expected >= MAX_VOCAB_SIZE or (content not in ids and expected in taken):
+            raise ValueError(f"the id {expected:,} of the added token {content!r:.60}, which another token has")
+        following += content not in ids
+        seen.add(content)
+        all_ids[content] = expected
+    return all_ids

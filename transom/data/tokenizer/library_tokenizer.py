@@ -72,12 +72,17 @@ class LibraryTokenizer:
         Raises:
             CheckpointError: the state is damaged, or harmful in a way that ``check_state`` describes.
         """
-        self.state, self.kind = check_state(copy.deepcopy(state)), kind
-        self.state |= {"truncation": None, "padding": None}
+        checked: Any = copy.deepcopy(state)
+        try:
+            check_state(checked)
+        except ValueError as error:
+            raise CheckpointError(f"expected a tokenizer that the tokenizers library can use safely, found {error}") from error
+        self.state: dict[str, Any] = checked | {"truncation": None, "padding": None}
+        self.kind = kind
         with _library_errors():
             self._library = tokenizers.Tokenizer.from_str(json.dumps(self.state))
         wrong = [each["content"] for each in self.state["added_tokens"] if self._library.token_to_id(each["content"]) != each["id"]]
-        if wrong:
+        if wrong:  # versions of the library differ in the ids of added tokens after a vocabulary with gaps
             raise CheckpointError(f"added_tokens: expected ids in the order of the list, found another id of {wrong[0]!r:.60}")
         with _library_errors():
             self.special_tokens = (

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from transom.data.tokenizer.library_state import check_added_tokens, check_state
 from transom.errors import CheckpointError
-from transom.exchange.tokenizer.library_checks import check_added_tokens, check_library, check_model
 from transom.exchange.tokenizer.library_json import Json, added_token
 from transom.exchange.tokenizer.sentencepiece_model import read_sentencepiece
 from transom.exchange.tokenizer.tokenizer_config import (
@@ -128,9 +128,9 @@ def _read(folder: Path, files: tuple[str, ...]) -> FolderTokenizer:
     roles = {role: text for role, text in roles.items() if f"{role}_token" not in config}
     roles |= {role: str(token["content"]) for role, token in named.items()}
     library, target, n_tokens = _read_library(folder, files, config, name, known, roles)
-    ids = check_library(library)
+    ids = check_state(library, gaps=False)
     if target is not None:
-        check_library(target)
+        check_state(target, gaps=False)
     added = [*declared_tokens(declared), *legacy_tokens(_read_object(folder, files, "added_tokens.json"), declared)]
     added += [named.get(role, {"content": roles[role]}) for role in ROLES if role in roles]
     added += extra_tokens(config)
@@ -209,21 +209,27 @@ def _read_marian(
 def _add_tokens(library: Json, ids: Mapping[str, int], tokens: list[Json]) -> dict[str, int]:
     """Add tokens that the tokenizer lacks, and return the ids of all tokens.
 
+    Args:
+        library: a checked tokenizer.
+        ids: ids of the pieces of its model, 0 to n - 1.
+        tokens: the tokens.
+
     Raises:
         ValueError: a token has another id than a file says. The message is a noun phrase.
     """
-    all_ids, listed = dict(ids), list[Json](library.get("added_tokens") or [])  # type: ignore[call-overload]
+    listed: list[Any] = list(library["added_tokens"])  # type: ignore[call-overload]
+    all_ids = check_added_tokens(listed, ids)
     present = {token["content"] for token in listed}
     for token in tokens:
         content = str(token["content"])
-        number = all_ids.setdefault(content, max(all_ids.values()) + 1)
+        number = all_ids.setdefault(content, len(all_ids))
         if token.get("id", number) != number:
             raise ValueError(f"the id {token['id']!r:.40} for the token {content!r:.60}, whose id is {number:,}")
         if content not in present:
             present.add(content)
             listed.append(added_token(number, content) | {key: value for key, value in token.items() if key != "id"})
     library["added_tokens"] = sorted(listed, key=lambda token: all_ids[str(token["content"])])
-    return check_added_tokens(library["added_tokens"], check_model(library["model"]))
+    return check_added_tokens(library["added_tokens"], ids)
 
 
 def _chat_template(folder: Path, files: tuple[str, ...], config: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ The library lower-cases each character alone. Python does so too except for the 
 from functools import cache
 from itertools import chain
 
-from transom.exchange.tokenizer.charsmap import character_class
+from transom.exchange.tokenizer.charsmap_convert import character_class
 from transom.exchange.tokenizer.library_json import Json, regex_replace
 
 _BLOCKS = (range(0x3400), range(0xA000, 0xAC00), range(0xD7FC, 0xD800), range(0xE000, 0x20000), range(0xE0000, 0xE1000))
@@ -22,7 +22,7 @@ def lowercase_normalizers() -> list[Json]:
     Letters that are newer than Python's version of Unicode are lower-cased by the library only.
     """
     cased, ignorable = _sigma_neighbors()
-    pattern = f"{cased}{ignorable}*\\K{_SIGMA}(?!{ignorable}*{cased})"
+    pattern = f"{cased}{ignorable}*+\\K{_SIGMA}(?!{ignorable}*{cased})"
     return [regex_replace(pattern, _FINAL_SIGMA), {"type": "Lowercase"}]
 
 

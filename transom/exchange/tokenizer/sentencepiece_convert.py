@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transom.data.tokenizer.split_patterns import MAX_PATTERN_CHARACTERS
 from transom.errors import CheckpointError
-from transom.exchange.tokenizer.charsmap import any_of_pattern, character_class, charsmap_normalizers
+from transom.exchange.tokenizer.charsmap_convert import any_of_pattern, character_class, charsmap_normalizers
 from transom.exchange.tokenizer.library_json import Json, added_token, quote, regex_replace, sequence, string_replace
 from transom.exchange.tokenizer.sentencepiece_model import CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePieceModel
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from transom.data.tokenizer.charsmap import Charsmap, read_charsmap
 from transom.errors import CheckpointError
-from transom.exchange.tokenizer.charsmap import Charsmap, read_charsmap
 from transom.exchange.tokenizer.protobuf import BYTES, FIXED32, VARINT, fields, signed
 from transom.files.limits import MAX_TOKEN_CHARACTERS, MAX_VOCAB_SIZE
 

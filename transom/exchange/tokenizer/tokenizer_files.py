@@ -26,7 +26,7 @@ from transom.data.tokenizer.special_tokens import (
 )
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError
-from transom.exchange.tokenizer.charsmap import character_class
+from transom.exchange.tokenizer.charsmap_convert import character_class
 from transom.exchange.tokenizer.library_json import Json, added_token, post_processor, quote, regex_replace, sequence
 from transom.exchange.tokenizer.lowercase import lowercase_normalizers
 from transom.files.atomic_io import json_bytes

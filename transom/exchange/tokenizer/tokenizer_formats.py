@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transom.exchange.tokenizer.library_checks import check_ids
+from transom.data.tokenizer.library_state import check_ids
 from transom.exchange.tokenizer.library_json import Json, added_token, sequence, template
 from transom.exchange.tokenizer.sentencepiece_convert import ConvertedModel, convert_sentencepiece
 from transom.exchange.tokenizer.sentencepiece_model import SentencePieceModel

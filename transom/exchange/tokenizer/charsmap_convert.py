@@ -1,95 +1,21 @@
-"""Character rules of SentencePiece: reading them, and the same result by normalizers of the ``tokenizers`` library.
-
-The rules are a map from strings to strings. At each position of a text, the longest string of the map is replaced; otherwise one character
-is kept. They are stored as a double array (Aoe 1989, in the layout of the Darts-clone library) and a block of results, which end in NUL.
-"""
+"""Convert the character rules of SentencePiece to normalizers of the ``tokenizers`` library with the same result."""
 
 import base64
-import struct
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from tokenizers import normalizers
 
+from transom.data.tokenizer.charsmap import Charsmap
 from transom.exchange.tokenizer.library_json import Json, regex_replace, string_replace
 
-_MAX_NODES = 2**20
-"""Maximum number of nodes to visit in a double array, whose nodes may share their continuations. The rules of NFKC have about half."""
-
-_MAX_KEY_BYTES = 64
 _MAX_REPLACEMENTS = 64
 _MAX_LEFT_OUT = 0.01
 """Maximum fraction of rules that are left out."""
 
 _UNIT, _PART = "\ufdd0", "\ufdd1"
 """Noncharacters that separate the units of a text, and the characters in a unit, while it is normalized."""
-
-
-@dataclass(frozen=True)
-class Charsmap:
-    """Character rules.
-
-    Attributes:
-        content: the stored form.
-        rules: replacement by string.
-    """
-
-    content: bytes
-    rules: dict[str, str]
-
-
-def read_charsmap(content: bytes) -> Charsmap:
-    """Read character rules from their stored form.
-
-    Raises:
-        ValueError: the content is damaged. The message is a noun phrase.
-    """
-    if len(content) < 4:
-        raise ValueError("character rules of fewer than 4 bytes")
-    (size,) = struct.unpack_from("<I", content)
-    if size % 4 or size == 0 or 4 + size > len(content):
-        raise ValueError(f"character rules with a table of {size:,} bytes in {len(content):,}")
-    units = struct.unpack_from(f"<{size // 4}I", content, 4)
-    results = content[4 + size :]
-    rules: dict[str, str] = {}
-    for key, at in _keys(units):
-        end = results.find(b"\0", at)
-        if at >= len(results) or end < 0:
-            raise ValueError(f"a character rule with the result {at:,} of {len(results):,} bytes")
-        try:
-            rules[key.decode()] = results[at:end].decode()
-        except UnicodeDecodeError as error:
-            raise ValueError("a character rule that is not UTF-8") from error
-    return Charsmap(content, rules)
-
-
-def _keys(units: tuple[int, ...]) -> Iterator[tuple[bytes, int]]:
-    """Yield each string of a double array and its value."""
-    below: dict[int, list[int]] = defaultdict(list)
-    for at, unit in enumerate(units):
-        if unit < 2**31 and unit & 0xFF:
-            below[at ^ unit & 0xFF].append(at)
-    n_visited = 0
-    pending = [(_offset(units[0]), b"")]
-    while pending:
-        base, key = pending.pop()
-        n_visited += 1
-        if n_visited > _MAX_NODES or len(key) > _MAX_KEY_BYTES:
-            raise ValueError("character rules that form a loop")
-        for at in below.get(base, ()):
-            unit, longer = units[at], key + bytes([units[at] & 0xFF])
-            next_base = at ^ _offset(unit)
-            if unit >> 8 & 1:
-                if next_base >= len(units):
-                    raise ValueError("damaged character rules")
-                yield longer, units[next_base] & 0x7FFFFFFF
-            pending.append((next_base, longer))
-
-
-def _offset(unit: int) -> int:
-    return unit >> 10 << ((unit & 0x200) >> 6)
 
 
 def charsmap_normalizers(charsmap: Charsmap) -> list[Json]:
