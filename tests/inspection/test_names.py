@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from tests.models.combinations import (
     ENCODERS,
     FAMILIES,
-    SET_ENCODERS,
     SET_TEXTS,
     SET_WRITERS,
     SIZES,
@@ -369,7 +368,7 @@ def test_the_families_of_every_row_are_those_that_have_it() -> None:
         parts = {name: fields[name] for name in SHARED if name in fields}
         shared += [parts] if parts not in shared else []
     networks += [SpectrogramTransformerConfig.model_validate(sounds | {"n_layers": 2, "d_ff": 9} | each) for each in COMPONENTS + shared]
-    for config in [*map(described, SET_WRITERS + SET_ENCODERS + texts), *networks]:
+    for config in [*map(described, SET_WRITERS + texts), *networks]:
         for each in list_names(config):
             met.setdefault((each.kind, each.quantity.name), set()).add(config.kind)
     expected = {(kind, row.name): set(families_of(kind, row)) for kind, rows in QUANTITIES.items() for row in rows}
