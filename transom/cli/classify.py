@@ -1,9 +1,8 @@
 """``transom classify``: classify texts, images or sounds, or score a classifier on labeled data."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -60,6 +59,36 @@ ABSTAIN = "abstain"
 NO_LABEL = "(no label)"
 """Printed for a text none of whose labels reaches its threshold."""
 
+
+class PairOptions(NamedTuple):
+    """Options of pairs of texts, one option per field.
+
+    Attributes:
+        second: second text of each input.
+        paired: whether a tab separates the texts of an input.
+    """
+
+    second: Annotated[
+        str | None, typer.Option("--second", metavar="TEXT", help="Second text of each input, for a model of pairs of texts.")
+    ] = None
+    paired: Annotated[bool, typer.Option("--paired", help="Read each input as two texts separated by a tab, for a model of pairs.")] = False
+
+    def as_text(self, line: str) -> "Text":
+        """Return an input as a text, or as a pair of texts.
+
+        Raises:
+            ConfigError: both options are given.
+            DataError: a pair has no tab, or several.
+        """
+        if not self.paired:
+            return line if self.second is None else (line, self.second)
+        if self.second is not None:
+            raise ConfigError("expected --second or --paired, found both; remove one")
+        if line.count("\t") != 1:
+            raise DataError(f"--paired: expected two texts separated by a tab, found {line!r:.80}; correct it, or leave --paired out")
+        return line.partition("\t")[::2]
+
+
 app = typer.Typer(add_completion=False)
 
 
@@ -73,13 +102,7 @@ def classify(
     ] = None,
     *,
     sources: InputOptions,
-    second: Annotated[
-        str | None,
-        typer.Option("--second", metavar="TEXT", help="Second text, which is read together with each of the texts, for a model of pairs."),
-    ] = None,
-    paired: Annotated[
-        bool, typer.Option("--paired", help="Read each input as a pair of texts, which are separated by a tab, for a model of pairs.")
-    ] = False,
+    pairs: PairOptions,
     labeled_data: Annotated[
         Path | None,
         typer.Option(
@@ -113,8 +136,6 @@ def classify(
         raise ConfigError("expected TEXT_OR_FILE, --input or --labeled-data, found several; give one of them")
     if abstain_below is not None and not 0 <= abstain_below <= 1:
         raise ConfigError(f"--abstain-below: expected a probability from 0 to 1, found {abstain_below:g}; give another")
-    if second is not None and paired:
-        raise ConfigError("expected --second or --paired, found both; remove one")
     check_output_path(html, [run, labeled_data, sources.input_file])
     with gc_frozen_imports():
         from transom.tasks.classification.command import MultiLabelClassifyCommand
@@ -122,35 +143,21 @@ def classify(
 
     classifier: ClassifyCommand = load_for("classify", run, precision)
     treatment, noun, is_limited = too_long or "truncate", classifier.NOUN, classifier.max_tokens is not None
-    of_pairs = {"--second": second, "--paired": paired or None}
     if not is_limited:
-        reject_options({"--too-long": too_long, **of_pairs, **given_options(columns)}, "a classifier of texts", f"a classifier of {noun}")
+        of_texts = {"--too-long": too_long, **given_options(pairs), **given_options(columns)}
+        reject_options(of_texts, "a classifier of texts", f"a classifier of {noun}")
     if isinstance(classifier, MultiLabelClassifyCommand):
         reject_options({"--abstain-below": abstain_below}, "a classifier of texts with one class each", "one of several labels per text")
     if labeled_data is not None:
-        reject_options(of_pairs, "texts", "--labeled-data")
+        reject_options(given_options(pairs), "texts", "--labeled-data")
         with edits_in_force(classifier, edit):
             metrics = _score(classifier, run, labeled_data, columns, treatment, abstain_below, as_json)
-        if html is not None:
-            _write_page(html, run, labeled_data, noun, metrics)
+        _write_page(html, run, labeled_data, noun, metrics)
         return
     reject_options({**given_options(columns), "--html": html}, "--labeled-data", "other inputs")
-    given = read_inputs(inputs, sources, "TEXT_OR_FILE", noun, names_files=not is_limited, reads_tabs=paired)
+    given = read_inputs(inputs, sources, "TEXT_OR_FILE", noun, names_files=not is_limited, reads_tabs=pairs.paired)
     with edits_in_force(classifier, edit):
-        _predict(classifier, run, given, partial(_as_text, second, paired), treatment, abstain_below, as_json)
-
-
-def _as_text(second: str | None, is_paired: bool, line: str) -> "Text":
-    """Return an input as a text, or as a pair of texts.
-
-    Raises:
-        DataError: the line of a pair has no tab, or several.
-    """
-    if not is_paired:
-        return line if second is None else (line, second)
-    if line.count("\t") != 1:
-        raise DataError(f"--paired: expected two texts separated by a tab, found {line!r:.80}; correct it, or leave --paired out")
-    return line.partition("\t")[::2]
+        _predict(classifier, run, given, pairs.as_text, treatment, abstain_below, as_json)
 
 
 def _predict(
@@ -260,7 +267,10 @@ def _multi_label_lines(metrics: "MultiLabelMetrics", noun: str) -> Iterator[str]
     yield from ("", shown.summary_sentence(metrics, noun))
 
 
-def _write_page(html: Path, run: Path, data: Path, noun: str, metrics: "ClassificationMetrics | MultiLabelMetrics") -> None:
+def _write_page(html: Path | None, run: Path, data: Path, noun: str, metrics: "ClassificationMetrics | MultiLabelMetrics") -> None:
+    """Write the page of the metrics, if a file is given."""
+    if html is None:
+        return
     from transom.files.atomic_io import write_file
     from transom.inspection.pages.classification_section import classification_page
 

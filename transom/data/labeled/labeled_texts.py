@@ -129,11 +129,11 @@ def read_labeled_texts(files: LabeledFilesConfig, root: Path, multi_label: bool 
         multi_label, notes = True, (*notes, "the labels are arrays: a text has any number of labels")
     if multi_label is None:
         _reject_separators(path, labels)
-    expected = "two texts and their class" if is_paired else "a text and its class"
+    problem = "expected two texts and their class, found no" if is_paired else "expected a text and its class, found no"
     for line, text, *other, label in zip(table.lines, texts, *second, labels, strict=True):
         blank = [what for what, cell in (("text", text), *(("second text", each) for each in other)) if not cell.strip()]
         if missing := blank or ([] if label or multi_label else ["class"]):
-            raise DataError(f"{path}:{line}: expected {expected}, found no {missing[0]}; remove the line")
+            raise DataError(f"{path}:{line}: {problem} {missing[0]}; remove the line")
     if multi_label:
         labels = [LABEL_SEPARATOR.join(split_labels(label)) for label in labels]
     return LabeledTexts(texts, labels, str(path), table.lines, notes, bool(multi_label), second[0] if is_paired else None)
