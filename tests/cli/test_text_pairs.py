@@ -9,6 +9,7 @@ from tests.cli.conftest import Call, sets
 from tests.cli.test_encoders import TINY
 from transom.checkpoints.run_folder import RunFolder
 from transom.cli.main import main
+from transom.config.recipe import load_recipe
 from transom.decoding.predictors.classifier import Classifier
 from transom.tasks.load import load
 
@@ -67,7 +68,7 @@ def test_a_pair_is_classified_in_each_way(run: Path, data: Path, transom: Call, 
 
 def test_labeled_pairs_are_read_as_in_training(run: Path, data: Path, transom: Call, tmp_path: Path) -> None:
     found = transom("classify", run, "--labeled-data", data, "--json").json
-    assert found["n"] == 60 and all(each["item"].count("\t") == 1 for each in found["errors"])
+    assert found["n"] == 60 and all(each["item"].count(" [SEP] ") == 1 for each in found["errors"])
     (tmp_path / "plain.tsv").write_text(_shared_words(20))
     other = transom(
         "classify", run, "--labeled-data", tmp_path / "plain.tsv", "--second-field", "1", "--no-header", "--text-field", "0", "--json"
@@ -76,7 +77,8 @@ def test_labeled_pairs_are_read_as_in_training(run: Path, data: Path, transom: C
     assert transom("compare", run, run, "--labeled-data", data, "--json").json["n_only_a_right"] == 0
     record = RunFolder.open(run).metrics.read()
     samples = next(each["samples"] for each in reversed(record) if "samples" in each)
-    assert samples and all(each["text"].count("\t") == 1 for each in samples)
+    assert "--second" in load_recipe(run / "recipe.toml")[0].example[0]
+    assert samples and all(each["text"].count(" [SEP] ") == 1 for each in samples)
 
 
 @pytest.mark.parametrize(

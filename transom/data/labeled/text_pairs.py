@@ -33,8 +33,8 @@ TokenRow = Sequence[int] | TokenPair
 
 
 def join_pair(text: Text) -> str:
-    """Return a text, or both texts of a pair separated by a tab, for messages and as a key."""
-    return text if isinstance(text, str) else "\t".join(text)
+    """Return a text, or both texts of a pair separated by ``[SEP]`` as in the paper, for messages and as a key."""
+    return text if isinstance(text, str) else " [SEP] ".join(text)
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[TokenRow]:

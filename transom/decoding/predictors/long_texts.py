@@ -47,11 +47,9 @@ def split_windows(rows: Sequence[TokenRow], max_seq_len: int, special: SpecialTo
     long_rows = [number for number, row in enumerate(rows) if len(row) > most[number]]
     if long_rows and too_long == "refuse":
         number = long_rows[0]
-        others = "'truncate'" if isinstance(rows[number], TokenPair) else "'truncate' or 'window'"
-        raise DataError(
-            f"text {number + 1}: expected at most {most[number]:,} tokens, found {len(rows[number]):,}; shorten the text, or set"
-            f" too_long to {others}"
-        )
+        of_single = "shorten the text, or set too_long to 'truncate' or 'window'"
+        advice = "shorten the text, or set too_long to 'truncate'" if isinstance(rows[number], TokenPair) else of_single
+        raise DataError(f"text {number + 1}: expected at most {most[number]:,} tokens, found {len(rows[number]):,}; {advice}")
     if too_long == "window":
         starts = [range(0, max(len(row), 1), n) for row, n in zip(single, most, strict=True)]
         windows: list[TokenRow] = [

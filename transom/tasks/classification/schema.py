@@ -121,3 +121,10 @@ class ClassificationRecipe(TextRecipe):
     )
     training: ClassificationTrainingConfig = Field(ClassificationTrainingConfig(), description="training settings")
     decoding: TextInferenceConfig = Field(TextInferenceConfig(), description="inference settings")
+
+    @property
+    def example(self) -> tuple[str, str]:
+        """``EXAMPLE``, with a second text if the recipe reads pairs."""
+        if self.data.train is None or self.data.train.second_field is None:
+            return self.EXAMPLE
+        return '"A text" --second "Another text"', '[("A text", "Another text")]'
