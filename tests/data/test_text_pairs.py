@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from transom.config.data import LabeledFilesConfig, TokenizerConfig
+from transom.data.batch import MultiLabelTextBatch
 from transom.data.labeled.labeled_texts import LabeledTextLoader, LabeledTexts, apply_word_dropout, load_labeled_texts, read_labeled_texts
 from transom.data.labeled.text_pairs import TokenPair, n_tokens, surround, truncate
 from transom.data.pairs.pairs import fingerprint
@@ -136,6 +137,13 @@ def test_an_epoch_shows_each_pair_once(word_dropout: float) -> None:
             break
     whole = [" ".join(pair) for pair in zip(FIRSTS, SECONDS, strict=True)]
     assert len(seen) == 60 and ([seen[i] for i in range(60)] == whole) == (word_dropout == 0)
+
+
+def test_pairs_may_have_any_number_of_labels() -> None:
+    data = LabeledTexts(FIRSTS, [("", "no|yes")[i % 2] for i in range(60)], "here", multi_label=True, second=SECONDS)
+    _, (batch,) = next(loader(data).batches_from(0))
+    assert isinstance(batch, MultiLabelTextBatch) and batch.source.tokens.shape[1] == 8
+    assert batch.labels.tolist() == [[i % 2] * 2 for i in batch.sample_ids]
 
 
 def test_what_is_too_long_is_cut_or_left_out() -> None:

@@ -1,5 +1,6 @@
 """Pairs of texts by an imported classifier against the transformers library: token ids, token types, truncation and logits."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ import transformers
 import transom
 from tests.agreement.published_tokenizers import corpus
 from tests.exchange.published_folders import FOLDERS
-from tests.tiers import every
 from transom.data.labeled.labeled_texts import labeled_text_batches
 from transom.data.labeled.text_pairs import encode_texts
 from transom.decoding.predictors.classifier import Classifier
@@ -22,7 +22,7 @@ NAMES = ("bert-classes", "roberta-classes", "distilbert-classes")
 """The first has two token types, the second uses only one, the third has none."""
 
 
-@pytest.fixture(scope="module", params=every(1, NAMES, long=2))
+@pytest.fixture(scope="module", params=NAMES)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Classifier, Any, Any]:
     """Return an imported classifier, and the library's tokenizer and model."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -83,3 +83,18 @@ def test_mistakes(both: tuple[Classifier, Any, Any]) -> None:
         classifier.classify(["it", PAIRS[-1]], too_long="refuse")
     with pytest.raises(DataError, match=r"text 2: expected a text or a pair \(first, second\) of texts, found \('a', 'b', 'c'\)"):
         classifier.classify(["it", ("a", "b", "c")])  # type: ignore[list-item]
+
+
+@pytest.mark.long
+def test_an_import_is_fine_tuned_on_pairs(tmp_path: Path) -> None:
+    (published,) = (each for each in FOLDERS if each.case == "bert-masked")
+    import_folder(published.save(tmp_path / "theirs"), tmp_path / "run")
+    lines = "".join(f"{first}\t{second}\t{number % 2}\n" for number, (first, second) in enumerate(PAIRS[:20]))
+    (tmp_path / "pairs.tsv").write_text(lines, encoding="utf-8")
+    data = {"labeled_data": tmp_path / "pairs.tsv", "second_field": 1, "header": False}
+    fields = {"training.max_steps": 2, "training.validate_every": 2, "training.batch_tokens": 256}
+    transom.train("text-classes", tmp_path / "tuned", fields, init_from=tmp_path / "run", progress=False, **data)  # type: ignore[arg-type]
+    classifier = transom.load(tmp_path / "tuned", kind=Classifier)
+    types = classifier.model.embedding.token_types
+    before = transom.load(tmp_path / "run").model.embedding.token_types
+    assert types is not None and (types.weight - before.weight).abs().amax(1).gt(0).tolist() == [True, True]
