@@ -37,6 +37,17 @@ def classifier() -> TextClassifier:
     return TextClassifier(set=TINY, random_state=3).fit(TEXTS, LABELS)
 
 
+def test_pairs_of_texts() -> None:
+    pairs = [(text, text[::-1]) for text in TEXTS]
+    classifier = TextClassifier(set=SHORT, random_state=3).fit([list(pair) for pair in pairs], LABELS)
+    both, first = classifier.predict_proba(pairs), classifier.predict_proba(TEXTS)
+    assert both.shape == first.shape == (24, 2) and np.abs(both - first).max() > 1e-4
+    with pytest.raises(DataError, match="expected only texts or only pairs of texts to train on, found both"):
+        TextClassifier(set=SHORT).fit([*pairs[:12], *TEXTS[12:]], LABELS)
+    with pytest.raises(DataError, match="X: expected texts, found tuple in row 0"):
+        classifier.predict([("a", "b", "c")])
+
+
 def test_a_classifier_learns_and_predicts(classifier: TextClassifier) -> None:
     assert classifier.classes_.tolist() == ["neg", "pos"]
     assert classifier.predict(["good x", "awful y"]).tolist() == ["pos", "neg"] and classifier.score(TEXTS, LABELS) == 1

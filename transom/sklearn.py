@@ -5,8 +5,9 @@
     classifier = TextClassifier(minutes=5).fit(texts, labels)
     classifier.predict_proba(["A film to remember."])
 
-The input of an estimator is a list of strings. Both estimators work in ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``. A fitted
-estimator can be pickled. The pickle contains the files of its run folder (safetensors, JSON, TOML) as bytes.
+The input of an estimator is a list of strings, for ``TextClassifier`` also of pairs ``(first, second)`` of strings. Both estimators work in
+``Pipeline``, ``GridSearchCV`` and ``cross_val_score``. A fitted estimator can be pickled. The pickle contains the files of its run folder
+(safetensors, JSON, TOML) as bytes.
 """
 
 import json
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from transom.checkpoints.run_files import ADAPTER, BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS
+from transom.data.labeled.text_pairs import Text
 from transom.errors import ConfigError, DataError
 from transom.tasks.load import load, load_embedder
 from transom.tasks.train import train
@@ -144,17 +146,20 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         self.progress = progress
         self.random_state = random_state
 
-    def fit(self, X: Iterable[str], y: ArrayLike) -> Self:
-        """Train the classifier on the texts ``X`` and their classes ``y``.
+    def fit(self, X: Iterable[Text], y: ArrayLike) -> Self:
+        """Train the classifier on the texts ``X``, or pairs of texts, and their classes ``y``.
 
         Raises:
-            DataError: the texts are not strings, differ in number from the classes, or are all of one class.
+            DataError: the texts are not strings or pairs, differ in number from the classes, or are all of one class.
             TransomError: the recipe is invalid or does not train a text classifier.
         """
         if y is None:
             raise DataError("y: TextClassifier requires y to be passed, but the target y is None; give a class for each text")
         check_classification_targets(y)
-        texts, labels = check_texts(X), column_or_1d(y, warn=True)
+        texts, labels = check_texts(X, with_pairs=True), column_or_1d(y, warn=True)
+        is_paired = not isinstance(texts[0], str)
+        if any(isinstance(text, str) == is_paired for text in texts):
+            raise DataError("X: expected only texts or only pairs of texts to train on, found both; give one kind")
         if len(labels) != len(texts):
             raise DataError(f"y: expected a class for each of {len(texts)} texts, found {len(labels)}")
         self.classes_, numbers = np.unique(labels, return_inverse=True)
@@ -164,24 +169,25 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         training, held_out = split(numbers, self.validation_fraction, seed)
         names = class_names(self.classes_)
         with TemporaryDirectory(prefix="transom-") as scratch:
-            arguments: dict[str, Any] = {"multi_label": False} | ({} if self.init_from is None else {"init_from": self.init_from})
+            optional = {"init_from": self.init_from, "second_field": "second" if is_paired else None}
+            arguments: dict[str, Any] = {"multi_label": False} | {name: value for name, value in optional.items() if value is not None}
             for argument, rows in (("labeled_data", training), ("valid_labeled_data", held_out)):
                 arguments[argument] = Path(scratch) / f"{argument}.jsonl"
-                lines = (json.dumps({"text": texts[row], "label": names[numbers[row]]}) for row in rows)
+                lines = (json.dumps({**_record(texts[row]), "label": names[numbers[row]]}) for row in rows)
                 arguments[argument].write_text("".join(f"{line}\n" for line in lines), "utf-8")
             self._train(arguments, seed)
         return self
 
-    def predict(self, X: Iterable[str]) -> NDArray[Any]:
-        """Return the most probable class of each text."""
+    def predict(self, X: Iterable[Text]) -> NDArray[Any]:
+        """Return the most probable class of each text, or pair of texts."""
         probabilities = self.predict_proba(X)
         predicted: NDArray[Any] = self.classes_[probabilities.argmax(1)]
         return predicted
 
-    def predict_proba(self, X: Iterable[str]) -> NDArray[np.float64]:
+    def predict_proba(self, X: Iterable[Text]) -> NDArray[np.float64]:
         """Return the probability of each class for each text, (texts, classes). The columns are ordered as in ``classes_``."""
         model = self._model
-        found: NDArray[np.float64] = model.predict_proba(check_texts(X))
+        found: NDArray[np.float64] = model.predict_proba(check_texts(X, with_pairs=True))
         columns = {name: column for column, name in enumerate(model.classes_.tolist())}
         return found[:, [columns[name] for name in class_names(self.classes_)]]
 
@@ -269,8 +275,12 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         return np.array([f"textembedder{column}" for column in range(n_columns)], dtype=object)
 
 
-def check_texts(X: Any) -> list[str]:
-    """Return the texts ``X`` as a list of strings.
+def _record(text: Text) -> dict[str, str]:
+    return {"text": text} if isinstance(text, str) else {"text": text[0], "second": text[1]}
+
+
+def check_texts(X: Any, with_pairs: bool = False) -> list[Any]:
+    """Return the texts ``X`` as a list of strings, and pairs of texts as tuples if they are allowed.
 
     Raises:
         DataError: ``X`` is a single string or a sparse matrix, contains something other than strings, or is empty.
@@ -281,11 +291,12 @@ def check_texts(X: Any) -> list[str]:
         raise DataError("X: sparse input is not supported: expected a list of texts, found a sparse matrix; pass the texts themselves")
     texts = list(X)
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
+        is_pair = isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(each, str) for each in text)
+        if not (isinstance(text, str) or (with_pairs and is_pair)):
             raise DataError(f"X: expected texts, found {type(text).__name__} in row {number}; make a string of each row")
     if not texts:
         raise DataError("X: expected at least one text, found none")
-    return [str(text) for text in texts]
+    return [str(text) if isinstance(text, str) else (str(text[0]), str(text[1])) for text in texts]
 
 
 def class_names(classes: NDArray[Any]) -> list[str]:

@@ -1,8 +1,8 @@
 """``transom classify``: classify texts, images or sounds, or score a classifier on labeled data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -26,6 +26,7 @@ from transom.config.task_registry import list_task_help
 from transom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from transom.data.labeled.text_pairs import Text
     from transom.decoding.predictors.class_metrics import ClassificationMetrics
     from transom.decoding.predictors.classifier import ClassPrediction
     from transom.decoding.predictors.long_texts import LongTextPolicy
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 EXAMPLES = """
 transom classify runs/languages "¿Dónde está la casa?"
 transom classify runs/sst2 --input reviews.txt --json
+transom classify runs/nli "A man sleeps." --second "Somebody is awake."
+transom classify runs/nli --paired --input pairs.txt
 transom classify runs/sst2 --labeled-data dev.tsv
 transom classify runs/sst2 --labeled-data dev.csv --text-field review --label-field stars
 transom classify runs/sst2 --labeled-data dev.tsv --html dev.html
@@ -56,6 +59,36 @@ ABSTAIN = "abstain"
 NO_LABEL = "(no label)"
 """Printed for a text none of whose labels reaches its threshold."""
 
+
+class PairOptions(NamedTuple):
+    """Options of pairs of texts, one option per field.
+
+    Attributes:
+        second: second text of each input.
+        paired: whether a tab separates the texts of an input.
+    """
+
+    second: Annotated[
+        str | None, typer.Option("--second", metavar="TEXT", help="Second text of each input, for a model of pairs of texts.")
+    ] = None
+    paired: Annotated[bool, typer.Option("--paired", help="Read each input as two texts separated by a tab, for a model of pairs.")] = False
+
+    def as_text(self, line: str) -> "Text":
+        """Return an input as a text, or as a pair of texts.
+
+        Raises:
+            ConfigError: both options are given.
+            DataError: a pair has no tab, or several.
+        """
+        if not self.paired:
+            return line if self.second is None else (line, self.second)
+        if self.second is not None:
+            raise ConfigError("expected --second or --paired, found both; remove one")
+        if line.count("\t") != 1:
+            raise DataError(f"--paired: expected two texts separated by a tab, found {line!r:.80}; correct it, or leave --paired out")
+        return line.partition("\t")[::2]
+
+
 app = typer.Typer(add_completion=False)
 
 
@@ -69,6 +102,7 @@ def classify(
     ] = None,
     *,
     sources: InputOptions,
+    pairs: PairOptions,
     labeled_data: Annotated[
         Path | None,
         typer.Option(
@@ -110,33 +144,41 @@ def classify(
     classifier: ClassifyCommand = load_for("classify", run, precision)
     treatment, noun, is_limited = too_long or "truncate", classifier.NOUN, classifier.max_tokens is not None
     if not is_limited:
-        reject_options({"--too-long": too_long, **given_options(columns)}, "a classifier of texts", f"a classifier of {noun}")
+        of_texts = {"--too-long": too_long, **given_options(pairs), **given_options(columns)}
+        reject_options(of_texts, "a classifier of texts", f"a classifier of {noun}")
     if isinstance(classifier, MultiLabelClassifyCommand):
         reject_options({"--abstain-below": abstain_below}, "a classifier of texts with one class each", "one of several labels per text")
     if labeled_data is not None:
+        reject_options(given_options(pairs), "texts", "--labeled-data")
         with edits_in_force(classifier, edit):
             metrics = _score(classifier, run, labeled_data, columns, treatment, abstain_below, as_json)
-        if html is not None:
-            _write_page(html, run, labeled_data, noun, metrics)
+        _write_page(html, run, labeled_data, noun, metrics)
         return
     reject_options({**given_options(columns), "--html": html}, "--labeled-data", "other inputs")
-    given = read_inputs(inputs, sources, "TEXT_OR_FILE", noun, names_files=not is_limited)
+    given = read_inputs(inputs, sources, "TEXT_OR_FILE", noun, names_files=not is_limited, reads_tabs=pairs.paired)
     with edits_in_force(classifier, edit):
-        _predict(classifier, run, given, treatment, abstain_below, as_json)
+        _predict(classifier, run, given, pairs.as_text, treatment, abstain_below, as_json)
 
 
 def _predict(
-    classifier: "ClassifyCommand", run: Path, inputs: Inputs, too_long: "LongTextPolicy", abstain_below: float | None, as_json: bool
+    classifier: "ClassifyCommand",
+    run: Path,
+    inputs: Inputs,
+    as_text: Callable[[str], "Text"],
+    too_long: "LongTextPolicy",
+    abstain_below: float | None,
+    as_json: bool,
 ) -> None:
-    """Print a prediction for each input."""
+    """Print a prediction for each input, which ``as_text`` turns into a text or a pair of texts."""
     noun, is_limited = classifier.NOUN, classifier.max_tokens is not None
     n_too_long = n_dropped_tokens = 0
 
     def answer(items: list[str], notify: Any) -> list[Answer]:
         nonlocal n_too_long, n_dropped_tokens
         answers = list[Answer]()
-        for item, found in zip(items, classifier.classify(items, too_long, notify), strict=True):
-            key = {classifier.KEY: item}
+        texts = [*map(as_text, items)]
+        for item, text, found in zip(items, texts, classifier.classify(texts, too_long, notify), strict=True):
+            key = {classifier.KEY: item} if isinstance(text, str) else {classifier.KEY: text[0], "second": text[1]}
             if isinstance(found, DataError):
                 answers.append(Answer({**key, "error": str(found)}, (), str(found)))
                 continue
@@ -145,8 +187,8 @@ def _predict(
             answers.append(_answer(key, "" if is_limited else f"{item}\t", found, abstain_below, is_limited))
         return answers
 
-    answered = answer_inputs(inputs, answer, run=run, noun=noun, as_json=as_json)
-    if is_limited and (n_empty := sum(not text.strip() for text in answered)):
+    answered = [*map(as_text, answer_inputs(inputs, answer, run=run, noun=noun, as_json=as_json))]
+    if is_limited and (n_empty := sum(not all(map(str.strip, [text] if isinstance(text, str) else text)) for text in answered)):
         print_note(f"warning: {n_empty:,} of {len(answered):,} {noun} are empty: their class says nothing")
     if not as_json:
         _note_truncation(classifier, n_too_long, len(answered), too_long, n_dropped_tokens)
@@ -225,7 +267,10 @@ def _multi_label_lines(metrics: "MultiLabelMetrics", noun: str) -> Iterator[str]
     yield from ("", shown.summary_sentence(metrics, noun))
 
 
-def _write_page(html: Path, run: Path, data: Path, noun: str, metrics: "ClassificationMetrics | MultiLabelMetrics") -> None:
+def _write_page(html: Path | None, run: Path, data: Path, noun: str, metrics: "ClassificationMetrics | MultiLabelMetrics") -> None:
+    """Write the page of the metrics, if a file is given."""
+    if html is None:
+        return
     from transom.files.atomic_io import write_file
     from transom.inspection.pages.classification_section import classification_page
 

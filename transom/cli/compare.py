@@ -8,7 +8,9 @@ import typer
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import (
     CompareTooLong,
+    LabeledColumns,
     PairFiles,
+    SecondFieldOption,
     TargetLanguageOption,
     TextFileOptions,
     column_option,
@@ -46,6 +48,7 @@ def compare(
     labeled_data: Annotated[
         Path | None, typer.Option("--labeled-data", metavar="PATH", help="Labeled data to compare classifiers on, as for transom classify.")
     ] = None,
+    second_field: SecondFieldOption = None,
     label_field: Annotated[str | None, column_option("label", "class")] = None,
     to: TargetLanguageOption = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compute BLEU on lower-cased text.")] = False,
@@ -86,7 +89,7 @@ def compare(
     for options, data in (
         (of_pairs, (PAIRS,)),
         (of_texts, (TEXT,)),
-        ({"--label-field": label_field}, (LABELED_DATA,)),
+        ({"--second-field": second_field, "--label-field": label_field}, (LABELED_DATA,)),
         ({"--text-field": text_files.text_field}, (TEXT, LABELED_DATA)),
         ({"--header": files.header}, (PAIRS, LABELED_DATA)),
         ({"--resamples": samples, "--seed": seed}, (PAIRS, TEXT)),
@@ -100,7 +103,7 @@ def compare(
         comparisons.compare_language_models(runs, text_files, too_long_policy(too_long, ("window", "refuse"), kind), *bootstrap)
     else:
         assert labeled_data is not None
-        columns = {"text_field": text_files.text_field, "label_field": label_field, "header": files.header}
+        columns = LabeledColumns(text_files.text_field, second_field, label_field, files.header)._asdict()
         _check_columns(runs, columns, too_long, kind)
         treatment = too_long_policy(too_long, ("truncate", "window", "refuse"), kind)
         comparisons.compare_classifiers(runs, labeled_data, columns, treatment, as_json)

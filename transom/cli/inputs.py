@@ -78,7 +78,9 @@ class Inputs(NamedTuple):
 PROMPT_HELP = "the arrow keys edit a line and recall earlier ones; /exit or Ctrl-D ends; --help lists the options of the command"
 
 
-def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument: str, noun: str, names_files: bool = False) -> Inputs:
+def read_inputs(
+    arguments: Sequence[str] | None, options: InputOptions, argument: str, noun: str, names_files: bool = False, reads_tabs: bool = False
+) -> Inputs:
     """Read the inputs of a command from its arguments, from ``--input`` or from standard input.
 
     Args:
@@ -87,6 +89,7 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
         argument: name of the argument in the help, for messages.
         noun: plural noun for the inputs, such as "sentences".
         names_files: whether the inputs are names of files by right.
+        reads_tabs: whether tabs separate the texts of an input, as in a table.
 
     Raises:
         ConfigError: both arguments and ``--input`` are given.
@@ -103,7 +106,7 @@ def read_inputs(arguments: Sequence[str] | None, options: InputOptions, argument
         return Inputs(argument, [check_text(text, argument) for text in arguments])
     if options.input_file is not None:
         lines = read_lines(options.input_file)
-        if is_table(options.input_file):
+        if is_table(options.input_file) and not reads_tabs:
             print_note(
                 f"warning: {options.input_file} looks like a table, but each whole line is read as one of the {noun}; write a file with one"
                 " per line if that is not meant"

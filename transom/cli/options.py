@@ -129,6 +129,14 @@ def column_option(name: str, what: str) -> Any:
 
 
 TextFieldOption = Annotated[str | None, column_option("text", "text")]
+SecondFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        "--second-field",
+        metavar="NAME",
+        help="Column of the second text of pairs, by name or index from 0. Default: that of the training data, or none: single texts.",
+    ),
+]
 HeaderOption = Annotated[
     bool | None,
     typer.Option(
@@ -164,8 +172,8 @@ EvaluateTooLong = Annotated[
 ClassifyTooLong = Annotated[
     Literal["truncate", "window", "refuse"] | None,
     _too_long_option(
-        "truncate (read only the beginning), window (average the probabilities of windows) or refuse (stop with an error)."
-        " Default: truncate. Text models only."
+        "truncate (read only the beginning), window (average the probabilities of windows; not for pairs of texts) or refuse"
+        " (stop with an error). Default: truncate, pairs from the end of the longer text. Text models only."
     ),
 ]
 EmbedTooLong = Annotated[
@@ -363,11 +371,13 @@ class LabeledColumns(NamedTuple):
 
     Attributes:
         text_field: column of the text, by name or index.
+        second_field: column of the second text of pairs, by name or index.
         label_field: column of the class, by name or index.
         header: whether the first line of the table is a header.
     """
 
     text_field: TextFieldOption = None
+    second_field: SecondFieldOption = None
     label_field: Annotated[str | None, column_option("label", "class")] = None
     header: HeaderOption = None
 

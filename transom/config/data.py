@@ -276,11 +276,19 @@ class TextDataConfig(DataConfig):
 
 
 class LabeledFilesConfig(FilesConfig):
-    """Texts with a class each, in one .tsv, .csv, .jsonl, .json or .parquet file."""
+    """Texts, or pairs of texts, with a class each, in one .tsv, .csv, .jsonl, .json or .parquet file."""
 
     file: str = Field(..., description="the file")
     text_field: AnyColumn = Field(None, description=_field_description("text", 0))
-    label_field: AnyColumn = Field(None, description=_field_description("class", 1))
+    second_field: AnyColumn = Field(
+        None,
+        description="column or key of the second text of pairs such as a premise and a hypothesis, or its index from 0; none reads one text"
+        " per record",
+    )
+    label_field: AnyColumn = Field(
+        None,
+        description=_field_description("class", 1) + ", or 2 for pairs",
+    )
     header: bool | None = Field(
         None, description="whether the first line of a .tsv or .csv file is a header; none decides by its column names"
     )

@@ -51,6 +51,11 @@ HEADER = DataOption(
     is_flag=True,
 )
 TEXT_FIELD = column_option("text", "text")
+SECOND_FIELD = DataOption(
+    *("--second-field", "NAME", "Column of the second text of pairs, by name or index from 0. Default: none, single texts."),
+    *("", "second_field"),
+    is_path=False,
+)
 SKIP_DAMAGED = DataOption(
     *("--skip-damaged", "", "Whether damaged images or sounds are skipped. Default: training ends with an error that names them."),
     *("data", "skip_damaged"),

@@ -1,6 +1,6 @@
 """Batches, which a model's ``forward`` takes as its argument, and the grouping of samples into batches by length."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Protocol, Self, runtime_checkable
@@ -388,6 +388,6 @@ def batch_by_tokens(order: Indices, lengths: Indices, batch_tokens: int) -> Iter
         yield order[start:]
 
 
-def sequence_lengths(rows: Sequence[Sequence[int]]) -> Indices:
+def sequence_lengths(rows: Sequence[Sized]) -> Indices:
     """Return the number of tokens of each row."""
     return np.fromiter(map(len, rows), np.int64, len(rows))

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkab
 
 from transom.data.batch import Batch
 from transom.data.text.text_io import check_text, read_lines
-from transom.decoding.predictors.long_texts import check_length, split_windows
+from transom.decoding.predictors.long_texts import check_length, check_long_text_policy
 from transom.decoding.predictors.translator import Translator
 from transom.errors import ConfigError, DataError
 from transom.files.message import phrase
@@ -85,12 +85,12 @@ def build_example_batch(
         raise DataError(f"expected a model of texts or files, found a model of kind {model.config.kind!r}; give another run")
     whole = "\n".join(read_lines(file, allow_empty=True)) if file is not None else check_text(text or "", "text")
     row, most = predictor.encode(whole), model.config.max_seq_len - special_tokens_of(predictor, "source").n_added
+    check_long_text_policy(too_long, "truncate", "refuse")
     if not row:
         raise DataError(phrase("errors.no_token", "{place}: expected a text of at least one token, found none", place=str(file or "text")))
     if too_long == "refuse":
         check_length("text", len(row), most)
-    ((truncated, *_), _, (n_dropped_tokens,)), notes = split_windows([row], most, too_long), list[str]()
-    if n_dropped_tokens:
-        notes.append(message("comparison.notes.truncated", tokens=len(row), most=most))
+    truncated, n_dropped_tokens = row[:most], max(len(row) - most, 0)
+    notes = [message("comparison.notes.truncated", tokens=len(row), most=most)] if n_dropped_tokens else []
     batch, added = predictor.text_batch(truncated, target) if isinstance(predictor, Translator) else predictor.text_batch(truncated)
     return ExampleBatch(batch.to(model.device), notes + added, n_dropped_tokens)

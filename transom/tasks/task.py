@@ -114,9 +114,9 @@ class ClassifyCommand(Protocol):
         ...
 
     def classify(
-        self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback
+        self, items: Any, too_long: LongTextPolicy, notify: ProgressCallback
     ) -> Sequence[ClassPrediction | LabelsPrediction | DataError]:
-        """Predict the class of each item, a text or a file, or its labels; a file that cannot be read gets the error in their place."""
+        """Predict the class of each item, a text, a pair of texts or a file, or its labels; an unreadable file gets the error instead."""
         ...
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> Any:

@@ -235,7 +235,8 @@ class DataArguments(TypedDict, total=False):
         suffix: one or several endings of the files to read from folders, such as ".py".
         instructions, valid_instructions: a table of prompts with answers, or of chats, as .tsv, .csv, .jsonl or .parquet.
         labeled_data, valid_labeled_data: a table of texts with classes, as .tsv, .csv, .jsonl or .parquet.
-        text_field, label_field, source_field, target_field, prompt_field, answer_field: a column of the table, by name or by index from 0.
+        text_field, second_field, label_field, source_field, target_field, prompt_field, answer_field: a column of the table, by name or by
+            index from 0.
         header: whether the first line of a .tsv or .csv file is a header.
         multi_label: whether ``|`` in the class of a labeled text separates several labels.
         images, valid_images: a folder or .zip file that contains images CLASS/NAME.jpg.
@@ -258,6 +259,7 @@ class DataArguments(TypedDict, total=False):
     labeled_data: str | Path
     valid_labeled_data: str | Path
     text_field: str | int
+    second_field: str | int
     label_field: str | int
     source_field: str | int
     target_field: str | int

@@ -39,6 +39,11 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def columns(self) -> tuple[list[str], ...]:
+        """All columns, which identify the data set."""
+        return self.source, self.target
+
     def line_number(self, sample: int) -> int:
         return sample + 1 if self.lines is None else self.lines[sample]
 
@@ -107,7 +112,7 @@ def fingerprint(*parts: Pairs, tags: Sequence[str] = ()) -> str:
     """
     total = blake2b("\0".join(tags).encode(), digest_size=16)
     for pairs in parts:
-        for texts in (pairs.source, pairs.target):
+        for texts in pairs.columns:
             for text in texts:
                 total.update(text.encode() + b"\n")
             total.update(b"\0")

@@ -1,13 +1,12 @@
 """Statistics and problems that several data reports share, and the texts that describe them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 
 from transom.data.batch import Indices, sequence_lengths
-from transom.data.pairs.loader import TokenRows
 from transom.data.split import SplittableData
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.files.message import joined, phrase
@@ -110,7 +109,7 @@ def first_examples(things: Sequence[object]) -> str:
     return joined(", ", [*shown, *["..."] * (len(things) > MAX_EXAMPLES)])
 
 
-def length_distribution(rows: Sequence[Sequence[int]] | Indices) -> Distribution:
+def length_distribution(rows: Sequence[Sized] | Indices) -> Distribution:
     """Return the minimum, maximum, quantiles, mean and total of the lengths of texts.
 
     Args:
@@ -143,7 +142,7 @@ def format_token_lengths(tokens: Mapping[str, Distribution], part: str, sides: I
     return [f"{side} tokens: {format_distribution(tokens[f'{part} {side}'])}" for side in sides]
 
 
-def unseen_symbols(tokenizer: Tokenizer, rows: TokenRows, seen: set[int]) -> SplitStatistics:
+def unseen_symbols(tokenizer: Tokenizer, rows: Iterable[Iterable[int]], seen: set[int]) -> SplitStatistics:
     """Count the symbols of texts that are absent from the training data, and the occurrences of these symbols.
 
     Args:
@@ -156,7 +155,7 @@ def unseen_symbols(tokenizer: Tokenizer, rows: TokenRows, seen: set[int]) -> Spl
     return {"symbols": len(counts), "occurrences": counts.total(), "such as": " ".join(examples)}
 
 
-def unseen_by_split(tokenizer: Tokenizer, rows: Mapping[str, TokenRows]) -> dict[str, SplitStatistics]:
+def unseen_by_split(tokenizer: Tokenizer, rows: Mapping[str, Iterable[Iterable[int]]]) -> dict[str, SplitStatistics]:
     """Count the symbols of each split other than training that are absent from the training data.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from transom.data.labeled.class_labels import split_labels
 from transom.data.labeled.labeled_texts import LabeledTextLoader, LabeledTexts
-from transom.data.pairs.loader import encode
+from transom.data.labeled.text_pairs import encode_texts, n_tokens
 from transom.data.reports import findings
 from transom.data.reports.report import DataReport
 from transom.data.split import Splits
@@ -30,17 +30,17 @@ def report_labeled_texts(
         (``unseen``). For texts with several labels, also their number per text (``labels_per_text``).
     """
     parts, train = splits.parts, splits.train
-    keys = {name: part.source for name, part in parts.items()}
-    rows = {name: encode(tokenizer, texts) for name, texts in keys.items()}
+    keys = {name: part.keys for name, part in parts.items()}
+    rows = {name: encode_texts(tokenizer, part.inputs) for name, part in parts.items()}
     counts = findings.class_counts({name: _labels(part) for name, part in parts.items()}, classes)
     tokens = {name: findings.length_distribution(of_part) for name, of_part in rows.items()}
     longer: dict[str, findings.SplitStatistics] = {
         "train": {"texts": loader.n_too_long, "dropped": len(train) - loader.n_samples},
-        "valid": {"texts": sum(len(row) + tokenizer.special_tokens.n_added > loader.max_seq_len for row in rows["valid"]), "dropped": 0},
+        "valid": {"texts": sum(n_tokens(row, tokenizer.special_tokens) > loader.max_seq_len for row in rows["valid"]), "dropped": 0},
     }
     problems = [
         *findings.contradiction_problems(
-            train.source,
+            keys["train"],
             train.target,
             train.line_number,
             "text",

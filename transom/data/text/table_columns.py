@@ -44,6 +44,9 @@ TEXT = Column(
         *("document", "article", "post", "headline", "title", "description", "question", "query", "input", "sms"),
     ),
 )
+FIRST = Column("text", ("text1", "sentence1", "question1", "premise", "text_a", "first", *TEXT.aliases))
+"""First text of a pair of texts with a class."""
+SECOND = Column("second", ("second", "text2", "sentence2", "question2", "hypothesis", "text_b"))
 LABEL = Column(
     "label",
     (
@@ -321,7 +324,8 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]], columns: Seq
         return True
     if all(column.is_language for column in columns):
         return sum(key in LANGUAGES for key in keys) == len(columns)
-    return any(known) and columns[-1].is_class and len(first) == len(columns) and _class_counts(rows, 1)[first[1].strip()] == 1
+    last = len(columns) - 1
+    return any(known) and columns[last].is_class and len(first) == len(columns) and _class_counts(rows, last)[first[last].strip()] == 1
 
 
 def _reject_suspicious(path: str, rows: Sequence[Sequence[str]], columns: Sequence[Column], fields: Sequence[Field | None]) -> None:

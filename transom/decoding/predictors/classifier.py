@@ -10,6 +10,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transom.data.labeled.text_pairs import Text
 from transom.decoding.inference import ProgressCallback, ignore_progress
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import LongTextPolicy, Windows
@@ -61,7 +62,7 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
         return np.array(self.model.config.classes)
 
     def predict_proba(
-        self, texts: Sequence[str], too_long: LongTextPolicy = "truncate", notify: ProgressCallback = ignore_progress
+        self, texts: Sequence[Text], too_long: LongTextPolicy = "truncate", notify: ProgressCallback = ignore_progress
     ) -> NDArray[np.float64]:
         """Return class probabilities, (texts, classes), in the order of ``classes_``; arguments and errors as for ``classify``."""
         log_p = self._log_probabilities(self.split_windows(texts, too_long), notify)
@@ -69,18 +70,18 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
         return probabilities
 
     def classify(
-        self, texts: Sequence[str], too_long: LongTextPolicy = "truncate", notify: ProgressCallback = ignore_progress
+        self, texts: Sequence[Text], too_long: LongTextPolicy = "truncate", notify: ProgressCallback = ignore_progress
     ) -> Results[ClassPrediction]:
         """Predict the class of each text.
 
         Args:
-            texts: any number of texts.
+            texts: any number of texts, or of pairs ``(first, second)`` of texts that the model reads together.
             too_long: treatment of texts longer than the context window: "truncate" reads the first tokens, "window" averages over
-                consecutive windows, "refuse" raises an error.
+                consecutive windows, "refuse" raises an error. Pairs are truncated, the longer text first, or refused.
             notify: progress callback, called with the number of windows done and the total.
 
         Raises:
-            ConfigError: ``too_long`` is invalid.
+            ConfigError: ``too_long`` is invalid, or "window" for a pair.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         read, classes = self.split_windows(texts, too_long), self.model.config.classes

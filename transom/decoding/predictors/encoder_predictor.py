@@ -13,6 +13,7 @@ from torch import Tensor
 from transom.config.decoding import TextInferenceConfig
 from transom.data.batch import Batch, LabeledTextBatch
 from transom.data.labeled.labeled_texts import labeled_text_batch, labeled_text_batches
+from transom.data.labeled.text_pairs import Text, TokenRow, encode_texts
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.inference import ProgressCallback, eval_mode, ignore_progress, reject_single_item, unless_edited
 from transom.decoding.predictors.long_texts import LongTextPolicy, Windows, split_windows
@@ -70,15 +71,16 @@ class EncoderPredictor(Generic[Encoder]):
         """Maximum number of tokens of a text or window, special tokens excluded."""
         return self.model.config.max_seq_len - self.tokenizer.special_tokens.n_added
 
-    def split_windows(self, texts: Sequence[str], too_long: LongTextPolicy) -> Windows:
-        """Tokenize texts, and split or truncate texts longer than the context window.
+    def split_windows(self, texts: Sequence[Text], too_long: LongTextPolicy) -> Windows:
+        """Tokenize texts, or pairs of texts, and split or truncate those longer than the context window.
 
         Raises:
-            ConfigError: ``too_long`` is invalid.
+            ConfigError: ``too_long`` is invalid, or "window" for a pair.
             DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is a single text.
         """
         reject_single_item(texts, "text")
-        return split_windows(self.tokenizer.encode_batch(list(texts)), self.max_tokens, too_long)
+        rows = encode_texts(self.tokenizer, texts)
+        return split_windows(rows, self.model.config.max_seq_len, self.tokenizer.special_tokens, too_long)
 
     def encode(self, text: str) -> list[int]:
         """Return the token IDs of a text, without special tokens."""
@@ -91,7 +93,7 @@ class EncoderPredictor(Generic[Encoder]):
     @torch.inference_mode()
     def run_batched(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: Sequence[TokenRow],
         result: Float[Tensor, "windows width"],
         forward: Callable[[Encoder, LabeledTextBatch], Tensor],
         notify: ProgressCallback,
@@ -99,15 +101,15 @@ class EncoderPredictor(Generic[Encoder]):
         """Run the encoder once on each window, in batches of similar length.
 
         Args:
-            rows: token IDs of each window, without special tokens.
+            rows: token IDs of each window or pair, without special tokens.
             result: tensor that is filled with the outputs and returned.
             forward: computes the outputs of a batch from (encoder, batch).
             notify: progress callback, called with the number of windows done and the total.
         """
         n_done = 0
         with eval_mode(self.model):
-            special, max_seq_len = self.tokenizer.special_tokens, self.model.config.max_seq_len
-            for batch in labeled_text_batches(rows, [0] * len(rows), max_seq_len, self.inference_config.batch_tokens, special):
+            config, special, batch_tokens = self.model.config, self.tokenizer.special_tokens, self.inference_config.batch_tokens
+            for batch in labeled_text_batches(rows, [0] * len(rows), config.max_seq_len, batch_tokens, special, config.n_token_types):
                 result[list(batch.sample_ids)] = forward(unless_edited(self.encoder_backend, self.model), batch.to(self.model.device)).to(
                     result
                 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.data.labeled.class_labels import LABEL_SEPARATOR, LabelSets, SampleSource
+from transom.data.labeled.text_pairs import Text
 from transom.decoding.inference import ProgressCallback, ignore_progress
 from transom.decoding.predictors.class_metrics import (
     MAX_ERRORS,
@@ -74,7 +75,7 @@ class MultiLabelClassifier(Classifier):
         return thresholds
 
     def classify(  # type: ignore[override]  # the predictions have another type
-        self, texts: Sequence[str], too_long: LongTextPolicy = "truncate", notify: ProgressCallback = ignore_progress
+        self, texts: Sequence[Text], too_long: LongTextPolicy = "truncate", notify: ProgressCallback = ignore_progress
     ) -> Results[LabelsPrediction]:
         """Predict the labels of each text; arguments and errors as for ``Classifier.classify``."""
         read, classes, thresholds = self.split_windows(texts, too_long), self.model.config.classes, self.thresholds.tolist()

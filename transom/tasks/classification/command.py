@@ -10,6 +10,7 @@ import numpy as np
 from transom.config.data import LabeledFilesConfig
 from transom.data.labeled.class_labels import encode_label_sets, encode_labels
 from transom.data.labeled.labeled_texts import LabeledTexts, read_labeled_texts
+from transom.data.labeled.text_pairs import Text
 from transom.decoding.inference import ProgressCallback
 from transom.decoding.predictors.class_metrics import ClassificationMetrics, evaluate_predictions
 from transom.decoding.predictors.classifier import Classifier, ClassPrediction
@@ -37,8 +38,8 @@ class _TextCommand(Generic[ClassifierT]):
 class TextClassifyCommand(_TextCommand[Classifier]):
     """The object that ``transom classify`` uses for texts with one class each."""
 
-    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
-        """Predict the class of each text."""
+    def classify(self, items: Sequence[Text], too_long: LongTextPolicy, notify: ProgressCallback) -> list[ClassPrediction]:
+        """Predict the class of each text, or pair of texts."""
         return self.classifier.classify(items, too_long, notify)
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> LabeledTexts:
@@ -59,15 +60,15 @@ class TextClassifyCommand(_TextCommand[Classifier]):
         """
         classes = self.classifier.model.config.classes
         encode_labels(known.target, classes, known)  # an unknown class is reported before all texts are classified
-        found = self.classify(known.source, too_long, notify)
-        return evaluate_predictions(found, known.target, known, classes, known.source, thresholds)
+        found = self.classify(known.inputs, too_long, notify)
+        return evaluate_predictions(found, known.target, known, classes, known.keys, thresholds)
 
 
 class MultiLabelClassifyCommand(_TextCommand[MultiLabelClassifier]):
     """The object that ``transom classify`` uses for texts with any number of labels."""
 
-    def classify(self, items: list[str], too_long: LongTextPolicy, notify: ProgressCallback) -> list[LabelsPrediction]:
-        """Predict the labels of each text."""
+    def classify(self, items: Sequence[Text], too_long: LongTextPolicy, notify: ProgressCallback) -> list[LabelsPrediction]:
+        """Predict the labels of each text, or pair of texts."""
         return self.classifier.classify(items, too_long, notify)
 
     def labeled_data(self, path: Path, columns: Mapping[str, Any]) -> LabeledTexts:
@@ -87,9 +88,9 @@ class MultiLabelClassifyCommand(_TextCommand[MultiLabelClassifier]):
             TransomError: a label is unknown to the model.
         """
         classes = self.classifier.model.config.classes
-        labels, found = encode_label_sets(known.target, classes, known), self.classify(known.source, too_long, notify)
+        labels, found = encode_label_sets(known.target, classes, known), self.classify(known.inputs, too_long, notify)
         probabilities = np.array([[each.probabilities[label] for label in classes] for each in found])
-        metrics = evaluate_label_sets(probabilities, labels, self.classifier.thresholds, known, classes, known.source)
+        metrics = evaluate_label_sets(probabilities, labels, self.classifier.thresholds, known, classes, known.keys)
         n_too_long, n_dropped_tokens = sum(each.is_too_long for each in found), sum(each.n_dropped_tokens for each in found)
         return metrics._replace(n_too_long=n_too_long, n_dropped_tokens=n_dropped_tokens)
 

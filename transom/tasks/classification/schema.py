@@ -8,7 +8,7 @@ from transom.config.data import DataConfig, LabeledFilesConfig, PhrasebookConfig
 from transom.config.decoding import TextInferenceConfig
 from transom.config.model import TextClassifierConfig
 from transom.config.recipe import Metric, TextRecipe
-from transom.config.task_options import HEADER, TABLES, TEXT_FIELD, Command, DataOption, TaskHelp, column_option
+from transom.config.task_options import HEADER, SECOND_FIELD, TABLES, TEXT_FIELD, Command, DataOption, TaskHelp, column_option
 from transom.config.task_registry import register_task
 from transom.config.training import EncoderTrainingConfig, RDropTrainingConfig
 
@@ -31,6 +31,7 @@ ABOUT = TaskHelp(
             "the texts to train on",
         ),
         TEXT_FIELD,
+        SECOND_FIELD,
         column_option("label", "class"),
         HEADER,
         DataOption(
@@ -59,7 +60,8 @@ class LabeledDataConfig(DataConfig):
     generate: PhrasebookConfig | None = Field(None, description="sentences of the built-in phrasebook, each with its language as class")
     too_long: Literal["truncate", "drop", "refuse"] = Field(
         "truncate",
-        description="treatment of a training text of more than model.max_seq_len tokens: truncate it, drop it, or raise an error;"
+        description="treatment of a training text of more than model.max_seq_len tokens: truncate it, drop it, or raise an error; pairs are"
+        " truncated at the end of the longer text;"
         " validation texts are truncated unless too_long is 'refuse'",
     )
     multi_label: bool | None = Field(
@@ -119,3 +121,10 @@ class ClassificationRecipe(TextRecipe):
     )
     training: ClassificationTrainingConfig = Field(ClassificationTrainingConfig(), description="training settings")
     decoding: TextInferenceConfig = Field(TextInferenceConfig(), description="inference settings")
+
+    @property
+    def example(self) -> tuple[str, str]:
+        """``EXAMPLE``, with a second text if the recipe reads pairs."""
+        if self.data.train is None or self.data.train.second_field is None:
+            return self.EXAMPLE
+        return '"A text" --second "Another text"', '[("A text", "Another text")]'

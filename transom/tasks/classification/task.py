@@ -18,6 +18,7 @@ from transom.data.labeled.labeled_texts import (
     load_labeled_texts,
     reject_too_long,
 )
+from transom.data.labeled.text_pairs import encode_texts
 from transom.data.pairs.pairs import fingerprint
 from transom.data.reports.labeled_texts import report_labeled_texts
 from transom.data.split import Splits
@@ -85,8 +86,8 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
         check_settings(recipe, multi_label)
         names = [label for joined in splits.train.target for label in split_labels(joined)] if multi_label else splits.train.target
         classes = collect_classes(names, splits.train, recipe.model.classes)
-        recipe = context.fit(recipe, len(splits.train), splits.train.source)
-        tokenizer = load_or_train_tokenizer(splits.train.source, recipe, context)
+        recipe = context.fit(recipe, len(splits.train), splits.train.all_texts)
+        tokenizer = load_or_train_tokenizer(splits.train.all_texts, recipe, context)
         recipe = recipe.with_fields("model", **vocabulary_fields(tokenizer), classes=classes, multi_label=multi_label)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         loader = LabeledTextLoader(
@@ -99,20 +100,23 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
             too_long=recipe.data.too_long,
             word_dropout=training.word_dropout,
             micro_batching=context.micro_batching(training),
+            n_token_types=recipe.model.n_token_types,
         )
-        labels, rows = encode_targets(splits.valid, classes), tokenizer.encode_batch(splits.valid.source)
+        labels, rows = encode_targets(splits.valid, classes), encode_texts(tokenizer, splits.valid.inputs)
         if recipe.data.too_long == "refuse":
-            reject_too_long(splits.valid, rows, max_seq_len, tokenizer.special_tokens.n_added)
+            reject_too_long(splits.valid, rows, max_seq_len, tokenizer.special_tokens)
         baseline = trivial_baseline(encode_targets(splits.train, classes), labels, classes)
         return cls(
             recipe=recipe,
             tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=splits.valid,
-            valid_batches=labeled_text_batches(rows, labels, max_seq_len, training.batch_tokens, tokenizer.special_tokens),
+            valid_batches=labeled_text_batches(
+                rows, labels, max_seq_len, training.batch_tokens, tokenizer.special_tokens, recipe.model.n_token_types
+            ),
             report=report_labeled_texts(splits, classes, tokenizer, loader).with_baseline(baseline),
             data_hash=fingerprint(splits.train, splits.valid),
-            input_profile=InputProfile.from_texts(splits.train.source, splits.valid.source),
+            input_profile=InputProfile.from_texts(splits.train.all_texts, splits.valid.all_texts),
         )
 
     def objective(self, model: Network) -> Objective:
@@ -140,25 +144,25 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
         For several labels per text, choose the threshold of each label first, and store the thresholds in the model.
         """
         assert isinstance(model, TextClassifierTransformer)
-        shown = spread_over_classes(self.valid.target, self.valid.source, self.recipe.training.validate_samples)
-        texts = [self.valid.source[i] for i in shown]
+        keys, texts = self.valid.keys, self.valid.inputs
+        shown = spread_over_classes(self.valid.target, keys, self.recipe.training.validate_samples)
         with autocast:
             if self.recipe.model.multi_label:
                 set_thresholds(model, self.valid_batches)
-            answers = self._classifier(model).classify(texts)
-        rows = zip(texts, shown, answers, strict=True)
-        return {}, tuple({"text": text, "class": self.valid.target[i] or NO_LABEL, **_shown(each)} for text, i, each in rows)
+            answers = self._classifier(model).classify([texts[i] for i in shown])
+        rows = zip(shown, answers, strict=True)
+        return {}, tuple({"text": keys[i], "class": self.valid.target[i] or NO_LABEL, **_shown(each)} for i, each in rows)
 
     def classification_metrics(self, model: Network, autocast: torch.autocast) -> ClassificationMetrics | MultiLabelMetrics:
         """Return the metrics of a model's predictions for all validation texts, for the report."""
         classes, classifier = self.recipe.model.classes, self._classifier(model)
         labels = encode_targets(self.valid, classes)
         with autocast:
-            probabilities = classifier.predict_proba(self.valid.source)
+            probabilities = classifier.predict_proba(self.valid.inputs)
         if isinstance(labels, np.ndarray):
             assert isinstance(classifier, MultiLabelClassifier)
-            return evaluate_label_sets(probabilities, labels, classifier.thresholds, self.valid, classes, self.valid.source)
-        return evaluate_probabilities(probabilities, labels, self.valid, classes, self.valid.source)
+            return evaluate_label_sets(probabilities, labels, classifier.thresholds, self.valid, classes, self.valid.keys)
+        return evaluate_probabilities(probabilities, labels, self.valid, classes, self.valid.keys)
 
     def _classifier(self, model: Network) -> Classifier:
         assert isinstance(model, TextClassifierTransformer)
@@ -174,7 +178,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
     @classmethod
     def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
         """Train the tokenizers of a recipe on its training data."""
-        return train_text_tokenizers(cls.load(recipe, base).train.source, recipe, base, notify)
+        return train_text_tokenizers(LabeledTexts.of(cls.load(recipe, base).train).all_texts, recipe, base, notify)
 
 
 def _shown(found: ClassPrediction | LabelsPrediction) -> dict[str, Any]:
