@@ -14,6 +14,7 @@ from tests.models.test_combinations import built
 from tests.tiers import every
 from transom.config.model import DecoderConfig
 from transom.data.batch import PaddedSequences, TranslationBatch
+from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import CheckpointError, ConfigError
 from transom.inspection import trace_files
 from transom.inspection.attention_map import AttentionMap, attention_map
@@ -197,9 +198,10 @@ def test_a_folder_gives_the_same_trace_again(llama: tuple[Network, Any], tmp_pat
 def test_a_folder_keeps_the_symbols_of_the_tokens(llama: tuple[Network, Any], tmp_path: Path) -> None:
     """They are read without the tokenizer of the run."""
     model, batch = llama
-    run = SimpleNamespace(model=model, tokenizer=SimpleNamespace(symbols=lambda tokens: [f"<{token}>" for token in tokens]))
+    tokenizer = Tokenizer.from_dict({"kind": "char", "lowercase": False, "units": list("abcdefghijklmnop")})
+    run = SimpleNamespace(model=model, tokenizer=tokenizer)
     _, kept = trace(run, batch, ["logits"], folder=tmp_path)
-    assert kept.tokens["target"][:2] == ["<3>", "<4>"]
+    assert kept.tokens["target"][:2] == ["[UNK]", "a"]
     assert open_trace(model, tmp_path).tokens == kept.tokens
 
 

@@ -87,7 +87,8 @@ def nodes(model: nn.Module, observer: Any = None) -> list[tuple[str, str, Any, s
     """Trace a forward pass over two padded pairs, parameters as inputs, to ATen operations."""
 
     def side(tokens: Tensor, segments: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(tokens=tokens, segments=segments, positions=torch.arange(tokens.shape[1]).expand_as(tokens), prefix=None)
+        positions, absent = torch.arange(tokens.shape[1]).expand_as(tokens), dict.fromkeys(("prefix", "text_length", "token_types"))
+        return SimpleNamespace(tokens=tokens, segments=segments, positions=positions, **absent)
 
     def forward(parameters: dict[str, Tensor], source: Tensor, target: Tensor) -> Tensor:
         batch = SimpleNamespace(source=side(source, (source > 0).long()), decoder_input=side(target, (target > 0).long()))

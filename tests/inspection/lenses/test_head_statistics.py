@@ -1,6 +1,7 @@
 """Statistics of heads against loops over every query and key, over batches with padding."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.models.test_combinations import built
 from tests.tiers import every
 from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import LanguageBatch, PaddedSequences
-from transom.data.tokenizer.special_tokens import OWN_TOKENS
+from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError
 from transom.inspection.lenses import head_statistics as lens
 from transom.inspection.lenses.head_statistics import delimiter_tokens, head_statistics
@@ -126,17 +127,8 @@ def test_every_encoder_has_statistics(family: dict[str, Any]) -> None:
 
 
 def test_delimiters_are_special_tokens_and_tokens_without_letters() -> None:
-    class Tokens:
-        vocab_size = 8
-        special_tokens = OWN_TOKENS
-
-        def symbols(self, tokens: range) -> list[str]:
-            return [["[PAD]", "[SOS]", "[EOS]", "[UNK]", "▁cat", "▁", ".", "▁3"][token] for token in tokens]
-
-    class Run:
-        tokenizer = Tokens()
-
-    assert delimiter_tokens(Run()) == {"source": [1, 2, 5, 6], "target": [1, 2, 5, 6]}
+    run = SimpleNamespace(tokenizer=Tokenizer.from_dict({"kind": "char", "lowercase": False, "units": ["c", " ", ".", "3"]}))
+    assert delimiter_tokens(run) == {"source": [1, 2, 5, 6], "target": [1, 2, 5, 6]}
     assert delimiter_tokens(None) == {"source": [1, 2], "target": [1, 2]}
 
 
