@@ -8,7 +8,7 @@ import pytest
 from benchmarks import explore
 from tests.browser import chromium
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.soak
 
 
 def test_every_part_runs(tmp_path: Path) -> None:

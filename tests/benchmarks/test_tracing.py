@@ -22,7 +22,7 @@ def test_a_model_without_sites_computes_the_same_and_records_nothing() -> None:
     assert len(recorder.activations) > 10
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_every_part_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tracing, "find_spec", lambda name: None)  # the other tools are no dependencies
     monkeypatch.setattr(tracing, "in_process", lambda part, *_: tracing.long(True) if part == "long" else tracing.map_of(part, True))

@@ -193,7 +193,7 @@ def test_a_run_needs_the_very_plugin_that_it_was_trained_with(tmp_path: Path) ->
     assert "the plugin has changed" in refused(transom_outside(tmp_path, *command, "--resume"))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_python_names_plugins_likewise(tmp_path: Path) -> None:
     (tmp_path / "halved.py").write_text(HALVED)
     script = """
@@ -217,7 +217,7 @@ else:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_workers_find_a_module_that_only_the_first_process_searches_for(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text(HALVED)
@@ -237,7 +237,7 @@ assert transom.train("copy", out="run", set=overrides, plugins=["mine.parts"]).s
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_run_that_starts_from_one_with_a_plugin_needs_it_too(tmp_path: Path) -> None:
     (tmp_path / "halved.py").write_text(HALVED)
     assert transom_outside(tmp_path, "train", "copy", *TINY, "--plugin", "halved.py", "--out", "run").returncode == 0

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Call, sets
+from tests.tiers import tiers
 from tests.waves import wav
 from transom.config.packaged import packaged_recipes
 
@@ -95,6 +96,8 @@ def write(root: Path) -> None:
     text("test.jsonl", [json.dumps({"prompt": line, "answer": line[::-1]}) for line in lines(20, 16)])
     text("mine.tsv", [f"{line}\t{line[::-1]}" for line in lines(300, 12)])
     text("reviews.tsv", [f"{line}\t{'good' if i % 2 else 'bad'}" for i, line in enumerate(lines(300, 13))])
+    rows = [f"{line}\t{line[::-1]}\t{('yes', 'no')[i % 2]}" for i, line in enumerate(lines(300, 17))]
+    text("nli.tsv", ["text\thypothesis\tlabel", *rows])
     text("topics.tsv", [f"{line}\t{('space', 'sport', 'space|sport')[i % 3]}" for i, line in enumerate(lines(300, 14))])
     for name in ("train.csv", "valid.csv"):
         with (root / name).open("w", newline="", encoding="utf-8") as file:
@@ -122,8 +125,11 @@ def write(root: Path) -> None:
     Image.effect_noise((8, 8), 30).save(root / "digit.png")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", packaged_recipes())
+SLOW = ("phrasebook-both", "phrasebook-lstm", "synthetic-sounds", "exercises")
+"""Recipes whose commands `make soak` runs."""
+
+
+@pytest.mark.parametrize("name", tiers(packaged_recipes(), long=[name for name in packaged_recipes() if name not in SLOW]))
 def test_its_own_commands_run(name: str, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     monkeypatch.chdir(tmp_path)

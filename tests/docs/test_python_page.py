@@ -51,7 +51,7 @@ def test_the_training_loop_is_short() -> None:
     assert len(EXAMPLES[LOOP][0].splitlines()) <= MOST_LINES_OF_THE_LOOP
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_two_processes_train_the_weights_of_one(tmp_path: Path) -> None:
     weights = []
     for n_processes in (1, 2):

@@ -7,8 +7,11 @@ import pytest
 
 from tests.docs.pages import Reader
 from tests.size import ROOT
+from tests.tiers import tiers
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+EACH_CI = ("images", "language-model", "sounds", "text-classifier", "translator")
+"""Tutorials that `make ci` runs; `make soak` runs the others."""
 
 
 def section(page: str, title: str) -> str:
@@ -16,8 +19,7 @@ def section(page: str, title: str) -> str:
     return re.split(r"^## ", page.split(f"\n## {title}\n")[1], flags=re.MULTILINE)[0]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", tiers(TUTORIALS, long=[path for path in TUTORIALS if path.stem in EACH_CI]), ids=lambda path: path.stem)
 def test_a_tutorial_runs_as_it_is_printed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

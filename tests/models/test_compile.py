@@ -24,8 +24,15 @@ INDUCTOR = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
-@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize(
+    ("backend", "placement"),
+    [
+        ("aot_eager", "post"),
+        ("aot_eager", "pre"),
+        pytest.param("inductor", "pre", marks=pytest.mark.long),
+        pytest.param("inductor", "post", marks=pytest.mark.soak),
+    ],
+)
 def test_logits_and_gradients_agree(backend: str, placement: str) -> None:
     torch.manual_seed(0)
     model = build_model(seq2seq(d_model=16, d_ff=32, dropout=0.0, norm_placement=placement)).train()

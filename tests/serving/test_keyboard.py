@@ -130,6 +130,7 @@ def walk_the_tour(keys: Keyboard) -> None:
     assert not page.evaluate(FOCUS)["isBody"], "the focus is somewhere"
 
 
+@pytest.mark.soak
 def test_tab_goes_through_the_whole_page_and_leaves_it(browser: Browser, server: ExploreServer) -> None:
     """No element keeps the focus, and each shows that it has it, on a phone too."""
     for width in (1440, 360):
