@@ -24,8 +24,8 @@ from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.data.split import text_hash
 from transom.decoding.inference import merge_options
 from transom.decoding.predictors.generator import Generator
-from transom.decoding.search.interfaces import LengthLimits, LogitsProcessor
-from transom.decoding.search.loop import MergeEndTokens, SearchRequest, log_probabilities, search
+from transom.decoding.search.interfaces import LengthLimits
+from transom.decoding.search.loop import SearchRequest, log_probabilities, merge_end_tokens, search
 from transom.decoding.search.sampling import MultinomialSampling
 from transom.decoding.search.stop_strings import StopStrings, find_stop_string
 from transom.errors import ConfigError, TransomError
@@ -271,9 +271,7 @@ class TransomLM(TemplateLM):  # type: ignore[misc]
             seen.scatter_(1, padded.tokens, True)
         strategy = MultinomialSampling(special.end, settings, tuple(samples), 0, seen, special.padding)
         limits = LengthLimits(*(torch.full((len(rows),), n, device=device) for n in (0, settings.max_new_tokens + 1)))
-        processors = list[LogitsProcessor]()
-        if others := special.other_end_token_ids:
-            processors.append(MergeEndTokens(special.end, torch.tensor(others, device=device), settings.temperature))
+        processors = merge_end_tokens(special, settings.temperature, device)
         if settings.stop:
             processors.append(StopStrings(settings.stop, tokenizer, special.end, [(row[-1], ()) for row in rows]))
         request = SearchRequest(padded, strategy, limits, padded.tokens[:, -1], special.end, processors)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from transom.checkpoints.run_files import ADAPTER, BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS
-from transom.data.labeled.text_pairs import Text
+from transom.data.labeled.text_pairs import Text, is_pair
 from transom.errors import ConfigError, DataError
 from transom.tasks.load import load, load_embedder
 from transom.tasks.train import train
@@ -291,8 +291,7 @@ def check_texts(X: Any, with_pairs: bool = False) -> list[Any]:
         raise DataError("X: sparse input is not supported: expected a list of texts, found a sparse matrix; pass the texts themselves")
     texts = list(X)
     for number, text in enumerate(texts):
-        is_pair = isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(each, str) for each in text)
-        if not (isinstance(text, str) or (with_pairs and is_pair)):
+        if not (isinstance(text, str) or (with_pairs and is_pair(text))):
             raise DataError(f"X: expected texts, found {type(text).__name__} in row {number}; make a string of each row")
     if not texts:
         raise DataError("X: expected at least one text, found none")

@@ -61,6 +61,14 @@ def is_printed(shown: str, printed: str) -> bool:
     return all(abs(float(one) - float(other)) <= MAX_POINTS for one, other in pairs)
 
 
+def run_transom(words: Sequence[str]) -> int:
+    """Run a command in this process, or in one of its own if it counts the memory of its process; return its exit status."""
+    if words[0] != "find-batch":
+        return main(list(words))
+    command, paths = [sys.executable, "-m", "transom", *words], {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, stdin=subprocess.DEVNULL, env={**os.environ, **paths}, timeout=120, check=False).returncode
+
+
 class Reader:
     """A reader who types the blocks of a page into one folder.
 
@@ -89,12 +97,12 @@ class Reader:
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def run(self, command: str) -> None:
-        """Run one command line; ``transom`` runs in this process unless the shell is needed, or the memory of a new process."""
+        """Run one command line; ``transom`` runs by ``run_transom`` unless the shell is needed."""
         short = re.sub(r"--minutes [\d.]+", "--minutes 0.02", command)
         self.capfd.readouterr()
-        if short.startswith("transom ") and not short.startswith("transom find-batch ") and not set("|<>$;") & set(short):
+        if short.startswith("transom ") and not set("|<>$;") & set(short):
             words = shlex.split(short, comments=True)[1:]
-            code = main([*words, *(self.training_options if words[0] == "train" and "--resume" not in words else [])])
+            code = run_transom([*words, *(self.training_options if words[0] == "train" and "--resume" not in words else [])])
         else:
             code = subprocess.run(["bash", "-ec", short], stdin=subprocess.DEVNULL, timeout=120, check=False).returncode
         out, err = self.capfd.readouterr()

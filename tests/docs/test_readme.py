@@ -1,11 +1,8 @@
 """Run the commands of README.md and docs/guide.md, each page in order in one folder, with trainings made short."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +12,9 @@ import transom
 from tests.cli.conftest import TINY, sets, write_pairs
 from tests.cli.test_encoders import TINY as TINY_ENCODER
 from tests.cli.test_language import TINY as TINY_TEXT
+from tests.docs.pages import run_transom
 from tests.size import ROOT
 from tests.waves import wav
-from transom.cli.main import main
 from transom.config.data import PhrasebookConfig
 from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 
@@ -111,21 +108,12 @@ def shortened(words: list[str]) -> list[str]:
     return [*words, *SHORT_RECIPES.get(" ".join(words[1:2]), SHORT), *several]
 
 
-def run(words: list[str]) -> int:
-    """Run a command in this process, or in one of its own if it counts the memory of its process; return its exit status."""
-    if words[0] == "find-batch":
-        return subprocess.run(
-            [sys.executable, "-m", "transom", *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
-        ).returncode
-    return main(words)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("page", [README, GUIDE], ids=["README", "guide"])
 def test_commands_and_python_run(page: str, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for command in commands_of(page):
         words = shlex.split(command, comments=True)[1:]
-        assert run(shortened(words)) == 0, (command, capfd.readouterr().err)
+        assert run_transom(shortened(words)) == 0, (command, capfd.readouterr().err)
     if page is GUIDE:
         (here / "my.toml").write_text((here / "my.toml").read_text().replace("max_steps = ", "max_steps = 3 # "))
     else:

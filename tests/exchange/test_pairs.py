@@ -91,9 +91,9 @@ def test_an_import_is_fine_tuned_on_pairs(tmp_path: Path) -> None:
     import_folder(published.save(tmp_path / "theirs"), tmp_path / "run")
     lines = "".join(f"{first}\t{second}\t{number % 2}\n" for number, (first, second) in enumerate(PAIRS[:20]))
     (tmp_path / "pairs.tsv").write_text(lines, encoding="utf-8")
-    data = {"labeled_data": tmp_path / "pairs.tsv", "second_field": 1, "header": False}
+    data: dict[str, Any] = {"labeled_data": tmp_path / "pairs.tsv", "second_field": 1, "header": False}
     fields = {"training.max_steps": 2, "training.validate_every": 2, "training.batch_tokens": 256}
-    transom.train("text-classes", tmp_path / "tuned", fields, init_from=tmp_path / "run", progress=False, **data)  # type: ignore[arg-type]
+    transom.train("text-classes", tmp_path / "tuned", fields, init_from=tmp_path / "run", progress=False, **data)
     classifier = transom.load(tmp_path / "tuned", kind=Classifier)
     types = classifier.model.embedding.token_types
     before = transom.load(tmp_path / "run").model.embedding.token_types

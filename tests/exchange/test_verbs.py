@@ -67,7 +67,7 @@ def test_a_marian_folder_is_imported_used_and_exported(here: Path, capsys: pytes
 
 
 def test_each_of_several_end_tokens_ends_a_text(here: Path) -> None:
-    """As in chat models, whose settings of generation list the end of a turn beside the end of a text."""
+    """Chat models list the end of a turn beside the end of a text in their settings of generation."""
     (folder,) = (each for each in FOLDERS if each.case == "llama")
     theirs = folder.save(here / "theirs")
     tokenizer, model = transformers.AutoTokenizer.from_pretrained(theirs), transformers.AutoModelForCausalLM.from_pretrained(theirs)

@@ -32,6 +32,11 @@ TokenRow = Sequence[int] | TokenPair
 """Token ids of a text or of a pair of texts, without special tokens."""
 
 
+def is_pair(value: object) -> bool:
+    """Return whether a value is a pair of texts: a tuple or list of two strings."""
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(each, str) for each in value)
+
+
 def join_pair(text: Text) -> str:
     """Return a text, or both texts of a pair separated by ``[SEP]`` as in the paper, for messages and as a key."""
     return text if isinstance(text, str) else " [SEP] ".join(text)
@@ -44,9 +49,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[TokenRow]:
         DataError: an item is neither a text nor a pair of texts.
     """
     for number, text in enumerate(texts, 1):
-        if not isinstance(text, str) and not (
-            isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(each, str) for each in text)
-        ):
+        if not (isinstance(text, str) or is_pair(text)):
             raise DataError(f"text {number}: expected a text or a pair (first, second) of texts, found {text!r:.60}; correct it")
     firsts = encode(tokenizer, [text if isinstance(text, str) else text[0] for text in texts])
     seconds = iter(encode(tokenizer, [text[1] for text in texts if not isinstance(text, str)]))

@@ -28,8 +28,8 @@ from transom.decoding.predictors.long_texts import check_long_text_policy
 from transom.decoding.predictors.results import Record, Results, described
 from transom.decoding.predictors.text_scoring import score_texts
 from transom.decoding.search.early_exit import EarlyExitDecoder
-from transom.decoding.search.interfaces import LengthLimits, LogitsProcessor, StepModel
-from transom.decoding.search.loop import MergeEndTokens, SearchRequest, SuppressTokens, search, search_steps
+from transom.decoding.search.interfaces import LengthLimits, StepModel
+from transom.decoding.search.loop import SearchRequest, SuppressTokens, merge_end_tokens, search, search_steps
 from transom.decoding.search.sampling import MultinomialSampling
 from transom.decoding.search.step_trace import RecordedSearch, RecordedStrategy, SearchStep
 from transom.decoding.search.stop_strings import StopStrings, find_stop_string
@@ -419,9 +419,8 @@ class Generator:
             for row, text in zip(seen, texts, strict=True):
                 row[text.prompt[n_before:] + text.generated] = True
         suppressed = sorted({*self.tokenizer.never_generated, *([] if special.unk_token_id is None else [special.unk_token_id])})
-        logits_processors: list[LogitsProcessor] = [SuppressTokens(torch.tensor(suppressed, dtype=torch.long, device=device))]
-        if others := special.other_end_token_ids:  # before they are suppressed, as one that is also padding
-            logits_processors.insert(0, MergeEndTokens(end, torch.tensor(others, device=device), settings.temperature))
+        logits_processors = merge_end_tokens(special, settings.temperature, device)  # before they are suppressed, as one that is padding
+        logits_processors.append(SuppressTokens(torch.tensor(suppressed, dtype=torch.long, device=device)))
         if settings.stop:
             logits_processors.append(StopStrings(settings.stop, self.tokenizer, end, [(text.prompt[-1], text.generated) for text in texts]))
         strategy = MultinomialSampling(end, settings, tuple(text.sample for text in texts), n_generated, seen, special.padding)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.data.batch import PaddedSequences
+from transom.data.tokenizer.special_tokens import SpecialTokens
 from transom.decoding.search.interfaces import (
     NEG_INF,
     CacheT,
@@ -84,6 +85,12 @@ class MergeEndTokens:
         t = self.temperature
         log_p[:, self.end] = together.amax(1) if t == 0 else t * (together / t).logsumexp(1)
         return log_p.index_fill_(1, self.others, NEG_INF)
+
+
+def merge_end_tokens(special: SpecialTokens, temperature: float, device: torch.device) -> list[LogitsProcessor]:
+    """Return the processor of further end tokens, which comes before all others; none if the tokenizer has a single end token."""
+    others = special.other_end_token_ids
+    return [MergeEndTokens(special.end, torch.tensor(others, device=device), temperature)] if others else []
 
 
 @dataclass(frozen=True)

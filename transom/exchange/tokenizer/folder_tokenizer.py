@@ -217,7 +217,8 @@ def _add_tokens(library: Json, ids: Mapping[str, int], tokens: list[Json]) -> di
     Raises:
         ValueError: a token has another id than a file says. The message is a noun phrase.
     """
-    listed: list[Any] = list(library["added_tokens"])  # type: ignore[call-overload]
+    before: Any = library["added_tokens"]
+    listed: list[dict[str, Any]] = [*before]
     all_ids = check_added_tokens(listed, ids)
     present = {token["content"] for token in listed}
     for token in tokens:
