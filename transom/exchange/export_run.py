@@ -70,7 +70,7 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
     Args:
         run: the run folder.
         out: the new folder.
-        model_type: foreign family; None for the first that equals the model.
+        model_type: foreign family; None for the one that equals the model and adds the fewest parameters.
         notify: called with the number of bytes of weights written and their total.
 
     Raises:
@@ -80,9 +80,7 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
         TransomError: the check found a difference.
     """
     start = time.perf_counter()
-    import_transformers()
-    if out.exists():
-        raise ConfigError(f"{out}: expected a new folder, found {'a folder' if out.is_dir() else 'a file'}; give another OUT")
+    require_export(out)
     folder = RunFolder.open(run)
     config = folder.load_config()
     family = choose_family(config, model_type)
@@ -114,6 +112,17 @@ def export_run(run: Path, out: Path, model_type: str | None = None, notify: Noti
         time.perf_counter() - start,
         [*decoding.notes, *_tokenizer_notes(tokenizers)],
     )
+
+
+def require_export(out: Path) -> None:
+    """Raise an error if an export to a folder cannot begin.
+
+    Raises:
+        ConfigError: the transformers library is not installed, or ``out`` exists.
+    """
+    import_transformers()
+    if out.exists():
+        raise ConfigError(f"{out}: expected a new folder, found {'a folder' if out.is_dir() else 'a file'}; give another OUT")
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from transom.errors import ConfigError
 from transom.exchange.adapters.adapter_folder import LORA_A, LORA_B, PREFIX, ModelTensors, module_name
 from transom.exchange.adapters.low_rank import SUFFIX, LowRank, fuse, is_adaptable
 from transom.exchange.adapters.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TASK_TYPES, PeftConfig, read_peft_config
-from transom.exchange.check_export import compare_logits, import_transformers, load_export
+from transom.exchange.check_export import compare_logits, load_export
 from transom.exchange.export_model import ForeignModel, choose_family, convert_model, write_foreign_weights
-from transom.exchange.export_run import ExportReport, json_files, new_folder
+from transom.exchange.export_run import ExportReport, json_files, new_folder, require_export
 from transom.exchange.foreign_folder import CONFIG_FILE
 from transom.exchange.generation import DecodingSettings
 from transom.exchange.imported import Imported
@@ -89,7 +89,7 @@ def export_adapter(run: Path, out: Path, base_name: str | None = None, model_typ
         run: folder of a run that trained an adapter, or of an imported one.
         out: the new folder.
         base_name: folder or hub name of the base model in the transformers library's format, for ``base_model_name_or_path``.
-        model_type: foreign family; None for the first that equals the model.
+        model_type: foreign family; None for the one that equals the model and adds the fewest parameters.
 
     Raises:
         CheckpointError: the run folder is damaged.
@@ -98,9 +98,7 @@ def export_adapter(run: Path, out: Path, base_name: str | None = None, model_typ
         TransomError: the check found a difference.
     """
     start = time.perf_counter()
-    import_transformers()
-    if out.exists():
-        raise ConfigError(f"{out}: expected a new folder, found {'a folder' if out.is_dir() else 'a file'}; give another OUT")
+    require_export(out)
     folder = RunFolder.open(run)
     config, imported, adapter = folder.load_config(), Imported.read(folder), read_run_adapter(folder)
     family = choose_family(config, model_type or (None if imported is None else imported.model_type))
