@@ -19,8 +19,10 @@ from tests.serving.shown import Shown, part_of
 from tests.tiers import every
 from transom.cli.main import main
 from transom.errors import ConfigError, DataError
+from transom.inspection import derive_attention
 from transom.inspection.activations import Activations
 from transom.inspection.certify import Certificate, CertificationError, certify
+from transom.inspection.derive_attention import SLICED_MAPS
 from transom.inspection.edits.schemas import AblateHeads
 from transom.inspection.lenses.logit_attribution import logit_attribution
 from transom.inspection.lenses.logit_lens import logit_lens
@@ -298,6 +300,30 @@ def test_tiles_show_the_map_with_the_edits_in_force(shown: Shown, why: str, whol
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(found, plain) == (why == "heads of the layer itself that are off")
     assert not shown.server.explorer.models[0].network.edits
+
+
+@pytest.mark.parametrize("why", [None, *EDITS])
+@pytest.mark.parametrize("shown", ["language"], indirect=True)
+def test_a_row_of_a_map_is_computed_alone(shown: Shown, why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole maps of a long text do not fit into memory. Rows are those of the whole map, also under edits."""
+    layer, edits = "decoder.blocks.1.attn", [] if why is None else [EDITS[why]]
+    given, index = {"text": f"{INPUTS['language']}{why}"}, {"n_heads": 1, "query": 3}
+    with transom.edits(shown.run, edits) if edits else nullcontext():
+        names = [f"{layer}.{name}" for name in sorted(SLICED_MAPS)]
+        trace = transom.trace(shown.run, given["text"], names)[1]
+        expected = {name: part_of(trace, name, index) for name in names}
+    monkeypatch.setattr("transom.serving.passes.MAX_CERTIFIED", 0)  # as for long texts
+    sizes, scores = list[int](), derive_attention.attention_scores
+    monkeypatch.setattr(derive_attention, "attention_scores", lambda *given: sizes.append((found := scores(*given)).numel()) or found)
+    explorer = shown.server.explorer
+    for name in names:
+        found = array(explorer.answer("tensor", {"input": given, "name": name, "index": index, "edits": edits}))
+        torch.testing.assert_close(found, expected[name].float(), rtol=1e-5, atol=1e-6)
+    if not any(edit["kind"] in ("knock-out-key", "unscaled-scores") for edit in edits):
+        assert set(sizes) == {expected[f"{layer}.scores"].numel()}, "one row of one head"
+    for axis in index:
+        with pytest.raises(ConfigError, match=f"index: expected {axis} from 0 to"):
+            explorer.answer("tensor", {"input": given, "name": names[0], "index": index | {axis: 9999}})
 
 
 @every_run

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from transom.errors import ConfigError
 from transom.files.message import phrase
+from transom.inspection.derive_attention import SLICED_MAPS, is_exact
 from transom.inspection.edits.schemas import AblateHeads
 from transom.inspection.edits.sweep import sweep
 from transom.inspection.explain.cell import axis_message, explain_cell
@@ -20,6 +21,7 @@ from transom.inspection.lenses.logit_lens import read_streams
 from transom.inspection.lenses.readout import flat_logits, is_pooled, log_probs, output_stack
 from transom.inspection.messages.tables import message
 from transom.inspection.names import description
+from transom.inspection.trace import Trace
 from transom.layers.attention import Attention
 from transom.serving.copied import Copied
 from transom.serving.passes import Pass, attention_layers, layer_error, number_error
@@ -59,19 +61,38 @@ def _part(found: Pass, name: str, index: Mapping[str, int]) -> tuple[Tensor, lis
     if name not in found.trace.quantities:
         english = "name: expected the address of a quantity of this pass, found {found}; transom names RUN lists them"
         raise ConfigError(phrase("errors.quantity", english, found=f"{name!r:.80}"))
-    x = found.trace[name]
-    axes = found.trace.axes(name, x.ndim)
+    trace = _with_part_of_map(found.trace, name, index)
+    x = trace[name]
+    axes, alone = trace.axes(name, x.ndim), {"n_heads": trace.heads, "query": trace.positions}
     if "batch" in axes:
         x = x.select(axes.index("batch"), 0)
         axes.remove("batch")
     for axis, i in index.items():
         if axis not in axes:
             raise ConfigError(f"index: expected axes of {name}, which are {', '.join(axes) or 'none'}, found {axis!r:.40}")
-        if i >= (size := x.shape[axes.index(axis)]):
+        if alone.get(axis) is not None:
+            i = 0
+        elif i >= (size := x.shape[axes.index(axis)]):
             raise ConfigError(axis_message(axis, size, i))
         x = x.select(axes.index(axis), i)
         axes.remove(axis)
     return x, axes
+
+
+def _with_part_of_map(trace: Trace, name: str, index: Mapping[str, int]) -> Trace:
+    """Return the trace that computes only one head or query of a map: whole maps of a long text do not fit into memory.
+
+    Raises:
+        ConfigError: there is no such head or query.
+    """
+    path, _, quantity = name.rpartition(".")
+    if quantity not in SLICED_MAPS or not is_exact(trace.activations.module(path)):
+        return trace
+    _, n_heads, n_queries, _ = trace.activations[f"{path}.q"].shape
+    for axis, size in (("n_heads", n_heads), ("query", n_queries)):
+        if index.get(axis, 0) >= size:
+            raise ConfigError(axis_message(axis, size, index[axis]))
+    return trace.select(*([index[axis]] if axis in index else None for axis in ("n_heads", "query")))
 
 
 def encode_array(x: Tensor) -> Json:

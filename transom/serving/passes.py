@@ -130,7 +130,10 @@ def estimate_bytes(model: ServedModel, given: ModelInput) -> tuple[int, int]:
     sequences = [each for name in ("source", "decoder_input") if (each := getattr(given.batch, name, None)) is not None]
     n_tokens = max((each.tokens.shape[1] for each in sequences), default=getattr(config, "n_positions", 0))
     n_blocks = sum(stack["n_blocks"] for stack in model.describe_stacks())
-    return 4 * n_tokens * n_blocks * (16 * getattr(config, "d_model", 0) + 3 * getattr(config, "d_ff", 0)), n_tokens
+    layers = (model.network.get_submodule(path) for path in attention_layers(model))
+    whole_maps = sum(each.n_heads for each in layers if isinstance(each, Attention) and not is_exact(each))
+    width = 16 * getattr(config, "d_model", 0) + 3 * getattr(config, "d_ff", 0)
+    return 4 * n_tokens * (n_blocks * width + whole_maps * n_tokens), n_tokens
 
 
 def too_long_error(n_bytes: int, n_tokens: int) -> DataError:
