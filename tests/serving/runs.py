@@ -22,11 +22,12 @@ LEARNING = ("training.learning_rate=2e-2", "training.schedule.warmup_steps=1")
 
 TRAINING = ("training.max_steps=4", "training.validate_every=2", "training.checkpoint_every=2", "training.precision=fp32", *LEARNING)
 TEXTS = (*MODEL, *TRAINING, "training.batch_tokens=256")
+FEW_PHRASES = ("data.generate.n_train=100", "data.generate.n_valid=10", "data.generate.n_test=10")
 LINES = ("the cat sees the dog\tanimals", "a ship sails on the sea\tships", "the dog sleeps\tanimals", "ships carry wood\tships")
 TEXT = "the cat sees the dog and the dog sees the cat\n"
 INPUTS = {"translator": "a b c d e f", "language": "the cat sees ", "classifier": "the cat sees a ship on the sea"}
 INPUTS |= dict.fromkeys(("experts", "masked", "memory"), "the cat sees ")
-INPUTS["recurrent"] = "the fast wolf"
+INPUTS |= dict.fromkeys(("recurrent", "tagger", "embedder"), "the fast wolf")
 """An input of each model of texts."""
 
 TARGET = "f e d c b a"
@@ -110,14 +111,20 @@ class Runs(dict[str, Path]):
     def _train_masked(self, run: Path) -> None:
         transom.train("text-masked", run, [*TEXTS, *self._texts(), "tokenizer.kind=char", "model.n_layers=2", "model.max_seq_len=64"])
 
+    def _train_tagger(self, run: Path) -> None:
+        transom.train("phrasebook-tags", run, [*TEXTS, *FEW_PHRASES, "tokenizer.vocab_size=300"])
+
+    def _train_embedder(self, run: Path) -> None:
+        transom.train("sentences", run, [*TEXTS, *FEW_PHRASES, "tokenizer.vocab_size=300"])
+
     def _train_recurrent(self, run: Path) -> None:
         """Train a translator of LSTMs with attention over the source."""
-        data = ["data.generate.n_train=100", "data.generate.n_valid=10", "data.generate.n_test=10", "training.batch_tokens=256"]
-        transom.train("phrasebook-lstm", run, ["model.d_model=32", *TRAINING, *data, "training.validate_bleu=2"])
+        sizes = ["model.d_model=32", "training.batch_tokens=256", "training.validate_bleu=2"]
+        transom.train("phrasebook-lstm", run, [*TRAINING, *FEW_PHRASES, *sizes])
 
 
 NAMES = ("translator", "language", "classifier", "pictures")
-FAMILIES = ("experts", "masked", "recurrent", "memory", "sounds")
+FAMILIES = ("experts", "masked", "recurrent", "memory", "sounds", "tagger", "embedder")
 """Further kinds of models."""
 
 

@@ -23,7 +23,7 @@ const embeddingStep = (id, name) => ({
   values: async (state) => {
     const place = embeddingPlace(state.loaded.pass);
     const { values } = await read(state, place, `${place.prefix}.${name}`);
-    return { ...tokenIn(state, place.stack), n: count(values.length), first: number(values[0]), second: number(values[1]) };
+    return { ...tokenIn(state, place.stack), n: count(values.length), first: number(values[0]), next: number(values[1]) };
   },
 });
 
@@ -36,6 +36,8 @@ function answerPosition(pass, state) {
   const chosen = chosenToken(state, stack);
   return perToken && positions.includes(chosen) ? chosen : null;
 }
+
+const hasAnswer = (pass) => pass.outputs.positions.length > 0;
 
 const answerValues = async (state) => {
   const { values, multi_label: several } = await ask("logits", logitsBodies(state).now);
@@ -54,8 +56,6 @@ const answerValues = async (state) => {
     several,
   };
 };
-const hasAnswer = (pass) => pass.outputs.positions.length > 0;
-
 export const STEPS = [
   {
     id: "tokens",
@@ -149,8 +149,20 @@ export const STEPS = [
       n: modelOf(state).stacks.map((each) => each.n_blocks).join(" + "),
       heads: state.loaded.pass.layers.reduce((sum, each) => sum + each.n_heads, 0),
     }),
+    message: (pass) => (hasAnswer(pass) ? "blocks" : "blocks_vector"),
   },
   crossStep,
+  {
+    id: "vector",
+    when: (pass) => !hasAnswer(pass) && has(pass, "last_hidden"),
+    go: () => ({ place: "output" }),
+    target: () => '[data-quantity="last_hidden"]',
+    values: async (state) => {
+      const place = listPlaces(state.loaded.pass).find((each) => each.kind === "output");
+      const { values } = await read(state, place, "last_hidden");
+      return { n: count(values.length), first: number(values[0]), next: number(values[1]) };
+    },
+  },
   {
     id: "logits",
     when: hasAnswer,

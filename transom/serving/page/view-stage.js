@@ -21,6 +21,11 @@ export function placeName(pass, place) {
   return where ? `${where}: ${what}` : what;
 }
 
+function leadOf(pass, place) {
+  if (place.kind === "output" && !pass.outputs.positions.length) return "output_vector";
+  return place.part === "cross" ? "cross" : place.kind;
+}
+
 function title(store, state) {
   const { pass } = state.loaded;
   const place = currentPlace(state);
@@ -40,7 +45,7 @@ function title(store, state) {
   return [
     h("div", { class: "steps" }, step(-1, "place-before"), step(1, "place-after")),
     h("h2", { text: placeName(pass, place) }),
-    h("p", { class: "lead", text: t(`place.${place.part === "cross" ? "cross" : place.kind}`) }),
+    h("p", { class: "lead", text: t(`place.${leadOf(pass, place)}`) }),
   ];
 }
 
