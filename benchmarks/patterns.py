@@ -23,8 +23,8 @@ from transom.config.patterns import block_patterns
 from transom.kernels.block_sparse import MaskPart, plan_parts, plan_tiled_mask, tiled_attention
 from transom.layers.attention import AttentionArgs, explicit_attention
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, TILE_SIZE, MaskRule, TokenPositions, build_rule
+from transom.planning.freed_memory import trim_malloc
 from transom.planning.hardware import measure_peak
-from transom.planning.memory import trim_malloc
 from transom.planning.precision import choose_threads
 
 N_HEADS, D_HEAD = 8, 64

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from transom.planning.memory import raise_malloc_thresholds
+from transom.planning.freed_memory import keep_freed_memory
 
 SETTLE_SECONDS = 0.3
 """Pause before each turn, in seconds, in which the previous system's threads stop spinning."""
@@ -66,7 +66,7 @@ class Worker:
 
 def _serve(pipe: Connection, module: str, function: str, arguments: tuple[Any, ...], threads: int) -> None:
     torch.set_num_threads(threads)
-    raise_malloc_thresholds()  # as in transom's training; the peers benefit too
+    keep_freed_memory()  # as in transom's training; the peers benefit too
     workloads = getattr(import_module(module), function)(*arguments)
     pipe.send(list(workloads))
     while True:

@@ -54,7 +54,7 @@ beam_size = 2
 max_length = 16
 """
 
-TIMED = {"seconds", "target_tokens_per_second", "matmul_utilization", "seconds_per_step", "peak_memory"}
+TIMED = {"seconds", "target_tokens_per_second", "matmul_utilization", "seconds_per_step", "peak_memory", "needed_memory"}
 """What two equal runs may differ in."""
 
 RESUMED = b"resuming from step"

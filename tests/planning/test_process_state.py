@@ -5,8 +5,7 @@ import os
 import pytest
 import torch
 
-from transom.planning.memory import ONEDNN_ENVIRONMENT
-from transom.planning.process_state import environment_defaults, preserved_process_state
+from transom.planning.process_state import ONEDNN_ENVIRONMENT, environment_defaults, preserved_process_state
 
 (KERNEL_LIMIT,) = ONEDNN_ENVIRONMENT
 

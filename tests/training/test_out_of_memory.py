@@ -21,12 +21,14 @@ from transom.data.batch import PaddedSequences, split_rows, take_rows, translati
 from transom.errors import ConfigError
 from transom.inspection.pages.run_status import read_status
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.training.events import Event, MicroBatchesHalved, StepFinished
+from transom.planning.freed_memory import FreedMemory
+from transom.training.events import Event, MemoryIsShort, MicroBatchesHalved, StepFinished
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.out_of_memory import is_out_of_memory, out_of_memory_error
 from transom.training.train_step import StepResult, TrainStep
 
+CPU = torch.device("cpu")
 CPU_ERROR = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes. Error code 12")
 PLAIN = TrainingConfig(optimizer=SgdConfig(momentum=0.0), max_grad_norm=None)
 
@@ -88,6 +90,22 @@ def test_halves_give_the_update_of_the_whole(error: Exception, in_backward: bool
     assert train_step.n_splits == {5: 8, 1: 32}[rows] and found.rows == {5: 4, 1: 1}[rows] and expected.rows == N
     assert seen[:3] == [32, 16, 8] and sum(seen) - 32 - 16 - 8 in (32, 32 + 4 + 2)
     assert train_step.step([batch], 0.5).rows == found.rows, "later steps have the smaller micro-batches at once"
+
+
+def test_freed_memory_is_given_back_before_micro_batches_are_halved(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: the second time, there is none to give back."""
+    given_back = list[bool]()
+    monkeypatch.setattr("transom.planning.freed_memory.give_back_freed_memory", lambda: given_back.append(True))
+    whole, repeated, batch = tiny(), tiny(), translation_batch(SOURCES, TARGETS, range(N))
+    expected = stepper(whole).step([batch], 0.5, 7.0)
+    train_step = stepper(repeated)
+    train_step.freed_memory = FreedMemory(CPU)
+    train_step.freed_memory.kept = True
+    with memory_for(repeated, 8) as seen:
+        found = train_step.step([batch], 0.5, 7.0)
+    assert seen[:3] == [N, N, N // 2] and len(given_back) == 2 and train_step.n_splits == 4
+    assert not train_step.freed_memory.kept and train_step.freed_memory.shortage == "ran out"
+    assert_same_step((repeated, found), (whole, expected), 1e-9)
 
 
 def test_a_repeated_step_draws_what_a_step_of_smaller_micro_batches_draws() -> None:
@@ -187,6 +205,20 @@ def test_each_task_has_halves_or_says_why_not(task: str, request: pytest.Fixture
     assert counted == [(each.step, each.rows, each.n_splits) for each in halved] and halved[0].step == 1 and halved[0].rows <= 2
     assert read_status(tmp_path / "halved").n_halved == len(halved) and read_status(tmp_path / "whole").n_halved == 0
     assert "memory ran out" in halved[0].note and len(halved[0].note.splitlines()) == 1
+
+
+def test_a_run_with_little_room_says_so_once(languages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transom.planning.freed_memory.peak_memory", lambda _: 3 * 2**29)
+    monkeypatch.setattr("transom.planning.freed_memory.available_memory", lambda n_processes: 2**31)
+    events, folder = list[Event](), tmp_path / "run"
+    sit(changed(languages, max_steps=3, log_every=1), folder, events.append)
+    (short,) = (event for event in events if isinstance(event, MemoryIsShort))
+    assert (short.step, short.ran_out) == (2, False)
+    assert "step 2: training needs 1.5 of 2.0 GiB of memory; freed memory is given back" in short.note
+    assert "step 7: memory ran out; freed memory is given back" in MemoryIsShort(7, 1, 2, ran_out=True).note
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    needed = [each.get("needed_memory") for each in records if each["kind"] == "train"]
+    assert needed[0] is None and needed[1] == needed[2] != 0
 
 
 @pytest.mark.long

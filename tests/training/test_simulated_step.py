@@ -42,7 +42,7 @@ SHAPES = st.builds(BatchShape, st.integers(1, 4), st.integers(1, 9), st.integers
 @given(CONFIGS, SHAPES, st.sampled_from([DecoderConfig, MaskedLMConfig]))
 def test_a_step_needs_what_is_predicted(fields: dict[str, Any], shape: BatchShape, family: Any) -> None:
     config = family.model_validate({**fields, "max_seq_len": 16})
-    real, _ = measure_step(build_model(config).train(), build_batch(config, shape), torch.float32, shape)
+    real = measure_step(build_model(config).train(), build_batch(config, shape), torch.float32, shape)
     assert simulate_step(config, shape, torch.float32) == real
 
 
@@ -57,7 +57,7 @@ def test_a_step_needs_what_is_predicted(fields: dict[str, Any], shape: BatchShap
 )
 def test_other_families_need_what_is_predicted(config: Any) -> None:
     shape = BatchShape(3, 7, 5)
-    real, _ = measure_step(build_model(config).train(), build_batch(config, shape), torch.float32, shape)
+    real = measure_step(build_model(config).train(), build_batch(config, shape), torch.float32, shape)
     assert simulate_step(config, shape, torch.float32) == real
 
 
@@ -65,7 +65,7 @@ def test_in_bfloat16_the_prediction_is_near() -> None:
     """PyTorch keeps the statistics of a 16-bit layer norm in float32, on tensors without values in 16 bits."""
     config = DecoderConfig(d_model=64, n_heads=4, n_layers=2, d_ff=128, vocab_size=100, max_seq_len=32, norm="layernorm")  # type: ignore[arg-type]
     shape = BatchShape(4, 0, 32)
-    real, _ = measure_step(build_model(config).train(), build_batch(config, shape), torch.bfloat16, shape)
+    real = measure_step(build_model(config).train(), build_batch(config, shape), torch.bfloat16, shape)
     predicted = simulate_step(config, shape, torch.bfloat16)
     assert predicted is not None
     assert astuple(predicted) == pytest.approx(astuple(real), rel=0.02)
@@ -76,7 +76,7 @@ def test_many_layers_and_rows_are_extrapolated_exactly(rows: int, d_ff: int, mon
     """Few rows and wide layers need most memory at the end of the backward pass, many rows and narrow layers at its start."""
     config = DecoderConfig(d_model=16, n_heads=2, n_layers=11, d_ff=d_ff, vocab_size=50, max_seq_len=16)
     shape = BatchShape(rows, 0, 16)
-    real, _ = measure_step(build_model(config).train(), build_batch(config, shape), torch.float32, shape)
+    real = measure_step(build_model(config).train(), build_batch(config, shape), torch.float32, shape)
     assert simulate_step(config, shape, torch.float32) == real
     monkeypatch.setattr(simulated_step, "MAX_SIMULATED_LOGITS", 50 * 16 * 8)
     simulate_step.cache_clear()

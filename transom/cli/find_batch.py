@@ -68,7 +68,7 @@ def found_lines(found: "FoundBatch") -> list[str]:
     python = f"{format_bytes(last.before)} are Python's and PyTorch's"
     return [
         f"largest micro-batch that fits into {format_bytes(found.limit)}: {rows} per forward pass, {found.batch:,} per step",
-        f"predicted: {format_bytes(found.predicted)}; a trial used {format_bytes(last.data)}, of which {python}",
+        f"predicted: {format_bytes(found.predicted)}; a trial used {format_bytes(last.before + last.resident)}, of which {python}",
         "the training data are not included; a step for which memory runs out is repeated with smaller micro-batches",
         *(f"--set {each}" for each in found.settings),
     ]

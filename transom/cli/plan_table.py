@@ -58,7 +58,8 @@ def check_lines(check: PlanCheck) -> list[str]:
     small = check.memory_used < JUDGED_BYTES
     expected = f"expected: memory within {MEMORY_TOLERANCE:.0%} for runs of 1 GiB or more, seconds per step within {TIME_TOLERANCE:.0%}"
     lines = [*align_columns(rows), *_wrap([expected + ("; this run is smaller" if small else "")])]
-    return [*lines, *_wrap([f"planned with {_batch(check.plan)}; the process also holds the training data"])]
+    held = f"used is what the first steps needed; with freed memory that it kept, the process held up to {format_bytes(check.memory_held)}"
+    return [*lines, *_wrap([held, f"planned with {_batch(check.plan)}; the process also holds the training data"])]
 
 
 def format_bytes(size: float) -> str:
@@ -111,7 +112,7 @@ def _memory(plan: Plan) -> list[str]:
         ("optimizer state", m.optimizer),
         ("averaged weights", m.average),
         ("activations, at the peak", m.activations),
-        ("gaps between tensors", m.gaps),
+        ("buffers of operations", m.workspace),
         ("libraries", m.libraries),
     ]
     rows = [[name, format_bytes(size), format_percent(size / m.total, 1)] for name, size in state if size]

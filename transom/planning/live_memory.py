@@ -20,13 +20,11 @@ class LiveBytes:
         current: bytes that are alive.
         peak: largest number of bytes that were alive at once.
         largest: bytes of the largest single tensor.
-        events: the allocations and frees in order: the size of a tensor, or -k when the memory of the k-th tensor is freed.
     """
 
     def __init__(self) -> None:
         """Start with no bytes."""
         self.current = self.peak = self.largest = 0
-        self.events, self._n_tensors = list[int](), 0
         self._seen = dict[int, weakref.ref[Any]]()
 
     def add(self, x: object) -> None:
@@ -38,15 +36,10 @@ class LiveBytes:
         if key in self._seen:
             return
 
-        self._n_tensors += 1
-        number = self._n_tensors
-
         def free(_: object) -> None:
             del self._seen[key]
             self.current -= size
-            self.events.append(-number)
 
-        self.events.append(size)
         self._seen[key] = weakref.ref(storage, free)
         self.current += size
         self.peak, self.largest = max(self.peak, self.current), max(self.largest, size)

@@ -1,33 +1,15 @@
-"""Check that a model fits in memory, and configure how glibc's malloc and oneDNN reuse memory between training steps."""
+"""Check that a model fits in memory: the limits of this process and what it holds."""
 
-import ctypes
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from transom.errors import ConfigError
-from transom.planning.heap import MAX_HEAP_BLOCK, NEVER_TRIM, set_thresholds
 
 BYTES_PER_PARAMETER = 12
 """Minimum memory of training per parameter: a weight, a gradient and the weight of the copy for validation, in float32."""
-
-_MAX_DYNAMIC_MMAP_THRESHOLD = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
-"""Upper limit of glibc's dynamic mmap threshold, which grows with the blocks that a process frees (mallopt(3), M_MMAP_THRESHOLD)."""
-
-_MALLOC_VARIABLES = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
-_GLIBC_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
-"""Environment variables, and settings in ``GLIBC_TUNABLES``, with which a user sets the malloc thresholds of the whole process."""
-
-ONEDNN_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4096"}
-"""Capacity of oneDNN's kernel cache, one kernel per product shape; oneDNN reads the variable once, before its first product.
-
-Batches of sentences have about a hundred shapes, whose matrix products have an estimated three thousand shapes. The default capacity is
-1,024 kernels; the other kernels are built repeatedly, which costs about 6% of a training step.
-"""
 
 
 def check_fits_in_memory(n_parameters: int, device: torch.device) -> None:
@@ -84,6 +66,19 @@ def _control_group_limits(membership: Path, mount: Path) -> list[int]:
     return [int(limit) for limit in found if limit.isdecimal()]
 
 
+def available_memory(n_processes: int = 1) -> int:
+    """Return the bytes that this process may hold, of a machine that ``n_processes`` equal processes share.
+
+    It is the least of its share of ``device_memory`` and of what it holds now and its share of the free memory of the system (proc(5),
+    MemAvailable).
+    """
+    device, limits = torch.device("cpu"), [device_memory(torch.device("cpu")) // n_processes]
+    if (meminfo := Path("/proc/meminfo")).is_file():
+        left = next(1024 * int(line.split()[1]) for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+        limits.append(used_memory(device) + left // n_processes)
+    return min(limits)
+
+
 def used_memory(device: torch.device) -> int:
     """Return the bytes that this process holds now: resident in memory, or allocated on a GPU."""
     if device.type == "cuda":
@@ -96,6 +91,17 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return _resident("VmHWM:")
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Let ``peak_memory`` count from now on. Does nothing on a CPU without Linux (proc(5), clear_refs)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # other systems, and sandboxes that forbid it: the peak is that of the whole process
+        return
 
 
 def data_memory() -> int:
@@ -120,42 +126,3 @@ def _resident(field: str) -> int:
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return usage if sys.platform == "darwin" else 1024 * usage
-
-
-def raise_malloc_thresholds() -> bool:
-    """Raise glibc's malloc thresholds, so that freed memory is reused instead of returned to the system.
-
-    Returned memory comes back as pages that the system clears on first touch, which costs about 10% of a training step on small models.
-    ``trim_malloc`` returns the memory held this way. Does nothing without glibc, or if the environment sets these thresholds.
-
-    Returns:
-        Whether the thresholds were set.
-    """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _MALLOC_VARIABLES & os.environ.keys() or any(name in tunables for name in _GLIBC_TUNABLES):
-        return False
-    return set_thresholds(MAX_HEAP_BLOCK, NEVER_TRIM)
-
-
-@contextmanager
-def raised_malloc_thresholds() -> Iterator[None]:
-    """Raise glibc's malloc thresholds in the block; afterwards return free memory and set the thresholds to their usual maximum.
-
-    The previous thresholds cannot be read. They start at 128 KiB and grow as larger blocks are freed, up to 32 MiB for mmap and 64 MiB for
-    trimming; setting them stops this growth. They are therefore set to this maximum: at 128 KiB, the pages of every larger tensor of the
-    caller would be cleared on first touch.
-    """
-    raised = raise_malloc_thresholds()
-    try:
-        yield
-    finally:
-        if raised:
-            set_thresholds(_MAX_DYNAMIC_MMAP_THRESHOLD, 2 * _MAX_DYNAMIC_MMAP_THRESHOLD)
-            trim_malloc()
-
-
-def trim_malloc() -> None:
-    """Return unused memory from glibc to the system (``malloc_trim``); called occasionally to limit fragmentation."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)

@@ -15,6 +15,10 @@ Sharding = Literal["none", "optimizer", "full"]
 """Division of the state among the devices (Rajbhandari et al. 2020, ZeRO, figure 1): nothing, the optimizer state (stage 1), or optimizer
 state, gradients and weights (stage 3)."""
 
+WORKSPACE_FRACTION = 0.06
+"""Memory beside the tensors of a step on a CPU, as a fraction of them: buffers that an operation returns before it ends, and small blocks
+that malloc keeps."""
+
 LIBRARY_BYTES = 64 << 20
 """Resident memory of a process on a CPU that comes with its first steps, beside tensors: pages of the libraries, and their buffers.
 
@@ -63,7 +67,7 @@ class TrainingBytes:
         optimizer: state of the optimizer, such as the two moments of Adam.
         average: the moving average of the weights, or the weights of the averaged checkpoints.
         activations: what a step needs at its peak beside all of these.
-        gaps: what malloc keeps free between tensors; 0 on a GPU.
+        workspace: buffers of operations, and blocks that malloc keeps; 0 on a GPU.
         libraries: what PyTorch and its libraries load and reserve when they first compute; 0 on a GPU.
     """
 
@@ -73,7 +77,7 @@ class TrainingBytes:
     optimizer: int
     average: int
     activations: int
-    gaps: int = 0
+    workspace: int = 0
     libraries: int = 0
 
     @property
@@ -84,7 +88,7 @@ class TrainingBytes:
     @property
     def total(self) -> int:
         """Largest number of bytes at once."""
-        return self.tensors + self.gaps + self.libraries
+        return self.tensors + self.workspace + self.libraries
 
 
 def count_training_bytes(

@@ -11,7 +11,16 @@ from transom.data.reports.baseline import worse_than_baseline
 from transom.inspection.pages.notebook import facts, framed, progress_bar, validation_table
 from transom.inspection.pages.number_format import format_count, format_duration, format_parameter_count, format_percent
 from transom.tasks.progress import ENDED, validation_line
-from transom.training.events import Event, Forecast, MicroBatchesHalved, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
+from transom.training.events import (
+    Event,
+    Forecast,
+    MemoryIsShort,
+    MicroBatchesHalved,
+    StepFinished,
+    TrainingFinished,
+    TrainingStarted,
+    ValidationFinished,
+)
 
 SECONDS_BETWEEN_FRAMES = 0.5
 """Minimum time between two redraws of the output cell after optimizer steps, in seconds."""
@@ -41,7 +50,7 @@ class NotebookProgress(AbstractContextManager["NotebookProgress"]):
                 self._start(event)
             case StepFinished():
                 self._stepped(event)
-            case MicroBatchesHalved():
+            case MicroBatchesHalved() | MemoryIsShort():
                 self._lines.append(event.note)
             case Forecast():
                 self._lines += event.notes

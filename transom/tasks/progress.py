@@ -11,7 +11,16 @@ from typing import Any
 
 from transom.data.reports.baseline import worse_than_baseline
 from transom.inspection.pages.number_format import format_compact, format_count, format_duration, format_parameter_count, format_percent
-from transom.training.events import Event, Forecast, MicroBatchesHalved, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
+from transom.training.events import (
+    Event,
+    Forecast,
+    MemoryIsShort,
+    MicroBatchesHalved,
+    StepFinished,
+    TrainingFinished,
+    TrainingStarted,
+    ValidationFinished,
+)
 from transom.training.validation_metrics import format_metrics
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -90,7 +99,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                     self.notify(f"resuming from step {format_count(event.step)}")
             case StepFinished():
                 self._step(event)
-            case MicroBatchesHalved():
+            case MicroBatchesHalved() | MemoryIsShort():
                 self.notify(event.note)
             case Forecast():
                 self._set_total(event.max_steps)

@@ -93,6 +93,31 @@ class MicroBatchesHalved:
 
 
 @dataclass(frozen=True)
+class MemoryIsShort:
+    """Freed memory is given back to the system after each use, since there is no room to keep it; steps take longer.
+
+    Attributes:
+        step: number of optimizer steps so far.
+        needed: bytes that this process held in its first steps.
+        available: bytes that it may hold.
+        ran_out: whether memory ran out in this step.
+    """
+
+    step: int
+    needed: int
+    available: int
+    ran_out: bool
+
+    @property
+    def note(self) -> str:
+        """Describe the change in a sentence."""
+        given = "freed memory is given back to the system after each use, so that it fits, but takes longer; smaller batches are faster"
+        if self.ran_out:
+            return f"step {self.step:,}: memory ran out; {given}"
+        return f"step {self.step:,}: training needs {self.needed / 2**30:.1f} of {self.available / 2**30:.1f} GiB of memory; {given}"
+
+
+@dataclass(frozen=True)
 class Forecast:
     """The time per step is stable enough to forecast the end of the run; sent again if a time limit leaves clearly more or fewer steps.
 
@@ -155,5 +180,7 @@ class TrainingFinished:
     weights: str | None = None
 
 
-Event = TrainingStarted | StepFinished | MicroBatchesHalved | Forecast | ValidationFinished | CheckpointSaved | TrainingFinished
+Event = (
+    TrainingStarted | StepFinished | MicroBatchesHalved | MemoryIsShort | Forecast | ValidationFinished | CheckpointSaved | TrainingFinished
+)
 Callback = Callable[[Event], None]

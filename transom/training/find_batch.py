@@ -109,7 +109,7 @@ def find_batch(
             size = plan_rows(-(-rows // steps), min(steps, 2))[0]
             if size <= share:
                 return steps, size
-            most = min(-(-rows // steps) - 1, most * 7 // 8)  # gaps do not grow linearly
+            most = min(-(-rows // steps) - 1, most * 7 // 8)
 
     steps, trials = 1, list[tuple[int, Trial]]()
     predicted, most = plan_rows(rows, 1)

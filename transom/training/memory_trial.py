@@ -18,6 +18,7 @@ from transom.config.recipe import parse_model_config
 from transom.config.training import TrainingConfig
 from transom.errors import TransomError
 from transom.models.build import build_model
+from transom.planning.freed_memory import FreedMemory
 from transom.planning.memory import data_memory, limit_data, peak_memory, used_memory
 from transom.planning.precision import choose_precision
 from transom.planning.process_state import preserved_process_state
@@ -39,14 +40,12 @@ class Trial:
     Attributes:
         fits: whether all steps were taken.
         before: bytes that the limit counts before model and batch exist: Python, PyTorch and transom.
-        data: most bytes that the limit counts, seen after a step.
-        resident: largest resident memory above that before model and batch exist.
+        resident: largest resident memory above that before model and batch exist, while freed memory was given back to the system.
         seconds: processor seconds per step, of the last ones.
     """
 
     fits: bool
     before: int = 0
-    data: int = 0
     resident: int = 0
     seconds: float = 0.0
 
@@ -89,16 +88,17 @@ def try_steps(
     return Trial(**json.loads(run.stdout))
 
 
+@preserved_process_state()
 def take_steps(request: dict[str, Any]) -> Trial:
     """Take the steps of a request in this process; missing memory ends them."""
     config: ModelConfig = parse_model_config(request["model"])
     training = TrainingConfig.model_validate(request["training"])
     shape, dtype = BatchShape(**request["shape"]), choose_precision(request["precision"], _CPU).dtype
-    before, resident, most, times = data_memory(), used_memory(_CPU), 0, list[float]()
+    before, resident, times = data_memory(), used_memory(_CPU), list[float]()
     if request["limit"] is not None:
         limit_data(request["limit"])
     try:
-        model = build_model(config).train()
+        freed, model = FreedMemory(_CPU), build_model(config).train()
         validation_copy, averager = copy.deepcopy(model).eval(), WeightAverager(training.average, model)
         optimizer, batch = build_optimizer(model, training.optimizer, dtype), build_batch(config, shape)
         for step in range(1, request["steps"] + 1):
@@ -109,23 +109,21 @@ def take_steps(request: dict[str, Any]) -> Trial:
             optimizer.zero_grad(set_to_none=True)
             averager.after_step()
             averager.after_checkpoint(step)
-            most = max(most, data_memory())
+            freed.after_step()
             times.append(time.process_time() - start)
         del validation_copy
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return Trial(False, before, most)
-    return Trial(True, before, most, peak_memory(_CPU) - resident, min(times))
+        return Trial(False, before)
+    return Trial(True, before, (freed.needed or peak_memory(_CPU)) - resident, min(times))
 
 
 def main() -> None:
     """Read a request from standard input, and write its outcome to standard output."""
     request = json.load(sys.stdin)
     torch.set_num_threads(request["threads"])
-    with preserved_process_state():
-        found = take_steps(request)
-    sys.stdout.write(json.dumps(asdict(found)))
+    sys.stdout.write(json.dumps(asdict(take_steps(request))))
 
 
 if __name__ == "__main__":

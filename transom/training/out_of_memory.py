@@ -11,7 +11,7 @@ from transom.errors import ConfigError
 from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.norm import BatchNorm
 from transom.models.base import Network
-from transom.planning.memory import trim_malloc
+from transom.planning.freed_memory import trim_malloc
 
 _MESSAGES = ("can't allocate memory", "std::bad_alloc", "could not create a memory object")
 """Parts of the messages of errors that have no class of their own: of PyTorch's CPU allocator, of C++ and of oneDNN."""

@@ -11,9 +11,11 @@ from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
+from transom.planning.freed_memory import keep_freed_memory
 from transom.planning.hardware import measure_peak
 from transom.planning.plan import Plan
 from transom.planning.precision import choose_precision, choose_threads, num_threads_set_to, plan_processes
+from transom.planning.process_state import preserved_process_state
 from transom.training.metrics_window import read_metrics_history
 from transom.training.plan_run import NO_OPTIONS, PlanOptions, batch_shape, measure_seconds_per_flop, plan_run
 
@@ -31,13 +33,16 @@ class PlanCheck:
     Attributes:
         run: the run folder.
         plan: the plan of its recipe.
-        memory_used: largest resident memory of the process above that before data and model were loaded, in bytes.
+        memory_used: largest resident memory of the process, above that before data and model were loaded, while freed memory was given
+            back to the system, in bytes.
+        memory_held: the same, later too: more if freed memory was kept.
         seconds_used: median of the logged seconds per step.
     """
 
     run: Path
     plan: Plan
     memory_used: int
+    memory_held: int
     seconds_used: float
 
     @property
@@ -60,7 +65,12 @@ class PlanCheck:
         """Return both comparisons as JSON-serializable data."""
         return {
             "run": str(self.run),
-            "memory": {"predicted": self.plan.memory.total, "used": self.memory_used, "difference": self.memory_difference},
+            "memory": {
+                "predicted": self.plan.memory.total,
+                "used": self.memory_used,
+                "difference": self.memory_difference,
+                "held": self.memory_held,
+            },
             "seconds_per_step": {"predicted": self.seconds_predicted, "used": self.seconds_used, "difference": self.time_difference},
             "memory_is_judged": self.memory_used >= JUDGED_BYTES,
             "rate": self.plan.time.rate_source if self.plan.time else "",
@@ -84,20 +94,22 @@ def check_plan(run: Path, options: PlanOptions = NO_OPTIONS, seconds: float = 10
     if not folder.has_recipe:
         raise ConfigError(f"{run}: expected a run with a recipe, found none; give a folder that transom train --out wrote")
     recipe, records = load_recipe(run / RECIPE)[0], read_metrics_history(folder.metrics)
-    memory = [record["peak_memory"] for record in records if record.get("peak_memory") is not None]
-    times = [record["seconds_per_step"] for record in records if record.get("seconds_per_step") is not None]
-    if not memory or not times:
+    fields = ("needed_memory", "peak_memory", "seconds_per_step")
+    used, held, times = ([record[name] for record in records if record.get(name) is not None] for name in fields)
+    if not used or not times:
         raise ConfigError(
-            f"{run}: expected metrics with peak_memory and seconds_per_step, found none; train longer than training.log_every ="
+            f"{run}: expected metrics with needed_memory and seconds_per_step, found none; train longer than training.log_every ="
             f" {recipe.training.log_every} steps with this version"
         )
     precision, threads = choose_precision(recipe.training.precision, torch.device("cpu")), choose_threads()
     if options.flops_per_second is None:
         shape, _ = batch_shape(recipe.model, recipe.training, options)
-        with num_threads_set_to(plan_processes(recipe.training.processes, threads, torch.device("cpu")).threads):
+        n_threads = plan_processes(recipe.training.processes, threads, torch.device("cpu")).threads
+        with preserved_process_state(), num_threads_set_to(n_threads):
+            keep_freed_memory()
             peak = measure_peak().flops[precision.dtype]
             rate = 1 / measure_seconds_per_flop(recipe.model, recipe.training, shape, precision.name, seconds)
-        used = options.utilization or rate / peak
-        options = replace(options, flops_per_second=peak, utilization=used, rate_source="measured on this machine")
+        utilization = options.utilization or rate / peak
+        options = replace(options, flops_per_second=peak, utilization=utilization, rate_source="measured on this machine")
     plan = plan_run(str(run), recipe.model, recipe.training, options)
-    return PlanCheck(run, plan, max(memory), statistics.median(times[1:] or times))
+    return PlanCheck(run, plan, max(used), max(held), statistics.median(times[1:] or times))

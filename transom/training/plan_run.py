@@ -20,9 +20,9 @@ from transom.planning.memory import device_memory
 from transom.planning.parameters import count_parameters
 from transom.planning.plan import Fit, Plan, TimePlan, compute_budget, flops_per_token
 from transom.planning.precision import choose_precision
-from transom.planning.training_bytes import LIBRARY_BYTES, Sharding, StepMemory, TrainingBytes, count_training_bytes
+from transom.planning.training_bytes import LIBRARY_BYTES, WORKSPACE_FRACTION, Sharding, StepMemory, TrainingBytes, count_training_bytes
 from transom.training.optimizer import build_optimizer
-from transom.training.simulated_step import BatchShape, build_batch, gap_fraction, run_step, simulate_step
+from transom.training.simulated_step import BatchShape, build_batch, run_step, simulate_step
 
 PAIR_LENGTH = 64
 """Tokens per side of a pair of texts, unless a length is given."""
@@ -91,7 +91,7 @@ def plan_run(name: str, config: ModelConfig, training: TrainingConfig, options: 
     device_bytes = options.device_bytes or device_memory(torch.device("cpu"))
     steps = _Steps(config, training, precision.dtype, options.devices, options.sharding, options.on_cpu)
     step = steps.of(shape)
-    memory = steps.bytes(step, shape)
+    memory = steps.bytes(step)
     flops = flops_per_token(config, shape.source, shape.target, shape.labeled)
     per_step = batch * flops.training
     n_steps = training.max_steps if options.tokens is None else math.ceil(options.tokens / batch)
@@ -125,7 +125,7 @@ def plan_run(name: str, config: ModelConfig, training: TrainingConfig, options: 
 def predict_bytes(config: ModelConfig, training: TrainingConfig, shape: BatchShape, dtype: torch.dtype) -> TrainingBytes:
     """Predict the memory of a training on this machine's processors, in a single process, above that after importing PyTorch."""
     steps = _Steps(config, training, dtype, 1, "none", True)
-    return steps.bytes(steps.of(shape), shape)
+    return steps.bytes(steps.of(shape))
 
 
 def measure_seconds_per_flop(config: ModelConfig, training: TrainingConfig, shape: BatchShape, precision: str, seconds: float) -> float:
@@ -194,35 +194,31 @@ class _Steps:
     def of(self, shape: BatchShape) -> StepMemory | None:
         return simulate_step(self.config, shape, self.dtype)
 
-    def bytes(
-        self, step: StepMemory | None, shape: BatchShape, devices: int | None = None, sharding: Sharding | None = None
-    ) -> TrainingBytes:
-        """Return the bytes of a step, with the gaps that steps of ``shape`` leave, as a fraction."""
+    def bytes(self, step: StepMemory | None, devices: int | None = None, sharding: Sharding | None = None) -> TrainingBytes:
+        """Return the bytes of training with a step of this memory."""
         sharding = sharding or self.sharding
         activations = 0 if step is None else step.activations(sharding)
         found = count_training_bytes(self.config, self.training, activations, devices or self.devices, sharding)
         if not self.on_cpu:
             return found
-        states = found.validation_copy + found.optimizer + found.average
-        gaps = 0 if step is None else gap_fraction(self.config, shape, self.dtype, round(states / found.weights)) * step.peak
-        return replace(found, gaps=round(gaps), libraries=LIBRARY_BYTES)
+        return replace(found, workspace=round(WORKSPACE_FRACTION * found.tensors), libraries=LIBRARY_BYTES)
 
     def largest_rows(self, shape: BatchShape, device_bytes: int) -> int:
         """Return the most rows that fit, from the bytes of two numbers of rows, between which memory grows linearly."""
         few, more = self.of(shape), self.of(replace(shape, rows=2 * shape.rows))
         if few is None or more is None:
             return 0
-        base = self.bytes(few, shape).total
-        per_row = max(1.0, (self.bytes(more, shape).total - base) / shape.rows)
+        base = self.bytes(few).total
+        per_row = max(1.0, (self.bytes(more).total - base) / shape.rows)
         rows = shape.rows + math.floor((device_bytes - base) / per_row)
-        return max(rows, 0) if rows >= 1 else int(self.bytes(self.of(replace(shape, rows=1)), shape).total <= device_bytes)
+        return max(rows, 0) if rows >= 1 else int(self.bytes(self.of(replace(shape, rows=1))).total <= device_bytes)
 
     def fewest(self, shape: BatchShape, device_bytes: int) -> dict[Sharding, int | None]:
         """Return the number of devices that are needed for one row each, by sharding, as a power of two."""
         one = self.of(replace(shape, rows=1))
         counts = [2**i for i in range(int(math.log2(MAX_DEVICES)) + 1)]
         return {
-            sharding: next((n for n in counts if self.bytes(one, shape, n, sharding).total <= device_bytes), None)
+            sharding: next((n for n in counts if self.bytes(one, n, sharding).total <= device_bytes), None)
             for sharding in get_args(Sharding)
         }
 
@@ -230,7 +226,8 @@ class _Steps:
 def _notes(config: ModelConfig, training: TrainingConfig, step: StepMemory | None, on_cpu: bool) -> tuple[str, ...]:
     """Return sentences on what is predicted otherwise than it runs."""
     notes = [
-        "memory is that above importing PyTorch, without the training data; gaps are those of batches of one shape, replayed by malloc"
+        "memory is what training needs above importing PyTorch, without its data; where twice as much is free, it keeps freed memory, to be"
+        " faster, and holds up to twice as much"
         if on_cpu
         else "memory is that of tensors, without PyTorch's own and what its allocator keeps",
         "activations are those of the kernels of a CPU, which keep the attention weights of rows of up to 1,024 tokens",

@@ -1,7 +1,7 @@
 """Predict the memory of a training step by running it on tensors that have shapes and no values, with the kernels of a real step."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
@@ -21,7 +21,6 @@ from transom.data.batch import ContrastiveBatch, ImageBatch, PaddedSequences, Tr
 from transom.layers.approximations.approximation import Approximation
 from transom.models.base import Network
 from transom.models.build import build_uninitialized
-from transom.planning.heap import heap_bytes
 from transom.planning.live_memory import SavedBytes, can_follow, follow_memory, without_values
 from transom.planning.training_bytes import StepMemory
 from transom.training.losses import linear_cross_entropy
@@ -76,70 +75,16 @@ def _simulate(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) -> Ste
         first, second = _simulate(small, fewer, dtype), _simulate(large, more, dtype)
         values = [a + times * (b - a) for a, b in zip(astuple(first), astuple(second), strict=True)]
         return replace(StepMemory(*values), largest=max(first.largest, second.largest) if small != large else values[-1])
-    return _run(config, shape, dtype)[0]
-
-
-@lru_cache(maxsize=64)
-def _run(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) -> tuple[StepMemory, tuple[int, ...], tuple[int, ...]]:
-    """Run a step without values; return its memory, its allocations and frees, and the bytes of each weight."""
     with without_values():
         model = build_uninitialized(config).train()
         for module in model.modules():
             if isinstance(module, Approximation):
                 module.supports_packing = False  # packing depends on the data: one sequence per row
-        memory, events = measure_step(model, build_batch(config, shape), dtype, shape)
-        return memory, events, tuple(p.numel() * p.element_size() for p in model.parameters())
+        return measure_step(model, build_batch(config, shape), dtype, shape)
 
 
-@lru_cache(maxsize=64)
-def gap_fraction(config: ModelConfig, shape: BatchShape, dtype: torch.dtype, n_states: int) -> float:
-    """Predict the gaps that malloc leaves between the tensors of steps of one shape, as a fraction of the step's memory.
-
-    The allocations of a few steps are replayed in an empty process, with few layers and rows.
-
-    Args:
-        config: model configuration with known vocabulary sizes.
-        shape: shape of the batch.
-        dtype: dtype of the matrix products.
-        n_states: numbers per weight that live as long as the weight: its copy, the optimizer's state and the averages.
-
-    Returns:
-        The fraction; 0 without glibc.
-    """
-    config = _static(config)
-    while (smaller := next(_smaller(config, shape), None)) is not None:
-        config, shape = smaller[0]
-    memory, events, weights = _run(config, shape, dtype)
-    lasting = [size for size in weights for _ in range(n_states)]
-    held = heap_bytes(_repeat_step(weights, lasting, events))
-    return 0.0 if held is None else max(0.0, (held - sum(weights) - sum(lasting)) / memory.peak - 1)
-
-
-def _repeat_step(weights: Sequence[int], lasting: Sequence[int], events: Sequence[int], n_steps: int = 4) -> list[int]:
-    """Return the events of several equal steps; what lasts is allocated after the first backward pass, as the optimizer does."""
-    found, number = [*weights], len(weights)
-    for step in range(n_steps):
-        tensors = list[int]()
-        alive = dict[int, None]()
-        for event in events:
-            if event >= 0:
-                number += 1
-                found.append(event)
-                tensors.append(number)
-                alive[number] = None
-            else:
-                freed = tensors[-event - 1]
-                found.append(-freed)
-                del alive[freed]
-        if step == 0:
-            found += lasting
-            number += len(lasting)
-        found += [-tensor for tensor in alive]
-    return found
-
-
-def measure_step(model: Network, batch: Any, dtype: torch.dtype, shape: BatchShape) -> tuple[StepMemory, tuple[int, ...]]:
-    """Run forward pass, loss and backward pass, and count the memory of their tensors; return it with their allocations and frees.
+def measure_step(model: Network, batch: Any, dtype: torch.dtype, shape: BatchShape) -> StepMemory:
+    """Run forward pass, loss and backward pass, and count the memory of their tensors.
 
     Args:
         model: the model in training mode, with or without values.
@@ -152,9 +97,8 @@ def measure_step(model: Network, batch: Any, dtype: torch.dtype, shape: BatchSha
         saved.ignore(x)
     with follow_memory() as live:
         forward = run_step(model, batch, dtype, shape, saved.pack, lambda: live.current)
-    events = tuple(live.events)
     gradients = sum(p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None)
-    return StepMemory(saved.total, forward, live.peak, gradients, live.largest), events
+    return StepMemory(saved.total, forward, live.peak, gradients, live.largest)
 
 
 def run_step(

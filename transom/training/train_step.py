@@ -14,6 +14,7 @@ from transom.data.batch import Batch, split_rows
 from transom.models.base import Network
 from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
+from transom.planning.freed_memory import FreedMemory
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
 from transom.training.out_of_memory import is_out_of_memory, out_of_memory_error, release_memory, unsplittable
@@ -73,11 +74,13 @@ class TrainStep:
     Gradient accumulation is normalized exactly: the loss is summed over micro-batches and divided once by the number of target tokens of
     the whole batch, over all processes. The update therefore does not depend on how a batch is split.
 
-    If the allocator has no memory left, the step is repeated with micro-batches of half the rows, and so are all later steps. The repeated
-    step starts from the same state of the random generators, so that it equals a step that had these micro-batches from the start.
+    If the allocator has no memory left, the step is repeated: first with freed memory given back to the system, if it was kept; then with
+    micro-batches of half the rows, as all later steps. The repeated step starts from the same state of the random generators, so that it
+    equals a step that had these micro-batches from the start.
 
     Attributes:
         n_splits: parts into which each micro-batch is split; doubled whenever memory runs out.
+        freed_memory: whether freed memory is kept, and a way to give it back.
         objective: the task's training objective.
         auxiliary: objectives of the model's components, which add terms to the loss.
         metrics: metrics of the auxiliary objectives, by their keys in ``metrics.jsonl``.
@@ -91,6 +94,7 @@ class TrainStep:
         dtype: torch.dtype,
         objective: Objective,
         world: World = SINGLE_PROCESS,
+        freed_memory: FreedMemory | None = None,
     ) -> None:
         """Keep model and optimizer, and build the auxiliary objectives that the model needs.
 
@@ -101,6 +105,7 @@ class TrainStep:
             dtype: dtype of the matrix products.
             objective: the task's training objective.
             world: the data-parallel processes.
+            freed_memory: whether freed memory is kept, and a way to give it back; None without one.
         """
         self.model = model
         self.optimizer = optimizer
@@ -114,6 +119,7 @@ class TrainStep:
         self.metrics: dict[str, RatioMetric] = {key: ratio for each in self.auxiliary for key, ratio in each.metrics.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
         self.n_splits = 1
+        self.freed_memory = freed_memory
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
@@ -133,7 +139,6 @@ class TrainStep:
             self.optimizer.zero_grad(set_to_none=True)
             release_memory(self.device)
             generators.restore()
-            self.n_splits *= 2
         loss, nll, prepared = gradients
         self._all_reduce_gradients()
         self.scaler.unscale_(self.optimizer)
@@ -155,6 +160,8 @@ class TrainStep:
     def _sum_gradients(self, micro_batches: Sequence[Batch], n_target_tokens: float) -> _Gradients | None:
         """Compute the gradients of the mean loss over the whole batch, or return None if memory ran out in any process.
 
+        In that case the next call needs less: freed memory is given back, or micro-batches have half the rows.
+
         Raises:
             ConfigError: memory ran out, and smaller micro-batches are impossible.
         """
@@ -175,11 +182,18 @@ class TrainStep:
             failed = True
         largest = max((len(part.sample_ids) for part in parts), default=0)
         problem = unsplittable(self.model, parts, largest) if failed else ""
-        loss, nll, n_failed, n_stuck = self.world.all_reduce_scalars(loss, nll, failed, bool(problem))
-        if n_stuck:
+        freed, copies = self.freed_memory, self.objective.n_copies
+        kept = freed is not None and freed.kept
+        loss, nll, n_failed, n_stuck, n_keeping = self.world.all_reduce_scalars(loss, nll, failed, bool(problem), kept)
+        if not n_failed:
+            return _Gradients(loss / copies, nll / copies, prepared)
+        if n_keeping and freed is not None:
+            freed.give_back()
+        elif n_stuck:
             raise out_of_memory_error(problem, largest, self.training)
-        copies = self.objective.n_copies
-        return None if n_failed else _Gradients(loss / copies, nll / copies, prepared)
+        else:
+            self.n_splits *= 2
+        return None
 
     def _forward(self, batch: Batch, n_target_tokens: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
         """Return a micro-batch's contribution to the mean loss of the whole batch, and its summed loss and negative log-likelihood."""

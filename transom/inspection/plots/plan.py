@@ -15,7 +15,7 @@ MEMORY = {
     "optimizer": "optimizer state",
     "average": "averaged weights",
     "activations": "activations",
-    "gaps": "gaps between tensors",
+    "workspace": "buffers of operations",
     "libraries": "libraries",
 }
 """Names of the parts of the memory, by field of ``TrainingBytes``."""

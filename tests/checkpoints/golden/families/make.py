@@ -274,7 +274,7 @@ def hashes_at_end(run: Path, former: Mapping[str, str] | None = None) -> dict[st
 
 def metrics(run: Path) -> list[dict[str, float]]:
     """Read the figures of a run's history, without what depends on the clock."""
-    timed = {"seconds", "target_tokens_per_second", "matmul_utilization", "seconds_per_step", "peak_memory"}
+    timed = {"seconds", "target_tokens_per_second", "matmul_utilization", "seconds_per_step", "peak_memory", "needed_memory"}
     records = MetricsLog(run / "metrics.jsonl").read()
     return [{name: x for name, x in record.items() if isinstance(x, float) and name not in timed} for record in records]
 
