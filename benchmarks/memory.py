@@ -78,7 +78,7 @@ def random_model(draw: random.Random) -> tuple[ModelConfig, BatchShape]:
 
 
 def cases(seed: int) -> Iterator[tuple[Case, ModelConfig, TrainingConfig, BatchShape]]:
-    """Draw the recipes. Between two numbers of rows memory grows linearly, so that two predictions per model serve all its recipes."""
+    """Draw the recipes. The rows are those at which memory would come near the limit if it grew linearly; it is predicted at these rows."""
     draw, base = random.Random(seed), data_memory()
     for number in range(N_MODELS):
         config, row = random_model(draw)
@@ -91,12 +91,10 @@ def cases(seed: int) -> Iterator[tuple[Case, ModelConfig, TrainingConfig, BatchS
             shapes = [BatchShape(n, row.source, row.target, row.labeled, micro) for n in (64, 128)]
             few, more = (predict_bytes(config, training, shape, torch.float32) for shape in shapes)
             rows = max(1, 64 + round(64 * (wanted - few.total) / (more.total - few.total)))
-            share = (rows - 64) / 64
-            predicted = base + round(few.total + share * (more.total - few.total))
-            tensors = round(few.tensors + share * (more.tensors - few.tensors))
+            shape = BatchShape(rows, row.source, row.target, row.labeled, micro)
+            found = predict_bytes(config, training, shape, torch.float32)
             name = f"{config.kind} {number * RECIPES_PER_MODEL + each}"
-            case = Case(name, limit, predicted, tensors, rows, micro, training.optimizer.kind)
-            yield case, config, training, BatchShape(rows, row.source, row.target, row.labeled, micro)
+            yield Case(name, limit, base + found.total, found.tensors, rows, micro, training.optimizer.kind), config, training, shape
 
 
 def shares(results: list[dict[str, Any]], margin: float = 0.0) -> dict[str, float]:
