@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from transom.checkpoints.tensors import METADATA_KEY, FileMetadata, Origin, Tens
 from transom.files.atomic_io import write_stream
 
 _ALIGNMENT = 8
+_SYNCED_BYTES = 64 << 20
 _NO_HASH = "0" * 64
 
 
@@ -37,7 +39,7 @@ def write_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: Callable
         file.write(header)
         total = hashlib.sha256()
         with ThreadPoolExecutor(1) as writer:
-            for name, tensor in _produced(specs, names, produce):
+            for name, tensor in _written_through(file, _produced(specs, names, produce)):
                 written = writer.submit(file.write, bytes_of(tensor))
                 update_hash(total, name, tensor)  # which releases the interpreter, as the write does
                 written.result()
@@ -54,7 +56,7 @@ def write_foreign_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: 
 
     def write(file: BinaryIO) -> None:
         file.write(_header(specs, names, {"format": "pt"}))
-        for _, tensor in _produced(specs, names, produce):
+        for _, tensor in _written_through(file, _produced(specs, names, produce)):
             file.write(bytes_of(tensor))
 
     write_stream(path, write)
@@ -75,6 +77,22 @@ def _produced(specs: Mapping[str, TensorSpec], names: list[str], produce: Callab
             tensor = following.result()
             following = None if after is None else maker.submit(make, after)
             yield name, tensor
+
+
+def _written_through(file: BinaryIO, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors, each written to the file before the next one is asked for; a thread brings what is written to the disk meanwhile.
+
+    The system would begin with that when the file is complete.
+    """
+    with ThreadPoolExecutor(1) as syncer:
+        synced, n_bytes = syncer.submit(os.fsync, file.fileno()), 0
+        for name, tensor in tensors:
+            yield name, tensor
+            n_bytes += tensor.nbytes
+            if n_bytes >= _SYNCED_BYTES and synced.done():
+                synced.result()
+                synced, n_bytes = syncer.submit(os.fsync, file.fileno()), 0
+        synced.result()
 
 
 def _header(specs: Mapping[str, TensorSpec], names: list[str], metadata: Mapping[str, str]) -> bytes:

@@ -17,7 +17,7 @@ from transom.exchange.family import Candidate, Family, nearest_families
 from transom.exchange.foreign_folder import INDEX_FILE, WEIGHTS_FILE
 from transom.exchange.tensor_rows import Configs, TensorGroup, group_tensors
 from transom.files.atomic_io import json_bytes, write_file
-from transom.models.build import build_model
+from transom.models.build import build_uninitialized
 
 MAX_SHARD_BYTES = 5_000_000_000
 """Size from which on the weights are split into several files, as ``save_pretrained`` does."""
@@ -88,7 +88,7 @@ def convert_model(config: ModelConfig, weights: Mapping[str, Tensor], family: Fa
     foreign_config = family.write_config(config)
     target = family.target_config(config)
     with torch.device("meta"):
-        like = build_model(target).state_dict()
+        like = build_uninitialized(target).state_dict()
     dtype = next(iter(weights.values())).dtype
     configs = Configs(target, foreign_config)
     groups = group_tensors(family.tensors, list(like), target)

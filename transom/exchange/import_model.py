@@ -20,7 +20,7 @@ from transom.exchange.config_rows import OWN_OUTPUT
 from transom.exchange.family import Family, find_family
 from transom.exchange.foreign_folder import ForeignFolder
 from transom.exchange.tensor_rows import Configs, TensorGroup, group_tensors
-from transom.models.build import build_model
+from transom.models.build import build_uninitialized
 from transom.planning.parameters import count_parameters, position_table_error
 
 
@@ -34,6 +34,7 @@ class ImportedModel:
         config: configuration of our model.
         groups: correspondence of the tensors.
         stored: foreign tensors by the names of the family's table.
+        like: tensors of our model by name, without values.
         notes: lines on what is not carried over.
     """
 
@@ -42,6 +43,7 @@ class ImportedModel:
     config: ModelConfig
     groups: list[TensorGroup]
     stored: Mapping[str, str]
+    like: Mapping[str, Tensor]
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -72,7 +74,7 @@ def open_foreign_model(source: ForeignFolder, from_data: Mapping[str, Any]) -> I
         reason = f"expected the {asked:,} parameters of {CONFIG} in the weights, found {found:,}" if asked > found else problem
         raise CheckpointError(f"{source.path}: {reason}; the files belong to different models")
     with torch.device("meta"):
-        like = build_model(config).state_dict()
+        like = build_uninitialized(config).state_dict()
     groups = group_tensors(family.tensors, list(like), config)
     stored = _match_names(source, family, groups, tied_copy)
     configs = Configs(config, source.config)
@@ -80,7 +82,7 @@ def open_foreign_model(source: ForeignFolder, from_data: Mapping[str, Any]) -> I
         _check_shapes(source, stored, group, like, configs)
     unread = family.unread_fields(source.config)
     notes = [f"not carried over: {', '.join(unread)}"] if unread else []
-    return ImportedModel(source, family, config, groups, stored, notes)
+    return ImportedModel(source, family, config, groups, stored, like, notes)
 
 
 def _match_names(source: ForeignFolder, family: Family, groups: list[TensorGroup], tied_copy: str | None) -> dict[str, str]:
@@ -152,9 +154,7 @@ def write_weights(model: ImportedModel, folder: RunFolder, notify: Callable[[int
         CheckpointError: a weight is NaN or infinite.
         DiskError: the disk is full, or the folder cannot be written.
     """
-    with torch.device("meta"):
-        like = build_model(model.config).state_dict()
-    configs = Configs(model.config, model.source.config)
+    like, configs = model.like, Configs(model.config, model.source.config)
     group_of = {name: group for group in model.groups for name in group.ours}
     specs: dict[str, TensorSpec] = {}
     for group in model.groups:
