@@ -25,11 +25,9 @@ from benchmarks.measure import describe_environment, write_result
 from transom.checkpoints.run_files import METRICS, WEIGHTS
 from transom.planning.hardware import measure_peak
 from transom.planning.precision import choose_threads
+from transom.training.metrics_window import TIMED
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-TIMES = ("target_tokens_per_second", "seconds_per_step", "matmul_utilization", "seconds", "peak_memory")
-"""Metrics that differ between two runs of the same recipe."""
-
 POLL_SECONDS = 0.02
 
 
@@ -42,7 +40,7 @@ def train(recipe: str, folder: Path, fields: Sequence[str], resume: bool = False
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the metrics of a run, without its times."""
     lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-    return [{name: x for name, x in json.loads(line).items() if name not in TIMES} for line in lines]
+    return [{name: x for name, x in json.loads(line).items() if name not in TIMED} for line in lines]
 
 
 def compare_resumed(recipe: str, folder: Path, fields: Sequence[str], kill_after: int) -> dict[str, Any]:

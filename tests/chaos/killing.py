@@ -18,6 +18,7 @@ from transom.checkpoints.checkpoint import Checkpoints
 from transom.checkpoints.run_files import WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
+from transom.training.metrics_window import TIMED
 
 RECIPE = """
 [data]
@@ -53,9 +54,6 @@ log_every = 3
 beam_size = 2
 max_length = 16
 """
-
-TIMED = {"seconds", "target_tokens_per_second", "matmul_utilization", "seconds_per_step", "peak_memory", "needed_memory"}
-"""What two equal runs may differ in."""
 
 RESUMED = b"resuming from step"
 """What a run says that found a checkpoint."""

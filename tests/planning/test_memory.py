@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transom.planning import freed_memory
-from transom.planning.freed_memory import FreedMemory, restored_malloc
+from transom.planning.freed_memory import FreedMemoryPolicy, Room, keep_freed_memory, restored_malloc
 from transom.planning.memory import (
     _control_group_limits,
     available_memory,
@@ -49,7 +49,7 @@ def test_holes_between_blocks_are_given_back() -> None:
 
 MAPPED = """
 import ctypes
-from transom.planning.freed_memory import keep_freed_memory, restored_malloc
+from transom.planning.freed_memory import give_back_freed_memory, restored_malloc
 libc = ctypes.CDLL(None)
 if not hasattr(libc, "mallopt"):
     raise SystemExit("no glibc")
@@ -65,15 +65,15 @@ told()
 try:
     with restored_malloc():
         told()
-        keep_freed_memory()
+        give_back_freed_memory()
         told()
         raise ZeroDivisionError
 except ZeroDivisionError:
     told()
 """
 
-KEEPING = ["mapped heap mapped", "mapped mapped mapped", "heap heap heap", "heap heap mapped"]
-"""A process by itself, whose threshold grows by the first block that it frees; while all is given back; while all is kept; afterwards."""
+KEEPING = ["mapped heap mapped", "heap heap heap", "mapped mapped mapped", "heap heap mapped"]
+"""A process by itself, whose threshold grows by the first block that it frees; while all is kept; while all is given back; afterwards."""
 
 
 @pytest.mark.long
@@ -93,39 +93,76 @@ def test_the_allocator_is_set_for_a_while_unless_the_environment_says_how(enviro
         assert run.stdout.splitlines() == expected, run.stderr
 
 
-@pytest.mark.parametrize(("available", "kept", "shortage"), [(2000, True, ""), (1999, False, "little")])
-def test_freed_memory_is_kept_if_twice_the_peak_of_the_first_steps_fits(
-    available: int, kept: bool, shortage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = list[str]()
-    monkeypatch.setattr(freed_memory, "keep_freed_memory", lambda: calls.append("keep") or True)
-    monkeypatch.setattr(freed_memory, "give_back_freed_memory", lambda: calls.append("give back"))
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record what malloc is told, and let a step need 1,000 bytes."""
+    told = list[str]()
+    monkeypatch.setattr(freed_memory, "keep_freed_memory", lambda: told.append("keep") or True)
+    monkeypatch.setattr(freed_memory, "give_back_freed_memory", lambda: told.append("give back") or True)
     monkeypatch.setattr(freed_memory, "peak_memory", lambda _: 1000)
     monkeypatch.setattr(freed_memory, "data_memory", lambda: 900)
+    return told
+
+
+@pytest.mark.parametrize(("available", "kept", "shortage"), [(2000, True, ""), (1999, False, "little room")])
+def test_freed_memory_is_kept_if_twice_the_peak_of_the_first_steps_fits(
+    available: int, kept: bool, shortage: str, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(freed_memory, "available_memory", lambda n_processes: available * 3 // n_processes)
-    freed = FreedMemory(CPU, 3)
-    assert calls == ["give back"] and not freed.kept and freed.needed is None
+    freed = FreedMemoryPolicy(CPU, 3)
+    assert calls == ["give back"] and not freed.kept and freed.room is None
     freed.after_step()
-    assert freed.needed is None, "the optimizer has no state before its first step"
+    assert freed.room is None, "the optimizer has no state before its first step"
     freed.after_step()
     freed.after_step()
-    assert (freed.needed, freed.available, freed.kept, freed.shortage) == (1000, available, kept, shortage)
+    assert (freed.room, freed.kept, freed.shortage) == (Room(1000, available), kept, shortage)
     assert calls == ["give back", *["keep"] * kept]
     freed.give_back()
     assert (calls[-1], freed.kept, freed.shortage) == ("give back", False, "ran out")
 
 
-def test_nothing_is_set_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory, "_set_thresholds", lambda *_: pytest.fail("malloc is not used"))
-    freed = FreedMemory(torch.device("cuda"))
+def test_where_malloc_cannot_be_told_nothing_is_said(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On other systems, and where the user has set the thresholds."""
+    monkeypatch.setattr(freed_memory, "give_back_freed_memory", lambda: False)
+    monkeypatch.setattr(freed_memory, "available_memory", lambda _: 1)
+    freed = FreedMemoryPolicy(CPU)
     for _ in range(3):
         freed.after_step()
-    assert not freed.kept and freed.needed is None
+    assert calls == [] and freed.room is None and freed.shortage == ""
+
+
+def test_on_a_gpu_freed_memory_is_kept(calls: list[str]) -> None:
+    freed = FreedMemoryPolicy(torch.device("cuda"))
+    for _ in range(3):
+        freed.after_step()
+    assert calls == ["keep"] and freed.room is None and not freed.kept
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(1 << 40, [1 << 30]), (32 << 20, [1 << 30, 32 << 20])])
+def test_earlier_versions_of_glibc_keep_smaller_blocks(largest: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Glibc before 2.35 refuses a threshold above 32 MiB."""
+    asked = list[int]()
+
+    class Libc:
+        def __init__(self, _: object) -> None:
+            pass
+
+        def mallopt(self, parameter: int, value: int) -> int:
+            if parameter == -3:
+                asked.append(value)
+                return int(value <= largest)
+            return 1
+
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", Libc)
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    assert keep_freed_memory() and asked == expected
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak of a process cannot be reset here")
 def test_the_peak_is_that_since_it_was_reset() -> None:
     with restored_malloc():
+        freed_memory.give_back_freed_memory()
         reset_peak_memory(CPU)
         before = peak_memory(CPU)
         torch.ones(2**26)  # 256 MiB
@@ -134,10 +171,12 @@ def test_the_peak_is_that_since_it_was_reset() -> None:
         assert peak_memory(CPU) - before < 100 << 20
 
 
-def test_processes_share_what_is_left() -> None:
+def test_processes_share_the_machine_but_not_the_limit_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     held = used_memory(CPU)
     one, four = available_memory(), available_memory(4)
     assert held < one <= device_memory(CPU) and four < one
+    monkeypatch.setattr("transom.planning.memory._resource_limits", lambda: [1000])
+    assert available_memory() == available_memory(4) == 1000
 
 
 def test_the_innermost_limit_of_a_control_group_counts(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ FEW_PHRASES = ("data.generate.n_train=100", "data.generate.n_valid=10", "data.ge
 LINES = ("the cat sees the dog\tanimals", "a ship sails on the sea\tships", "the dog sleeps\tanimals", "ships carry wood\tships")
 TEXT = "the cat sees the dog and the dog sees the cat\n"
 INPUTS = {"translator": "a b c d e f", "language": "the cat sees ", "classifier": "the cat sees a ship on the sea"}
-INPUTS |= dict.fromkeys(("experts", "masked", "memory"), "the cat sees ")
+INPUTS |= dict.fromkeys(("experts", "masked", "memory", "routed"), "the cat sees ")
 INPUTS |= dict.fromkeys(("recurrent", "tagger", "embedder"), "the fast wolf")
 """An input of each model of texts."""
 
@@ -101,6 +101,11 @@ class Runs(dict[str, Path]):
         """Train a decoder with mixtures of three experts, of which two read a token, and the position bias of ALiBi."""
         experts = ["model.feed_forward.kind=moe", "model.feed_forward.n_experts=3", "model.feed_forward.top_k=2"]
         transom.train("shakespeare-char", run, [*TEXTS, *self._texts(), *experts, "model.n_layers=2", "model.position=alibi"])
+
+    def _train_routed(self, run: Path) -> None:
+        """Train a decoder whose second block reads some tokens only."""
+        depth = ["model.depth.kind=mod", "model.depth.capacity=0.5", "model.depth.every=2", "model.n_layers=2"]
+        transom.train("shakespeare-char", run, [*TEXTS, *self._texts(), *depth])
 
     def _train_memory(self, run: Path) -> None:
         """Train a language model of LSTMs."""

@@ -26,7 +26,8 @@ from transom.inspection.derive_attention import SLICED_MAPS
 from transom.inspection.edits.schemas import AblateHeads
 from transom.inspection.lenses.logit_attribution import logit_attribution
 from transom.inspection.lenses.logit_lens import logit_lens
-from transom.serving.explorer import request_key
+from transom.serving.explorer import Explorer, request_key
+from transom.serving.served_model import ServedModel
 from transom.serving.server import PAGE
 
 every_run = pytest.mark.parametrize("shown", every(4, ["language", "translator", "classifier", "pictures"]), indirect=True)
@@ -324,6 +325,36 @@ def test_a_row_of_a_map_is_computed_alone(shown: Shown, why: str | None, monkeyp
     for axis in index:
         with pytest.raises(ConfigError, match=f"index: expected {axis} from 0 to"):
             explorer.answer("tensor", {"input": given, "name": names[0], "index": index | {axis: 9999}})
+
+
+def check_last_rows(explorer: Explorer, given: dict[str, str], names: list[str]) -> set[int]:
+    """Compare the row of the last head and query of each map, read alone, with that of the whole map; return the numbers of queries."""
+    n_queries = set[int]()
+    for name in names:
+        whole = array(explorer.answer("tensor", {"input": given, "name": name}))
+        last = {"n_heads": len(whole) - 1, "query": whole.shape[1] - 1}
+        row = array(explorer.answer("tensor", {"input": given, "name": name, "index": last}))
+        torch.testing.assert_close(row, whole[-1, -1], rtol=1e-5, atol=1e-6)
+        n_queries.add(whole.shape[1])
+    return n_queries
+
+
+@pytest.mark.parametrize("shown", ["translator"], indirect=True)
+def test_the_last_row_can_be_read_where_the_source_is_longer_than_the_target(shown: Shown) -> None:
+    names = [name for name in shown.trace.quantities if name.endswith((".attn.weights", ".cross.weights"))]
+    assert len(check_last_rows(shown.server.explorer, {"text": "a b c d e f g h", "target": "h"}, names)) == 2
+
+
+@pytest.mark.long
+def test_the_last_row_can_be_read_where_a_routed_block_has_fewer_tokens(runs: dict[str, Path]) -> None:
+    model: Any = ServedModel.load(runs["routed"])
+    blocks = model.network.decoder.blocks
+    with torch.no_grad():
+        for parameter in blocks[1].depth.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(5))
+    with serve(model) as server:
+        names = [f"decoder.blocks.{i}.attn.weights" for i in range(len(blocks))]
+        assert len(check_last_rows(server.explorer, {"text": INPUTS["routed"]}, names)) == 2
 
 
 @every_run

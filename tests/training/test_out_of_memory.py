@@ -21,7 +21,8 @@ from transom.data.batch import PaddedSequences, split_rows, take_rows, translati
 from transom.errors import ConfigError
 from transom.inspection.pages.run_status import read_status
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.planning.freed_memory import FreedMemory
+from transom.parallel.collectives import World
+from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.events import Event, MemoryIsShort, MicroBatchesHalved, StepFinished
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
@@ -95,17 +96,43 @@ def test_halves_give_the_update_of_the_whole(error: Exception, in_backward: bool
 def test_freed_memory_is_given_back_before_micro_batches_are_halved(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: the second time, there is none to give back."""
     given_back = list[bool]()
-    monkeypatch.setattr("transom.planning.freed_memory.give_back_freed_memory", lambda: given_back.append(True))
+    monkeypatch.setattr("transom.planning.freed_memory.give_back_freed_memory", lambda: given_back.append(True) or True)
     whole, repeated, batch = tiny(), tiny(), translation_batch(SOURCES, TARGETS, range(N))
     expected = stepper(whole).step([batch], 0.5, 7.0)
     train_step = stepper(repeated)
-    train_step.freed_memory = FreedMemory(CPU)
+    train_step.freed_memory = FreedMemoryPolicy(CPU)
     train_step.freed_memory.kept = True
     with memory_for(repeated, 8) as seen:
         found = train_step.step([batch], 0.5, 7.0)
     assert seen[:3] == [N, N, N // 2] and len(given_back) == 2 and train_step.n_splits == 4
     assert not train_step.freed_memory.kept and train_step.freed_memory.shortage == "ran out"
     assert_same_step((repeated, found), (whole, expected), 1e-9)
+
+
+@pytest.mark.parametrize("keeps_here", [True, False])
+def test_all_processes_give_memory_back_if_one_keeps_it(keeps_here: bool, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out in this process alone, for a single row; the other process keeps memory, too, or it alone does."""
+    given_back = list[bool]()
+    monkeypatch.setattr("transom.planning.freed_memory.give_back_freed_memory", lambda: given_back.append(True) or True)
+
+    class TwoProcesses(World):
+        """Sums of this process and of another one, which has no target tokens, does not fail, and keeps memory until it is given back."""
+
+        def all_reduce_scalars(self, *numbers: float) -> tuple[float, ...]:
+            return (*numbers[:-1], numbers[-1] + (len(given_back) < 2)) if len(numbers) == 5 else numbers
+
+        def all_reduce(self, tensors: Any) -> Any:
+            return list(tensors)
+
+    model, batch = tiny(), translation_batch(SOURCES[:1], TARGETS[:1], [0])
+    freed = FreedMemoryPolicy(CPU)
+    freed.kept = keeps_here
+    train_step = TrainStep(
+        model, build_optimizer(model, PLAIN.optimizer), PLAIN, torch.float32, CrossEntropy(0.1), TwoProcesses(0, 2), freed
+    )
+    with memory_for(model, 0) as seen, pytest.raises(ConfigError, match="memory for a single row, found too little"):
+        train_step.step([batch], 0.5)
+    assert len(seen) == 2 and len(given_back) == 2, "once at first, and once before the step is repeated"
 
 
 def test_a_repeated_step_draws_what_a_step_of_smaller_micro_batches_draws() -> None:

@@ -19,6 +19,7 @@ from transom.tasks.translation.schema import TranslationRecipe
 from transom.training import step_timer, train_loop
 from transom.training.checkpoint_selection import is_better
 from transom.training.events import CheckpointSaved, Event, Forecast, StepFinished, TrainingFinished, TrainingStarted, ValidationFinished
+from transom.training.metrics_window import TIMED
 from transom.training.train_loop import train
 
 TRAINING = {
@@ -100,8 +101,7 @@ def traces(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     assert newest is not None
     groups, state, _ = folder.checkpoints.load(newest.step)
     tensors = {f"{group}/{name}": x for group, entries in groups.items() for name, x in entries.items()}
-    timed = {"seconds", "target_tokens_per_second", "matmul_utilization", "seconds_per_step", "peak_memory", "needed_memory"}
-    history = [{name: value for name, value in record.items() if name not in timed} for record in folder.metrics.read()]
+    history = [{name: value for name, value in record.items() if name not in TIMED} for record in folder.metrics.read()]
     progress = {name: value for name, value in state["progress"].items() if name not in ("seconds", "window")}
     kept = {f"kept/{name}": x for name, x in read_tensors(out / WEIGHTS).items()}
     return {**tensors, **kept, "progress": progress, "step": newest.step}, history

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +16,12 @@ from transom.files.atomic_io import write_stream
 
 _ALIGNMENT = 8
 _SYNCED_BYTES = 64 << 20
+"""Least number of bytes that are synced at once."""
+
 _NO_HASH = "0" * 64
+
+_Tensors = Generator[tuple[str, Tensor], None, None]
+"""Names and tensors; closing it ends its threads."""
 
 
 def write_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: Callable[[str], Tensor], origin: Origin) -> None:
@@ -38,8 +44,8 @@ def write_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: Callable
         header = _header(specs, names, {METADATA_KEY: metadata})
         file.write(header)
         total = hashlib.sha256()
-        with ThreadPoolExecutor(1) as writer:
-            for name, tensor in _written_through(file, _produced(specs, names, produce)):
+        with ThreadPoolExecutor(1) as writer, closing(_written_through(file, _produced(specs, names, produce))) as tensors:
+            for name, tensor in tensors:
                 written = writer.submit(file.write, bytes_of(tensor))
                 update_hash(total, name, tensor)  # which releases the interpreter, as the write does
                 written.result()
@@ -56,13 +62,14 @@ def write_foreign_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: 
 
     def write(file: BinaryIO) -> None:
         file.write(_header(specs, names, {"format": "pt"}))
-        for _, tensor in _written_through(file, _produced(specs, names, produce)):
-            file.write(bytes_of(tensor))
+        with closing(_written_through(file, _produced(specs, names, produce))) as tensors:
+            for _, tensor in tensors:
+                file.write(bytes_of(tensor))
 
     write_stream(path, write)
 
 
-def _produced(specs: Mapping[str, TensorSpec], names: list[str], produce: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _produced(specs: Mapping[str, TensorSpec], names: list[str], produce: Callable[[str], Tensor]) -> _Tensors:
     """Yield the name of each tensor and the tensor; a thread makes the next one meanwhile."""
 
     def make(name: str) -> Tensor:
@@ -79,20 +86,23 @@ def _produced(specs: Mapping[str, TensorSpec], names: list[str], produce: Callab
             yield name, tensor
 
 
-def _written_through(file: BinaryIO, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors, each written to the file before the next one is asked for; a thread brings what is written to the disk meanwhile.
+def _written_through(file: BinaryIO, tensors: _Tensors) -> _Tensors:
+    """Yield the tensors; the caller writes each one before it asks for the next. Meanwhile a thread syncs what is written (fsync(2)).
 
-    The system would begin with that when the file is complete.
+    Without it, the system would write most of a large file to the disk only when the file is complete.
     """
-    with ThreadPoolExecutor(1) as syncer:
-        synced, n_bytes = syncer.submit(os.fsync, file.fileno()), 0
+    with closing(tensors), ThreadPoolExecutor(1) as syncer:
+        synced: Future[None] | None = None
+        n_unsynced = 0
         for name, tensor in tensors:
             yield name, tensor
-            n_bytes += tensor.nbytes
-            if n_bytes >= _SYNCED_BYTES and synced.done():
-                synced.result()
-                synced, n_bytes = syncer.submit(os.fsync, file.fileno()), 0
-        synced.result()
+            n_unsynced += tensor.nbytes
+            if n_unsynced >= _SYNCED_BYTES and (synced is None or synced.done()):
+                if synced is not None:
+                    synced.result()
+                synced, n_unsynced = syncer.submit(os.fsync, file.fileno()), 0
+        if synced is not None:
+            synced.result()
 
 
 def _header(specs: Mapping[str, TensorSpec], names: list[str], metadata: Mapping[str, str]) -> bytes:

@@ -65,10 +65,10 @@ def found_lines(found: "FoundBatch") -> list[str]:
     per_row = "" if found.unit == "image" else f" of {found.length:,} tokens"
     rows = f"{found.rows:,} {found.unit}{'' if found.rows == 1 else 's'}{per_row}"
     _, last = found.trials[-1]
-    python = f"{format_bytes(last.before)} are Python's and PyTorch's"
+    python = f"{format_bytes(last.before)} are reserved by Python and PyTorch"
     return [
         f"largest micro-batch that fits into {format_bytes(found.limit)}: {rows} per forward pass, {found.batch:,} per step",
-        f"predicted: {format_bytes(found.predicted)}; a trial used {format_bytes(last.before + last.resident)}, of which {python}",
+        f"predicted: {format_bytes(found.predicted)}; a trial used {format_bytes(last.resident)}, and {python}",
         "the training data are not included; a step for which memory runs out is repeated with smaller micro-batches",
         *(f"--set {each}" for each in found.settings),
     ]

@@ -131,7 +131,14 @@ _ATTENTION_OUTPUT = (
 QUANTITIES: dict[str, tuple[Quantity, ...]] = {
     "model": (
         Quantity("pooled", "", "pooled vector of a text or image", "batch d_model", layers.pooled, only=POOLED),
-        Quantity("last_hidden", "H", "vectors that the output projection maps to logits", "*positions d_model", layers.last_hidden, True),
+        Quantity(
+            "last_hidden",
+            "H",
+            "vectors that the output projection maps to logits; in embedders those of the texts",
+            "*positions d_model",
+            layers.last_hidden,
+            True,
+        ),
         Quantity("logits", "Z", "H W_U, then any logit_scale and logit_softcap: scores of all symbols or classes", "*positions vocab"),
         Quantity("probs", "f", "softmax(Z / tau); sigmoid for several labels", "*positions vocab", layers.probs),
         Quantity("log_probs", "ln f", "ln f", "*positions vocab", layers.log_probs),

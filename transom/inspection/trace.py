@@ -114,16 +114,6 @@ class Trace(Mapping[str, Tensor]):
                 x = x.index_select(axis, torch.tensor(self.positions, device=x.device))
         return x
 
-    def select(self, heads: Sequence[int] | None = None, positions: Sequence[int] | None = None) -> "Trace":
-        """Return this trace with some heads and query positions only, of which alone maps are then computed.
-
-        Args:
-            heads: query heads; None for those of this trace.
-            positions: query positions; None for those of this trace.
-        """
-        kept = self.heads if heads is None else heads, self.positions if positions is None else positions
-        return Trace(self.activations, list(self.quantities.values()), *kept, self.tokens, self.edited)
-
     def _part_of_map(self, address: str) -> Tensor | None:
         """Compute scores, weights or their gradients for the heads and positions of the trace only; None for other quantities."""
         a, forward = self.activations, address.removesuffix(GRADIENT_SUFFIX)

@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -26,7 +27,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 
 _MAX_HEAP_BLOCK, _NEVER_TRIM = 1 << 30, (1 << 31) - 1
-"""Thresholds with which malloc keeps freed memory, except that of blocks of 1 GiB or more."""
+"""Thresholds with which malloc keeps freed memory, except that of blocks of 1 GiB or more. glibc before 2.35 refuses thresholds above
+``_MAX_DYNAMIC_MMAP_THRESHOLD``."""
 
 _MAX_DYNAMIC_MMAP_THRESHOLD = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
 """Upper limit of glibc's dynamic mmap threshold, which grows with the blocks that a process frees (mallopt(3), M_MMAP_THRESHOLD)."""
@@ -36,44 +38,60 @@ _GLIBC_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 """Environment variables, and settings in ``GLIBC_TUNABLES``, with which a user sets the malloc thresholds of the whole process."""
 
 
-class FreedMemory:
+Shortage = Literal["", "little room", "ran out"]
+
+
+class Room(NamedTuple):
+    """Memory of a training after its first steps, in bytes.
+
+    Attributes:
+        needed: most that this process held in its first steps, when it gave freed memory back.
+        available: what it may hold.
+    """
+
+    needed: int
+    available: int
+
+
+class FreedMemoryPolicy:
     """Decides for a training on a CPU whether freed memory is given back to the system at once or kept.
 
     New pages are cleared when they are first touched, so that steps that give memory back take up to twice as long. Steps that keep it need
     up to twice the memory. The first steps therefore give it back; if twice their peak fits, later steps keep it.
 
     Attributes:
-        needed: largest number of bytes that this process held in the first steps, when it gave memory back; None before, and on a GPU.
-        available: bytes that this process may hold; None until ``needed`` is known.
+        room: memory after the first steps; None before, on a GPU, and where the thresholds of malloc cannot be set.
         kept: whether freed memory is kept now.
-        shortage: why it is not kept: there would be "little" room, or memory "ran out"; empty if it is kept, and while that is unknown.
+        shortage: why it is not kept: twice the peak does not fit, or memory ran out. Empty if it is kept, and while that is unknown.
     """
 
     def __init__(self, device: torch.device, n_processes: int = 1) -> None:
-        """Give memory back from now on; do nothing on a GPU.
+        """Give memory back from now on, and count the peak of this process from now on; on a GPU, keep it.
 
         Args:
             device: device of the training.
             n_processes: number of processes that share the machine's memory.
         """
-        self.needed: int | None = None
-        self.available: int | None = None
-        self.kept, self.shortage = False, ""
+        self.room: Room | None = None
+        self.kept = False
+        self.shortage: Shortage = ""
         self._device, self._n_processes, self._n_steps = device, n_processes, 0
-        if device.type == "cpu":
-            give_back_freed_memory()
+        self._gives_back = device.type == "cpu" and give_back_freed_memory()
+        if self._gives_back:
             reset_peak_memory(device)
+        elif device.type != "cpu":
+            keep_freed_memory()
 
     def after_step(self) -> None:
-        """Measure what the first steps needed, and keep freed memory from then on if there is room."""
+        """Measure what the first steps needed, and keep freed memory from then on if there is room. Call it after each update."""
         self._n_steps += 1
-        if self._n_steps != MEASURED_STEPS or self._device.type != "cpu":
+        if self._n_steps != MEASURED_STEPS or not self._gives_back:
             return
-        self.needed, self.available = peak_memory(self._device), available_memory(self._n_processes)
-        if KEPT_FACTOR * max(self.needed, data_memory()) <= self.available:
+        self.room = Room(peak_memory(self._device), available_memory(self._n_processes))
+        if KEPT_FACTOR * max(self.room.needed, data_memory()) <= self.room.available:
             self.kept = keep_freed_memory()
         else:
-            self.shortage = "little"
+            self.shortage = "little room"
 
     def give_back(self) -> None:
         """Give freed memory back from now on, and what is free now at once."""
@@ -103,18 +121,18 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether it does.
     """
-    return _set_thresholds(_MAX_HEAP_BLOCK, _NEVER_TRIM)
+    return _set_thresholds(_MAX_HEAP_BLOCK, _NEVER_TRIM) or _set_thresholds(_MAX_DYNAMIC_MMAP_THRESHOLD, _NEVER_TRIM)
 
 
 @contextmanager
 def restored_malloc() -> Iterator[None]:
-    """Give freed memory back in the block; afterwards return free memory and set the thresholds to their usual maximum.
+    """Keep freed memory in the block; afterwards return it and set the thresholds to their usual maximum.
 
     The previous thresholds cannot be read. They start at 128 KiB and grow as larger blocks are freed, up to 32 MiB for mmap and 64 MiB for
     trimming; setting them stops this growth. They are therefore set to this maximum: at 128 KiB, the pages of every larger tensor of the
     caller would be cleared on first touch.
     """
-    is_set = give_back_freed_memory()
+    is_set = keep_freed_memory()
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -34,8 +35,11 @@ def device_memory(device: torch.device) -> int:
     """Return the memory of a device in bytes; on a CPU no more than the limits of this process: RLIMIT_DATA and its control groups."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *_resource_limits(), *_control_group_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+    return min([_physical_memory(), *_resource_limits(), *_control_group_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _resource_limits() -> list[int]:
@@ -69,13 +73,15 @@ def _control_group_limits(membership: Path, mount: Path) -> list[int]:
 def available_memory(n_processes: int = 1) -> int:
     """Return the bytes that this process may hold, of a machine that ``n_processes`` equal processes share.
 
-    It is the least of its share of ``device_memory`` and of what it holds now and its share of the free memory of the system (proc(5),
-    MemAvailable).
+    It is the least of RLIMIT_DATA, of its share of the machine's memory and of that of its control groups, and of what it holds now and its
+    share of the free memory of the system (proc(5), MemAvailable). What other processes of its control groups hold is not subtracted.
     """
-    device, limits = torch.device("cpu"), [device_memory(torch.device("cpu")) // n_processes]
-    if (meminfo := Path("/proc/meminfo")).is_file():
-        left = next(1024 * int(line.split()[1]) for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
-        limits.append(used_memory(device) + left // n_processes)
+    shared = [_physical_memory(), *_control_group_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]
+    limits = [*_resource_limits(), *(size // n_processes for size in shared)]
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.is_file() else ():
+        if line.startswith("MemAvailable:"):
+            limits.append(used_memory(torch.device("cpu")) + 1024 * int(line.split()[1]) // n_processes)
     return min(limits)
 
 
@@ -98,10 +104,8 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    try:
+    with suppress(OSError):  # other systems, and sandboxes that forbid it: the peak is that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # other systems, and sandboxes that forbid it: the peak is that of the whole process
-        return
 
 
 def data_memory() -> int:

@@ -22,8 +22,9 @@ Batches of sentences have about a hundred shapes, whose matrix products have an 
 def preserved_process_state() -> Iterator[None]:
     """Set up this process for training; afterwards restore random state, threads, environment and warning filters.
 
-    Two settings persist, because they cannot be read or cannot be changed again. They affect speed and memory, but no result. glibc's
-    malloc thresholds stay at their usual maximum (``freed_memory.restored_malloc``). oneDNN keeps the capacity of its kernel cache.
+    Three settings persist, because they cannot be read or cannot be changed again. They affect speed and memory, but no result. glibc's
+    malloc thresholds stay at their usual maximum (``freed_memory.restored_malloc``). oneDNN keeps the capacity of its kernel cache. The
+    peak of resident memory that Linux reports counts from the start of the training.
     """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     with (

@@ -16,10 +16,9 @@ Sharding = Literal["none", "optimizer", "full"]
 state, gradients and weights (stage 3)."""
 
 WORKSPACE_FRACTION = 0.04
-"""Memory beside the tensors of a step on a CPU, as a fraction of them: buffers that an operation returns before it ends, and small blocks
-that malloc keeps.
+"""Memory beside the tensors of a step on a CPU, as a fraction of them: buffers of operations, and small blocks that malloc keeps.
 
-Measured 2026-11-28 with PyTorch 2.13 on Linux for 20 random recipes of 2 to 6 GiB: -0.01 to 0.07, median 0.01.
+Measured 2026-11-28 with PyTorch 2.13 on Linux for 20 random recipes of 2 to 6 GiB: -0.01 to 0.07, median 0.01 (log/2026-11-28-memory.md).
 """
 
 LIBRARY_BYTES = 64 << 20

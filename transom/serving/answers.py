@@ -63,20 +63,27 @@ def _part(found: Pass, name: str, index: Mapping[str, int]) -> tuple[Tensor, lis
         raise ConfigError(phrase("errors.quantity", english, found=f"{name!r:.80}"))
     trace = _with_part_of_map(found.trace, name, index)
     x = trace[name]
-    axes, alone = trace.axes(name, x.ndim), {"n_heads": trace.heads, "query": trace.positions}
+    axes, selected = trace.axes(name, x.ndim), {"n_heads": trace.heads, "query": trace.positions}
     if "batch" in axes:
         x = x.select(axes.index("batch"), 0)
         axes.remove("batch")
     for axis, i in index.items():
         if axis not in axes:
             raise ConfigError(f"index: expected axes of {name}, which are {', '.join(axes) or 'none'}, found {axis!r:.40}")
-        if alone.get(axis) is not None:
-            i = 0
-        elif i >= (size := x.shape[axes.index(axis)]):
-            raise ConfigError(axis_message(axis, size, i))
-        x = x.select(axes.index(axis), i)
+        at = axes.index(axis)
+        if selected.get(axis) is None:
+            _check_index(axis, x.shape[at], i)
+            x = x.select(at, i)
+        else:  # the trace has no other head or query
+            x = x.select(at, 0)
         axes.remove(axis)
     return x, axes
+
+
+def _check_index(axis: str, size: int, i: int) -> None:
+    """Raise ConfigError if an axis has no such index."""
+    if i >= size:
+        raise ConfigError(axis_message(axis, size, i))
 
 
 def _with_part_of_map(trace: Trace, name: str, index: Mapping[str, int]) -> Trace:
@@ -90,9 +97,9 @@ def _with_part_of_map(trace: Trace, name: str, index: Mapping[str, int]) -> Trac
         return trace
     _, n_heads, n_queries, _ = trace.activations[f"{path}.q"].shape
     for axis, size in (("n_heads", n_heads), ("query", n_queries)):
-        if index.get(axis, 0) >= size:
-            raise ConfigError(axis_message(axis, size, index[axis]))
-    return trace.select(*([index[axis]] if axis in index else None for axis in ("n_heads", "query")))
+        _check_index(axis, size, index.get(axis, 0))
+    heads, positions = ([index[axis]] if axis in index else None for axis in ("n_heads", "query"))
+    return Trace(trace.activations, [trace.quantities[name]], heads, positions, trace.tokens, trace.edited)
 
 
 def encode_array(x: Tensor) -> Json:

@@ -94,7 +94,7 @@ class MicroBatchesHalved:
 
 @dataclass(frozen=True)
 class MemoryIsShort:
-    """Freed memory is given back to the system after each use, since there is no room to keep it; steps take longer.
+    """Rank 0 gives freed memory back to the system after each use, since there is no room to keep it; steps take longer.
 
     Attributes:
         step: number of optimizer steps so far.

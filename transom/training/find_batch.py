@@ -16,7 +16,10 @@ from transom.training.plan_run import NO_OPTIONS, PlanOptions, batch_shape, plan
 from transom.training.simulated_step import BatchShape
 
 MAX_TRIALS = 6
-"""Largest number of trials; each has at most 7/8 of the rows of the last one."""
+"""Largest number of trials."""
+
+_FEWER = 7 / 8
+"""Most rows of a trial, and of a plan, as a fraction of those of the last one, which did not fit."""
 
 TryRows = Callable[[BatchShape], Trial]
 """Takes steps on batches of a shape under the limit."""
@@ -109,7 +112,7 @@ def find_batch(
             size = plan_rows(-(-rows // steps), min(steps, 2))[0]
             if size <= share:
                 return steps, size
-            most = min(-(-rows // steps) - 1, most * 7 // 8)
+            most = min(-(-rows // steps) - 1, int(most * _FEWER))
 
     steps, trials = 1, list[tuple[int, Trial]]()
     predicted, most = plan_rows(rows, 1)
@@ -126,7 +129,7 @@ def find_batch(
             break
         if len(trials) == MAX_TRIALS:
             raise ConfigError(f"--memory: expected a micro-batch that fits, found none in {MAX_TRIALS} trials; raise it")
-        steps, predicted = accumulation(micro * 7 // 8)
+        steps, predicted = accumulation(int(micro * _FEWER))
     field = "training.batch_size" if hasattr(training, "batch_size") else "training.batch_tokens"
     batch = rows * training.processes
     return FoundBatch(limit, unit, length, micro, steps, batch, field, batch * length, predicted, tuple(trials))

@@ -18,8 +18,8 @@ from transom.config.recipe import parse_model_config
 from transom.config.training import TrainingConfig
 from transom.errors import TransomError
 from transom.models.build import build_model
-from transom.planning.freed_memory import FreedMemory
-from transom.planning.memory import data_memory, limit_data, peak_memory, used_memory
+from transom.planning.freed_memory import give_back_freed_memory
+from transom.planning.memory import data_memory, limit_data, peak_memory, reset_peak_memory, used_memory
 from transom.planning.precision import choose_precision
 from transom.planning.process_state import preserved_process_state
 from transom.training.optimizer import build_optimizer
@@ -40,8 +40,8 @@ class Trial:
     Attributes:
         fits: whether all steps were taken.
         before: bytes that the limit counts before model and batch exist: Python, PyTorch and transom.
-        resident: largest resident memory above that before model and batch exist, while freed memory was given back to the system.
-        seconds: processor seconds per step, of the last ones.
+        resident: largest resident memory above that before model and batch exist. Freed memory is given back to the system.
+        seconds: fewest processor seconds of a step.
     """
 
     fits: bool
@@ -98,7 +98,9 @@ def take_steps(request: dict[str, Any]) -> Trial:
     if request["limit"] is not None:
         limit_data(request["limit"])
     try:
-        freed, model = FreedMemory(_CPU), build_model(config).train()
+        give_back_freed_memory()
+        reset_peak_memory(_CPU)
+        model = build_model(config).train()
         validation_copy, averager = copy.deepcopy(model).eval(), WeightAverager(training.average, model)
         optimizer, batch = build_optimizer(model, training.optimizer, dtype), build_batch(config, shape)
         for step in range(1, request["steps"] + 1):
@@ -109,14 +111,13 @@ def take_steps(request: dict[str, Any]) -> Trial:
             optimizer.zero_grad(set_to_none=True)
             averager.after_step()
             averager.after_checkpoint(step)
-            freed.after_step()
             times.append(time.process_time() - start)
         del validation_copy
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         return Trial(False, before)
-    return Trial(True, before, (freed.needed or peak_memory(_CPU)) - resident, min(times))
+    return Trial(True, before, peak_memory(_CPU) - resident, min(times))
 
 
 def main() -> None:

@@ -11,6 +11,9 @@ from transom.files.safe_read import describe_validation_error
 from transom.training.objectives.objective import N_UPDATES, RatioMetric
 from transom.training.train_step import StepResult
 
+TIMED = frozenset(("seconds", "target_tokens_per_second", "matmul_utilization", "seconds_per_step", "peak_memory", "needed_memory"))
+"""Metrics that depend on the machine and its load."""
+
 
 class _Record(BaseModel):
     """A line of ``metrics.jsonl``. Fields that the schema does not name are metrics: numbers, or null for values that were not finite."""

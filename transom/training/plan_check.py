@@ -11,7 +11,7 @@ from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
-from transom.planning.freed_memory import keep_freed_memory
+from transom.planning.freed_memory import give_back_freed_memory
 from transom.planning.hardware import measure_peak
 from transom.planning.plan import Plan
 from transom.planning.precision import choose_precision, choose_threads, num_threads_set_to, plan_processes
@@ -88,7 +88,7 @@ def check_plan(run: Path, options: PlanOptions = NO_OPTIONS, seconds: float = 10
         seconds: time to measure the rate.
 
     Raises:
-        ConfigError: the folder is no run, or its metrics do not have memory and time.
+        ConfigError: the folder is no run, or its metrics do not have memory and time, as those of a GPU.
     """
     folder = RunFolder.open(run)
     if not folder.has_recipe:
@@ -98,15 +98,16 @@ def check_plan(run: Path, options: PlanOptions = NO_OPTIONS, seconds: float = 10
     used, held, times = ([record[name] for record in records if record.get(name) is not None] for name in fields)
     if not used or not times:
         raise ConfigError(
-            f"{run}: expected metrics with needed_memory and seconds_per_step, found none; train longer than training.log_every ="
-            f" {recipe.training.log_every} steps with this version"
+            f"{run}: expected metrics with needed_memory and seconds_per_step, found none; on a CPU train longer than training.log_every ="
+            f" {recipe.training.log_every} steps with this version; runs on a GPU are not compared"
         )
     precision, threads = choose_precision(recipe.training.precision, torch.device("cpu")), choose_threads()
     if options.flops_per_second is None:
         shape, _ = batch_shape(recipe.model, recipe.training, options)
         n_threads = plan_processes(recipe.training.processes, threads, torch.device("cpu")).threads
         with preserved_process_state(), num_threads_set_to(n_threads):
-            keep_freed_memory()
+            if max(held) == max(used):
+                give_back_freed_memory()  # as the run did
             peak = measure_peak().flops[precision.dtype]
             rate = 1 / measure_seconds_per_flop(recipe.model, recipe.training, shape, precision.name, seconds)
         utilization = options.utilization or rate / peak

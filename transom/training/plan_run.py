@@ -226,7 +226,7 @@ class _Steps:
 def _notes(config: ModelConfig, training: TrainingConfig, step: StepMemory | None, on_cpu: bool) -> tuple[str, ...]:
     """Return sentences on what is predicted otherwise than it runs."""
     notes = [
-        "memory is what training needs above importing PyTorch, without its data; where twice as much is free, it keeps freed memory, to be"
+        "memory is what training needs above importing PyTorch, without its data; where twice as much fits, it keeps freed memory, to be"
         " faster, and holds up to twice as much"
         if on_cpu
         else "memory is that of tensors, without PyTorch's own and what its allocator keeps",

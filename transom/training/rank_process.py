@@ -15,7 +15,7 @@ from transom.errors import DataError
 from transom.models.build import build_model
 from transom.parallel.collectives import World
 from transom.parallel.launcher import join_as_worker
-from transom.planning.freed_memory import FreedMemory, give_back_freed_memory, trim_malloc
+from transom.planning.freed_memory import FreedMemoryPolicy, keep_freed_memory, trim_malloc
 from transom.planning.precision import choose_precision, choose_threads
 from transom.training.finetune import load_base_and_adapt
 from transom.training.lr_schedule import learning_rate
@@ -67,7 +67,7 @@ class RankProcess:
     def run(self, world: World) -> None:
         """Execute the commands of rank 0 until it broadcasts ``END``."""
         training = self.recipe.training
-        freed = FreedMemory(self.model.device, world.size)
+        freed = FreedMemoryPolicy(self.model.device, world.size)
         train_step = TrainStep(self.model, self.optimizer, training, self.dtype, self.task.objective(self.model), world, freed)
         step = position = 0
         if (newest := world.broadcast_scalar()) != NO_CHECKPOINT:
@@ -83,8 +83,8 @@ class RankProcess:
                 step += 1
                 micro_batches = next(batches)[1]
                 lr = learning_rate(step, training, self.recipe.model.d_model)
-                train_step.step(micro_batches, lr, sum(map(self.task.flops, micro_batches)))
-                freed.after_step()
+                if not train_step.step(micro_batches, lr, sum(map(self.task.flops, micro_batches))).skipped:
+                    freed.after_step()
             else:
                 gather_rng_states(world)
                 trim_malloc()
@@ -105,7 +105,7 @@ def main(rank: int, n_ranks: int, rendezvous: Path, folder: Path, data: str, tas
     sys.path.extend(home for home in plugins[::2] if home and home not in sys.path)
     import_plugins(plugins[1::2])
     module, _, name = task.partition(":")
-    give_back_freed_memory()
+    keep_freed_memory()
     torch.set_num_threads(choose_threads().count)
     process = RankProcess(folder, data, getattr(import_module(module), name).read, rank, n_ranks)
     with join_as_worker(rank, n_ranks, rendezvous) as world:

@@ -12,7 +12,7 @@ from transom.data.batch import Batch
 from transom.errors import TransomError
 from transom.parallel.collectives import World
 from transom.parallel.launcher import launch_processes
-from transom.planning.freed_memory import FreedMemory, trim_malloc
+from transom.planning.freed_memory import FreedMemoryPolicy, trim_malloc
 from transom.planning.memory import peak_memory
 from transom.planning.precision import num_threads_set_to
 from transom.training.checkpoint_selection import is_better, validate_candidates
@@ -99,7 +99,7 @@ class _TrainingLoop:
         self.previous_snapshots: list[int] = []
         self.averager = WeightAverager(self.training.average, setup.model)
         model, task = setup.model, setup.task
-        self.freed, self.shortage = FreedMemory(model.device, world.size), ""
+        self.freed, self.reported_shortage = FreedMemoryPolicy(model.device, world.size), ""
         dtype, objective = setup.precision.dtype, task.objective(model)
         self.train_step = TrainStep(model, setup.optimizer, self.training, dtype, objective, world, self.freed)
         self.window = MetricsWindow({}, self.train_step.metrics)
@@ -181,7 +181,7 @@ class _TrainingLoop:
         p.consecutive_skips = p.consecutive_skips + 1 if result.skipped else 0
         if not result.skipped:
             self.averager.after_step()
-        self.freed.after_step()
+            self.freed.after_step()
         self.window.add(result, seconds)
         self.step_timer.after_step(seconds)
         left = (t.max_steps - p.step) * self.step_timer.seconds_per_step
@@ -196,16 +196,16 @@ class _TrainingLoop:
             p.n_splits = self.train_step.n_splits
             self.notify(MicroBatchesHalved(p.step, result.rows, p.n_splits))
             self.setup.folder.metrics.append({"step": p.step, "kind": "halved", "rows": result.rows, "n_splits": p.n_splits})
-        if self.freed.shortage != self.shortage and self.freed.needed and self.freed.available:
-            self.shortage = self.freed.shortage
-            self.notify(MemoryIsShort(p.step, self.freed.needed, self.freed.available, self.shortage == "ran out"))
+        if self.freed.room is not None and self.freed.shortage != self.reported_shortage:
+            self.reported_shortage = self.freed.shortage
+            self.notify(MemoryIsShort(p.step, *self.freed.room, ran_out=self.reported_shortage == "ran out"))
         if places:
             self.setup.folder.metrics.append({"step": p.step, "kind": "skipped", "samples": list(places)})
         if p.step % t.log_every == 0:
             metrics = {"epochs": self.epochs, "learning_rate": lr, **self.window.flush(self.setup.peak)}
             metrics["peak_memory"] = peak_memory(self.setup.model.device) - self.setup.memory_before
-            if self.freed.needed is not None:
-                metrics["needed_memory"] = self.freed.needed - self.setup.memory_before
+            if self.freed.room is not None:
+                metrics["needed_memory"] = self.freed.room.needed - self.setup.memory_before
             self.setup.folder.metrics.append({"step": p.step, "kind": "train", **metrics})
         if not self.forecast_steps and (self.step_timer.is_reliable or self.is_time_to_plan()):
             self.plan()

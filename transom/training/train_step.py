@@ -14,7 +14,7 @@ from transom.data.batch import Batch, split_rows
 from transom.models.base import Network
 from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
-from transom.planning.freed_memory import FreedMemory
+from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
 from transom.training.out_of_memory import is_out_of_memory, out_of_memory_error, release_memory, unsplittable
@@ -76,7 +76,7 @@ class TrainStep:
 
     If the allocator has no memory left, the step is repeated: first with freed memory given back to the system, if it was kept; then with
     micro-batches of half the rows, as all later steps. The repeated step starts from the same state of the random generators, so that it
-    equals a step that had these micro-batches from the start.
+    equals a step that had these micro-batches from the start. With auxiliary objectives and several processes the error is raised instead.
 
     Attributes:
         n_splits: parts into which each micro-batch is split; doubled whenever memory runs out.
@@ -94,7 +94,7 @@ class TrainStep:
         dtype: torch.dtype,
         objective: Objective,
         world: World = SINGLE_PROCESS,
-        freed_memory: FreedMemory | None = None,
+        freed_memory: FreedMemoryPolicy | None = None,
     ) -> None:
         """Keep model and optimizer, and build the auxiliary objectives that the model needs.
 

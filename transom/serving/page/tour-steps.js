@@ -56,6 +56,7 @@ const answerValues = async (state) => {
     several,
   };
 };
+
 export const STEPS = [
   {
     id: "tokens",
