@@ -27,13 +27,13 @@ def test_the_settings_are_printed_for_train(transom: Call, monkeypatch: pytest.M
 
     def attempt(*arguments: Any) -> Trial:
         asked.append(arguments)
-        return Trial(True, 2**28, 2**29, 2**28, 1.0)
+        return Trial(True, 2**28, 2**29, 1.0)
 
     monkeypatch.setattr(module, "try_steps", attempt)
     page, value = transom("find-batch", *SMALL, "--memory", "3GiB"), transom("find-batch", *SMALL, "--memory", "3GiB", "--json")
     lines = page.out.splitlines()
     assert lines[-2:] == [f"--set {each}" for each in json.loads(value.out)["set"]] and max(map(len, lines)) <= 160
-    assert "largest micro-batch that fits into 3.0 GiB" in lines[0] and "a trial used 512.0 MiB, of which 256.0 MiB" in lines[1]
+    assert "largest micro-batch that fits into 3.0 GiB" in lines[0] and "a trial used 512.0 MiB, and 256.0 MiB are reserved by Python" in lines[1]
     assert "trying" in page.err and not value.err
     assert asked[0][-1] == 3 * 2**30 and value.json["limit"] == 3 * 2**30
 
