@@ -33,7 +33,7 @@ def test_the_settings_are_printed_for_train(transom: Call, monkeypatch: pytest.M
     page, value = transom("find-batch", *SMALL, "--memory", "3GiB"), transom("find-batch", *SMALL, "--memory", "3GiB", "--json")
     lines = page.out.splitlines()
     assert lines[-2:] == [f"--set {each}" for each in json.loads(value.out)["set"]] and max(map(len, lines)) <= 160
-    assert "largest micro-batch that fits into 3.0 GiB" in lines[0] and "a trial used 512.0 MiB, and 256.0 MiB are reserved by Python" in lines[1]
+    assert "largest micro-batch that fits into 3.0 GiB" in lines[0] and "a trial used 512.0 MiB, and 256.0 MiB are reserved" in lines[1]
     assert "trying" in page.err and not value.err
     assert asked[0][-1] == 3 * 2**30 and value.json["limit"] == 3 * 2**30
 

@@ -68,7 +68,9 @@ def read_regular_file(path: str | Path, max_bytes: int, what: str, error: type[T
         OSError: the file is missing or cannot be read.
     """
     with open_regular_file(path, error) as file:
-        data = file.read(max_bytes + 1)
+        data, n = b"", max(os.fstat(file.fileno()).st_size + 1, 2**16)  # read(max_bytes + 1) would allocate as many bytes
+        while len(data) <= max_bytes and (part := file.read(min(max_bytes + 1 - len(data), n))):
+            data += part
         if len(data) > max_bytes:
             size = max(os.fstat(file.fileno()).st_size, len(data))
             raise error(f"{path}: expected at most {max_bytes:,} bytes, found {size:,}; is this {what}?")

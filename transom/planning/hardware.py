@@ -1,17 +1,26 @@
 """Measure the machine's peak matrix-product rate and memory bandwidth, the reference for reported utilization."""
 
 import functools
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from transom.planning.memory import free_memory
+
+FLOAT32 = 4
+"""Bytes of a number."""
+
 SHAPES = ((512, 512, 512), (1024, 1024, 1024), (4096, 512, 2048), (2048, 2048, 2048), (4096, 2048, 4096))
 """Measured matrix products (rows, inner, columns), small ones first so that a slow machine stops early; the best rate is the peak."""
 
 READ_BYTES = 2**28
 """Bytes read to measure memory bandwidth; larger than the caches."""
+
+MEMORY_FRACTION = 0.25
+"""Largest fraction of the free memory that measuring on a CPU takes: of a process with little memory, smaller matrices are measured."""
 
 BUDGET = 0.5
 """Measuring time per dtype in seconds, for all shapes together."""
@@ -39,10 +48,10 @@ def measure_peak(device: torch.device | None = None) -> PeakRates:
     """
     device = device or torch.device("cpu")
     dtypes = (torch.float32, torch.bfloat16) if device.type == "cpu" else (torch.float32, torch.bfloat16, torch.float16)
-    memory = torch.ones(READ_BYTES // 4, device=device)
-    return PeakRates(
-        {dtype: _best_rate(dtype, device) for dtype in dtypes}, READ_BYTES / best_seconds(memory.sum, device, budget=BUDGET / 4)
-    )
+    room = int(MEMORY_FRACTION * free_memory()) if device.type == "cpu" else sys.maxsize
+    rates = {dtype: _best_rate(dtype, device, room) for dtype in dtypes}
+    memory = torch.ones(max(min(READ_BYTES, room), 2**16) // FLOAT32, device=device)
+    return PeakRates(rates, memory.nbytes / best_seconds(memory.sum, device, budget=BUDGET / 4))
 
 
 def matmul_rate(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, budget: float) -> float:
@@ -82,9 +91,13 @@ def best_seconds(work: Callable[[], object], device: torch.device, budget: float
     return best
 
 
-def _best_rate(dtype: torch.dtype, device: torch.device) -> float:
+def _best_rate(dtype: torch.dtype, device: torch.device, room: int) -> float:
+    """Return the best rate of the shapes that fit into ``room`` bytes, and at least of the first."""
     best, end = 0.0, time.perf_counter() + BUDGET
     for shape in SHAPES:
+        rows, inner, columns = shape
+        if best and FLOAT32 * (rows * inner + inner * columns + rows * columns) > room:
+            break
         best = max(best, matmul_rate(shape, dtype, device, BUDGET / len(SHAPES) / 2))
         if time.perf_counter() > end - BUDGET / 3:
             break

@@ -85,6 +85,12 @@ def available_memory(n_processes: int = 1) -> int:
     return min(limits)
 
 
+def free_memory() -> int:
+    """Return the bytes that this process may still allocate."""
+    left = [limit - data_memory() for limit in _resource_limits()]
+    return max(0, min([available_memory() - used_memory(torch.device("cpu")), *left]))
+
+
 def used_memory(device: torch.device) -> int:
     """Return the bytes that this process holds now: resident in memory, or allocated on a GPU."""
     if device.type == "cuda":
