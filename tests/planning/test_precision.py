@@ -102,6 +102,18 @@ def test_the_peak_is_a_best_of(monkeypatch):
     assert peak.bandwidth > 1e6
 
 
+def test_a_process_with_little_memory_measures_small_matrices(monkeypatch):
+    """A quarter of 4 MiB holds the first shape, and the second of three matrices of 1 MiB does not fit."""
+    shapes = list[tuple[int, int, int]]()
+    monkeypatch.setattr("transom.planning.hardware.free_memory", lambda: 2**22)
+    monkeypatch.setattr("transom.planning.hardware.matmul_rate", lambda shape, *_: shapes.append(shape) or 1.0)
+    monkeypatch.setattr("transom.planning.hardware.SHAPES", ((8, 8, 8), (512, 512, 512), (8, 8, 8)))
+    read = list[int]()
+    monkeypatch.setattr("transom.planning.hardware.best_seconds", lambda work, *_, **__: read.append(work.__self__.nbytes) or 1.0)
+    measure_peak.__wrapped__()
+    assert shapes == [(8, 8, 8)] * 2 and read == [2**20]
+
+
 def test_a_rate_is_two_operations_a_multiply_add(monkeypatch):
     monkeypatch.setattr("transom.planning.hardware.best_seconds", lambda work, device, budget: 0.5)
     assert matmul_rate((2, 3, 5), torch.float32, CPU, 1.0) == 2 * 2 * 3 * 5 / 0.5
