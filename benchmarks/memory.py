@@ -1,9 +1,10 @@
 """Compare predicted with real memory: random recipes near a limit of 2 to 6 GiB, each tried in a child process under RLIMIT_DATA."""
 
 import argparse
+import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,24 @@ def shares(results: list[dict[str, Any]], margin: float = 0.0) -> dict[str, floa
     }
 
 
+def predict_again(seed: int, tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return outcomes of an earlier version's trials with the predictions of this one."""
+    results, base = list[dict[str, Any]](), data_memory()
+    for found, (_, config, training, shape) in zip(tried, cases(seed), strict=True):
+        size = predict_bytes(config, training, replace(shape, rows=found["rows"]), torch.float32)
+        results.append(found | {"predicted": base + size.total, "tensors": size.tensors})
+    return results
+
+
 def main(arguments: Mapping[str, Any]) -> None:
     """Try every recipe, and write all outcomes after each."""
     torch.set_num_threads(1)
+    if arguments["again"]:
+        stored = json.loads(arguments["again"].read_text())
+        stored["results"] = predict_again(arguments["seed"], stored["results"])
+        write_result(arguments["out"], stored | {"shares": shares(stored["results"])})
+        print(shares(stored["results"]))
+        return
     environment = describe_environment(f"python -m benchmarks.memory --seed {arguments['seed']}", 1, measure_peak())
     results = list[dict[str, Any]]()
     for case, config, training, shape in cases(arguments["seed"]):
@@ -129,4 +145,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/memory.json"))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", type=Path, help="predict again what this file of results says was tried, with the same seed")
     main(vars(parser.parse_args()))

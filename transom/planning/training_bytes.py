@@ -15,10 +15,10 @@ Sharding = Literal["none", "optimizer", "full"]
 """Division of the state among the devices (Rajbhandari et al. 2020, ZeRO, figure 1): nothing, the optimizer state (stage 1), or optimizer
 state, gradients and weights (stage 3)."""
 
-WORKSPACE_FRACTION = 0.04
+WORKSPACE_FRACTION = 0.055
 """Memory beside the tensors of a step on a CPU, as a fraction of them: buffers of operations, and small blocks that malloc keeps.
 
-Measured 2026-11-28 with PyTorch 2.13 on Linux for 20 random recipes of 2 to 6 GiB: -0.01 to 0.07, median 0.01 (log/2026-11-28-memory.md).
+Measured 2026-11-28 with PyTorch 2.13 on Linux for 41 random recipes of 2 to 6 GiB: -0.01 to 0.07, median 0.01 (log/2026-11-28-memory.md).
 """
 
 LIBRARY_BYTES = 64 << 20
