@@ -16,7 +16,10 @@ from transom.files.atomic_io import write_stream
 
 _ALIGNMENT = 8
 _SYNCED_BYTES = 512 << 20
-"""Least number of bytes that are synced at once. Of an import of 2 GB from the same disk, 512 MiB took 3.3 s, 64 MiB 4.8 s, and none 4.0 s."""
+"""Least number of bytes that are synced at once.
+
+An import of 2 GB from and to the same disk took 3.3 s, with 64 MiB 4.8 s, and with a single sync at the end 4.0 s.
+"""
 
 _NO_HASH = "0" * 64
 
