@@ -94,12 +94,12 @@ def take_steps(request: dict[str, Any]) -> Trial:
     config: ModelConfig = parse_model_config(request["model"])
     training = TrainingConfig.model_validate(request["training"])
     shape, dtype = BatchShape(**request["shape"]), choose_precision(request["precision"], _CPU).dtype
+    give_back_freed_memory()
+    reset_peak_memory(_CPU)
     before, resident, times = data_memory(), used_memory(_CPU), list[float]()
     if request["limit"] is not None:
         limit_data(request["limit"])
     try:
-        give_back_freed_memory()
-        reset_peak_memory(_CPU)
         model = build_model(config).train()
         validation_copy, averager = copy.deepcopy(model).eval(), WeightAverager(training.average, model)
         optimizer, batch = build_optimizer(model, training.optimizer, dtype), build_batch(config, shape)
