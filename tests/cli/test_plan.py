@@ -112,7 +112,7 @@ def test_a_run_is_compared_with_its_plan(trained: Trained, transom: Call, tmp_pa
 
 @pytest.mark.soak
 def test_the_memory_of_a_real_run_is_predicted(tmp_path: Path) -> None:
-    """What the first steps need, which give freed memory back."""
+    """The plan is compared with the peak of the first steps, in which freed memory is given back."""
     fields = ["data.generate.n_files=20", "tokenizer.vocab_size=600", "model.d_model=384", "model.n_heads=6", "model.n_layers=6"]
     fields += ["training.batch_tokens=12288", "training.max_steps=4", "training.log_every=2", "training.fit_to_data=false"]
     words = [word for field in fields for word in ("--set", field)]

@@ -37,8 +37,8 @@ _MALLOC_VARIABLES = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 _GLIBC_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 """Environment variables, and settings in ``GLIBC_TUNABLES``, with which a user sets the malloc thresholds of the whole process."""
 
-
 Shortage = Literal["", "little room", "ran out"]
+"""Why freed memory is not kept; empty if it is, or if that is not known yet."""
 
 
 class Room(NamedTuple):
@@ -62,7 +62,7 @@ class FreedMemoryPolicy:
     Attributes:
         room: memory after the first steps; None before, on a GPU, and where the thresholds of malloc cannot be set.
         kept: whether freed memory is kept now.
-        shortage: why it is not kept: twice the peak does not fit, or memory ran out. Empty if it is kept, and while that is unknown.
+        shortage: why it is not kept: twice the peak does not fit, or memory ran out.
     """
 
     def __init__(self, device: torch.device, n_processes: int = 1) -> None:

@@ -10,9 +10,6 @@ import torch
 
 from transom.planning.memory import free_memory
 
-FLOAT32 = 4
-"""Bytes of a number."""
-
 SHAPES = ((512, 512, 512), (1024, 1024, 1024), (4096, 512, 2048), (2048, 2048, 2048), (4096, 2048, 4096))
 """Measured matrix products (rows, inner, columns), small ones first so that a slow machine stops early; the best rate is the peak."""
 
@@ -50,7 +47,7 @@ def measure_peak(device: torch.device | None = None) -> PeakRates:
     dtypes = (torch.float32, torch.bfloat16) if device.type == "cpu" else (torch.float32, torch.bfloat16, torch.float16)
     room = int(MEMORY_FRACTION * free_memory()) if device.type == "cpu" else sys.maxsize
     rates = {dtype: _best_rate(dtype, device, room) for dtype in dtypes}
-    memory = torch.ones(max(min(READ_BYTES, room), 2**16) // FLOAT32, device=device)
+    memory = torch.ones(max(min(READ_BYTES, room), 2**16) // torch.float32.itemsize, device=device)
     return PeakRates(rates, memory.nbytes / best_seconds(memory.sum, device, budget=BUDGET / 4))
 
 
@@ -96,7 +93,7 @@ def _best_rate(dtype: torch.dtype, device: torch.device, room: int) -> float:
     best, end = 0.0, time.perf_counter() + BUDGET
     for shape in SHAPES:
         rows, inner, columns = shape
-        if best and FLOAT32 * (rows * inner + inner * columns + rows * columns) > room:
+        if best and torch.float32.itemsize * (rows * inner + inner * columns + rows * columns) > room:
             break
         best = max(best, matmul_rate(shape, dtype, device, BUDGET / len(SHAPES) / 2))
         if time.perf_counter() > end - BUDGET / 3:

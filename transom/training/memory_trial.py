@@ -41,7 +41,7 @@ class Trial:
         fits: whether all steps were taken.
         before: bytes that the limit counts before model and batch exist: Python, PyTorch and transom.
         resident: largest resident memory above that before model and batch exist. Freed memory is given back to the system.
-        seconds: fewest processor seconds of a step.
+        seconds: processor seconds of the fastest step.
     """
 
     fits: bool
