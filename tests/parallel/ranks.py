@@ -44,7 +44,7 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
 
 def _receive(end: Connection) -> tuple[str, Any]:
     try:
-        return pickle.loads(end.recv_bytes())
+        return pickle.loads(end.recv_bytes())  # noqa: S301 - from a process of this test
     except EOFError:
         return "exited", None
 
@@ -60,5 +60,5 @@ def _run_rank(end: Connection, rank: int, size: int, store: Path, function: Call
         distributed.barrier()
         distributed.destroy_process_group()
         end.send_bytes(pickle.dumps(("", result)))  # the pipe's own pickle would share memory that ends with the process
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - it is raised again in the process of the test
         end.send_bytes(pickle.dumps((traceback.format_exc(), None)))
