@@ -166,11 +166,6 @@ class TrainingConfig(Schema):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="precision of matrix products; auto chooses by the processor's instructions, and the run keeps the choice"
     )
-    processes: int = Field(
-        1,
-        ge=1,
-        description="data-parallel processes on this machine: faster if other work stalls threads, otherwise 1 is fastest",
-    )
     init_from: str | None = Field(
         None,
         description="run folder to start from: its tokenizer and architecture are used, and its weights wherever names match. A packaged"

@@ -1,0 +1,133 @@
+"""The training state of one rank, and the operations on it that all ranks of a run execute together."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from transom.config.recipe import Recipe
+from transom.data.batch import Batch
+from transom.errors import ConfigError
+from transom.models.base import Network
+from transom.parallel.mesh import Ranks
+from transom.parallel.sharding import apply_fsdp, whole
+from transom.planning.freed_memory import FreedMemoryPolicy
+from transom.training.optimizer import build_optimizer, split_groups_by_mesh
+from transom.training.resume import ResumeState
+from transom.training.task_protocol import Task
+from transom.training.train_state import (
+    gather_rng_states,
+    load_optimizer,
+    load_trainable,
+    optimizer_tensors,
+    restore_rng_states,
+    trainable_tensors,
+)
+from transom.training.train_step import StepResult, TrainStep
+from transom.training.weight_averaging import WeightAverager, WeightsName
+
+
+class RankState:
+    """Model, optimizer, step and weight average of one rank.
+
+    If ranks hold shards of the weights, each averages its own shards; otherwise only rank 0 averages.
+
+    Attributes:
+        ranks: the ranks of the run.
+        model: the model, in the layout of the run.
+        optimizer: its optimizer.
+        freed: whether freed memory is kept.
+        train_step: takes optimizer steps.
+        averager: averages the weights.
+    """
+
+    def __init__(self, recipe: Recipe, model: Network, task: Task, dtype: torch.dtype, ranks: Ranks) -> None:
+        """Copy rank 0's weights to all ranks, apply the layout to the model, and build the optimizer.
+
+        Args:
+            recipe: the recipe of the run.
+            model: the whole model, on the device of this rank.
+            task: the task, with this rank's part of the batches.
+            dtype: dtype of the matrix products.
+            ranks: the ranks of the run.
+        """
+        self.ranks, self.model, self._task = ranks, model, task
+        ranks.world.broadcast(list(trainable_tensors(model).values()))
+        if ranks.layout.shard > 1:
+            apply_fsdp(model, ranks)
+        self.optimizer = build_optimizer(model, recipe.training.optimizer, dtype)
+        split_groups_by_mesh(self.optimizer)
+        self.freed = FreedMemoryPolicy(ranks.device, ranks.world.size)
+        objective = task.objective(model)
+        self.train_step = TrainStep(model, self.optimizer, recipe.training, dtype, objective, ranks, self.freed, self._any_batch)
+        self.averager = WeightAverager(recipe.training.average, model)
+
+    def restore(self, saved: ResumeState) -> list[str]:
+        """Continue from a checkpoint; return notes on the weight average, as ``WeightAverager.restore``."""
+        load_trainable(self.model, saved.model)
+        load_optimizer(self.model, self.optimizer, saved.optimizer)
+        restore_rng_states(saved.generators, self.ranks.world.rank)
+        self.train_step.n_splits = saved.state.progress.n_splits
+        if saved.state.scaler is not None:
+            self.train_step.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
+        return self.averager.restore(saved.state.progress.n_averaged, saved.ema, saved.snapshots) if self._averages else []
+
+    def step(self, micro_batches: Sequence[Batch], learning_rate: float) -> StepResult:
+        """Take an optimizer step, and update the weight average unless the step is skipped."""
+        result = self.train_step.step(micro_batches, learning_rate, sum(map(self._task.flops, micro_batches)))
+        if not result.skipped:
+            self.freed.after_step()
+            if self._averages:
+                self.averager.after_step()
+        return result
+
+    def after_checkpoint(self, step: int) -> None:
+        """Add the weights of the checkpoint at ``step`` to their average, if checkpoints are averaged."""
+        if self._averages:
+            self.averager.after_checkpoint(step)
+
+    def candidates(self, step: int) -> dict[WeightsName, dict[str, Tensor]]:
+        """Return on rank 0 the whole weights to validate after ``step``, as ``WeightAverager.candidates``; empty on other ranks."""
+        if not self._averages:
+            return {}
+        return {name: self._gather(weights) for name, weights in self.averager.candidates(step).items()}
+
+    def checkpoint(self) -> dict[str, dict[str, Tensor]]:
+        """Return on rank 0 the whole tensors of a checkpoint, by file and name; without content on other ranks."""
+        generators = gather_rng_states(self.ranks.world)
+        if not self._averages:
+            return {}
+        optimizer = self._gather(optimizer_tensors(self.model, self.optimizer))
+        groups = {"model": self._gather(trainable_tensors(self.model)), "optimizer": optimizer}
+        if self.averager.ema:
+            groups["ema"] = self._gather(self.averager.ema)
+        return {**groups, "generators": generators}
+
+    @property
+    def _averages(self) -> bool:
+        return self.ranks.world.rank == 0 or self.ranks.splits_weights
+
+    def _gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors on rank 0, and no tensors on the others, which only take part in gathering."""
+        gathered = {}
+        for name, x in tensors.items():
+            tensor = whole(x)
+            if self.ranks.world.rank == 0:
+                gathered[name] = tensor
+        return gathered
+
+    def _any_batch(self) -> Batch:
+        """Return the first batch of an epoch in which this rank has a sample.
+
+        Raises:
+            ConfigError: it has none in all of the epoch.
+        """
+        loader = self._task.loader
+        for _, micro_batches in islice(loader.batches_from(0), loader.n_samples):
+            if micro_batches:
+                return micro_batches[0]
+        raise ConfigError(
+            f"[parallel]: expected batches of at least {self.ranks.layout.n_batch_parts} samples, one per part, found none in an epoch;"
+            " lower parallel.data, parallel.shard or parallel.expert, or use larger batches"
+        )
