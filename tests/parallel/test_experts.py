@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,6 +43,14 @@ IMAGES = SIZES | {"kind": "vision-transformer", "n_layers": 2, "image_size": 6, 
 LOSS = {"load_balancing": {"kind": "aux-loss", "aux_loss_coef": 0.7}, "z_loss_coef": 0.3}
 BIAS = {"load_balancing": {"kind": "bias", "bias_update_rate": 0.05}, "scoring_func": "sigmoid", "z_loss_coef": 0.2}
 ONE = {"top_k": 1, "norm_topk_prob": False}
+
+
+def long(layout: dict[str, int], cases: list[dict[str, Any]]) -> Any:
+    return pytest.param(layout, cases, marks=pytest.mark.long)
+
+
+def name_of(value: Any) -> str:
+    return "-".join(f"{axis}{size}" for axis, size in value.items()) if isinstance(value, dict) else ""
 
 
 class Step(NamedTuple):
@@ -171,27 +180,88 @@ def check(layout: dict[str, int], cases: list[dict[str, Any]], idle: bool = Fals
             for name, x in expected.tensors.items():
                 assert torch.allclose(tensors[name], x, rtol=0, atol=1e-10), name
             n_experts = sum(is_expert[name] for name in held)
-            assert n_experts * config.expert == sum(is_expert.values()) and len(held) - n_experts == sum(not each for each in is_expert.values())
+            assert n_experts * config.expert == sum(is_expert.values()) and len(held) - n_experts == sum(
+                not each for each in is_expert.values()
+            )
 
 
 @pytest.mark.parametrize(
     ("layout", "cases"),
     [
         ({"expert": 2}, [mixed(DECODER, **LOSS), mixed(TRANSLATOR, **BIAS, n_shared_experts=1), mixed(IMAGES, **LOSS, **ONE)]),
-        ({"expert": 3}, [mixed(DECODER, 6, **BIAS, **ONE), mixed(TRANSLATOR, 3, **LOSS), mixed(IMAGES, 3, load_balancing="none")]),
-        ({"expert": 4}, [mixed(DECODER, **BIAS, expert={"kind": "relu", "bias": True})]),
-        ({"data": 2, "expert": 2}, [mixed(DECODER, **LOSS, n_shared_experts=2), mixed(IMAGES, **BIAS)]),
-        ({"shard": 2, "expert": 2}, [mixed(DECODER, **LOSS, n_shared_experts=1), mixed(TRANSLATOR, **BIAS)]),
+        long({"expert": 3}, [mixed(DECODER, 6, **BIAS, **ONE), mixed(TRANSLATOR, 3, **LOSS), mixed(IMAGES, 3, load_balancing="none")]),
+        long({"expert": 4}, [mixed(DECODER, **BIAS, expert={"kind": "relu", "bias": True})]),
+        long({"data": 2, "expert": 2}, [mixed(DECODER, **LOSS, n_shared_experts=2), mixed(IMAGES, **BIAS)]),
+        long({"shard": 2, "expert": 2}, [mixed(DECODER, **LOSS, n_shared_experts=1), mixed(TRANSLATOR, **BIAS), mixed(IMAGES, **ONE)]),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+    ids=name_of,
 )
 def test_a_step_is_that_of_one_process(layout: dict[str, int], cases: list[dict[str, Any]]) -> None:
     check(layout, cases)
 
 
+GRID = {
+    "load_balancing": [LOSS["load_balancing"], BIAS["load_balancing"], "none"],
+    "top_k": [1, 2],
+    "n_shared_experts": [0, 1],
+    "scoring_func": ["softmax", "sigmoid"],
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "layout", [{"expert": 2}, {"expert": 3}, {"expert": 4}, {"data": 2, "expert": 2}, {"shard": 2, "expert": 2}], ids=name_of
+)
+def test_a_step_is_that_of_one_process_for_all_mixtures(layout: dict[str, int]) -> None:
+    families = itertools.cycle([DECODER, TRANSLATOR, IMAGES])
+    grid = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
+    check(layout, [mixed(next(families), 12, **fields, z_loss_coef=0.3, norm_topk_prob=fields["top_k"] > 1) for fields in grid])
+
+
+@pytest.mark.long
 def test_a_rank_without_tokens_takes_part() -> None:
     check({"expert": 3}, [mixed(DECODER, 3, **LOSS, n_shared_experts=1), mixed(TRANSLATOR, 3, **BIAS)], idle=True)
 
 
+@pytest.mark.long
 def test_recomputed_blocks_exchange_their_tokens_again() -> None:
     check({"expert": 2}, [mixed(DECODER, **LOSS), mixed(TRANSLATOR, **BIAS)], recomputed=True)
+
+
+def layer() -> MixtureOfExperts:
+    torch.manual_seed(1)
+    built = build_feed_forward(MoeConfig(n_experts=2, expert={"kind": "relu", "bias": True}), 6, 7, 0.0)
+    assert isinstance(built, MixtureOfExperts)
+    return built
+
+
+def rows_for(rank: int) -> Tensor:
+    """Return no tokens on rank 0, and on rank 1 more than ``PAD_MULTIPLE`` for each expert."""
+    torch.manual_seed(2)
+    return torch.randn(2 * PAD_MULTIPLE + 9, 6)[: None if rank else 0]
+
+
+def layer_results(rank: int) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Return outputs in bfloat16, in float32 and of a copy in evaluation, gradients of the first, and the rows of its expert."""
+    mixture, rows, x = layer(), [], rows_for(rank)
+    apply_expert_parallel(mixture, build_mesh(ParallelConfig(expert=2), torch.device("cpu")))
+    mixture.experts[rank].register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    with torch.autocast("cpu", torch.bfloat16):
+        short = mixture(x)
+    short.float().sum().backward()
+    with torch.no_grad():
+        outputs = [short.detach(), mixture(x), copy.deepcopy(mixture).eval()(x)]
+    return outputs, [p.grad for p in mixture.experts.parameters() if p.grad is not None], rows
+
+
+def test_a_rank_without_rows_lends_its_expert_in_any_precision() -> None:
+    (idle, *_), (busy, *_) = results = run_on_ranks(2, layer_results)
+    mixture, x = layer(), rows_for(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = mixture(x)
+    expected.float().sum().backward()
+    assert [y.shape for y in idle] == [(0, 6)] * 3 and busy[0].dtype == idle[0].dtype == torch.bfloat16
+    assert torch.equal(busy[0], expected) and torch.equal(busy[1], busy[2]) and torch.allclose(busy[1], mixture(x), atol=1e-6)
+    for expert, (_, gradients, rows) in zip(mixture.experts, results, strict=True):
+        assert rows[0] % PAD_MULTIPLE == 0 < rows[0] and len(rows) == 3
+        assert all(torch.equal(found, p.grad) for found, p in zip(gradients, expert.parameters(), strict=True))
