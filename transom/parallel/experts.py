@@ -26,7 +26,8 @@ def apply_expert_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
     All ranks of the axis must run the same number of forward passes, and of backward passes, since each mixture communicates in each of
     them. Their batches may have any sizes; a rank without tokens takes part too.
 
-    The optimizer has to be built afterwards, and initial weights to be broadcast before: the ranks then hold different experts.
+    Broadcast initial weights before, since the ranks then hold different experts. Apply ``fully_shard``, on a mesh without this axis, and
+    build the optimizer afterwards.
     """
     n_ranks, rank = mesh[AXIS].size(), mesh.get_local_rank(AXIS)
     if n_ranks == 1:
