@@ -1,7 +1,7 @@
 """Mixture of experts (MoE): router, experts, two ways to compute their weighted sum, and load-balancing losses."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,10 +42,36 @@ def all_experts(
     return (g.to(outputs.dtype)[:, :, None] * outputs).sum(1)
 
 
+def run_experts(
+    experts: Sequence[nn.Module], x: Float[Tensor, "choices d_model"], counts: Sequence[int], ctx: LayerContext = LayerContext()
+) -> Float[Tensor, "choices d_model"]:
+    """Run each expert on its tokens, of which expert i has ``counts[i]`` consecutive ones in ``x``."""
+    run_idle = torch.is_grad_enabled() or not len(x)  # so that idle experts have a gradient, of 0, and the result has its dtype
+    return torch.cat(
+        [
+            expert(pad_rows(part), ctx)[: len(part)]
+            for expert, part in zip(experts, x.split(list(counts)), strict=True)
+            if run_idle or len(part)
+        ]
+    )
+
+
 def grouped_experts(
-    experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, ctx: LayerContext = LayerContext()
+    experts: Sequence[nn.Module | None],
+    x: Float[Tensor, "tokens d_model"],
+    routing: Routing,
+    ctx: LayerContext = LayerContext(),
+    run: Callable[[Sequence[Any], Tensor, Sequence[int], LayerContext], Tensor] = run_experts,
 ) -> Float[Tensor, "tokens d_model"]:
-    """Compute sum_i g_i E_i(x) by running each expert only on the tokens that are routed to it, gathered into one batch per expert."""
+    """Compute sum_i g_i E_i(x) by running each expert only on the tokens that are routed to it, gathered into one batch per expert.
+
+    Args:
+        experts: the experts; None where another process holds the expert and ``run`` reaches it.
+        x: the tokens.
+        routing: experts and gates of each token.
+        ctx: context of the layer.
+        run: function with the interface of ``run_experts``.
+    """
     n_experts, top_k = len(experts), routing.experts.shape[1]
     flat_experts = routing.experts.flatten()
     if routing.kept is not None:
@@ -53,11 +79,7 @@ def grouped_experts(
     counts = flat_experts.bincount(minlength=n_experts + 1)[:n_experts].tolist()
     order = flat_experts.argsort(stable=True)[: sum(counts)]
     token = order // top_k
-    slices = x.index_select(0, token).split(counts)
-    training = torch.is_grad_enabled()  # run idle experts too, so that they have a gradient, of 0
-    outputs = torch.cat(
-        [expert(pad_rows(part), ctx)[: len(part)] for expert, part in zip(experts, slices, strict=True) if training or len(part)]
-    )
+    outputs = run(experts, x.index_select(0, token), counts, ctx)
     weighted = outputs * routing.weights.flatten().index_select(0, order)[:, None].to(outputs.dtype)
     return torch.zeros_like(x, dtype=outputs.dtype).index_add(0, token, weighted)
 
@@ -96,7 +118,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(make_expert(config.width(d_ff)) for _ in range(config.n_experts))
         self.shared = make_expert(config.n_shared_experts * config.width(d_ff)) if config.n_shared_experts else None
         self.register_buffer("bias", torch.zeros(config.n_experts) if isinstance(config.load_balancing, BiasBalancingConfig) else None)
-        self.path = grouped_experts
+        self.path: Callable[..., Tensor] = grouped_experts
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Return the gated sum of expert outputs for each token; padding takes up no capacity of the experts."""

@@ -107,14 +107,14 @@ class ExpertLoadBalancing(_RouterObjective):
 
     def _zeros(self) -> dict[str, Int[Tensor, "n_experts"]]:
         device = self._model.device
-        return {site: torch.zeros(len(each.experts), dtype=torch.long, device=device) for site, each in self._mixtures.items()}
+        return {site: torch.zeros(each.config.n_experts, dtype=torch.long, device=device) for site, each in self._mixtures.items()}
 
 
 @torch.no_grad()
 def _count_assignments(mixture: MixtureOfExperts, passes: _Passes) -> tuple[Int[Tensor, "n_experts"], int]:
     """Return the number of tokens assigned to each expert, and the number of all assignments dropped because an expert was full."""
     routed = [(mixture.route(logits, token_mask), token_mask.flatten()) for logits, token_mask in passes]
-    counts = torch.stack([expert_load(routing.experts, token_mask, len(mixture.experts)) for routing, token_mask in routed]).sum(0)
+    counts = torch.stack([expert_load(routing.experts, token_mask, mixture.config.n_experts) for routing, token_mask in routed]).sum(0)
     return counts, sum(int((token_mask[:, None] & ~routing.kept).sum()) for routing, token_mask in routed if routing.kept is not None)
 
 
