@@ -10,10 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.parallel.ranks import run_on_ranks
@@ -28,8 +25,11 @@ from transom.layers.mixture_of_experts import PAD_MULTIPLE, MixtureOfExperts
 from transom.models.base import Network
 from transom.models.build import build_model
 from transom.parallel.collectives import World
-from transom.parallel.experts import apply_expert_parallel, expert_parameters, gather_experts, select_experts
-from transom.parallel.mesh import batch_rank, build_mesh
+from transom.parallel.experts import apply_expert_parallel
+from transom.parallel.gradients import Gradients
+from transom.parallel.layouts import apply_layout, gather_whole, select_own
+from transom.parallel.mesh import SINGLE_RANK, Ranks, build_mesh
+from transom.parallel.sharding import whole
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import CrossEntropy, forward_pass
 from transom.training.optimizer import build_optimizer
@@ -100,68 +100,45 @@ def blocks(model: Network) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def split(model: Network, mesh: DeviceMesh) -> None:
+def split(model: Network, ranks: Ranks) -> None:
     """Apply the layout, and check that names and values are those of the whole model."""
     before = {name: x.clone() for name, x in trainable_tensors(model).items()}
-    apply_expert_parallel(model, mesh)
-    held, selected = trainable_tensors(model), select_experts(model, before)
-    assert [*held] == [*selected] and all(torch.equal(held[name], x) for name, x in selected.items())
-    gathered = gather_experts(model, held, mesh)
-    assert [*gathered] == [*before] and all(torch.equal(gathered[name], x) for name, x in before.items())
-    if mesh["shard"].size() > 1:
-        for module in (*blocks(model), model):
-            fully_shard(module, mesh=mesh["shard"]).set_gradient_divide_factor(1.0)
-        register_fsdp_forward_method(model, "logit_factors")
+    apply_layout(model, ranks)
+    held, selected = trainable_tensors(model), select_own(model, before)
+    assert [*held] == [*selected] and all(torch.equal(whole(held[name]), x) for name, x in selected.items())
+    gathered = gather_whole(model, held, ranks)
+    assert ranks.world.rank or ([*gathered] == [*before] and all(torch.equal(gathered[name], x) for name, x in before.items()))
 
 
-def whole(x: Tensor) -> Tensor:
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def sum_gradients(model: Network, mesh: DeviceMesh) -> None:
-    """Sum the gradients as a training step does: over all axes that split the batch, except where a rank has its own part."""
-    own = expert_parameters(model)
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        sharded = isinstance(parameter.grad, DTensor)
-        gradient = parameter.grad.to_local() if sharded else parameter.grad
-        for axis, is_split in (("data", False), ("shard", sharded), ("expert", name in own)):
-            if not is_split:
-                distributed.all_reduce(gradient, group=mesh.get_group(axis))
-
-
-def step(fields: dict[str, Any], part: Any, n_tokens: int, mesh: DeviceMesh | None = None, recomputed: bool = False) -> Step:
+def step(fields: dict[str, Any], part: Any, n_tokens: int, ranks: Ranks = SINGLE_RANK, recomputed: bool = False) -> Step:
     """Compute a step from ``part``, this rank's part of a batch of ``n_tokens`` target tokens."""
-    model, world = built(fields), World() if mesh is None else World(mesh.get_rank(), mesh.size())
-    if mesh is not None:
-        split(model, mesh)
+    model = built(fields)
+    split(model, ranks)
     held = [name for name, _ in model.named_parameters()]
     for block in blocks(model) if recomputed else []:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
-    optimizer, auxiliary = build_optimizer(model, AdamConfig()), auxiliary_objectives(model, world)
+    optimizer, auxiliary = build_optimizer(model, AdamConfig()), auxiliary_objectives(model, ranks.batch)
     for each in auxiliary:
         each.prepare([part])
     forward = forward_pass(model, part, [site for each in auxiliary for site in each.sites])
     loss = CrossEntropy(0.1).loss(forward).backward_loss / n_tokens + sum(each.loss(forward) for each in auxiliary)
     loss.backward()
-    if mesh is not None:
-        sum_gradients(model, mesh)
+    Gradients(model, ranks).all_reduce()
     optimizer.step()
     metrics = {name: value for each in auxiliary for name, value in each.after_update(True).items()}
     gradients = {f"{name}.gradient": parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    tensors = {name: whole(x.detach()) for name, x in (trainable_tensors(model) | gradients | optimizer_tensors(model, optimizer)).items()}
-    return Step(*world.all_reduce_scalars(loss.item()), metrics, gather_experts(model, tensors, mesh) if mesh else tensors, held)
+    tensors = trainable_tensors(model) | gradients | optimizer_tensors(model, optimizer)
+    return Step(*ranks.batch.all_reduce_scalars(loss.item()), metrics, gather_whole(model, tensors, ranks), held)
 
 
-def steps(_: int, layout: ParallelConfig, cases: list[dict[str, Any]], idle: bool, recomputed: bool) -> list[Step]:
+def steps(rank: int, layout: ParallelConfig, cases: list[dict[str, Any]], idle: bool, recomputed: bool) -> list[Step]:
     """Compute a step of each model on this rank; with ``idle`` the last rank's part of the batch has no tokens."""
-    mesh = build_mesh(layout, torch.device("cpu"))
-    results = []
+    ranks, results = Ranks(World(rank, layout.n_processes), layout, torch.device("cpu")), []
     for fields in cases:
-        batch, index = batch_for(fields["kind"]), batch_rank(mesh)
+        batch, index = batch_for(fields["kind"]), layout.batch_part(rank)
         parts = split_rows(batch, layout.n_batch_parts - idle)
         part = parts[index] if index < len(parts) else without_tokens(parts[0])
-        results.append(step(fields, part, batch.n_target_tokens, mesh, recomputed))
+        results.append(step(fields, part, batch.n_target_tokens, ranks, recomputed))
     return results
 
 
@@ -173,12 +150,12 @@ def check(layout: dict[str, int], cases: list[dict[str, Any]], idle: bool = Fals
         batch = batch_for(fields["kind"])
         expected = step(fields, batch, batch.n_target_tokens)
         is_expert = {name: ".experts." in name for name in expected.held}
-        for rank in found:
-            loss, metrics, tensors, held = rank[number]
+        for rank, results in enumerate(found):
+            loss, metrics, tensors, held = results[number]
             assert loss == pytest.approx(expected.loss, abs=1e-10) and metrics == expected.metrics
-            assert tensors.keys() == expected.tensors.keys()
-            for name, x in expected.tensors.items():
-                assert torch.allclose(tensors[name], x, rtol=0, atol=1e-10), name
+            assert rank or tensors.keys() == expected.tensors.keys()
+            for name, x in tensors.items():
+                assert torch.allclose(x, expected.tensors[name], rtol=0, atol=1e-10), name
             n_experts = sum(is_expert[name] for name in held)
             assert n_experts * config.expert == sum(is_expert.values()) and len(held) - n_experts == sum(
                 not each for each in is_expert.values()

@@ -27,8 +27,8 @@ from transom.tasks.task import build_training_setup
 from transom.training import train_loop
 from transom.training.metrics_window import WINDOW_SUMS, read_metrics_history
 from transom.training.objectives.objective import CrossEntropy
-from transom.training.optimizer import state_specs
-from transom.training.resume import _check_rng_states, load_resume_state
+from transom.training.optimizer import build_optimizer, state_specs
+from transom.training.resume import ExpectedTensors, _check_rng_states, load_resume_state
 from transom.training.setup import TrainingSetup
 from transom.training.train_state import CheckpointState, TrainState, gather_rng_states, optimizer_parameter_names
 from transom.training.train_step import TrainStep
@@ -288,11 +288,11 @@ def test_an_older_optimizer_of_format_1_is_told_by_its_steps(tmp_path: Path) -> 
         contents["optimizer.safetensors"] = (checkpoints.path(OLDER) / "optimizer.safetensors").read_bytes()
         shutil.rmtree(checkpoints.path(NEWER))
         write_folder(checkpoints.path(NEWER), contents)
-        train_step = TrainStep(
-            parts.model, parts.optimizer, parts.recipe.training, torch.float32, CrossEntropy(parts.recipe.training.label_smoothing)
-        )
+        optimizer = build_optimizer(parts.model, parts.recipe.training.optimizer)
+        loss = CrossEntropy(parts.recipe.training.label_smoothing)
+        train_step = TrainStep(parts.model, optimizer, parts.recipe.training, torch.float32, loss)
         with pytest.raises(CheckpointError, match=f"expected the optimizer's state after {NEWER} updates, found that after {OLDER}"):
-            load_resume_state(checkpoints, NEWER, train_step, parts.task)
+            load_resume_state(checkpoints, NEWER, train_step, parts.task, ExpectedTensors.of(parts.model, optimizer))
         assert attempt(parts, []) == "older"
 
 

@@ -1,26 +1,25 @@
 """Fully sharded data parallelism (FSDP2), and tensors of which each rank holds a shard."""
 
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from transom.layers.block import Block
 from transom.models.base import Network
-from transom.parallel.mesh import Ranks
 
 
-def apply_fsdp(model: Network, ranks: Ranks) -> None:
+def apply_fsdp(model: Network, mesh: DeviceMesh) -> None:
     """Shard the parameters over the ``shard`` axis, by blocks, as in ZeRO stage 3 (Rajbhandari et al. 2020, section 5).
 
     A block's weights are gathered before its forward and its backward pass, and freed afterwards; embedding, output projection and whatever
     else is not in a block stay gathered during a step. Gradients are summed, not averaged, since the loss is divided by the tokens of the
     whole batch. The parameters become ``DTensor``, so the optimizer is built afterwards.
     """
-    mesh = ranks.mesh["shard"]
     for module in model.modules():
         if isinstance(module, Block):
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(module, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
     register_fsdp_forward_method(model, "logit_factors")
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -52,9 +51,9 @@ def from_local(x: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(x, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
-def split_axes(x: Tensor) -> frozenset[str]:
-    """Return the axes of the mesh along which ranks hold different parts of a tensor."""
+def dtensor_axes(x: Tensor) -> frozenset[str]:
+    """Return the axes of the mesh along which ranks hold different shards of a tensor."""
     if not isinstance(x, DTensor):
         return frozenset()
     names = x.device_mesh.mesh_dim_names or ()
-    return frozenset(name for name, placement in zip(names, x.placements, strict=True) if isinstance(placement, Shard))
+    return frozenset(name for name, placement in zip(names, x.placements, strict=True) if not isinstance(placement, Replicate))

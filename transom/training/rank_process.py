@@ -82,7 +82,7 @@ class RankProcess:
         state = RankState(self.recipe, self.model, self.task, dtype, Ranks(world, self.layout, self.device))
         position = 0
         if (newest := int(world.broadcast_scalars(0)[0])) != NO_CHECKPOINT:
-            saved = load_resume_state(self.folder.checkpoints, newest, state.train_step, self.task)
+            saved = load_resume_state(self.folder.checkpoints, newest, state.train_step, self.task, state.expected)
             state.restore(saved)
             position = saved.state.progress.position
         batches = self.task.loader.batches_from(position)

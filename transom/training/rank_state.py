@@ -1,6 +1,6 @@
 """The training state of one rank, and the operations on it that all ranks of a run execute together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
@@ -10,11 +10,11 @@ from transom.config.recipe import Recipe
 from transom.data.batch import Batch
 from transom.errors import ConfigError
 from transom.models.base import Network
+from transom.parallel.layouts import apply_layout, gather_whole, select_own
 from transom.parallel.mesh import Ranks
-from transom.parallel.sharding import apply_fsdp, whole
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
-from transom.training.resume import ResumeState
+from transom.training.resume import ExpectedTensors, ResumeState
 from transom.training.task_protocol import Task
 from transom.training.train_state import (
     gather_rng_states,
@@ -40,6 +40,7 @@ class RankState:
         freed: whether freed memory is kept.
         train_step: takes optimizer steps.
         averager: averages the weights.
+        expected: names and specifications of the tensors of a checkpoint, which are those of the whole model.
     """
 
     def __init__(self, recipe: Recipe, model: Network, task: Task, dtype: torch.dtype, ranks: Ranks) -> None:
@@ -54,8 +55,8 @@ class RankState:
         """
         self.ranks, self.model, self._task = ranks, model, task
         ranks.world.broadcast(list(trainable_tensors(model).values()))
-        if ranks.layout.shard > 1:
-            apply_fsdp(model, ranks)
+        self.expected = ExpectedTensors.of(model, build_optimizer(model, recipe.training.optimizer, dtype))
+        apply_layout(model, ranks)
         self.optimizer = build_optimizer(model, recipe.training.optimizer, dtype)
         split_groups_by_mesh(self.optimizer)
         self.freed = FreedMemoryPolicy(ranks.device, ranks.world.size)
@@ -65,13 +66,16 @@ class RankState:
 
     def restore(self, saved: ResumeState) -> list[str]:
         """Continue from a checkpoint; return notes on the weight average, as ``WeightAverager.restore``."""
-        load_trainable(self.model, saved.model)
-        load_optimizer(self.model, self.optimizer, saved.optimizer)
+        load_trainable(self.model, select_own(self.model, saved.model))
+        load_optimizer(self.model, self.optimizer, select_own(self.model, saved.optimizer))
         restore_rng_states(saved.generators, self.ranks.world.rank)
         self.train_step.n_splits = saved.state.progress.n_splits
         if saved.state.scaler is not None:
             self.train_step.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
-        return self.averager.restore(saved.state.progress.n_averaged, saved.ema, saved.snapshots) if self._averages else []
+        if not self._averages:
+            return []
+        snapshots = {step: select_own(self.model, weights) for step, weights in saved.snapshots.items()}
+        return self.averager.restore(saved.state.progress.n_averaged, select_own(self.model, saved.ema), snapshots)
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """Take an optimizer step, and update the weight average unless the step is skipped."""
@@ -91,31 +95,21 @@ class RankState:
         """Return on rank 0 the whole weights to validate after ``step``, as ``WeightAverager.candidates``; empty on other ranks."""
         if not self._averages:
             return {}
-        return {name: self._gather(weights) for name, weights in self.averager.candidates(step).items()}
+        return {name: gather_whole(self.model, weights, self.ranks) for name, weights in self.averager.candidates(step).items()}
 
     def checkpoint(self) -> dict[str, dict[str, Tensor]]:
         """Return on rank 0 the whole tensors of a checkpoint, by file and name; without content on other ranks."""
         generators = gather_rng_states(self.ranks.world)
         if not self._averages:
             return {}
-        optimizer = self._gather(optimizer_tensors(self.model, self.optimizer))
-        groups = {"model": self._gather(trainable_tensors(self.model)), "optimizer": optimizer}
+        groups = {"model": trainable_tensors(self.model), "optimizer": optimizer_tensors(self.model, self.optimizer)}
         if self.averager.ema:
-            groups["ema"] = self._gather(self.averager.ema)
-        return {**groups, "generators": generators}
+            groups["ema"] = self.averager.ema
+        return {name: gather_whole(self.model, tensors, self.ranks) for name, tensors in groups.items()} | {"generators": generators}
 
     @property
     def _averages(self) -> bool:
         return self.ranks.world.rank == 0 or self.ranks.splits_weights
-
-    def _gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors on rank 0, and no tensors on the others, which only take part in gathering."""
-        gathered = {}
-        for name, x in tensors.items():
-            tensor = whole(x)
-            if self.ranks.world.rank == 0:
-                gathered[name] = tensor
-        return gathered
 
     def _any_batch(self) -> Batch:
         """Return the first batch of an epoch in which this rank has a sample.

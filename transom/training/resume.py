@@ -22,6 +22,25 @@ from transom.training.train_state import CheckpointState, optimizer_parameter_na
 from transom.training.train_step import TrainStep
 
 
+class ExpectedTensors(NamedTuple):
+    """Tensors that a checkpoint of a run must have.
+
+    Attributes:
+        trainable: parameters and buffers that training changes, by name.
+        optimizer: state of each parameter by its name, in the order in which the optimizer numbers the parameters.
+    """
+
+    trainable: dict[str, TensorSpec]
+    optimizer: dict[str, dict[str, TensorSpec]]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> "ExpectedTensors":
+        """List the tensors of a whole model and its optimizer."""
+        parameters = dict(model.named_parameters())
+        owned = {name: state_specs(optimizer, parameters[name]) for name in optimizer_parameter_names(model, optimizer)}
+        return cls({name: TensorSpec.of(x) for name, x in trainable_tensors(model).items()}, owned)
+
+
 class ResumeState(NamedTuple):
     """Content of a checkpoint that fits the run; the run's model and optimizer are not changed yet.
 
@@ -42,14 +61,17 @@ class ResumeState(NamedTuple):
     snapshots: dict[int, dict[str, Tensor]]
 
 
-def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep, task: Task) -> ResumeState:
+def load_resume_state(
+    checkpoints: Checkpoints, step: int, train_step: TrainStep, task: Task, expected_tensors: ExpectedTensors
+) -> ResumeState:
     """Read the checkpoint of ``step``, and check each tensor's name, shape and dtype and each counter against the run.
 
     Args:
         checkpoints: checkpoints of the run.
         step: step of the checkpoint.
-        train_step: holds the model and the new optimizer that the checkpoint must fit.
+        train_step: the run's step, whose settings the checkpoint must fit.
         task: the task; the run must have been started with the data of this task.
+        expected_tensors: the tensors of the whole model and its optimizer.
 
     Raises:
         CheckpointError: the checkpoint does not fit the run or is not of this step.
@@ -64,25 +86,23 @@ def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep
     if state.data is None and version > 1:
         raise CheckpointError(f"{folder / 'state.json'}: expected state.data, the hash of the run's data, found none")
     _check_state(folder, step, state, train_step, task)
-    model, optimizer = train_step.model, train_step.optimizer
     expected = {"model", "optimizer", "generators"}
     if isinstance(train_step.training.average, EmaConfig) and (state.progress.n_averaged or version == 1):
         expected.add("ema")
     if groups.keys() != expected:
         raise CheckpointError(f"{folder}: expected the files {sorted(expected)} (.safetensors), found {sorted(groups)}")
-    trainable = {name: TensorSpec.of(x) for name, x in trainable_tensors(model).items()}
     averages = {old: checkpoints.load(old, ["model"]).groups["model"] for old in state.snapshots}
     weights = {"model": (folder, groups["model"]), "ema": (folder, groups.get("ema"))}
     weights |= {f"snapshot {old}": (checkpoints.path(old), tensors) for old, tensors in averages.items()}
     for name, (where, tensors) in weights.items():
         if tensors is not None:
             file = where / f"{'ema' if name == 'ema' else 'model'}.safetensors"
-            _check_tensors(file, tensors, trainable)
+            _check_tensors(file, tensors, expected_tensors.trainable)
             require_finite(file, tensors)
     file, named = folder / "optimizer.safetensors", groups["optimizer"]
     if version == 1:
-        named = _name_v1_entries(file, named, optimizer_parameter_names(model, optimizer))
-    _check_optimizer(file, named, state, model, optimizer)
+        named = _name_v1_entries(file, named, list(expected_tensors.optimizer))
+    _check_optimizer(file, named, state, expected_tensors.optimizer)
     _check_rng_states(folder / "generators.safetensors", groups["generators"])
     return ResumeState(state, groups["model"], named, groups["generators"], groups.get("ema", {}), averages)
 
@@ -137,12 +157,10 @@ def _name_v1_entries(file: Path, tensors: Mapping[str, Tensor], names: list[str]
 
 
 def _check_optimizer(
-    file: Path, found: Mapping[str, Tensor], state: CheckpointState, model: nn.Module, optimizer: torch.optim.Optimizer
+    file: Path, found: Mapping[str, Tensor], state: CheckpointState, owned: Mapping[str, Mapping[str, TensorSpec]]
 ) -> None:
     """Raise an error unless each parameter has all of its optimizer state, or none before its first gradient, and valid step counts."""
-    parameters = dict(model.named_parameters())
     present = {name.rpartition(".")[0] for name in found}
-    owned = {name: state_specs(optimizer, parameters[name]) for name in optimizer_parameter_names(model, optimizer)}
     if unexpected := sorted(present - owned.keys()):
         raise CheckpointError(f"{file}: expected state of this run's parameters, found state of {unexpected[0][:200]!r}")
     _check_tensors(file, found, {f"{name}.{entry}": spec for name in owned if name in present for entry, spec in owned[name].items()})

@@ -101,7 +101,7 @@ class _TrainingLoop:
 
         def accept(step: int) -> None:
             nonlocal saved
-            saved = load_resume_state(checkpoints, step, self.train_step, self.setup.task)
+            saved = load_resume_state(checkpoints, step, self.train_step, self.setup.task, self.rank.expected)
 
         newest = checkpoints.latest(accept)
         self.world.broadcast_scalars(NO_CHECKPOINT if newest is None else newest.step)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, split_rows
 from transom.models.base import Network
-from transom.parallel.gradients import all_reduce_gradients, clip_grad_norm
+from transom.parallel.gradients import Gradients
 from transom.parallel.mesh import SINGLE_RANK, Ranks
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.planning.freed_memory import FreedMemoryPolicy
@@ -116,7 +116,7 @@ class TrainStep:
         self.training = training
         self.dtype = dtype
         self.backward_flops_fraction = 1.0 if all(p.requires_grad for p in model.parameters()) else FROZEN_WEIGHTS_FACTOR
-        self.ranks = ranks
+        self.ranks, self.gradients = ranks, Gradients(model, ranks)
         self.device = model.device
         self.objective = objective
         self.auxiliary = auxiliary_objectives(model, ranks.batch)
@@ -145,10 +145,9 @@ class TrainStep:
             release_memory(self.device)
             generators.restore()
         loss, nll, prepared = gradients
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        all_reduce_gradients(parameters, self.ranks)
+        self.gradients.all_reduce()
         self.scaler.unscale_(self.optimizer)
-        grad_norm = clip_grad_norm(parameters, self.training.max_grad_norm or float("inf"), self.ranks)
+        grad_norm = self.gradients.clip_norm(self.training.max_grad_norm or float("inf"))
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self._update(finite, learning_rate)
         measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite).items()}
@@ -178,7 +177,7 @@ class TrainStep:
             idle = self._missing_passes(len(prepared))
             with self.autocast():
                 for each in self.auxiliary:
-                    each.prepare(prepared)
+                    each.prepare(prepared, idle)
             for batch in prepared:
                 mean_loss, micro_loss, micro_nll = self._forward(batch, self.objective.n_copies * n_target_tokens)
                 self.scaler.scale(mean_loss).backward()

@@ -125,8 +125,11 @@ class AuxiliaryObjective:
     metrics: ClassVar[Mapping[str, RatioMetric]] = {}
     sites: Sequence[str] = ()
 
-    def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Start a step with these micro-batches, which are on the model's device."""
+    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
+        """Start a step with these micro-batches, which are on the model's device.
+
+        Each pass over them is followed by one over each batch of ``idle``, which serves the passes of other ranks and counts for nothing.
+        """
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
         """Compute a micro-batch's contribution to the mean loss of the batch."""
