@@ -11,13 +11,10 @@ from transom.errors import ConfigError
 
 
 class ParallelConfig(Schema):
-    """Layout of a run over processes. The run has as many processes as the product of these numbers; on GPUs each process has one GPU.
-
-    Attributes:
-        AXES: the axes of the mesh of processes, slowest first: ranks that differ only in the last axis are neighbors on one machine.
-    """
+    """Layout of a run over processes. The run has as many processes as the product of these numbers; on GPUs each process has one GPU."""
 
     AXES: ClassVar[tuple[str, ...]] = ("pipeline", "data", "shard", "expert", "context", "tensor")
+    """Axes of the mesh of processes. Ranks that differ in the last axis only are neighbors, as a rule on one machine."""
 
     data: int = Field(1, ge=1, description="copies of the model, each of which computes a part of each batch (data parallelism)")
     shard: int = Field(

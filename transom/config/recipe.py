@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import tomli_w
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from transom.config import model as _models  # noqa: F401  # registers the kinds of models
 from transom.config.architecture import ModelConfig, TextModelConfig, TransformerConfig
@@ -72,7 +72,7 @@ class Recipe(Schema):
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig
-    parallel: ParallelConfig = ParallelConfig()
+    parallel: ParallelConfig = Field(ParallelConfig(), description="layout of the run over processes")
     decoding: Schema
 
     @model_validator(mode="after")
