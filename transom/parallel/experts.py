@@ -11,6 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from transom.layers.context import LayerContext
+from transom.layers.dropout import row_keys, rows_keyed_by
 from transom.layers.mixture_of_experts import MixtureOfExperts, grouped_experts, run_experts
 
 AXIS = "expert"
@@ -126,7 +127,10 @@ def _exchange_tokens(
         arrived = _all_to_all(x, send, receive, group)  # sorted by rank, then by expert
         expert = torch.arange(len(local), device=x.device).repeat(len(received)).repeat_interleave(received.flatten())
         order = expert.argsort(stable=True)
-        outputs = run_experts(local, arrived.index_select(0, order), received.sum(0).tolist(), ctx)
+        keys = row_keys()
+        own_keys = None if keys is None else _all_to_all(keys, send, receive, group).index_select(0, order)
+        with rows_keyed_by(own_keys):
+            outputs = run_experts(local, arrived.index_select(0, order), received.sum(0).tolist(), ctx)
         return _all_to_all(outputs.index_select(0, order.argsort()), receive, send, group)
 
     return run

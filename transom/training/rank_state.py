@@ -9,6 +9,7 @@ from torch import Tensor
 from transom.config.recipe import Recipe
 from transom.data.batch import Batch
 from transom.errors import ConfigError
+from transom.layers.dropout import name_dropout_sites
 from transom.models.base import Network
 from transom.parallel.layouts import apply_layout, gather_whole, select_own
 from transom.parallel.mesh import Ranks
@@ -56,6 +57,7 @@ class RankState:
         self.ranks, self.model, self._task = ranks, model, task
         ranks.world.broadcast(list(trainable_tensors(model).values()))
         self.expected = ExpectedTensors.of(model, build_optimizer(model, recipe.training.optimizer, dtype))
+        name_dropout_sites(model)  # by the names of the whole model
         apply_layout(model, ranks)
         self.optimizer = build_optimizer(model, recipe.training.optimizer, dtype)
         split_groups_by_mesh(self.optimizer)
@@ -69,6 +71,7 @@ class RankState:
         load_trainable(self.model, select_own(self.model, saved.model))
         load_optimizer(self.model, self.optimizer, select_own(self.model, saved.optimizer))
         restore_rng_states(saved.generators, self.ranks.world.rank)
+        self.train_step.n_steps = saved.state.progress.step
         self.train_step.n_splits = saved.state.progress.n_splits
         if saved.state.scaler is not None:
             self.train_step.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
