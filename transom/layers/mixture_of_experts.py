@@ -54,9 +54,9 @@ def grouped_experts(
     order = flat_experts.argsort(stable=True)[: sum(counts)]
     token = order // top_k
     slices = x.index_select(0, token).split(counts)
-    training = torch.is_grad_enabled()  # run idle experts too, so that they have a gradient, of 0
+    idle = torch.is_grad_enabled() or not sum(counts)  # run idle experts too, so that they have a gradient, of 0, or if all are idle
     outputs = torch.cat(
-        [expert(pad_rows(part), ctx)[: len(part)] for expert, part in zip(experts, slices, strict=True) if training or len(part)]
+        [expert(pad_rows(part), ctx)[: len(part)] for expert, part in zip(experts, slices, strict=True) if idle or len(part)]
     )
     weighted = outputs * routing.weights.flatten().index_select(0, order)[:, None].to(outputs.dtype)
     return torch.zeros_like(x, dtype=outputs.dtype).index_add(0, token, weighted)

@@ -1,0 +1,98 @@
+"""A step of a layout against the step of one process: the loss and all gradients, in float64."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from transom.config.architecture import ModelConfig
+from transom.data.batch import Batch
+from transom.layers.attention import Attention
+from transom.layers.dropout import Dropout
+from transom.models.base import Network
+from transom.models.build import build_model
+from transom.parallel.collectives import SINGLE_PROCESS, World
+from transom.parallel.sequence import split_loss_mask
+from transom.training.objectives.auxiliary import auxiliary_objectives
+from transom.training.objectives.objective import CrossEntropy, Objective, forward_pass
+
+TOLERANCE = 1e-10
+
+
+class StepGradients(NamedTuple):
+    """Loss of a batch and the gradient of every parameter by name."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+def build_double(config: ModelConfig, seed: int = 1) -> Network:
+    """Build a model in float64 without dropout, whose vectors (biases, gains, sinks) are random too."""
+    torch.manual_seed(seed)
+    model = build_model(config).double()
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.p = 0.0
+        elif isinstance(module, Attention):
+            module.dropout = 0.0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim < 2:
+                parameter.add_(torch.randn_like(parameter) / 4)
+    return model
+
+
+def backward(
+    model: Network,
+    batch: Batch,
+    part: tuple[int, int] = (0, 1),
+    objective: Objective | None = None,
+    world: World = SINGLE_PROCESS,
+) -> float:
+    """Compute this rank's part of the gradients of the mean loss, as ``TrainStep`` does; return its part of the loss.
+
+    Args:
+        model: the model, in training mode.
+        batch: the batch, the same on all ranks that share it.
+        part: number of this rank among the ranks that share the batch, and their number.
+        objective: the task's objective; by default cross-entropy with label smoothing.
+        world: the ranks over whose tokens auxiliary objectives sum.
+    """
+    objective = objective or CrossEntropy(0.1)
+    batch = objective.prepare(batch)
+    auxiliary = auxiliary_objectives(model, world)
+    for each in auxiliary:
+        each.prepare([batch])
+    forward = forward_pass(model, batch, [*objective.sites, *(site for each in auxiliary for site in each.sites)])
+    forward = forward._replace(loss_mask=split_loss_mask(batch.loss_mask, *part, objective.n_copies))
+    loss = objective.loss(forward).backward_loss / batch.n_target_tokens + sum(each.loss(forward) for each in auxiliary)
+    loss.backward()
+    return float(loss.detach())
+
+
+def single_process(config: ModelConfig, batch: Batch, objective: Objective | None = None) -> StepGradients:
+    """Return loss and gradients of one process."""
+    model = build_double(config)
+    loss = backward(model, batch, objective=objective)
+    return StepGradients(loss, gradients_of(model))
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the whole gradients by name, zeros where there is none; every rank gathers those that are split."""
+    return {name: whole(torch.zeros_like(p) if p.grad is None else p.grad) for name, p in model.named_parameters()}
+
+
+def whole(x: Tensor) -> Tensor:
+    """Return the whole of a tensor, which is gathered if it is split."""
+    return (x.full_tensor() if isinstance(x, DTensor) else x).detach()
+
+
+def assert_equal(found: StepGradients, expected: StepGradients, what: Any = "") -> None:
+    """Assert that loss and every gradient differ by at most ``TOLERANCE``."""
+    assert abs(found.loss - expected.loss) <= TOLERANCE, f"{what}: loss {found.loss} instead of {expected.loss}"
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert found.gradients[name].shape == gradient.shape, f"{what}: {name}"
+        difference = float((found.gradients[name] - gradient).abs().max())
+        assert difference <= TOLERANCE, f"{what}: gradient of {name} differs by {difference}"

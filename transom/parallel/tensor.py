@@ -1,0 +1,185 @@
+"""Tensor and sequence parallelism: attention heads, hidden units and tokens split over the ranks of the mesh axis ``tensor``.
+
+Attention and feed-forward network are split as in Megatron-LM (Shoeybi et al. 2019, section 3): W_Q, W_K, W_V, W_g and W_1 by columns, that
+is by heads and hidden units, W_O and W_2 by rows, so that each rank computes one term of the sub-layer's output. Everything between these
+layers is split by tokens (Korthikanti et al. 2022, section 4.2.2): their input is gathered from the ranks' tokens, and the terms of their
+output are summed and scattered to the ranks' tokens. A split weight is a ``DTensor``, which optimizers, FSDP and checkpoints see with its
+global shape, while the layers read this rank's part, a plain tensor.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from jaxtyping import Bool
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from transom.layers.approximations.approximate_attention import ApproximateAttention
+from transom.layers.attention import Attention
+from transom.layers.feed_forward import FeedForward, GatedFeedForward
+from transom.layers.position_encoding import Alibi, PositionEncoding, RelativePositionBias
+from transom.layers.stack import Stack
+from transom.models.base import Network
+from transom.parallel.sequence import gather_sequence, reduce_scatter_sequence, split_sequence
+
+COLUMNS = {"weight": 0, "bias": 0, "lora_b": 0}
+"""Axis along which each parameter of a column-parallel linear layer is split. PyTorch stores W transposed: axis 0 is that of the outputs."""
+
+ROWS = {"weight": 1, "lora_a": 1}
+"""Axis along which each parameter of a row-parallel linear layer is split; its bias is whole, and the first rank adds it."""
+
+
+def apply_tensor_parallel(model: Network, mesh: DeviceMesh) -> None:
+    """Split the stacks of a model over the axis ``tensor`` of a mesh, in place; all ranks of the axis must hold equal weights.
+
+    Layers that cannot be split by heads or hidden units stay whole: attention with a plugin's code, without an output projection, or with
+    a number of heads that the ranks do not divide, runs on every rank over all tokens; experts and a plugin's feed-forward network run on
+    the rank's tokens. Recurrent and convolutional models, which have no stack of blocks, are unchanged.
+
+    Apply it to a model that has its final dtype and its weights, before ``fully_shard`` and before the optimizer is built. The gradients of
+    parameters that are not split are partial afterwards: see ``parallel/gradients.py``.
+    """
+    tensor = mesh["tensor"]
+    stacks = [m for m in model.modules() if isinstance(m, Stack)]
+    if tensor.size() == 1 or not stacks:
+        return
+    positions = [m for m in model.modules() if isinstance(m, PositionEncoding)]
+    for stack, position in zip(stacks, positions, strict=True):
+        _split_stack(stack, position, tensor)
+    whole_masks, group = model.token_masks, tensor.get_group()
+
+    def token_masks(model: Network, site: str, batch: Any) -> list[Bool[Tensor, "batch tokens"]]:
+        return [split_sequence(mask, 1, group) for mask in whole_masks(site, batch)]
+
+    _override(model, token_masks=token_masks)  # of the activations that an observer records, those of this rank's tokens
+
+
+class _SequenceParallel:
+    """Hooks that split the tokens of a stack and gather them around its sub-layers (Korthikanti et al. 2022, figure 5)."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group, self._length = group, 0
+
+    def split_input(self, stack: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Keep this rank's tokens of the residual stream."""
+        self._length = args[0].shape[1]
+        return split_sequence(args[0], 1, self._group), *args[1:]
+
+    def gather_output(self, stack: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Gather the residual stream."""
+        return gather_sequence(output, self._length, 1, self._group)
+
+    def gather_input(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Gather the input of attention or of a feed-forward network: g, whose backward pass is a reduce-scatter."""
+        return gather_sequence(args[0], self._length, 1, self._group), *args[1:]
+
+    def reduce_scatter_output(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Sum the ranks' terms of the output, and keep this rank's tokens: g-bar, whose backward pass is a gather."""
+        if isinstance(output, tuple):  # attention returns its values too
+            return reduce_scatter_sequence(output[0], 1, self._group), *output[1:]
+        return reduce_scatter_sequence(output, 1, self._group)
+
+    def split_output(self, attention: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keep this rank's tokens of the output of an attention layer that is whole."""
+        return split_sequence(output[0], 1, self._group), output[1]
+
+
+def _split_stack(stack: Stack, position: PositionEncoding, mesh: DeviceMesh) -> None:
+    """Split the layers of a stack, the score bias of its position encoding, and the tokens between its layers."""
+    assert not stack.routed, "a depth router selects among whole rows"
+    hooks = _SequenceParallel(mesh.get_group())
+    stack.register_forward_pre_hook(hooks.split_input)
+    stack.register_forward_hook(hooks.gather_output, prepend=True)
+    for block in stack.blocks:
+        for attention in (block.attn, block.cross):
+            if attention is not None:
+                splits = _splits_heads(attention, mesh.size())
+                attention.register_forward_pre_hook(hooks.gather_input)
+                attention.register_forward_hook(hooks.reduce_scatter_output if splits else hooks.split_output)
+                if splits:
+                    _split_attention(attention, mesh)
+        if type(block.ff) in (FeedForward, GatedFeedForward):
+            block.ff.register_forward_pre_hook(hooks.gather_input)
+            block.ff.register_forward_hook(hooks.reduce_scatter_output)
+            columns = (block.ff.gate, block.ff.up) if isinstance(block.ff, GatedFeedForward) else (block.ff.up,)
+            _split_linear_layers(columns, block.ff.down, mesh)
+    if all(_is_split(block.attn.q) for block in stack.blocks):
+        _split_position_bias(position, mesh)
+
+
+def _splits_heads(attention: Attention, n: int) -> bool:
+    """Return whether attention is computed per head, and the heads can be shared among ``n`` ranks.
+
+    Query heads are split; so are key and value heads, or several ranks share each of them.
+    """
+    known = type(attention) in (Attention, ApproximateAttention) and attention.score is None and isinstance(attention.o, nn.Linear)
+    return known and attention.n_heads % n == 0 and (attention.n_kv_heads % n == 0 or n % attention.n_kv_heads == 0)
+
+
+def _split_attention(attention: Attention, mesh: DeviceMesh) -> None:
+    """Split an attention layer by heads."""
+    n, n_kv_heads, keys = mesh.size(), attention.n_kv_heads, (attention.k, attention.v)
+    assert isinstance(attention.o, nn.Linear)
+    _split_linear_layers((attention.q,) if n_kv_heads < n else (attention.q, *keys), attention.o, mesh)
+    if n_kv_heads < n:
+        for layer in keys:
+            _read_rows(layer, mesh.get_local_rank() * n_kv_heads // n, n_kv_heads)
+    if attention.sinks is not None:
+        _split_parameters(attention, {"sinks": 0}, mesh)
+
+
+def _split_linear_layers(columns: Iterable[nn.Module], rows: nn.Linear, mesh: DeviceMesh) -> None:
+    """Split linear layers by their outputs, and the layer that reads all these outputs by its inputs."""
+    for layer in columns:
+        _split_parameters(layer, COLUMNS, mesh)
+    _split_parameters(rows, ROWS, mesh)
+    if mesh.get_local_rank():
+        _override(rows, bias=None)
+
+
+def _split_position_bias(position: PositionEncoding, mesh: DeviceMesh) -> None:
+    """Split the score bias of a position encoding by heads, if it has one."""
+    if isinstance(position, RelativePositionBias):
+        _split_parameters(position.table, {"weight": 1}, mesh)
+    elif isinstance(position, Alibi):
+        position.slopes = position.slopes.tensor_split(mesh.size())[mesh.get_local_rank()]
+
+
+def _split_parameters(module: nn.Module, axes: dict[str, int], mesh: DeviceMesh) -> None:
+    """Replace parameters of a module by ``DTensor`` parameters, split along the given axes; attributes of the module read local parts."""
+    split = {name: axis for name, axis in axes.items() if getattr(module, name, None) is not None}
+    for name, axis in split.items():
+        whole = module.get_parameter(name)
+        sharded = distribute_tensor(whole.detach(), mesh, [Shard(axis)], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(sharded, whole.requires_grad))
+    _override(module, **{name: property(partial(_local_part, name)) for name in split})
+
+
+def _is_split(layer: nn.Module) -> bool:
+    """Return whether the weight of a linear layer is split."""
+    return isinstance(layer._parameters["weight"], DTensor)
+
+
+def _local_part(name: str, module: nn.Module) -> Tensor:
+    """Return this rank's part of a parameter."""
+    parameter = module._parameters[name]
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local()
+
+
+def _read_rows(layer: nn.Linear, index: int, n: int) -> None:
+    """Let a linear layer that is whole compute only part ``index`` of the ``n`` equal parts of its outputs."""
+
+    def part(name: str, layer: nn.Module) -> Tensor | None:
+        parameter = layer._parameters[name]
+        return None if parameter is None else parameter.tensor_split(n)[index]
+
+    _override(layer, **{name: property(partial(part, name)) for name in ("weight", "bias", "lora_b") if hasattr(layer, name)})
+
+
+def _override(module: nn.Module, **attributes: Any) -> None:
+    """Let attributes of one module read something else than its parameters, which stay registered under their names."""
+    module.__class__ = type(type(module).__name__, (type(module),), attributes)
