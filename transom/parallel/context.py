@@ -7,19 +7,22 @@ over the ranks is the gradient.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from transom.layers.approximations.approximate_attention import ApproximateAttention
-from transom.layers.attention import Attention
+from transom.layers.attention import Attention, AttentionArgs
 from transom.layers.cache import KeyValues, ProjectedMemory
 from transom.layers.context import AttentionContext, StackContext
+from transom.layers.dropout import DropoutSite, KeyedMasks, round_probability
 from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.masks.mask_rules import FULL, DeferredMask, ImplicitMask, MaskRule, TokenPositions
+from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.position_encoding import RotaryCosSin
 from transom.layers.stack import Stack
 from transom.models.base import Network
@@ -34,8 +37,8 @@ from transom.parallel.sequence import chunk_range, gather_sequence, split_sequen
 def apply_context_parallel(model: Network, mesh: DeviceMesh, ring: bool = True) -> None:
     """Split the tokens of every pass over the ranks of the mesh axis ``context``, in place; passes with a cache stay whole.
 
-    Apply tensor parallelism before, and ``fully_shard`` afterwards: a stack's tokens are then split into chunks of ``context`` first.
-    ``model.token_masks`` returns the masks of this rank's tokens, as the sites of the blocks have the activations of these.
+    Apply tensor parallelism and ``fully_shard`` afterwards: tokens are split into chunks of ``context`` first. ``model.token_masks``
+    returns the masks of this rank's tokens, of which the sites of the blocks have the activations.
 
     Args:
         model: a Transformer whose blocks compute each token from itself, except in attention: no batch norm, mixture of depths, experts
@@ -48,15 +51,19 @@ def apply_context_parallel(model: Network, mesh: DeviceMesh, ring: bool = True) 
         return
     for module in list(model.modules()):
         if isinstance(module, Stack):
-            # The whole sequence is split before other hooks split it further, and gathered after they have gathered its parts.
-            module.register_forward_pre_hook(_SplitTokens(group), prepend=True)
+            module.register_forward_pre_hook(_SplitTokens(module, group), prepend=True)
             module.register_forward_hook(_GatherTokens(group))
+        elif isinstance(module, ApproximateAttention):
+            vars(module)["attend"] = partial(_approximate, module, group)
         elif isinstance(module, Attention):
-            module.__class__ = {Attention: ContextParallelAttention, ApproximateAttention: ContextParallelApproximation}[type(module)]
-            vars(module).update(group=group, ring=ring)
+            vars(module)["attend"] = partial(_attend, module, group, ring)
     _defer_masks(model)
     whole_masks = model.token_masks
-    vars(model)["token_masks"] = lambda site, batch: [split_sequence(mask, 1, group) for mask in whole_masks(site, batch)]
+
+    def token_masks(model: Network, site: str, batch: Any) -> list[Bool[Tensor, "batch tokens"]]:
+        return [split_sequence(mask, 1, group) for mask in whole_masks(site, batch)]
+
+    model.__class__ = type(type(model).__name__, (type(model),), {"token_masks": token_masks})
 
 
 def _defer_masks(model: Network) -> None:
@@ -74,29 +81,40 @@ def _defer_masks(model: Network) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _ChunkContext(StackContext):
-    """Context of a rank's tokens; ``length`` is the number of tokens of all ranks."""
+class ChunkContext(StackContext):
+    """Context of a rank's tokens.
+
+    Attributes:
+        length: number of tokens of all ranks.
+        first_token: index of the rank's first token.
+    """
 
     length: int = 0
+    first_token: int = 0
 
 
 class _SplitTokens:
     """Hook before a stack: passes on this rank's tokens, and its tokens of the encoder output, with their context."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, stack: Stack, group: ProcessGroup) -> None:
         self.group = group
+        experts = [m for mixture in stack.modules() if isinstance(mixture, MixtureOfExperts) for m in mixture.modules() if m is not mixture]
+        self.dropout_sites = [m for m in stack.modules() if isinstance(m, DropoutSite) and m not in experts]
 
     def __call__(self, stack: Stack, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments of ``Stack.forward`` for this rank's tokens; None, for no change, in a pass with a cache."""
         x, ctx, *memory = args
         assert isinstance(ctx, StackContext)
+        first_token = 0 if ctx.caches is not None else chunk_range(x.shape[1], self.group.rank(), self.group.size())[0]
+        for site in self.dropout_sites:
+            site.offsets = (0, first_token) if isinstance(site, Attention) else (first_token,)
         if ctx.caches is not None:
             return None
         masks: dict[tuple[int, int], ChunkMask] = {}
         contexts = [self.local(each, x, x, masks) for each in ctx.attention_contexts]
         cross = self.local(ctx.cross, x, memory[0], masks) if memory else ctx.cross
         token_mask = None if ctx.token_mask is None else split_sequence(ctx.token_mask, 1, self.group)
-        local = _ChunkContext(token_mask, ctx.observer, contexts, cross, None, x.shape[1])
+        local = ChunkContext(token_mask, ctx.observer, contexts, cross, None, x.shape[1], first_token)
         return split_sequence(x, 1, self.group), local, *(split_sequence(each, 1, self.group) for each in memory)
 
     def local(self, ctx: AttentionContext, x: Tensor, memory: Tensor, masks: dict[tuple[int, int], ChunkMask]) -> AttentionContext:
@@ -123,58 +141,51 @@ class _GatherTokens:
     def __call__(self, stack: Stack, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Return the hidden states of all tokens."""
         ctx = args[1]
-        return gather_sequence(output, ctx.length, 1, self.group) if isinstance(ctx, _ChunkContext) else output
+        return gather_sequence(output, ctx.length, 1, self.group) if isinstance(ctx, ChunkContext) else output
 
 
-class ContextParallelAttention(Attention):
-    """Attention of a rank's queries to the keys and values of all ranks.
+def _attend(
+    attention: Attention,
+    group: ProcessGroup,
+    ring: bool,
+    q: Float[Tensor, "batch n_heads query d_head"],
+    memory: ProjectedMemory,
+    ctx: AttentionContext,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Compute ``Attention.attend``, softmax(Q K^T / sqrt(d_head)) V, where ``memory`` has the keys and values of this rank's tokens."""
+    mask, attend = ctx.block_mask, type(attention).attend
+    if not isinstance(mask, ChunkMask):
+        return attend(attention, q, memory, ctx)  # a step with a cache
+    assert isinstance(memory, KeyValues)
+    args = attention.attention_args(ctx)
+    masks = attention.dropout_masks(q) if args.dropout and ring else None
+    if ring and _supports_ring(mask, args, masks):
+        return ring_attention(q, *memory, args.sinks, RingOptions(mask, group, args.softcap, round_probability(args.dropout), masks))
+    k, v = (gather_sequence(x, mask.n_keys, 2, group) for x in memory)
+    return attend(attention, q, KeyValues(k, v), mask.gathered)
 
-    Attributes:
-        group: ranks that share the sequences.
-        ring: whether keys and values may move around a ring.
+
+def _supports_ring(mask: ChunkMask, args: AttentionArgs, masks: KeyedMasks | None) -> bool:
+    """Return whether the ring computes this attention: scores without learned bias or a plugin's code, no dropout without keys."""
+    learned = mask.position is not None and bool(mask.position.bias_parameters)
+    return args.score is None and not learned and (not args.dropout or masks is not None)
+
+
+def _approximate(
+    attention: ApproximateAttention,
+    group: ProcessGroup,
+    q: Float[Tensor, "batch n_heads query d_head"],
+    memory: ProjectedMemory,
+    ctx: AttentionContext,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Compute ``ApproximateAttention.attend`` for all tokens, because an approximation may mix queries too; return this rank's part.
+
+    Time and memory of approximations are proportional to the length, so projections and feed-forward networks, which are split, dominate.
     """
-
-    group: ProcessGroup
-    ring: bool
-
-    def attend(
-        self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
-    ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Compute softmax(Q K^T / sqrt(d_head)) V, where ``memory`` has the keys and values of this rank's tokens."""
-        mask = ctx.block_mask
-        if not isinstance(mask, ChunkMask):
-            return super().attend(q, memory, ctx)  # a step with a cache
-        assert isinstance(memory, KeyValues)
-        if self.ring and self.supports_ring(mask):
-            return ring_attention(q, *memory, self.sinks, RingOptions(mask, self.group, self.softcap))
-        k, v = (gather_sequence(x, mask.n_keys, 2, self.group) for x in memory)
-        return super().attend(q, KeyValues(k, v), mask.gathered)
-
-    def supports_ring(self, mask: ChunkMask) -> bool:
-        """Return whether the ring computes this attention: no dropout of weights, learned bias or scores of a plugin."""
-        learned = mask.position is not None and bool(mask.position.bias_parameters)
-        return self.score is None and not learned and not (self.training and self.dropout)
-
-
-class ContextParallelApproximation(ApproximateAttention):
-    """An approximation of attention, which every rank computes for all tokens, because it may mix queries as well as keys.
-
-    Time and memory of approximations are proportional to the length, so that blocks are still dominated by what is split.
-
-    Attributes:
-        group: ranks that share the sequences.
-    """
-
-    group: ProcessGroup
-
-    def attend(
-        self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
-    ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Compute the approximation over gathered queries, keys and values; return the result of this rank's queries."""
-        mask = ctx.block_mask
-        if not isinstance(mask, ChunkMask):
-            return super().attend(q, memory, ctx)
-        assert isinstance(memory, KeyValues)
-        q = gather_sequence(q, mask.n_queries, 2, self.group)
-        k, v = (gather_sequence(x, mask.n_keys, 2, self.group) for x in memory)
-        return split_sequence(super().attend(q, KeyValues(k, v), replace(ctx, block_mask=None)), 2, self.group)
+    mask, attend = ctx.block_mask, type(attention).attend
+    if not isinstance(mask, ChunkMask):
+        return attend(attention, q, memory, ctx)
+    assert isinstance(memory, KeyValues)
+    q = gather_sequence(q, mask.n_queries, 2, group)
+    k, v = (gather_sequence(x, mask.n_keys, 2, group) for x in memory)
+    return split_sequence(attend(attention, q, KeyValues(k, v), replace(ctx, block_mask=None)), 2, group)

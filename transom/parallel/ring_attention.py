@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, irecv, isend
 
 from transom.layers.context import AttentionContext
+from transom.layers.dropout import KeyedMasks
 from transom.layers.masks.block_sparse_mask import BlockSparseMask, build_block_sparse_mask
 from transom.layers.masks.mask_rules import FULL, TokenPositions
 from transom.parallel.sequence import chunk_range
@@ -115,11 +116,24 @@ class RingOptions(NamedTuple):
         mask: mask of this rank's queries and all keys.
         group: ranks of the ring.
         softcap: c of c tanh(S / c), or None.
+        dropout: probability of dropping a weight.
+        dropout_masks: keyed masks of the weights of this rank's queries and all keys; None without dropout.
     """
 
     mask: ChunkMask
     group: ProcessGroup
-    softcap: float | None
+    softcap: float | None = None
+    dropout: float = 0.0
+    dropout_masks: KeyedMasks | None = None
+
+    def dropped(self, p: Float[Tensor, "batch n_heads tile_queries tile_keys"], tile: Tile, owner: int) -> Tensor:
+        """Return weights or their gradients after dropout."""
+        if self.dropout_masks is None:
+            return p
+        first_key = chunk_range(self.mask.n_keys, owner, self.mask.n_ranks)[0]
+        queries = torch.arange(tile.queries.start, tile.queries.stop, device=p.device).expand(len(p), -1)
+        keys = torch.arange(first_key + tile.keys.start, first_key + tile.keys.stop, device=p.device).expand(len(p), -1)
+        return p * self.dropout_masks.draw_at(p, self.dropout, torch.arange(len(p), device=p.device), queries, keys)
 
     def scores(
         self,
@@ -198,7 +212,7 @@ class _RingAttention(Function):
                 new = torch.maximum(old, s.amax(-1, keepdim=True))
                 p, shrink = (s - new).exp_(), (old - new).exp_()
                 total[:, :, rows] = total[:, :, rows] * shrink + p.sum(-1, keepdim=True)
-                sums = _group_heads(p.to(v.dtype), v.shape[1]) @ v_[:, :, tile.keys]
+                sums = _group_heads(options.dropped(p, tile, owner).to(v.dtype), v.shape[1]) @ v_[:, :, tile.keys]
                 z[:, :, rows] = z[:, :, rows] * shrink + sums.view(*p.shape[:3], -1)
                 highest[:, :, rows] = new
         z = (z / total.clamp_min(torch.finfo(wide).tiny)).to(q.dtype)  # 0 for a query that may attend to no key
@@ -233,7 +247,8 @@ def _add_gradients(
 ) -> None:
     """Add a tile's contribution to the gradients of queries, keys and values.
 
-    With P = exp(S - logsumexp) and G the gradient of Z: dV = P^T G, dS = P (G V^T - delta), dQ = dS K / sqrt(d_k), dK = dS^T Q / sqrt(d_k).
+    With P = exp(S - logsumexp), D the dropout mask and G the gradient of Z: dV = (P D)^T G, dS = P (D (G V^T) - delta),
+    dQ = dS K / sqrt(d_k), dK = dS^T Q / sqrt(d_k).
     """
     q, k, v = inputs
     grad, delta, logsumexp = (x[:, :, tile.queries] for x in of_queries)
@@ -241,8 +256,8 @@ def _add_gradients(
     p, scale, kv_heads = (s - logsumexp).exp_(), q.shape[3] ** -0.5, k.shape[1]
     q, k, v = q[:, :, tile.queries], k[:, :, tile.keys], v[:, :, tile.keys]
     g = _group_heads(grad, kv_heads)
-    grads[2][:, :, tile.keys] += _group_heads(p.to(g.dtype), kv_heads).transpose(-2, -1) @ g
-    grad_s = ((g @ v.transpose(-2, -1)).view(p.shape) - delta).mul_(p)
+    grads[2][:, :, tile.keys] += _group_heads(options.dropped(p, tile, owner).to(g.dtype), kv_heads).transpose(-2, -1) @ g
+    grad_s = (options.dropped((g @ v.transpose(-2, -1)).view(p.shape), tile, owner) - delta).mul_(p)
     grad_s = _group_heads((grad_s if slope is None else grad_s * slope).to(q.dtype), kv_heads)
     grads[0][:, :, tile.queries] += (grad_s @ k).mul_(scale).view(q.shape)
     grads[1][:, :, tile.keys] += grad_s.transpose(-2, -1) @ _group_heads(q * scale, kv_heads)
