@@ -5,21 +5,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.parallel.equality import StepGradients, backward, build_double, gradients_of
 from transom.config.architecture import ModelConfig
 from transom.config.parallel import ParallelConfig
-from transom.layers.observe import ActivationRecorder
+from transom.layers.attention import Attention
+from transom.layers.dropout import Dropout, keyed_dropout, name_dropout_sites
 from transom.layers.stack import Stack
 from transom.models.base import Network
-from transom.models.build import build_model
 from transom.parallel import ring_attention
+from transom.parallel.collectives import World
 from transom.parallel.context import apply_context_parallel
+from transom.parallel.gradients import reduce_gradients
 from transom.parallel.mesh import batch_rank, build_mesh
-from transom.parallel.sequence import split_loss_mask
+from transom.parallel.tensor import apply_tensor_parallel
 
 CPU = torch.device("cpu")
 TILE_SIZE = 2
@@ -27,70 +29,73 @@ TILE_SIZE = 2
 
 
 class Case(NamedTuple):
-    """A model and a batch."""
+    """A model and a batch.
+
+    Attributes:
+        config: model configuration.
+        batch: training batch.
+        dropout: probability of all dropout.
+    """
 
     config: ModelConfig
     batch: Any
+    dropout: float = 0.0
 
 
-def built(config: ModelConfig) -> Network:
-    """Build the same float64 model on each rank, with random vectors, so that none is 0 or 1 by default."""
-    torch.manual_seed(1)
-    model = build_model(config)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, 1.0, 0.3)
-    return model.double().eval()
+class Split(NamedTuple):
+    """How a model is split, and whether keys and values move around a ring or are gathered."""
+
+    layout: ParallelConfig
+    ring: bool = True
 
 
-def part_of_loss(model: Network, batch: Any, rank: int = 0, n: int = 1) -> Tensor:
-    """Compute a rank's part of the loss, a sum over its targets, divided by the number of all targets."""
-    mask = split_loss_mask(batch.loss_mask, rank, n)
-    return F.cross_entropy(model(batch)[mask], batch.labels[mask], reduction="sum") / batch.loss_mask.sum()
+def build_case(case: Case) -> Network:
+    """Build the same float64 model on each rank."""
+    model = build_double(case.config)
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.p = case.dropout
+        elif isinstance(module, Attention):
+            module.dropout = case.dropout
+    name_dropout_sites(model)
+    return model
 
 
-def loss_and_gradients(model: Network, loss: Tensor) -> dict[str, Tensor]:
-    """Return the loss, named "loss", and the gradient of every parameter."""
-    loss.backward()
-    grads = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in model.named_parameters()}
-    return {"loss": loss.detach(), **grads}
+def single_step(case: Case) -> StepGradients:
+    """Return loss and gradients of one process."""
+    model = build_case(case)
+    with keyed_dropout(seed=7, step=3):
+        loss = backward(model, case.batch)
+    return StepGradients(loss, gradients_of(model))
 
 
-def split_results(rank: int, cases: Sequence[Case], ring: bool) -> list[dict[str, Tensor]]:
-    """Return loss and gradients of each case, summed over the ranks."""
+def split_steps(rank: int, cases: Sequence[Case], split: Split) -> list[StepGradients]:
+    """Return loss and gradients of each case on all ranks together."""
     ring_attention.TILE_SIZE = TILE_SIZE
-    n = distributed.get_world_size()
-    mesh, results = build_mesh(ParallelConfig(context=n), CPU), []
-    for config, batch in cases:
-        model = built(config)
-        apply_context_parallel(model, mesh, ring)
-        results.append(summed(loss_and_gradients(model, part_of_loss(model, batch, rank, n))))
+    mesh, world = build_mesh(split.layout, CPU), World(rank, split.layout.n_processes)
+    results = []
+    for case in cases:
+        model = build_case(case)
+        apply_context_parallel(model, mesh, split.ring)
+        apply_tensor_parallel(model, mesh)
+        with keyed_dropout(seed=7, step=3):
+            loss = backward(model, case.batch, (rank, world.size), world=world)
+        reduce_gradients(model, mesh)
+        results.append(StepGradients(*world.all_reduce_scalars(loss), gradients_of(model)))
     return results
 
 
-def summed(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the sum over the ranks."""
-    flat = torch.cat([x.flatten() for x in found.values()])
-    distributed.all_reduce(flat)
-    parts = flat.split([x.numel() for x in found.values()])
-    return {name: part.view_as(x) for (name, x), part in zip(found.items(), parts, strict=True)}
-
-
-def sharded_results(rank: int, config: ModelConfig, batches: Sequence[Any]) -> dict[str, Tensor]:
-    """Return loss and whole gradients with weights sharded over 2 x 2 ranks, where two ranks share each batch."""
-    mesh = build_mesh(ParallelConfig(shard=2, context=2), CPU)
-    model = built(config)
+def sharded_step(rank: int, config: ModelConfig, batches: Sequence[Any]) -> StepGradients:
+    """Return loss and gradients with weights sharded over 2 x 2 ranks, where two ranks share each batch."""
+    mesh, world = build_mesh(ParallelConfig(shard=2, context=2), CPU), World(rank, 4)
+    model = build_double(config)
     apply_context_parallel(model, mesh)
-    stack = next(module for module in model.modules() if isinstance(module, Stack))
-    for module in (*stack.blocks, model):
-        sharded = fully_shard(module, mesh=mesh["shard", "context"]._flatten("shard_context"))
-        sharded.set_gradient_divide_factor(1.0)
-    batch, n_targets = batches[batch_rank(mesh)], sum(int(each.loss_mask.sum()) for each in batches)
-    mask = split_loss_mask(batch.loss_mask, mesh.get_local_rank("context"), 2)
-    loss = F.cross_entropy(model(batch)[mask], batch.labels[mask], reduction="sum") / n_targets
-    loss.backward()
-    distributed.all_reduce(total := loss.detach())
-    return {"loss": total, **{name: x.grad.full_tensor() for name, x in model.named_parameters()}}
+    axis = mesh["shard", "context"]._flatten("shard_context")
+    for module in (*(block for each in model.modules() if isinstance(each, Stack) for block in each.blocks), model):
+        fully_shard(module, mesh=axis).set_gradient_divide_factor(1.0)
+    register_fsdp_forward_method(model, "logit_factors")
+    loss = backward(model, batches[batch_rank(mesh)], (mesh.get_local_rank("context"), 2))
+    return StepGradients(*world.all_reduce_scalars(loss), gradients_of(model))
 
 
 class LargestTensor(TorchDispatchMode):
@@ -101,32 +106,19 @@ class LargestTensor(TorchDispatchMode):
         self.n_elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and measure its results."""
+        """Run the operation and measure the memory of its results."""
         result = func(*args, **(kwargs or {}))
         sizes = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(result) if isinstance(x, Tensor)]
         self.n_elements = max([self.n_elements, *sizes])
         return result
 
 
-def largest_tensors(rank: int, config: ModelConfig, batch: Any, ring: bool) -> int:
+def largest_tensor(rank: int, config: ModelConfig, batch: Any, ring: bool) -> int:
     """Return the number of elements of the largest tensor of forward and backward pass on this rank."""
     ring_attention.TILE_SIZE = 16
     n = distributed.get_world_size()
-    model = built(config)
+    model = build_double(config)
     apply_context_parallel(model, build_mesh(ParallelConfig(context=n), CPU), ring)
     with LargestTensor() as largest:
-        part_of_loss(model, batch, rank, n).backward()
+        backward(model, batch, (rank, n))
     return largest.n_elements
-
-
-def router_counts(rank: int, config: ModelConfig, batch: Any) -> tuple[float, dict[str, Tensor]]:
-    """Return the number of routed tokens, and the gradients of a loss of the router's logits, summed over the ranks."""
-    n = distributed.get_world_size()
-    model, site = built(config), "decoder.blocks.1.ff.router"
-    apply_context_parallel(model, build_mesh(ParallelConfig(context=n), CPU))
-    recorder = ActivationRecorder([site])
-    model(batch, recorder)
-    (mask,) = model.token_masks(site, batch)
-    routed = recorder.activations[site][mask]
-    found = loss_and_gradients(model, routed.logsumexp(-1).square().sum())
-    return int(summed({"n": torch.tensor(len(routed))})["n"]), summed(found)

@@ -5,30 +5,21 @@ from typing import Any
 import pytest
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from tests.models.combinations import SET_ENCODERS, SET_WRITERS, batch_for
 from tests.models.combinations import described as described_text
 from tests.models.test_vision import SET_NETWORKS, batch_of
 from tests.models.test_vision import described as described_images
-from tests.parallel.context_ranks import (
-    Case,
-    built,
-    largest_tensors,
-    loss_and_gradients,
-    part_of_loss,
-    router_counts,
-    sharded_results,
-    split_results,
-)
+from tests.parallel.context_ranks import Case, Split, largest_tensor, sharded_step, single_step, split_steps
+from tests.parallel.equality import StepGradients, assert_equal, backward, build_double, gradients_of
 from tests.parallel.ranks import run_on_ranks
+from tests.parallel.test_tensor import fits, prepared
 from transom.config.architecture import ModelConfig
 from transom.config.model import AnyModel
+from transom.config.parallel import ParallelConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import LabeledTextBatch, LanguageBatch, MaskedBatch, PaddedSequences, TranslationBatch
-from transom.layers.observe import ActivationRecorder
 
-CLOSE = 1e-10
 VOCAB = 11
 SIZES: dict[str, Any] = {"d_model": 8, "n_heads": 4, "n_kv_heads": 2, "d_ff": 12, "max_seq_len": 32}
 
@@ -70,15 +61,15 @@ IMAGES = VisionTransformerConfig(
 )
 TEXTS = [packed([13], [9]), packed([4, 6], [5, 2, 1]), packed([3], [1])]
 CASES = [
-    Case(described(DECODER), language([13], [9])),
-    Case(described(DECODER | {"tie_embeddings": True, "attention": WINDOW, "norm": "layernorm"}), language([5, 8], [1, 2, 3], [3])),
+    Case(described(DECODER), language([13], [9]), 0.3),
+    Case(described(DECODER | {"tie_embeddings": True, "attention": WINDOW, "norm": "layernorm"}), language([5, 8], [1, 2, 3], [3]), 0.2),
     Case(described(DECODER | {"position": "alibi", "attention": {"qk_norm": "rmsnorm"}}), language([6, 5], [7])),
-    Case(described(DECODER | {"position": "relative"}), language([11], [2, 7])),
+    Case(described(DECODER | {"position": "relative"}), language([11], [2, 7]), 0.2),
     Case(described(DECODER | {"position": "learned", "norm_placement": "post"}), language([1])),
     Case(described(DECODER), language([2], [1])),
-    Case(described(DECODER | {"feed_forward": {"kind": "moe", "n_experts": 3}}), language([7], [4, 2])),
+    Case(described(DECODER | {"feed_forward": {"kind": "moe", "n_experts": 3}}), language([7], [4, 2]), 0.2),
     Case(described(PAIRS | {"tie_embeddings": "all"}), translation([[9], [4]], [[5], [7]])),
-    Case(described(PAIRS | {"attention": WINDOW, "norm": "layernorm"}), translation([[3, 4], [1, 6]], [[5, 6], [2, 3]])),
+    Case(described(PAIRS | {"attention": WINDOW, "norm": "layernorm"}), translation([[3, 4], [1, 6]], [[5, 6], [2, 3]]), 0.2),
     Case(described(PAIRS | {"position": "sinusoidal", "norm_placement": "sandwich"}), translation([[1], [1]], [[9], [3]])),
     *(
         Case(
@@ -101,74 +92,60 @@ CASES = [
 def combined() -> list[Case]:
     """Return models of all families with each component that context parallelism supports."""
     plain = [fields for fields in SET_WRITERS + SET_ENCODERS if not fields["kind"].startswith("recurrent")]
-    texts = [described_text(fields) for fields in plain if fields["depth"] == "full"]
-    pictures = [described_images(fields) for fields in SET_NETWORKS if fields.get("depth", "full") == "full"]
+    texts = [described_text(prepared(fields)) for fields in plain if fits(fields)]
+    pictures = [described_images(prepared(fields)) for fields in SET_NETWORKS if fits(fields)]
     return [Case(config, batch_for(config)) for config in texts] + [
         Case(config, batch_of(config)) for config in pictures if isinstance(config, VisionTransformerConfig)
     ]
 
 
-COMBINED = combined()
-
-
-def differences(n: int, cases: list[Case], ring: bool) -> list[str]:
-    """Return the losses and gradients that differ on ``n`` ranks from those of one process."""
-    wrong = []
-    results = run_on_ranks(n, split_results, cases, ring)
-    assert len(results) == n
-    for rank in (0, n - 1):
-        for number, (case, found) in enumerate(zip(cases, results[rank], strict=True)):
-            model = built(case.config)
-            expected = loss_and_gradients(model, part_of_loss(model, case.batch))
-            wrong += compare(found, expected, f"case {number}:")
-    return wrong
-
-
-def compare(found: dict[str, Tensor], expected: dict[str, Tensor], case: object = "") -> list[str]:
-    """Describe each tensor that differs."""
-    assert expected.keys() == found.keys()
-    distances = {name: (x - found[name]).abs().max().item() for name, x in expected.items()}
-    return [f"{case} {name} differs by {distance:.1e}" for name, distance in distances.items() if not distance <= CLOSE]
+def assert_equal_to_one_process(cases: list[Case], *splits: Split) -> None:
+    """Compare loss and gradients of the first and the last rank with those of one process."""
+    expected = [single_step(case) for case in cases]
+    for split in splits:
+        results = run_on_ranks(split.layout.n_processes, split_steps, cases, split)
+        for found in (results[0], results[-1]):
+            for number, steps in enumerate(zip(found, expected, strict=True)):
+                assert_equal(*steps, f"{split}, case {number}")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("n", "ring"), [(2, True), (3, False), (4, True)])
-def test_loss_and_gradients_equal_those_of_one_process(n: int, ring: bool) -> None:
-    assert not differences(n, CASES, ring)
+def test_loss_and_gradients_equal_those_of_one_process() -> None:
+    assert_equal_to_one_process(CASES, Split(ParallelConfig(context=2)), Split(ParallelConfig(context=3), ring=False))
+    assert_equal_to_one_process(CASES[::3], Split(ParallelConfig(context=4)))
+
+
+@pytest.mark.long
+def test_together_with_tensor_parallelism() -> None:
+    cases = [case._replace(dropout=0.0) for case in CASES]
+    assert_equal_to_one_process(cases, Split(ParallelConfig(context=2, tensor=2)))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("n", "ring"), [(2, False), (3, True), (4, False), (5, True)])
-def test_any_components_equal_those_of_one_process(n: int, ring: bool) -> None:
-    assert not differences(n, [*CASES, *COMBINED], ring)
+@pytest.mark.parametrize(
+    "split",
+    [
+        Split(ParallelConfig(context=2), ring=False),
+        Split(ParallelConfig(context=3)),
+        Split(ParallelConfig(context=5)),
+        Split(ParallelConfig(context=3, tensor=2)),
+    ],
+)
+def test_any_components_equal_those_of_one_process(split: Split) -> None:
+    assert_equal_to_one_process(CASES[: 1 if split.layout.tensor > 1 else None] + combined(), split)
 
 
 @pytest.mark.long
 def test_with_sharded_weights() -> None:
     config, batches = CASES[0].config, [language([7], [2, 4]), language([5], [3])]
-    model = built(config)
-    n_targets = sum(int(batch.loss_mask.sum()) for batch in batches)
-    loss = torch.stack([part_of_loss(model, batch) * batch.loss_mask.sum() / n_targets for batch in batches]).sum()
-    expected = loss_and_gradients(model, loss)
-    for found in run_on_ranks(4, sharded_results, config, batches):
-        assert not compare(found, expected)
+    model = build_double(config)
+    loss = sum(backward(model, batch) for batch in batches)
+    for found in run_on_ranks(4, sharded_step, config, batches):
+        assert_equal(found, StepGradients(loss, gradients_of(model)))
 
 
 def test_a_ring_needs_no_larger_tensor_than_the_residual_stream() -> None:
-    """Each head of gathered keys would have 128 x 8 elements, a mask of two rows 2 x 64 x 128, scores of four heads 2 x 4 x 64 x 128."""
+    """The scores of a rank's queries, 2 x 4 x 64 x 128, and a mask of them are larger than the logits, 2 x 128 x 11."""
     config, batch = described(DECODER | {"n_layers": 1, "d_ff": 8, "max_seq_len": 128}), language([128], [100, 28])
-    whole, stream = 2 * 4 * 64 * 128, 2 * 128 * 11
-    assert max(run_on_ranks(2, largest_tensors, config, batch, True)) <= stream
-    assert max(run_on_ranks(2, largest_tensors, config, batch, False)) >= whole
-
-
-def test_routers_see_the_tokens_of_a_rank() -> None:
-    config, batch = CASES[6]
-    model, site = built(config), "decoder.blocks.1.ff.router"
-    recorder = ActivationRecorder([site])
-    model(batch, recorder)
-    routed = recorder.activations[site][batch.loss_mask]
-    expected = loss_and_gradients(model, routed.logsumexp(-1).square().sum())
-    for n_tokens, found in run_on_ranks(2, router_counts, config, batch):
-        assert n_tokens == len(routed)
-        assert not compare(found, expected)
+    assert max(run_on_ranks(2, largest_tensor, config, batch, True)) <= 2 * 128 * VOCAB
+    assert max(run_on_ranks(2, largest_tensor, config, batch, False)) >= 2 * 4 * 64 * 128

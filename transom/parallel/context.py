@@ -16,10 +16,10 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from transom.layers.approximations.approximate_attention import ApproximateAttention
-from transom.layers.attention import Attention, AttentionArgs
+from transom.layers.attention import Attention
 from transom.layers.cache import KeyValues, ProjectedMemory
 from transom.layers.context import AttentionContext, StackContext
-from transom.layers.dropout import DropoutSite, KeyedMasks, round_probability
+from transom.layers.dropout import DropoutSite, round_probability
 from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.masks.mask_rules import FULL, DeferredMask, ImplicitMask, MaskRule, TokenPositions
 from transom.layers.mixture_of_experts import MixtureOfExperts
@@ -152,23 +152,23 @@ def _attend(
     memory: ProjectedMemory,
     ctx: AttentionContext,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute ``Attention.attend``, softmax(Q K^T / sqrt(d_head)) V, where ``memory`` has the keys and values of this rank's tokens."""
+    """Compute ``Attention.attend``, softmax(Q K^T / sqrt(d_head)) V, where ``memory`` has the keys and values of this rank's tokens.
+
+    A learned bias, scores of a plugin and dropout without keys need gathered keys.
+    """
     mask, attend = ctx.block_mask, type(attention).attend
     if not isinstance(mask, ChunkMask):
         return attend(attention, q, memory, ctx)  # a step with a cache
     assert isinstance(memory, KeyValues)
     args = attention.attention_args(ctx)
-    masks = attention.dropout_masks(q) if args.dropout and ring else None
-    if ring and _supports_ring(mask, args, masks):
-        return ring_attention(q, *memory, args.sinks, RingOptions(mask, group, args.softcap, round_probability(args.dropout), masks))
+    learned_bias = mask.position is not None and bool(mask.position.bias_parameters)
+    if ring and args.score is None and not learned_bias:
+        masks = attention.dropout_masks(q) if args.dropout else None
+        if masks is not None or not args.dropout:
+            options = RingOptions(mask, group, args.softcap, round_probability(args.dropout), masks)
+            return ring_attention(q, *memory, args.sinks, options)
     k, v = (gather_sequence(x, mask.n_keys, 2, group) for x in memory)
     return attend(attention, q, KeyValues(k, v), mask.gathered)
-
-
-def _supports_ring(mask: ChunkMask, args: AttentionArgs, masks: KeyedMasks | None) -> bool:
-    """Return whether the ring computes this attention: scores without learned bias or a plugin's code, no dropout without keys."""
-    learned = mask.position is not None and bool(mask.position.bias_parameters)
-    return args.score is None and not learned and (not args.dropout or masks is not None)
 
 
 def _approximate(
