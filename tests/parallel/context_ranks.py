@@ -16,7 +16,7 @@ from transom.layers.attention import Attention
 from transom.layers.dropout import Dropout, keyed_dropout, name_dropout_sites
 from transom.layers.stack import Stack
 from transom.models.base import Network
-from transom.parallel import ring_attention
+from transom.parallel import chunk_mask
 from transom.parallel.collectives import World
 from transom.parallel.context import apply_context_parallel
 from transom.parallel.gradients import reduce_gradients
@@ -71,7 +71,7 @@ def single_step(case: Case) -> StepGradients:
 
 def split_steps(rank: int, cases: Sequence[Case], split: Split) -> list[StepGradients]:
     """Return loss and gradients of each case on all ranks together."""
-    ring_attention.TILE_SIZE = TILE_SIZE
+    chunk_mask.TILE_SIZE = TILE_SIZE
     mesh, world = build_mesh(split.layout, CPU), World(rank, split.layout.n_processes)
     results = []
     for case in cases:
@@ -115,7 +115,7 @@ class LargestTensor(TorchDispatchMode):
 
 def largest_tensor(rank: int, config: ModelConfig, batch: Any, ring: bool) -> int:
     """Return the number of elements of the largest tensor of forward and backward pass on this rank."""
-    ring_attention.TILE_SIZE = 16
+    chunk_mask.TILE_SIZE = 16
     n = distributed.get_world_size()
     model = build_double(config)
     apply_context_parallel(model, build_mesh(ParallelConfig(context=n), CPU), ring)

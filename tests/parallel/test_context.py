@@ -19,6 +19,9 @@ from transom.config.model import AnyModel
 from transom.config.parallel import ParallelConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import LabeledTextBatch, LanguageBatch, MaskedBatch, PaddedSequences, TranslationBatch
+from transom.layers.masks.mask_rules import CAUSAL, CAUSAL_IN_SEGMENT, FULL, PREFIX_LM, DistanceRule, TokenPositions
+from transom.parallel import chunk_mask
+from transom.parallel.chunk_mask import ChunkMask
 
 VOCAB = 11
 SIZES: dict[str, Any] = {"d_model": 8, "n_heads": 4, "n_kv_heads": 2, "d_ff": 12, "max_seq_len": 32}
@@ -119,6 +122,29 @@ def test_loss_and_gradients_equal_those_of_one_process() -> None:
 def test_together_with_tensor_parallelism() -> None:
     cases = [case._replace(dropout=0.0) for case in CASES]
     assert_equal_to_one_process(cases, Split(ParallelConfig(context=2, tensor=2)))
+
+
+def pairs_per_turn(masks: list[ChunkMask]) -> int:
+    """Return the number of pairs in visible tiles, of the rank with most of them in each turn of the ring."""
+    sizes = [[sum((q.stop - q.start) * (k.stop - k.start) for q, k, _ in tiles) for tiles in mask.tiles] for mask in masks]
+    return sum(max(of_rank[rank - turn] for rank, of_rank in enumerate(sizes)) for turn in range(len(masks)))
+
+
+def test_causal_attention_is_balanced_and_others_are_not_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_mask, "TILE_SIZE", 4)
+    tokens, n = TokenPositions.single_sequence(256), 4
+    found = {}
+    for rule in (CAUSAL_IN_SEGMENT, PREFIX_LM, CAUSAL & DistanceRule(max_distance=9), FULL):
+        masks = [
+            ChunkMask((), rule, tokens.select(slice(64 * i, 64 * i + 64)), tokens, None, rank=i, n_ranks=n, n_queries=256) for i in range(n)
+        ]
+        balanced = [mask.balanced for mask in masks]
+        found[rule] = pairs_per_turn(masks), None if None in balanced else pairs_per_turn([each.mask for each in balanced if each])
+    assert found[FULL] == (n * 64**2, None)
+    assert found[CAUSAL & DistanceRule(max_distance=9)][1] is None, "a window has as many keys everywhere"
+    for rule in (CAUSAL_IN_SEGMENT, PREFIX_LM):
+        chunks, zigzag = found[rule]
+        assert chunks > 3.4 * 64**2 and zigzag is not None and zigzag < 2.2 * 64**2
 
 
 @pytest.mark.soak

@@ -30,7 +30,8 @@ from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.encoder import EncoderOnlyTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import VisionTransformer
-from transom.parallel.ring_attention import ChunkMask, RingOptions, ring_attention
+from transom.parallel.chunk_mask import ChunkMask
+from transom.parallel.ring_attention import RingOptions, ring_attention
 from transom.parallel.sequence import chunk_range, gather_sequence, split_sequence
 
 

@@ -8,8 +8,6 @@ their chunk back to the rank that it comes from.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -19,94 +17,22 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, irecv, isend
 
-from transom.layers.context import AttentionContext
 from transom.layers.dropout import KeyedMasks
-from transom.layers.masks.block_sparse_mask import BlockSparseMask, build_block_sparse_mask
-from transom.layers.masks.mask_rules import FULL, TokenPositions
-from transom.parallel.sequence import chunk_range
-
-TILE_SIZE = 512
-"""Queries and keys per tile."""
+from transom.parallel.chunk_mask import ChunkMask, Redistribution, Tile
 
 
-class Tile(NamedTuple):
-    """A tile of one rank's queries and another rank's keys.
+class _Redistribute(Function):
+    """Exchange of tokens; backward, the reverse exchange."""
 
-    Attributes:
-        queries: range among the rank's queries.
-        keys: range among the keys of the chunk.
-        masked: whether some pair of the tile is invisible.
-    """
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Redistribution, group: ProcessGroup) -> Tensor:
+        ctx.exchange, ctx.group = exchange, group
+        return exchange.run(x, group)
 
-    queries: slice
-    keys: slice
-    masked: bool
-
-
-@dataclass(frozen=True)
-class ChunkMask(BlockSparseMask):
-    """Mask of the queries of one rank and the keys of all.
-
-    Attributes:
-        rank: rank of the queries among those that share the sequence.
-        n_ranks: number of these ranks.
-        n_queries: number of queries of all ranks.
-        n_rows: batch size.
-    """
-
-    rank: int = 0
-    n_ranks: int = 1
-    n_queries: int = 0
-    n_rows: int = 1
-
-    @property
-    def n_keys(self) -> int:
-        """Number of keys of all ranks."""
-        return self.keys.segments.shape[1]
-
-    def chunk(self, owner: int) -> TokenPositions:
-        """Return the keys of one rank."""
-        return self.keys.select(slice(*chunk_range(self.n_keys, owner, self.n_ranks)))
-
-    @cached_property
-    def tiles(self) -> list[list[Tile]]:
-        """Tiles with a visible pair, for the keys of each rank."""
-        return [visible_tiles(self, self.chunk(owner)) for owner in range(self.n_ranks)]
-
-    @cached_property
-    def gathered(self) -> AttentionContext:
-        """Mask and bias of attention to gathered keys, block-sparse where that is faster."""
-        if self.rule == FULL:
-            return AttentionContext(bias=self.dense()[1])
-        n_rows = self.n_rows if len(self.keys.segments) == 1 else 1
-        block_mask = build_block_sparse_mask(self.rule, self.queries, self.keys, self.position, n_rows)
-        return AttentionContext(block_mask=block_mask) if block_mask else AttentionContext(None, None, *self.dense())
-
-
-def visible_tiles(mask: BlockSparseMask, keys: TokenPositions) -> list[Tile]:
-    """Return the tiles of the mask's queries and ``keys`` in which a query may attend to a key of any row."""
-    n_queries, n_keys = mask.queries.segments.shape[1], keys.segments.shape[1]
-    if not n_queries or not n_keys:
-        return []
-    status = mask.rule.classify_tile(_cut(mask.queries), _cut(keys))
-    shape = -1, -(-n_queries // TILE_SIZE), -(-n_keys // TILE_SIZE)
-    some = status.any_visible.expand(shape).any(0).nonzero().tolist()
-    every = status.all_visible.expand(shape).all(0).tolist()
-    return [
-        Tile(
-            slice(row * TILE_SIZE, min((row + 1) * TILE_SIZE, n_queries)),
-            slice(column * TILE_SIZE, min((column + 1) * TILE_SIZE, n_keys)),
-            not every[row][column],
-        )
-        for row, column in some
-    ]
-
-
-def _cut(tokens: TokenPositions) -> TokenPositions:
-    """Cut tokens into tiles, (batch, tiles, tile); the last tile is filled up with its last token, which changes no bound."""
-    n = tokens.segments.shape[1]
-    index = torch.arange(-(-n // TILE_SIZE) * TILE_SIZE, device=tokens.segments.device).clamp(max=n - 1)
-    return tokens.map(lambda x: x[:, index].unflatten(1, (-1, TILE_SIZE)))
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.exchange.reverse.run(grad, ctx.group), None, None
 
 
 class RingOptions(NamedTuple):
@@ -130,17 +56,17 @@ class RingOptions(NamedTuple):
         """Return weights or their gradients after dropout."""
         if self.dropout_masks is None:
             return p
-        first_key = chunk_range(self.mask.n_keys, owner, self.mask.n_ranks)[0]
-        queries = torch.arange(tile.queries.start, tile.queries.stop, device=p.device).expand(len(p), -1)
-        keys = torch.arange(first_key + tile.keys.start, first_key + tile.keys.stop, device=p.device).expand(len(p), -1)
-        return p * self.dropout_masks.draw_at(p, self.dropout, torch.arange(len(p), device=p.device), queries, keys)
+        rows, mask = torch.arange(len(p), device=p.device), self.mask
+        queries, keys = (x.expand(len(p), -1) for x in (mask.query_indices[tile.queries], mask.key_indices[owner][tile.keys]))
+        masks = self.dropout_masks._replace(offsets=self.dropout_masks.offsets[:1])  # the indices are those of the whole
+        return p * masks.draw_at(p, self.dropout, rows, queries, keys)
 
     def scores(
         self,
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         tile: Tile,
-        keys: TokenPositions,
+        owner: int,
     ) -> tuple[Float[Tensor, "batch n_heads tile_queries tile_keys"], Tensor | None]:
         """Return the scores of a tile, minus infinity at invisible pairs, and the derivative of the softcap, if any."""
         q, k = q[:, :, tile.queries], k[:, :, tile.keys]
@@ -149,7 +75,7 @@ class RingOptions(NamedTuple):
         if self.softcap is not None:
             t = (s / self.softcap).tanh_()
             s, slope = self.softcap * t, 1 - t * t
-        pair = self.mask.queries.select(tile.queries), keys.select(tile.keys)
+        pair = self.mask.queries.select(tile.queries), self.mask.key_chunks[owner].select(tile.keys)
         if self.mask.position is not None and (bias := self.mask.position.bias(pair[0].positions, pair[1].positions)) is not None:
             s = s + bias
         return s.masked_fill(~self.mask.rule.dense(*pair), -torch.inf) if tile.masked else s, slope
@@ -185,7 +111,7 @@ def _turns(parts: list[Tensor], options: RingOptions) -> Iterator[tuple[int, lis
     for turn in range(group.size()):
         owner = (group.rank() - turn) % group.size()
         last = turn == group.size() - 1
-        exchange = None if last else _Exchange(parts, mask.chunk((owner - 1) % group.size()).segments.shape[1], group, tag=0)
+        exchange = None if last else _Exchange(parts, len(mask.key_indices[owner - 1]), group, tag=0)
         yield owner, parts
         if exchange is not None:
             parts = exchange.wait()
@@ -205,9 +131,8 @@ class _RingAttention(Function):
             highest.copy_(sinks[:, None, None])
             total.fill_(1.0)
         for owner, (k_, v_) in _turns([k, v], options):
-            keys = options.mask.chunk(owner)
             for tile in options.mask.tiles[owner]:
-                s, _ = options.scores(q, k_, tile, keys)
+                s, _ = options.scores(q, k_, tile, owner)
                 old, rows = highest[:, :, tile.queries], tile.queries
                 new = torch.maximum(old, s.amax(-1, keepdim=True))
                 p, shrink = (s - new).exp_(), (old - new).exp_()
@@ -225,7 +150,7 @@ class _RingAttention(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, z, logsumexp, sinks = ctx.saved_tensors
-        options, n = ctx.options, ctx.options.group.size()
+        options = ctx.options
         delta = (grad.to(logsumexp.dtype) * z).sum(-1, keepdim=True)  # rowsum(P dP) over the keys of all ranks (Dao et al. 2022)
         grad_q = torch.zeros_like(q, dtype=logsumexp.dtype)
         exchange: _Exchange | None = None
@@ -235,7 +160,7 @@ class _RingAttention(Function):
                 _add_gradients(options, (q, *parts), tile, owner, (grad, delta, logsumexp), (grad_q, *grads))
             if exchange is not None:
                 grads = [x.add_(y) for x, y in zip(grads, exchange.wait(), strict=True)]
-            exchange = _Exchange(grads, options.mask.chunk((owner - 1) % n).segments.shape[1], options.group, tag=2)
+            exchange = _Exchange(grads, len(options.mask.key_indices[owner - 1]), options.group, tag=2)
         assert exchange is not None, "a ring has at least one rank"
         grad_k, grad_v = exchange.wait()
         grad_sinks = None if sinks is None else -((sinks[:, None, None] - logsumexp).exp() * delta).sum((0, 2, 3)).to(sinks)
@@ -252,7 +177,7 @@ def _add_gradients(
     """
     q, k, v = inputs
     grad, delta, logsumexp = (x[:, :, tile.queries] for x in of_queries)
-    s, slope = options.scores(q, k, tile, options.mask.chunk(owner))
+    s, slope = options.scores(q, k, tile, owner)
     p, scale, kv_heads = (s - logsumexp).exp_(), q.shape[3] ** -0.5, k.shape[1]
     q, k, v = q[:, :, tile.queries], k[:, :, tile.keys], v[:, :, tile.keys]
     g = _group_heads(grad, kv_heads)
@@ -276,5 +201,10 @@ def ring_attention(
     Equal to ``explicit_attention`` over all keys with the mask and the fixed bias of ``options.mask``.
     """
     with torch.autocast(q.device.type, enabled=False):
-        z: Tensor = _RingAttention.apply(q, k, v, sinks, options)  # type: ignore[no-untyped-call]
+        if (balanced := options.mask.balanced) is None:
+            z: Tensor = _RingAttention.apply(q, k, v, sinks, options)  # type: ignore[no-untyped-call]
+            return z
+        q, k, v = (_Redistribute.apply(x, balanced.there, options.group) for x in (q, k, v))  # type: ignore[no-untyped-call]
+        z = _RingAttention.apply(q, k, v, sinks, options._replace(mask=balanced.mask))  # type: ignore[no-untyped-call]
+        z = _Redistribute.apply(z, balanced.back, options.group)  # type: ignore[no-untyped-call]
         return z
