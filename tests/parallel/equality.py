@@ -18,6 +18,7 @@ from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import CrossEntropy, Objective, forward_pass
 
 TOLERANCE = 1e-10
+CROSS_ENTROPY = CrossEntropy(0.1)
 
 
 class StepGradients(NamedTuple):
@@ -47,8 +48,9 @@ def backward(
     model: Network,
     batch: Batch,
     part: tuple[int, int] = (0, 1),
-    objective: Objective | None = None,
+    objective: Objective = CROSS_ENTROPY,
     world: World = SINGLE_PROCESS,
+    n_target_tokens: int | None = None,
 ) -> float:
     """Compute this rank's part of the gradients of the mean loss, as ``TrainStep`` does; return its part of the loss.
 
@@ -56,22 +58,23 @@ def backward(
         model: the model, in training mode.
         batch: the batch, the same on all ranks that share it.
         part: number of this rank among the ranks that share the batch, and their number.
-        objective: the task's objective; by default cross-entropy with label smoothing.
+        objective: the task's objective.
         world: the ranks over whose tokens auxiliary objectives sum.
+        n_target_tokens: number of target tokens of the batches of all ranks; by default that of ``batch``.
     """
-    objective = objective or CrossEntropy(0.1)
+    n_target_tokens = n_target_tokens or batch.n_target_tokens
     batch = objective.prepare(batch)
     auxiliary = auxiliary_objectives(model, world)
     for each in auxiliary:
         each.prepare([batch])
     forward = forward_pass(model, batch, [*objective.sites, *(site for each in auxiliary for site in each.sites)])
     forward = forward._replace(loss_mask=split_loss_mask(batch.loss_mask, *part, objective.n_copies))
-    loss = objective.loss(forward).backward_loss / batch.n_target_tokens + sum(each.loss(forward) for each in auxiliary)
+    loss = objective.loss(forward).backward_loss / (objective.n_copies * n_target_tokens) + sum(each.loss(forward) for each in auxiliary)
     loss.backward()
     return float(loss.detach())
 
 
-def single_process(config: ModelConfig, batch: Batch, objective: Objective | None = None) -> StepGradients:
+def single_process(config: ModelConfig, batch: Batch, objective: Objective = CROSS_ENTROPY) -> StepGradients:
     """Return loss and gradients of one process."""
     model = build_double(config)
     loss = backward(model, batch, objective=objective)
