@@ -172,6 +172,12 @@ def migrate_tables(raw: Mapping[str, Any], path: Path = (), task: str | None = N
     return {names[name]: _migrate_value(value, (*path, name), task) for name, value in raw.items()}
 
 
+def record_former_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of a run folder with the values of fields that are newer than the run, where they differ from today's defaults."""
+    training = raw.get("training")
+    return {**raw, "training": {"dropout_rng": "generator", **training}} if isinstance(training, Mapping) else dict(raw)
+
+
 def _migrate_value(value: Any, path: Path, task: str | None) -> Any:
     if isinstance(value, Mapping):
         return migrate_tables(value, path, task)

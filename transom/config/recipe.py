@@ -12,7 +12,7 @@ from transom.config.architecture import ModelConfig, TextModelConfig, Transforme
 from transom.config.components import MultiHeadAttentionConfig
 from transom.config.data import DataConfig, PairDataConfig, PairTokenizerConfig, TokenizerConfig
 from transom.config.error_messages import validate
-from transom.config.migration import migrate_tables
+from transom.config.migration import migrate_tables, record_former_defaults
 from transom.config.packaged import packaged_preset, packaged_recipes
 from transom.config.patterns import Coverage, block_patterns, format_pattern, pattern_coverage
 from transom.config.schema import SLOTS, Schema, derived_formula
@@ -238,7 +238,7 @@ def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[st
     sets = sorted(map(parse_override, overrides), key=lambda override: override.depth)
     raw = parse_toml(text, name)
     if (Path(name).parent / "config.json").is_file():  # a run's recipe may have an earlier format
-        raw = migrate_tables(raw)
+        raw = record_former_defaults(migrate_tables(raw))
     if any(override.path == ("model", "preset") for override in sets):
         raw.pop("model", None)
     for override in sets:

@@ -180,6 +180,11 @@ class TrainingConfig(Schema):
         None, description="with init_from, trains an adapter (lora) instead of all weights, which are frozen"
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, sample order, dropout and BPE-dropout")
+    dropout_rng: Literal["keyed", "generator"] = Field(
+        "keyed",
+        description="random numbers of dropout: keyed by seed, step, sample and position, the same for any number of micro-batches and"
+        " processes; or from PyTorch's generator, which runs begun before 0.1.0 keep",
+    )
     validate_every: int = Field(500, ge=1, description="steps between validations")
     best_checkpoint_metric: str = Field("loss", description="validation metric by which the best weights are selected")
     patience: int | None = Field(None, ge=1, description="stop after this many validations without a better one")

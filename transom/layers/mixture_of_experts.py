@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from transom.config.moe import BiasBalancingConfig, MoeConfig
 from transom.layers.context import LayerContext
+from transom.layers.dropout import DropoutSite, keyed_tokens, selected_rows
 from transom.layers.observe import observe
 
 PAD_MULTIPLE = 64
@@ -53,13 +54,22 @@ def grouped_experts(
     counts = flat_experts.bincount(minlength=n_experts + 1)[:n_experts].tolist()
     order = flat_experts.argsort(stable=True)[: sum(counts)]
     token = order // top_k
-    slices = x.index_select(0, token).split(counts)
     idle = torch.is_grad_enabled() or not sum(counts)  # run idle experts too, so that they have a gradient, of 0, or if all are idle
     outputs = torch.cat(
-        [expert(pad_rows(part), ctx)[: len(part)] for expert, part in zip(experts, slices, strict=True) if idle or len(part)]
+        [_run_expert(expert, x, part, ctx) for expert, part in zip(experts, token.split(counts), strict=True) if idle or len(part)]
     )
     weighted = outputs * routing.weights.flatten().index_select(0, order)[:, None].to(outputs.dtype)
     return torch.zeros_like(x, dtype=outputs.dtype).index_add(0, token, weighted)
+
+
+def _run_expert(
+    expert: nn.Module, x: Float[Tensor, "tokens d_model"], selected: Int[Tensor, "selected"], ctx: LayerContext
+) -> Float[Tensor, "selected d_model"]:
+    """Run an expert on the tokens at the indices ``selected``."""
+    rows = pad_rows(x.index_select(0, selected))
+    with selected_rows(selected, len(rows)):
+        y: Tensor = expert(rows, ctx)
+    return y[: len(selected)]
 
 
 def pad_rows(part: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "rows d_model"]:
@@ -71,13 +81,14 @@ def pad_rows(part: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "rows d_mod
     return F.pad(part, (0, 0, 0, -len(part) % PAD_MULTIPLE))
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(DropoutSite, nn.Module):
     """Mixture of experts: sum_{i in TopK(s)} g_i E_i(x) + E_shared(x), with router scores s = softmax(x W_r).
 
     References: Shazeer et al. 2017, eq. 1 and 3; Dai et al. 2024, eq. 9. The router runs in float32 or wider (Fedus et al. 2022, section
     2.4). The experts with the largest s plus balancing bias are selected. In training, an expert accepts tokens up to its capacity, row by
     row and in each row from the first token on, and drops further tokens. So a token may be dropped because of an earlier token of its row
-    or a token of an earlier row, but never because of a later token.
+    or a token of an earlier row, but never because of a later token. The keyed dropout masks of an expert are those of its tokens;
+    ``offsets`` is the index of the first token that this process holds.
 
     Attributes:
         path: function that computes the weighted sum of the experts' outputs: ``grouped_experts``, or its reference ``all_experts``, whose
@@ -105,9 +116,10 @@ class MixtureOfExperts(nn.Module):
             logits = F.linear(x.to(wide), self.router.weight.to(wide))
         logits = observe(ctx, self, "router", logits)
         tokens = x.reshape(-1, x.shape[-1])
-        y = self.path(list(self.experts), tokens, self.route(logits, ctx.token_mask), ctx)
-        if self.shared is not None:
-            y = y + self.shared(tokens, ctx)
+        with keyed_tokens(self, x):
+            y = self.path(list(self.experts), tokens, self.route(logits, ctx.token_mask), ctx)
+            if self.shared is not None:
+                y = y + self.shared(tokens, ctx)
         return y.view_as(x)
 
     def router_scores(self, logits: Float[Tensor, "*axes n_experts"]) -> Float[Tensor, "*axes n_experts"]:

@@ -76,6 +76,7 @@ class RankProcess:
             restore_rng_states(saved.generators, self.rank)
             train_step.n_splits = saved.state.progress.n_splits
             step, position = saved.state.progress.step, saved.state.progress.position
+            train_step.n_steps = step
         world.broadcast(list(trainable_tensors(self.model).values()))
         batches = self.task.loader.batches_from(position)
         while (command := world.broadcast_scalar()) != END:

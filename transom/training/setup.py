@@ -229,6 +229,8 @@ def _run_id(recipe: Recipe, task: Task, model: Network, threads: ThreadPlan, plu
     A repeated run therefore writes the same files, and files of different runs have different IDs.
     """
     kept = recipe.model_dump(mode="json", exclude=_NOT_IN_RUN_ID)
+    if recipe.training.dropout_rng == "generator":  # as in runs from before the field, which keep their ID
+        del kept["training"]["dropout_rng"]
     facts = [
         kept,
         task.data_hash,
@@ -253,6 +255,8 @@ def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverri
             f"{folder.path}: expected task = {original.task!r} as in the resumed run, found {recipe.task!r}; give another --out"
         )
     chosen: dict[str, str | None] = {"precision": original.training.precision} if recipe.training.precision == "auto" else {}
+    if "dropout_rng" not in recipe.training.model_fields_set:
+        chosen["dropout_rng"] = original.training.dropout_rng
     if recipe.training.init_from is None:
         chosen["init_from"] = original.training.init_from
     if original.training.init_from is not None:

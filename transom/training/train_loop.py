@@ -129,7 +129,7 @@ class _TrainingLoop:
         restore_rng_states(saved.generators)
         self.previous_snapshots = saved.state.snapshots
         self.state = saved.state.progress
-        self.train_step.n_splits = self.state.n_splits
+        self.train_step.n_splits, self.train_step.n_steps = self.state.n_splits, self.state.step
         if self.state.plan is not None and self.state.plan.max_minutes != self.training.max_minutes:
             self.state.plan = None  # it is made anew
         self.apply_plan()

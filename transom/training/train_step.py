@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, split_rows
+from transom.layers.dropout import keyed_dropout, keyed_rows, name_dropout_sites
 from transom.models.base import Network
 from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
@@ -76,9 +78,10 @@ class TrainStep:
 
     If the allocator has no memory left, the step is repeated: first with freed memory given back to the system, if it was kept; then with
     micro-batches of half the rows, as all later steps. The repeated step starts from the same state of the random generators, so that it
-    equals a step that had these micro-batches from the start. With auxiliary objectives and several processes the error is raised instead.
+    equals a step that had these micro-batches from the start. Keyed dropout masks do not depend on how a batch is split at all. With auxiliary objectives and several processes the error is raised instead.
 
     Attributes:
+        n_steps: number of steps taken so far, skipped ones included, which keys the dropout masks of the next step.
         n_splits: parts into which each micro-batch is split; doubled whenever memory runs out.
         freed_memory: whether freed memory is kept, and a way to give it back.
         objective: the task's training objective.
@@ -118,6 +121,8 @@ class TrainStep:
         self.auxiliary = auxiliary_objectives(model, world)
         self.metrics: dict[str, RatioMetric] = {key: ratio for each in self.auxiliary for key, ratio in each.metrics.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
+        name_dropout_sites(model)
+        self.n_steps = 0
         self.n_splits = 1
         self.freed_memory = freed_memory
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
@@ -132,6 +137,19 @@ class TrainStep:
             learning_rate: learning rate of this step.
             flops: FLOPs of one forward and backward pass over these micro-batches if all weights were trainable.
         """
+        with self._dropout_masks():
+            result = self._step(micro_batches, learning_rate, flops)
+        self.n_steps += 1
+        return result
+
+    def _dropout_masks(self) -> AbstractContextManager[None]:
+        """Return a context in which dropout masks are keyed by the number of the next step, unless the run draws them otherwise."""
+        training = self.training
+        keyed = training.dropout_rng == "keyed"
+        return keyed_dropout(training.seed, self.n_steps, self.objective.n_copies) if keyed else nullcontext()
+
+    def _step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float) -> StepResult:
+        """Take a step; arguments as in ``step``."""
         flops *= self.objective.n_copies * self.backward_flops_fraction
         n_target_tokens, flops = self.world.all_reduce_scalars(sum(batch.n_target_tokens for batch in micro_batches), flops)
         generators = GeneratorStates(self.device)
@@ -228,7 +246,9 @@ class TrainStep:
         non_finite: list[int] = []
         with torch.no_grad(), self.autocast():
             for batch in micro_batches:
-                finite = self.model(batch).isfinite().all(-1) | ~batch.loss_mask
+                with keyed_rows(batch.sample_ids, self.device):
+                    logits = self.model(batch)
+                finite = logits.isfinite().all(-1) | ~batch.loss_mask
                 whole_rows = finite.reshape(len(batch.sample_ids), -1).all(-1).tolist()
                 non_finite += [sample for sample, whole in zip(batch.sample_ids, whole_rows, strict=True) if not whole]
         non_finite = self.world.all_gather_lists(non_finite) or self.world.all_gather_lists(

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from transom.data.batch import Batch
+from transom.layers.dropout import keyed_rows
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
 from transom.training.losses import linear_cross_entropy
@@ -36,9 +37,10 @@ class ForwardPass(NamedTuple):
 
 
 def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> ForwardPass:
-    """Run the model on a batch and record the activations at ``sites``."""
+    """Run the model on a batch and record the activations at ``sites``; within ``keyed_dropout`` the dropout masks are keyed by sample."""
     recorder = ActivationRecorder(sites)
-    hidden, weight = model.logit_factors(batch, recorder if sites else None)
+    with keyed_rows(batch.sample_ids, model.device):
+        hidden, weight = model.logit_factors(batch, recorder if sites else None)
     passes = recorder.passes
     activations = {site: [each[site] for each in passes if site in each] for site in sites}
     return ForwardPass(batch, hidden, weight, activations, batch.loss_mask, model.logit_softcap)
