@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from transom.config.architecture import ModelConfig
 from transom.data.batch import Batch
 from transom.layers.attention import Attention
-from transom.layers.dropout import Dropout
+from transom.layers.dropout import Dropout, keyed_dropout, name_dropout_sites
 from transom.models.base import Network
 from transom.models.build import build_model
 from transom.parallel.collectives import SINGLE_PROCESS, World
@@ -29,18 +29,19 @@ class StepGradients(NamedTuple):
 
 
 def build_double(config: ModelConfig, seed: int = 1) -> Network:
-    """Build a model in float64 without dropout, whose vectors (biases, gains, sinks) are random too."""
+    """Build a model in float64 with dropout everywhere, whose vectors (biases, gains, sinks) are random too."""
     torch.manual_seed(seed)
     model = build_model(config).double()
     for module in model.modules():
         if isinstance(module, Dropout):
-            module.p = 0.0
+            module.p = 0.25
         elif isinstance(module, Attention):
-            module.dropout = 0.0
+            module.dropout = 0.25
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim < 2:
                 parameter.add_(torch.randn_like(parameter) / 4)
+    name_dropout_sites(model)
     return model
 
 
@@ -65,9 +66,10 @@ def backward(
     n_target_tokens = n_target_tokens or batch.n_target_tokens
     batch = objective.prepare(batch)
     auxiliary = auxiliary_objectives(model, world)
-    for each in auxiliary:
-        each.prepare([batch])
-    forward = forward_pass(model, batch, [*objective.sites, *(site for each in auxiliary for site in each.sites)])
+    with keyed_dropout(seed=3, step=1, n_copies=objective.n_copies):
+        for each in auxiliary:
+            each.prepare([batch])
+        forward = forward_pass(model, batch, [*objective.sites, *(site for each in auxiliary for site in each.sites)])
     forward = forward._replace(loss_mask=split_loss_mask(batch.loss_mask, *part, objective.n_copies))
     loss = objective.loss(forward).backward_loss / (objective.n_copies * n_target_tokens) + sum(each.loss(forward) for each in auxiliary)
     loss.backward()

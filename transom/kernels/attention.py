@@ -236,9 +236,7 @@ def attention_by_query_chunks(
         return explicit_attention(q, k, v, args)
     chunks = [slice(first, first + size) for first in range(0, q.shape[2], size)]
     found: list[Tensor] = [
-        checkpoint(
-            explicit_attention, q[:, :, chunk], k, v, _select_queries(args, chunk), use_reentrant=False, preserve_rng_state=False
-        )
+        checkpoint(explicit_attention, q[:, :, chunk], k, v, _select_queries(args, chunk), use_reentrant=False, preserve_rng_state=False)
         for chunk in chunks
     ]
     return torch.cat(found, 2)

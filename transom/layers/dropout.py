@@ -107,6 +107,8 @@ class KeyedMasks(NamedTuple):
 
     def draw(self, x: Float[Tensor, "rows *axes"], p: float) -> Float[Tensor, "rows *axes"]:
         """Compute the mask of ``x``: 1 / (1 - p) with probability 1 - p, else 0; any part of a tensor has that part of its mask."""
+        if x.numel() == 0:  # a process without tokens
+            return x.detach()
         if x.dim() == 1:
             return self.draw(x[:, None], p)[:, 0]
         if x.dim() == 2:  # one token per row

@@ -8,7 +8,7 @@ global shape, while the layers read this rank's part, a plain tensor.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Bool
 from torch import Tensor, nn
@@ -19,11 +19,13 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transom.config.architecture import TransformerConfig
 from transom.config.components import MultiHeadAttentionConfig
 from transom.layers.attention import Attention
+from transom.layers.dropout import DropoutSite
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
+from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.position_encoding import Alibi, PositionEncoding, RelativePositionBias
 from transom.layers.stack import Stack
 from transom.models.base import Network
-from transom.parallel.sequence import gather_sequence, reduce_scatter_sequence, split_sequence
+from transom.parallel.sequence import chunk_range, gather_sequence, reduce_scatter_sequence, split_sequence
 
 COLUMNS = {"weight": 0, "bias": 0, "lora_b": 0}
 """Axis along which each parameter of a column-parallel linear layer is split; PyTorch stores W transposed, so axis 0 holds the outputs."""
@@ -58,15 +60,44 @@ def apply_tensor_parallel(model: Network, mesh: DeviceMesh) -> None:
     vars(model)["token_masks"] = token_masks  # an observer records the activations of this rank's tokens
 
 
+class _PartialDropout(NamedTuple):
+    """A dropout site whose input is a part of a whole tensor.
+
+    Attributes:
+        site: the module that draws the masks.
+        split_tokens: whether its input holds this rank's tokens, not all of them.
+        before: indices of its first element along the axes before that of the tokens: the first head.
+        after: index of its first element along the axis after that of the tokens: the first channel.
+    """
+
+    site: DropoutSite
+    split_tokens: bool
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
 class _SequenceParallel:
-    """Hooks that split the tokens of a stack and gather them around its sub-layers (Korthikanti et al. 2022, figure 5)."""
+    """Hooks that split the tokens of a stack and gather them around its sub-layers (Korthikanti et al. 2022, figure 5).
+
+    Attributes:
+        dropouts: the dropout sites of the stack, whose masks are those of one process.
+    """
 
     def __init__(self, group: ProcessGroup) -> None:
+        """Initialize hooks for a stack whose tokens the ranks of ``group`` share."""
         self._group, self._length = group, 0
+        self.dropouts: list[_PartialDropout] = []
 
     def split_input(self, stack: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Keep this rank's tokens of the residual stream."""
+        """Keep this rank's tokens of the residual stream.
+
+        With context parallelism the stream holds a chunk of the tokens, and the context the index of its first one.
+        """
         self._length = args[0].shape[1]
+        first = getattr(args[1], "first_token", 0)
+        own_first = first + chunk_range(self._length, self._group.rank(), self._group.size())[0]
+        for site, split_tokens, before, after in self.dropouts:
+            site.offsets = (*before, own_first if split_tokens else first, *after)
         return split_sequence(args[0], 1, self._group), *args[1:]
 
     def gather_output(self, stack: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -96,22 +127,30 @@ def _split_stack(stack: Stack, position: PositionEncoding, mesh: DeviceMesh, own
     assert not stack.routed, "a depth router selects among whole rows"
     hooks = _SequenceParallel(mesh.get_group())
     stack.register_forward_pre_hook(hooks.split_input)
-    stack.register_forward_hook(hooks.gather_output, prepend=True)
+    stack.register_forward_hook(hooks.gather_output, prepend=True)  # before context parallelism gathers what is gathered here
     for block in stack.blocks:
-        for attention in (block.attn, block.cross):
-            if attention is not None:
-                splits = own_attention and _splits_heads(attention, mesh.size())
-                attention.register_forward_pre_hook(hooks.gather_input)
-                attention.register_forward_hook(hooks.reduce_scatter_output if splits else hooks.split_output)
-                if splits:
-                    _split_attention(attention, mesh)
-        if type(block.ff) in (FeedForward, GatedFeedForward):
-            block.ff.register_forward_pre_hook(hooks.gather_input)
-            block.ff.register_forward_hook(hooks.reduce_scatter_output)
-            columns = (block.ff.gate, block.ff.up) if isinstance(block.ff, GatedFeedForward) else (block.ff.up,)
-            _split_linear_layers(columns, block.ff.down, mesh)
+        for layer in block.children():
+            if isinstance(layer, Attention):
+                splits = own_attention and _splits_heads(layer, mesh.size())
+                layer.register_forward_pre_hook(hooks.gather_input)
+                layer.register_forward_hook(hooks.reduce_scatter_output if splits else hooks.split_output)
+                hooks.dropouts += _split_attention(layer, mesh) if splits else _dropouts(layer, split_tokens=False)
+            elif isinstance(layer, FeedForward | GatedFeedForward) and type(layer) in (FeedForward, GatedFeedForward):  # not a plugin's
+                layer.register_forward_pre_hook(hooks.gather_input)
+                layer.register_forward_hook(hooks.reduce_scatter_output)
+                hooks.dropouts += _split_feed_forward(layer, mesh)
+            elif isinstance(layer, MixtureOfExperts):
+                hooks.dropouts.append(_PartialDropout(layer, split_tokens=True))  # it keys the masks of its experts by token
+            else:
+                hooks.dropouts += _dropouts(layer, split_tokens=True)
     if all(_is_split(block.attn.q) for block in stack.blocks):
         _split_position_bias(position, mesh)
+
+
+def _dropouts(module: nn.Module, split_tokens: bool, first_channel: int = 0) -> list[_PartialDropout]:
+    """List the dropout sites of a module, whose inputs begin with the channel ``first_channel``."""
+    sites = (m for m in module.modules() if isinstance(m, DropoutSite))
+    return [_PartialDropout(site, split_tokens, () if not isinstance(site, Attention) else (0,), (first_channel,)) for site in sites]
 
 
 def _splits_heads(attention: Attention, n: int) -> bool:
@@ -123,17 +162,30 @@ def _splits_heads(attention: Attention, n: int) -> bool:
     return per_head and attention.n_heads % n == 0 and (attention.n_kv_heads % n == 0 or n % attention.n_kv_heads == 0)
 
 
-def _split_attention(attention: Attention, mesh: DeviceMesh) -> None:
-    """Split an attention layer by heads."""
+def _split_attention(attention: Attention, mesh: DeviceMesh) -> list[_PartialDropout]:
+    """Split an attention layer by heads; return its dropout sites."""
     n, n_kv_heads, keys = mesh.size(), attention.n_kv_heads, (attention.k, attention.v)
     assert isinstance(attention.o, nn.Linear)
+    first_head = mesh.get_local_rank() * (attention.n_heads // n)
     _split_linear_layers((attention.q,) if n_kv_heads < n else (attention.q, *keys), attention.o, mesh)
     if n_kv_heads < n:
-        head = mesh.get_local_rank() * n_kv_heads // n
+        kv_head = mesh.get_local_rank() * n_kv_heads // n
         for layer in keys:
-            _read_in_forward(layer, dict.fromkeys(COLUMNS, lambda x: x.tensor_split(n_kv_heads)[head]))
+            _read_in_forward(layer, dict.fromkeys(COLUMNS, lambda x: x.tensor_split(n_kv_heads)[kv_head]))
     if attention.sinks is not None:
         _split_parameters(attention, {"sinks": 0}, mesh)
+    columns = [site for layer in (attention.q, *keys) for site in _dropouts(layer, split_tokens=False)]
+    rows = _dropouts(attention.o, split_tokens=False, first_channel=first_head * attention.d_value)
+    return [_PartialDropout(attention, False, before=(first_head,)), *columns, *rows]
+
+
+def _split_feed_forward(network: FeedForward | GatedFeedForward, mesh: DeviceMesh) -> list[_PartialDropout]:
+    """Split a feed-forward network by hidden units; return its dropout sites."""
+    columns = (network.gate, network.up) if isinstance(network, GatedFeedForward) else (network.up,)
+    first_unit, _ = chunk_range(network.down.in_features, mesh.get_local_rank(), mesh.size())
+    _split_linear_layers(columns, network.down, mesh)
+    hidden = [site for layer in (network.dropout, network.down) for site in _dropouts(layer, split_tokens=False, first_channel=first_unit)]
+    return hidden + [site for layer in columns for site in _dropouts(layer, split_tokens=False)]
 
 
 def _split_linear_layers(columns: Iterable[nn.Module], rows: nn.Linear, mesh: DeviceMesh) -> None:
