@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from transom.config.adapter import LoraConfig
 from transom.config.architecture import ModelConfig
 from transom.data.batch import Batch
 from transom.layers.attention import Attention
 from transom.layers.dropout import Dropout, keyed_dropout, name_dropout_sites
+from transom.models.apply_lora import apply_lora
 from transom.models.base import Network
 from transom.models.build import build_model
 from transom.parallel.collectives import SINGLE_PROCESS, World
@@ -28,18 +30,20 @@ class StepGradients(NamedTuple):
     gradients: dict[str, Tensor]
 
 
-def build_double(config: ModelConfig, seed: int = 1) -> Network:
-    """Build a model in float64 with dropout everywhere, whose vectors (biases, gains, sinks) are random too."""
-    torch.manual_seed(seed)
+def build_double(config: ModelConfig, adapter: LoraConfig | None = None) -> Network:
+    """Build a model in float64 with dropout everywhere, whose vectors (biases, gains, sinks) are random too, with LoRA or without."""
+    torch.manual_seed(1)
     model = build_model(config).double()
+    if adapter is not None:
+        apply_lora(model, adapter)
     for module in model.modules():
         if isinstance(module, Dropout):
             module.p = 0.25
         elif isinstance(module, Attention):
             module.dropout = 0.25
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim < 2:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2 or name.endswith("lora_b"):
                 parameter.add_(torch.randn_like(parameter) / 4)
     name_dropout_sites(model)
     return model
@@ -76,9 +80,11 @@ def backward(
     return float(loss.detach())
 
 
-def single_process(config: ModelConfig, batch: Batch, objective: Objective = CROSS_ENTROPY) -> StepGradients:
+def single_process(
+    config: ModelConfig, batch: Batch, objective: Objective = CROSS_ENTROPY, adapter: LoraConfig | None = None
+) -> StepGradients:
     """Return loss and gradients of one process."""
-    model = build_double(config)
+    model = build_double(config, adapter)
     loss = backward(model, batch, objective=objective)
     return StepGradients(loss, gradients_of(model))
 

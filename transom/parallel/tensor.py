@@ -122,7 +122,7 @@ class _SequenceParallel:
 def _split_stack(stack: Stack, position: PositionEncoding, mesh: DeviceMesh, own_attention: bool) -> None:
     """Split the layers of a stack, the score bias of its position encoding, and the tokens between its layers.
 
-    ``own_attention`` tells whether the attention layers are this package's, not a plugin's.
+    ``own_attention`` is False if the attention layers are a plugin's.
     """
     assert not stack.routed, "a depth router selects among whole rows"
     hooks = _SequenceParallel(mesh.get_group())
