@@ -230,15 +230,13 @@ def attention_by_query_chunks(
     v: Float[Tensor, "batch kv_heads key d_value"],
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute ``explicit_attention`` in chunks of queries, whose weights the backward pass recomputes; for keyed dropout of many weights."""
+    """Compute ``explicit_attention`` in chunks of queries, whose weights the backward pass recomputes, for keyed dropout of many keys."""
     size = max(1, MAX_CHUNK_WEIGHTS // (len(q) * q.shape[1] * max(k.shape[2], 1)))
     if q.shape[2] <= size:
         return explicit_attention(q, k, v, args)
     chunks = [slice(first, first + size) for first in range(0, q.shape[2], size)]
     found: list[Tensor] = [
-        checkpoint(
-            explicit_attention, q[:, :, chunk], k, v, _select_queries(args, chunk), use_reentrant=False, preserve_rng_state=False
-        )
+        checkpoint(explicit_attention, q[:, :, chunk], k, v, _select_queries(args, chunk), use_reentrant=False, preserve_rng_state=False)
         for chunk in chunks
     ]
     return torch.cat(found, 2)
@@ -264,7 +262,7 @@ def fused_attention(
     v: Float[Tensor, "batch kv_heads key d_value"],
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute attention with PyTorch's fused kernel; equal to ``explicit_attention``, but it supports no softcap, sinks or keyed dropout."""
+    """Compute attention with PyTorch's fused kernel; equal to ``explicit_attention``, but without softcap, sinks and keyed dropout."""
     assert args.softcap is None and args.sinks is None, "the fused kernel supports neither softcap nor sinks"
     mask = args.mask
     if args.bias is not None:

@@ -65,14 +65,15 @@ def draw_dropout_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*ax
 
 def _mix(z: Int[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
     """Apply SplitMix64's finalizer in place: z ^= z >> 30, z *= a, z ^= z >> 27, z *= b, z ^= z >> 31, in unsigned 64-bit arithmetic."""
+    shifted = torch.empty_like(z)
     for shift, factor in _MIX:
-        z.bitwise_xor_(_shift_right(z, shift)).mul_(factor)
-    return z.bitwise_xor_(_shift_right(z, _LAST_SHIFT))
+        z.bitwise_xor_(_shift_right(z, shift, shifted)).mul_(factor)
+    return z.bitwise_xor_(_shift_right(z, _LAST_SHIFT, shifted))
 
 
-def _shift_right(z: Int[Tensor, "*axes"], n: int) -> Int[Tensor, "*axes"]:
-    """Return z >> n for unsigned z; PyTorch's shift of int64 copies the sign, which the mask removes."""
-    return z.bitwise_right_shift(n).bitwise_and_(2 ** (64 - n) - 1)
+def _shift_right(z: Int[Tensor, "*axes"], n: int, out: Int[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
+    """Compute z >> n of unsigned z into ``out``; PyTorch's shift of int64 copies the sign, which the mask removes."""
+    return torch.bitwise_right_shift(z, n, out=out).bitwise_and_(2 ** (64 - n) - 1)
 
 
 def _absorb(key: Int[Tensor, "*axes"], value: Int[Tensor, "*axes"] | int) -> Int[Tensor, "*axes"]:
@@ -93,9 +94,9 @@ def _signed(value: int) -> int:
 class KeyedMasks(NamedTuple):
     """Dropout masks of one call of a module, a function of keys and indices.
 
-    The mask of the element with indices (i_1, ..., i_n) after the row is byte i_n mod 8 of 64-bit word number i_n // 8 in its innermost row,
-    which is output number i_{n-1} 2^32 + i_n // 8 of SplitMix64. Its seed is the key of the row, into which i_1 to i_{n-2} are hashed. With
-    a probability below 1/256 a word yields two elements instead of eight.
+    The element with indices (i_1, ..., i_n) after the row is dropped by byte i_n mod 8 of a 64-bit word: output number
+    i_{n-1} 2^32 + i_n // 8 of SplitMix64, whose seed is the key of the row with i_1 to i_{n-2} hashed into it. With a probability below
+    1/256 a word yields two elements instead of eight.
 
     Attributes:
         keys: key of each row.
@@ -107,6 +108,8 @@ class KeyedMasks(NamedTuple):
 
     def draw(self, x: Float[Tensor, "rows *axes"], p: float) -> Float[Tensor, "rows *axes"]:
         """Compute the mask of ``x``: 1 / (1 - p) with probability 1 - p, else 0; any part of a tensor has that part of its mask."""
+        if not x.numel():
+            return torch.empty_like(x)
         if x.dim() == 1:
             return self.draw(x[:, None], p)[:, 0]
         if x.dim() == 2:  # one token per row

@@ -7,9 +7,8 @@ output are summed and scattered to the ranks' tokens. A split weight is a ``DTen
 global shape, while the layers read this rank's part, a plain tensor.
 """
 
-from collections.abc import Iterable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from jaxtyping import Bool
 from torch import Tensor, nn
@@ -17,16 +16,19 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from transom.layers.approximations.approximate_attention import ApproximateAttention
+from transom.config.architecture import TransformerConfig
+from transom.config.components import MultiHeadAttentionConfig
 from transom.layers.attention import Attention
+from transom.layers.dropout import DropoutSite
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
+from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.position_encoding import Alibi, PositionEncoding, RelativePositionBias
 from transom.layers.stack import Stack
 from transom.models.base import Network
-from transom.parallel.sequence import gather_sequence, reduce_scatter_sequence, split_sequence
+from transom.parallel.sequence import chunk_range, gather_sequence, reduce_scatter_sequence, split_sequence
 
 COLUMNS = {"weight": 0, "bias": 0, "lora_b": 0}
-"""Axis along which each parameter of a column-parallel linear layer is split. PyTorch stores W transposed: axis 0 is that of the outputs."""
+"""Axis along which each parameter of a column-parallel linear layer is split; PyTorch stores W transposed, so axis 0 holds the outputs."""
 
 ROWS = {"weight": 1, "lora_a": 1}
 """Axis along which each parameter of a row-parallel linear layer is split; its bias is whole, and the first rank adds it."""
@@ -47,25 +49,55 @@ def apply_tensor_parallel(model: Network, mesh: DeviceMesh) -> None:
     if tensor.size() == 1 or not stacks:
         return
     positions = [m for m in model.modules() if isinstance(m, PositionEncoding)]
+    own_attention = isinstance(model.config, TransformerConfig) and type(model.config.attention) is MultiHeadAttentionConfig
     for stack, position in zip(stacks, positions, strict=True):
-        _split_stack(stack, position, tensor)
+        _split_stack(stack, position, tensor, own_attention)
     whole_masks, group = model.token_masks, tensor.get_group()
 
-    def token_masks(model: Network, site: str, batch: Any) -> list[Bool[Tensor, "batch tokens"]]:
+    def token_masks(site: str, batch: Any) -> list[Bool[Tensor, "batch tokens"]]:
         return [split_sequence(mask, 1, group) for mask in whole_masks(site, batch)]
 
-    _override(model, token_masks=token_masks)  # of the activations that an observer records, those of this rank's tokens
+    vars(model)["token_masks"] = token_masks  # an observer records the activations of this rank's tokens
+
+
+class _PartialDropout(NamedTuple):
+    """A dropout site whose input is a part of a whole tensor.
+
+    Attributes:
+        site: the module that draws the masks.
+        split_tokens: whether its input holds this rank's tokens, not all of them.
+        before: indices of its first element along the axes before that of the tokens: the first head.
+        after: index of its first element along the axis after that of the tokens: the first channel.
+    """
+
+    site: DropoutSite
+    split_tokens: bool
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 class _SequenceParallel:
-    """Hooks that split the tokens of a stack and gather them around its sub-layers (Korthikanti et al. 2022, figure 5)."""
+    """Hooks that split the tokens of a stack and gather them around its sub-layers (Korthikanti et al. 2022, figure 5).
+
+    Attributes:
+        dropouts: the dropout sites of the stack, whose masks are those of one process.
+    """
 
     def __init__(self, group: ProcessGroup) -> None:
+        """Initialize hooks for a stack whose tokens the ranks of ``group`` share."""
         self._group, self._length = group, 0
+        self.dropouts: list[_PartialDropout] = []
 
     def split_input(self, stack: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Keep this rank's tokens of the residual stream."""
+        """Keep this rank's tokens of the residual stream.
+
+        With context parallelism the stream holds a chunk of the tokens, and the context the index of its first one.
+        """
         self._length = args[0].shape[1]
+        first = getattr(args[1], "first_token", 0)
+        own_first = first + chunk_range(self._length, self._group.rank(), self._group.size())[0]
+        for site, split_tokens, before, after in self.dropouts:
+            site.offsets = (*before, own_first if split_tokens else first, *after)
         return split_sequence(args[0], 1, self._group), *args[1:]
 
     def gather_output(self, stack: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -87,48 +119,73 @@ class _SequenceParallel:
         return split_sequence(output[0], 1, self._group), output[1]
 
 
-def _split_stack(stack: Stack, position: PositionEncoding, mesh: DeviceMesh) -> None:
-    """Split the layers of a stack, the score bias of its position encoding, and the tokens between its layers."""
+def _split_stack(stack: Stack, position: PositionEncoding, mesh: DeviceMesh, own_attention: bool) -> None:
+    """Split the layers of a stack, the score bias of its position encoding, and the tokens between its layers.
+
+    ``own_attention`` is False if the attention layers are a plugin's.
+    """
     assert not stack.routed, "a depth router selects among whole rows"
     hooks = _SequenceParallel(mesh.get_group())
     stack.register_forward_pre_hook(hooks.split_input)
-    stack.register_forward_hook(hooks.gather_output, prepend=True)
+    stack.register_forward_hook(hooks.gather_output, prepend=True)  # before context parallelism gathers what is gathered here
     for block in stack.blocks:
-        for attention in (block.attn, block.cross):
-            if attention is not None:
-                splits = _splits_heads(attention, mesh.size())
-                attention.register_forward_pre_hook(hooks.gather_input)
-                attention.register_forward_hook(hooks.reduce_scatter_output if splits else hooks.split_output)
-                if splits:
-                    _split_attention(attention, mesh)
-        if type(block.ff) in (FeedForward, GatedFeedForward):
-            block.ff.register_forward_pre_hook(hooks.gather_input)
-            block.ff.register_forward_hook(hooks.reduce_scatter_output)
-            columns = (block.ff.gate, block.ff.up) if isinstance(block.ff, GatedFeedForward) else (block.ff.up,)
-            _split_linear_layers(columns, block.ff.down, mesh)
+        for layer in block.children():
+            if isinstance(layer, Attention):
+                splits = own_attention and _splits_heads(layer, mesh.size())
+                layer.register_forward_pre_hook(hooks.gather_input)
+                layer.register_forward_hook(hooks.reduce_scatter_output if splits else hooks.split_output)
+                hooks.dropouts += _split_attention(layer, mesh) if splits else _dropouts(layer, split_tokens=False)
+            elif isinstance(layer, FeedForward | GatedFeedForward) and type(layer) in (FeedForward, GatedFeedForward):  # not a plugin's
+                layer.register_forward_pre_hook(hooks.gather_input)
+                layer.register_forward_hook(hooks.reduce_scatter_output)
+                hooks.dropouts += _split_feed_forward(layer, mesh)
+            elif isinstance(layer, MixtureOfExperts):
+                hooks.dropouts.append(_PartialDropout(layer, split_tokens=True))  # it keys the masks of its experts by token
+            else:
+                hooks.dropouts += _dropouts(layer, split_tokens=True)
     if all(_is_split(block.attn.q) for block in stack.blocks):
         _split_position_bias(position, mesh)
 
 
+def _dropouts(module: nn.Module, split_tokens: bool, first_channel: int = 0) -> list[_PartialDropout]:
+    """List the dropout sites of a module, whose inputs begin with the channel ``first_channel``."""
+    sites = (m for m in module.modules() if isinstance(m, DropoutSite))
+    return [_PartialDropout(site, split_tokens, () if not isinstance(site, Attention) else (0,), (first_channel,)) for site in sites]
+
+
 def _splits_heads(attention: Attention, n: int) -> bool:
-    """Return whether attention is computed per head, and the heads can be shared among ``n`` ranks.
+    """Return whether the heads of an attention layer can be shared among ``n`` ranks.
 
     Query heads are split; so are key and value heads, or several ranks share each of them.
     """
-    known = type(attention) in (Attention, ApproximateAttention) and attention.score is None and isinstance(attention.o, nn.Linear)
-    return known and attention.n_heads % n == 0 and (attention.n_kv_heads % n == 0 or n % attention.n_kv_heads == 0)
+    per_head = attention.score is None and isinstance(attention.o, nn.Linear)
+    return per_head and attention.n_heads % n == 0 and (attention.n_kv_heads % n == 0 or n % attention.n_kv_heads == 0)
 
 
-def _split_attention(attention: Attention, mesh: DeviceMesh) -> None:
-    """Split an attention layer by heads."""
+def _split_attention(attention: Attention, mesh: DeviceMesh) -> list[_PartialDropout]:
+    """Split an attention layer by heads; return its dropout sites."""
     n, n_kv_heads, keys = mesh.size(), attention.n_kv_heads, (attention.k, attention.v)
     assert isinstance(attention.o, nn.Linear)
+    first_head = mesh.get_local_rank() * (attention.n_heads // n)
     _split_linear_layers((attention.q,) if n_kv_heads < n else (attention.q, *keys), attention.o, mesh)
     if n_kv_heads < n:
+        kv_head = mesh.get_local_rank() * n_kv_heads // n
         for layer in keys:
-            _read_rows(layer, mesh.get_local_rank() * n_kv_heads // n, n_kv_heads)
+            _read_in_forward(layer, dict.fromkeys(COLUMNS, lambda x: x.tensor_split(n_kv_heads)[kv_head]))
     if attention.sinks is not None:
         _split_parameters(attention, {"sinks": 0}, mesh)
+    columns = [site for layer in (attention.q, *keys) for site in _dropouts(layer, split_tokens=False)]
+    rows = _dropouts(attention.o, split_tokens=False, first_channel=first_head * attention.d_value)
+    return [_PartialDropout(attention, False, before=(first_head,)), *columns, *rows]
+
+
+def _split_feed_forward(network: FeedForward | GatedFeedForward, mesh: DeviceMesh) -> list[_PartialDropout]:
+    """Split a feed-forward network by hidden units; return its dropout sites."""
+    columns = (network.gate, network.up) if isinstance(network, GatedFeedForward) else (network.up,)
+    first_unit, _ = chunk_range(network.down.in_features, mesh.get_local_rank(), mesh.size())
+    _split_linear_layers(columns, network.down, mesh)
+    hidden = [site for layer in (network.dropout, network.down) for site in _dropouts(layer, split_tokens=False, first_channel=first_unit)]
+    return hidden + [site for layer in columns for site in _dropouts(layer, split_tokens=False)]
 
 
 def _split_linear_layers(columns: Iterable[nn.Module], rows: nn.Linear, mesh: DeviceMesh) -> None:
@@ -137,49 +194,44 @@ def _split_linear_layers(columns: Iterable[nn.Module], rows: nn.Linear, mesh: De
         _split_parameters(layer, COLUMNS, mesh)
     _split_parameters(rows, ROWS, mesh)
     if mesh.get_local_rank():
-        _override(rows, bias=None)
+        _read_in_forward(rows, {"bias": lambda _: None})
 
 
 def _split_position_bias(position: PositionEncoding, mesh: DeviceMesh) -> None:
     """Split the score bias of a position encoding by heads, if it has one."""
     if isinstance(position, RelativePositionBias):
         _split_parameters(position.table, {"weight": 1}, mesh)
+        local = property(lambda self: (self.table.weight.to_local(),))
+        position.__class__ = type(type(position).__name__, (type(position),), {"bias_parameters": local})
     elif isinstance(position, Alibi):
         position.slopes = position.slopes.tensor_split(mesh.size())[mesh.get_local_rank()]
 
 
-def _split_parameters(module: nn.Module, axes: dict[str, int], mesh: DeviceMesh) -> None:
-    """Replace parameters of a module by ``DTensor`` parameters, split along the given axes; attributes of the module read local parts."""
-    split = {name: axis for name, axis in axes.items() if getattr(module, name, None) is not None}
-    for name, axis in split.items():
-        whole = module.get_parameter(name)
-        sharded = distribute_tensor(whole.detach(), mesh, [Shard(axis)], src_data_rank=None)
-        module.register_parameter(name, nn.Parameter(sharded, whole.requires_grad))
-    _override(module, **{name: property(partial(_local_part, name)) for name in split})
+def _split_parameters(module: nn.Module, axes: Mapping[str, int], mesh: DeviceMesh) -> None:
+    """Replace parameters of a module by ``DTensor`` parameters, split along the given axes; its forward pass reads the local parts."""
+    for name, axis in axes.items():
+        if (whole := module._parameters.get(name)) is not None:
+            sharded = distribute_tensor(whole.detach(), mesh, [Shard(axis)], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(sharded, whole.requires_grad))
+    _read_in_forward(module, dict.fromkeys(axes, DTensor.to_local))
 
 
 def _is_split(layer: nn.Module) -> bool:
     """Return whether the weight of a linear layer is split."""
-    return isinstance(layer._parameters["weight"], DTensor)
+    return isinstance(layer.weight, DTensor)
 
 
-def _local_part(name: str, module: nn.Module) -> Tensor:
-    """Return this rank's part of a parameter."""
-    parameter = module._parameters[name]
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local()
+def _read_in_forward(module: nn.Module, parts: Mapping[str, Callable[[Any], Tensor | None]]) -> None:
+    """Let the forward pass of a module read parts of its parameters, which are functions of these, in their place."""
+    whole: dict[str, nn.Parameter | None] = {}
 
+    def replace(module: nn.Module, args: tuple[Any, ...]) -> None:
+        whole.update({name: parameter for name in parts if (parameter := module._parameters.get(name)) is not None})
+        vars(module)["_parameters"] |= {name: parts[name](parameter) for name, parameter in whole.items()}
 
-def _read_rows(layer: nn.Linear, index: int, n: int) -> None:
-    """Let a linear layer that is whole compute only part ``index`` of the ``n`` equal parts of its outputs."""
+    def restore(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        module._parameters.update(whole)
+        whole.clear()
 
-    def part(name: str, layer: nn.Module) -> Tensor | None:
-        parameter = layer._parameters[name]
-        return None if parameter is None else parameter.tensor_split(n)[index]
-
-    _override(layer, **{name: property(partial(part, name)) for name in ("weight", "bias", "lora_b") if hasattr(layer, name)})
-
-
-def _override(module: nn.Module, **attributes: Any) -> None:
-    """Let attributes of one module read something else than its parameters, which stay registered under their names."""
-    module.__class__ = type(type(module).__name__, (type(module),), attributes)
+    module.register_forward_pre_hook(replace)
+    module.register_forward_hook(restore, always_call=True)

@@ -78,7 +78,8 @@ class TrainStep:
 
     If the allocator has no memory left, the step is repeated: first with freed memory given back to the system, if it was kept; then with
     micro-batches of half the rows, as all later steps. The repeated step starts from the same state of the random generators, so that it
-    equals a step that had these micro-batches from the start. Keyed dropout masks do not depend on how a batch is split at all. With auxiliary objectives and several processes the error is raised instead.
+    equals a step that had these micro-batches from the start; keyed dropout masks are the same however a batch is split. With auxiliary
+    objectives and several processes the error is raised instead.
 
     Attributes:
         n_steps: number of steps taken so far, skipped ones included, which keys the dropout masks of the next step.
