@@ -12,10 +12,7 @@ from torch.utils._pytree import tree_leaves
 from tests.parallel.equality import StepGradients, backward, build_double, gradients_of
 from transom.config.architecture import ModelConfig
 from transom.config.parallel import ParallelConfig
-from transom.layers.attention import Attention
-from transom.layers.dropout import Dropout, keyed_dropout, name_dropout_sites
 from transom.layers.stack import Stack
-from transom.models.base import Network
 from transom.parallel import chunk_mask
 from transom.parallel.collectives import World
 from transom.parallel.context import apply_context_parallel
@@ -29,17 +26,10 @@ TILE_SIZE = 2
 
 
 class Case(NamedTuple):
-    """A model and a batch.
-
-    Attributes:
-        config: model configuration.
-        batch: training batch.
-        dropout: probability of all dropout.
-    """
+    """A model and a batch."""
 
     config: ModelConfig
     batch: Any
-    dropout: float = 0.0
 
 
 class Split(NamedTuple):
@@ -49,37 +39,16 @@ class Split(NamedTuple):
     ring: bool = True
 
 
-def build_case(case: Case) -> Network:
-    """Build the same float64 model on each rank."""
-    model = build_double(case.config)
-    for module in model.modules():
-        if isinstance(module, Dropout):
-            module.p = case.dropout
-        elif isinstance(module, Attention):
-            module.dropout = case.dropout
-    name_dropout_sites(model)
-    return model
-
-
-def single_step(case: Case) -> StepGradients:
-    """Return loss and gradients of one process."""
-    model = build_case(case)
-    with keyed_dropout(seed=7, step=3):
-        loss = backward(model, case.batch)
-    return StepGradients(loss, gradients_of(model))
-
-
 def split_steps(rank: int, cases: Sequence[Case], split: Split) -> list[StepGradients]:
     """Return loss and gradients of each case on all ranks together."""
     chunk_mask.TILE_SIZE = TILE_SIZE
     mesh, world = build_mesh(split.layout, CPU), World(rank, split.layout.n_processes)
     results = []
-    for case in cases:
-        model = build_case(case)
+    for config, batch in cases:
+        model = build_double(config)
         apply_context_parallel(model, mesh, split.ring)
         apply_tensor_parallel(model, mesh)
-        with keyed_dropout(seed=7, step=3):
-            loss = backward(model, case.batch, (rank, world.size), world=world)
+        loss = backward(model, batch, (rank, world.size), world=world)
         reduce_gradients(model, mesh)
         results.append(StepGradients(*world.all_reduce_scalars(loss), gradients_of(model)))
     return results

@@ -6,14 +6,14 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from tests.models.combinations import SET_ENCODERS, SET_WRITERS, batch_for
+from tests.models.combinations import SET_ENCODERS, SET_WRITERS
 from tests.models.combinations import described as described_text
 from tests.models.test_vision import SET_NETWORKS, batch_of
 from tests.models.test_vision import described as described_images
-from tests.parallel.context_ranks import Case, Split, largest_tensor, sharded_step, single_step, split_steps
-from tests.parallel.equality import StepGradients, assert_equal, backward, build_double, gradients_of
+from tests.parallel.context_ranks import Case, Split, largest_tensor, sharded_step, split_steps
+from tests.parallel.equality import StepGradients, assert_equal, backward, build_double, gradients_of, single_process
 from tests.parallel.ranks import run_on_ranks
-from tests.parallel.test_tensor import fits, prepared
+from tests.parallel.test_tensor import cases_of, fits
 from transom.config.architecture import ModelConfig
 from transom.config.model import AnyModel
 from transom.config.moe import MoeConfig
@@ -65,15 +65,15 @@ IMAGES = VisionTransformerConfig(
 )
 TEXTS = [packed([13], [9]), packed([4, 6], [5, 2, 1]), packed([3], [1])]
 CASES = [
-    Case(described(DECODER), language([13], [9]), 0.3),
-    Case(described(DECODER | {"tie_embeddings": True, "attention": WINDOW, "norm": "layernorm"}), language([5, 8], [1, 2, 3], [3]), 0.2),
+    Case(described(DECODER), language([13], [9])),
+    Case(described(DECODER | {"tie_embeddings": True, "attention": WINDOW, "norm": "layernorm"}), language([5, 8], [1, 2, 3], [3])),
     Case(described(DECODER | {"position": "alibi", "attention": {"qk_norm": "rmsnorm"}}), language([6, 5], [7])),
-    Case(described(DECODER | {"position": "relative"}), language([11], [2, 7]), 0.2),
+    Case(described(DECODER | {"position": "relative"}), language([11], [2, 7])),
     Case(described(DECODER | {"position": "learned", "norm_placement": "post"}), language([1])),
     Case(described(DECODER), language([2], [1])),
-    Case(described(DECODER | {"feed_forward": {"kind": "moe", "n_experts": 3}}), language([7], [4, 2]), 0.2),
+    Case(described(DECODER | {"feed_forward": {"kind": "moe", "n_experts": 3}}), language([7], [4, 2])),
     Case(described(PAIRS | {"tie_embeddings": "all"}), translation([[9], [4]], [[5], [7]])),
-    Case(described(PAIRS | {"attention": WINDOW, "norm": "layernorm"}), translation([[3, 4], [1, 6]], [[5, 6], [2, 3]]), 0.2),
+    Case(described(PAIRS | {"attention": WINDOW, "norm": "layernorm"}), translation([[3, 4], [1, 6]], [[5, 6], [2, 3]])),
     Case(described(PAIRS | {"position": "sinusoidal", "norm_placement": "sandwich"}), translation([[1], [1]], [[9], [3]])),
     *(
         Case(
@@ -100,17 +100,16 @@ def without_capacity(config: VisionTransformerConfig) -> bool:
 
 def combined() -> list[Case]:
     """Return models of all families with each component that context parallelism supports."""
-    plain = [fields for fields in SET_WRITERS + SET_ENCODERS if not fields["kind"].startswith("recurrent")]
-    texts = [described_text(prepared(fields)) for fields in plain if fits(fields)]
+    texts = [fields for fields in SET_WRITERS + SET_ENCODERS if not fields["kind"].startswith("recurrent")]
     pictures = [described_images(fields) for fields in SET_NETWORKS if fits(fields)]
-    return [Case(config, batch_for(config)) for config in texts] + [
+    return [Case(described_text(case.fields), case.batch) for case in cases_of(texts)] + [
         Case(config, batch_of(config)) for config in pictures if isinstance(config, VisionTransformerConfig) and without_capacity(config)
     ]
 
 
 def assert_equal_to_one_process(cases: list[Case], *splits: Split) -> None:
     """Compare loss and gradients of the first and the last rank with those of one process."""
-    expected = [single_step(case) for case in cases]
+    expected = [single_process(*case) for case in cases]
     for split in splits:
         results = run_on_ranks(split.layout.n_processes, split_steps, cases, split)
         for found in (results[0], results[-1]):
@@ -126,8 +125,7 @@ def test_loss_and_gradients_equal_those_of_one_process() -> None:
 
 @pytest.mark.long
 def test_together_with_tensor_parallelism() -> None:
-    cases = [case._replace(dropout=0.0) for case in CASES]
-    assert_equal_to_one_process(cases, Split(ParallelConfig(context=2, tensor=2)))
+    assert_equal_to_one_process(CASES, Split(ParallelConfig(context=2, tensor=2)))
 
 
 def pairs_per_turn(masks: list[ChunkMask]) -> int:
@@ -164,7 +162,7 @@ def test_causal_attention_is_balanced_and_others_are_not_exchanged(monkeypatch: 
     ],
 )
 def test_any_components_equal_those_of_one_process(split: Split) -> None:
-    assert_equal_to_one_process([case for case in CASES + combined() if split.layout.tensor == 1 or not case.dropout], split)
+    assert_equal_to_one_process(CASES + combined(), split)
 
 
 @pytest.mark.long
@@ -176,6 +174,7 @@ def test_with_sharded_weights() -> None:
         assert_equal(found, StepGradients(loss, gradients_of(model)))
 
 
+@pytest.mark.long
 def test_a_ring_needs_no_larger_tensor_than_the_residual_stream() -> None:
     """The scores of a rank's queries, 2 x 4 x 64 x 128, and a mask of them are larger than the logits, 2 x 128 x 11."""
     config, batch = described(DECODER | {"n_layers": 1, "d_ff": 8, "max_seq_len": 128}), language([128], [100, 28])

@@ -38,8 +38,7 @@ from transom.parallel.sequence import chunk_range, gather_sequence, split_sequen
 def apply_context_parallel(model: Network, mesh: DeviceMesh, ring: bool = True) -> None:
     """Split the tokens of every pass over the ranks of the mesh axis ``context``, in place; passes with a cache stay whole.
 
-    Apply tensor parallelism and ``fully_shard`` afterwards: tokens are split into chunks of ``context`` first. ``model.token_masks``
-    returns the masks of this rank's tokens, of which the sites of the blocks have the activations.
+    Apply tensor parallelism and ``fully_shard`` afterwards: tokens are split into chunks of ``context`` first.
 
     Args:
         model: a Transformer whose blocks compute each token from itself, except in attention: no batch norm, mixture of depths, experts
@@ -61,10 +60,10 @@ def apply_context_parallel(model: Network, mesh: DeviceMesh, ring: bool = True) 
     _defer_masks(model)
     whole_masks = model.token_masks
 
-    def token_masks(model: Network, site: str, batch: Any) -> list[Bool[Tensor, "batch tokens"]]:
+    def token_masks(site: str, batch: Any) -> list[Bool[Tensor, "batch tokens"]]:
         return [split_sequence(mask, 1, group) for mask in whole_masks(site, batch)]
 
-    model.__class__ = type(type(model).__name__, (type(model),), {"token_masks": token_masks})
+    vars(model)["token_masks"] = token_masks  # an observer records the activations of this rank's tokens
 
 
 def _defer_masks(model: Network) -> None:
